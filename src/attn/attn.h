@@ -1,0 +1,63 @@
+/* A step on the CPU: rows into pages, queries over pages. Plain views in, no pager and no cache: src/cache.c glues.
+ *
+ * Same answer however it got there. A query's output is a function of its own tokens alone, to the last bit, within one
+ * instruction set: the history is cut at boundaries that depend only on the query's position (fkv_attn_split_pages), each piece
+ * is an online softmax over tiles of the page, and the pieces are folded from first to last. Neither the rows beside it in the
+ * step, nor the number of threads, nor the numbers of the pages enter.
+ *
+ * Scratch is a function of shapes and threads, never of the context length (fkv_attn_scratch_bytes).
+ */
+#ifndef FKV_ATTN_H
+#define FKV_ATTN_H
+
+#include "../base/workers.h"
+#include "../codec/block.h"
+#include "../codec/rotation.h"
+
+/* One layer, fixed at open. */
+typedef struct fkv_attn_layer {
+    uint32_t n_q_heads;  /* H */
+    uint32_t n_kv_heads; /* G */
+    uint32_t head_dim;   /* D */
+    uint32_t window;     /* 0: all */
+    uint32_t n_sinks;
+    float scale;
+    float softcap;
+    fkv_type row_type;
+    fkv_block block;
+    const fkv_rotation *rotate_k; /* NULL: none */
+    const fkv_rotation *rotate_v;
+    uint8_t *pages; /* block of (page 0, head 0); (page, head) is at (page * G + head) * block.bytes */
+} fkv_attn_layer;
+
+/* One sequence's share of a step. Logical page i is pages[i < n_fixed ? i : n_fixed + (i - n_fixed) % n_ring]. */
+typedef struct fkv_attn_row {
+    const uint32_t *pages;
+    uint32_t n_fixed;
+    uint32_t n_ring;
+    uint32_t start;    /* position of the first new token */
+    uint32_t n_tokens; /* new */
+} fkv_attn_row;
+
+typedef struct fkv_cpu_kernels fkv_cpu_kernels;
+
+/* The kernels of an instruction set; NULL where this build or machine has none. AUTO: the best. */
+const fkv_cpu_kernels *fkv_cpu_kernels_for(fkv_isa isa);
+const char *fkv_cpu_kernels_name(const fkv_cpu_kernels *kernels);
+
+/* Pages of one piece of history for a query at `position`: a power of two, at most FKV_ATTN_MAX_SPLITS pieces. */
+enum { FKV_ATTN_MAX_SPLITS = 32 };
+uint32_t fkv_attn_split_pages(uint32_t position, uint32_t page_tokens);
+
+/* Scratch for any step over this layer; a cache takes the largest over its layers. */
+uint64_t fkv_attn_scratch_bytes(const fkv_attn_layer *layer, uint32_t max_rows, uint32_t n_threads);
+
+/* k, v: [T, G, D] -> pages. */
+void fkv_attn_write(const fkv_cpu_kernels *kernels, const fkv_attn_layer *layer, const fkv_attn_row *rows, uint32_t n_rows,
+                    const void *k, const void *v, fkv_workers *workers);
+
+/* q -> out: [T, H, D]; the step's own tokens are in the pages already. Returns the packed bytes it read. */
+uint64_t fkv_attn_attend(const fkv_cpu_kernels *kernels, const fkv_attn_layer *layer, const fkv_attn_row *rows, uint32_t n_rows,
+                         const void *q, void *out, void *scratch, fkv_workers *workers);
+
+#endif

@@ -1,0 +1,45 @@
+/* Statuses and the message of each thread. Owns the one thread-local buffer of the library. */
+#include "base.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+static _Thread_local char message[512];
+
+fkv_status fkv_fail(fkv_status status, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    (void)vsnprintf(message, sizeof message, format, args);
+    va_end(args);
+    return status;
+}
+
+const char *fkv_message(void) { return message; }
+
+const char *fkv_status_name(fkv_status status) {
+    switch (status) {
+    case FKV_OK: return "FKV_OK";
+    case FKV_BAD_ARGUMENT: return "FKV_BAD_ARGUMENT";
+    case FKV_BAD_CONFIG: return "FKV_BAD_CONFIG";
+    case FKV_BAD_SEQ: return "FKV_BAD_SEQ";
+    case FKV_BAD_STATE: return "FKV_BAD_STATE";
+    case FKV_POOL_FULL: return "FKV_POOL_FULL";
+    case FKV_SEQ_FULL: return "FKV_SEQ_FULL";
+    case FKV_SEQS_FULL: return "FKV_SEQS_FULL";
+    case FKV_STEP_FULL: return "FKV_STEP_FULL";
+    case FKV_NO_MEMORY: return "FKV_NO_MEMORY";
+    case FKV_GONE: return "FKV_GONE";
+    case FKV_IO: return "FKV_IO";
+    case FKV_FILE_FORMAT: return "FKV_FILE_FORMAT";
+    case FKV_FILE_VERSION: return "FKV_FILE_VERSION";
+    case FKV_FILE_DAMAGED: return "FKV_FILE_DAMAGED";
+    case FKV_FILE_FOREIGN: return "FKV_FILE_FOREIGN";
+    case FKV_UNSUPPORTED: return "FKV_UNSUPPORTED";
+    }
+    return "unknown status";
+}
+
+#define TEXT_OF(x) #x
+#define VERSION_TEXT(major, minor, patch) TEXT_OF(major) "." TEXT_OF(minor) "." TEXT_OF(patch)
+
+const char *fkv_version(void) { return VERSION_TEXT(FKV_VERSION_MAJOR, FKV_VERSION_MINOR, FKV_VERSION_PATCH); }

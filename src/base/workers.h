@@ -1,0 +1,37 @@
+/* Worker threads of one cache: they run numbered items of a job together with the calling thread.
+ *
+ * Items are handed out by one atomic counter; no lock is taken from the first item to the last. Which thread runs an item is
+ * not defined, so items must not depend on it (each gets the thread's number only to find its scratch).
+ */
+#ifndef FKV_WORKERS_H
+#define FKV_WORKERS_H
+
+#include "base.h"
+
+typedef struct fkv_workers fkv_workers;
+
+/* item in [0, n_items); thread in [0, n_threads). */
+typedef void (*fkv_work_fn)(void *job, uint32_t item, uint32_t thread);
+
+enum { FKV_WORKER_STACK_BYTES = 512 * 1024, FKV_MAX_THREADS = 256 };
+
+uint64_t fkv_workers_bytes(uint32_t n_threads); /* of the struct, for the carve; stacks apart */
+
+/* Starts n_threads - 1 threads. `place` is fkv_workers_bytes() of zeroed memory that outlives the workers. */
+fkv_status fkv_workers_open(void *place, uint32_t n_threads, fkv_workers **workers);
+void fkv_workers_close(fkv_workers *workers);
+
+uint32_t fkv_workers_count(const fkv_workers *workers);
+
+/* Runs all items and returns when the last has ended; everything written by them is then visible to the caller. */
+void fkv_workers_run(fkv_workers *workers, fkv_work_fn work, void *job, uint32_t n_items);
+
+/* Cores the process may use. */
+uint32_t fkv_cpu_count(void);
+
+/* The best instruction set of this machine that flatkv has kernels for, and whether a given one can run here. */
+fkv_isa fkv_cpu_best_isa(void);
+bool fkv_cpu_runs(fkv_isa isa);
+const char *fkv_isa_name(fkv_isa isa);
+
+#endif

@@ -1,0 +1,40 @@
+/* How a row of D numbers becomes bits and back: the truth of the format.
+ *
+ * A codec stores one row in up to three parts that live apart in a page: codes, scales, biases. An affine group stores
+ * value = scale * code + bias, codes LSB-first in 32-bit words, exactly as mlx.core.quantize does for float16 (FKV_F16) or
+ * bfloat16 (FKV_BF16) rows. 16 bits are the row itself in one part. A codec with other parts (a codebook with a norm, say) is
+ * a new kind here and a new tile kernel in src/attn; pager, cache and models see only row_bytes.
+ *
+ * What is stored is always finite: NaN is stored as if it were 0, and values beyond +-fkv_codec_limit() as if they were the
+ * limit (65504 for FKV_F16, 2^126 for FKV_BF16, so that the range of a group fits a float).
+ */
+#ifndef FKV_CODEC_H
+#define FKV_CODEC_H
+
+#include "../base/base.h"
+
+typedef enum fkv_codec_kind { FKV_CODEC_HALF = 0, FKV_CODEC_AFFINE = 1 } fkv_codec_kind;
+
+typedef enum fkv_part { FKV_PART_CODES = 0, FKV_PART_SCALES = 1, FKV_PART_BIASES = 2, FKV_N_PARTS = 3 } fkv_part;
+
+typedef struct fkv_codec {
+    fkv_codec_kind kind;
+    fkv_type type;                   /* of scales and biases, or of the 16-bit row itself */
+    uint32_t bits;                   /* 16, 8, 4, 2 */
+    uint32_t group;                  /* dim for 16 bits */
+    uint32_t dim;                    /* D */
+    uint32_t row_bytes[FKV_N_PARTS]; /* of one row in each part; 0 where the codec has no such part */
+} fkv_codec;
+
+/* FKV_BAD_CONFIG, with the numbers, for a width or group that does not exist or does not divide dim. */
+fkv_status fkv_codec_make(fkv_codec_config config, uint32_t dim, fkv_type type, fkv_codec *codec);
+
+float fkv_codec_limit(fkv_type type);
+
+/* x: [D] -> part[p]: row_bytes[p] bytes each, any alignment. */
+void fkv_codec_encode(const fkv_codec *codec, const float *x, uint8_t *const part[FKV_N_PARTS]);
+
+/* part[p] -> x: [D]. */
+void fkv_codec_decode(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], float *x);
+
+#endif

@@ -1,0 +1,118 @@
+/* Which page holds which token: page pools, page tables, sequences, prefix tree, steps. Integers only; takes no memory after
+ * fkv_pager_layout(); knows nothing of the bytes inside pages (copies are reported for the device to carry out).
+ *
+ * Words: a *group* is a set of layers whose pages live and die together. The full group (window 0) keeps every page of a
+ * sequence. A window group keeps the pages with the first n_sinks tokens and those that the next query can still see, and lets go
+ * of whole pages behind the window when a step commits. Logical page i of a sequence holds tokens [i * page_tokens, (i + 1) *
+ * page_tokens).
+ *
+ * Page tables. Entry of logical page i in the table of (sequence, group): i itself where i < n_fixed, else
+ * n_fixed + (i - n_fixed) % n_ring. Full: n_fixed = all pages, n_ring = 1. Window: n_fixed = sink pages, n_ring = the most pages
+ * that a window and a step can touch at once.
+ *
+ * Promises. A sequence is admitted for its whole life. In the full group
+ *     promised = sum over sequences (pages(max_tokens) - pages in its table) + sum over pages copies(page),
+ *     copies(page) = tails == 0 ? 0 : tails == refs ? tails - 1 : tails,
+ * where tails counts the sequences that have the page as a partly filled last page and may still write to it: each writes into a
+ * copy of its own, except the last when nobody else holds the page. In a window group
+ *     promised = sum over sequences cap(sequence) - pages held by sequences,  cap = min(pages(max_tokens), n_fixed + n_ring).
+ * The law of the pool, kept by every call:  promised <= free + cached  (cached: held by the prefix tree alone, evictable).
+ *
+ * Steps are transactions. begin() never evicts: after every other call the pool is replenished so that
+ *     free >= min(promised, the most pages one step can take).
+ * So abort() can put everything back as it was: tables, counts, tree and the order of the free list.
+ *
+ * All calls validate their arguments and change nothing when they fail. While a step is open every call that changes sequences or
+ * prefixes answers FKV_BAD_STATE.
+ */
+#ifndef FKV_PAGER_H
+#define FKV_PAGER_H
+
+#include "../base/base.h"
+#include "../base/carve.h"
+
+typedef struct fkv_pager fkv_pager;
+
+enum { FKV_NO_PAGE = 0xffffffffu };
+
+typedef struct fkv_group_spec {
+    uint32_t window;  /* 0: full. At most one group is full */
+    uint32_t n_sinks; /* tokens */
+    uint32_t n_pages; /* of the pool */
+} fkv_group_spec;
+
+typedef struct fkv_pager_spec {
+    uint32_t page_tokens;     /* power of two */
+    uint32_t max_seqs;        /* open at once, <= 65535 */
+    uint32_t max_seq_tokens;  /* longest sequence: sizes the full group's tables */
+    uint32_t max_step_tokens; /* rows of one step over all sequences */
+    uint32_t n_groups;
+    fkv_group_spec groups[FKV_MAX_GROUPS];
+} fkv_pager_spec;
+
+/* Pages that one sequence of a window group can hold at once: sinks, window and one whole step. */
+uint32_t fkv_pager_window_cap(const fkv_pager_spec *spec, uint32_t group);
+
+/* Carves all of the pager. While counting (carve->base NULL) *pager is set to NULL and nothing is touched. */
+void fkv_pager_layout(fkv_carve *carve, const fkv_pager_spec *spec, fkv_pager **pager);
+
+/* ---- sequences and prefixes: contracts as in flatkv.h ---- */
+fkv_status fkv_pager_open(fkv_pager *pager, const fkv_seq_config *config, fkv_seq *seq, uint32_t *n_shared);
+fkv_status fkv_pager_fork(fkv_pager *pager, fkv_seq seq, uint32_t max_tokens, fkv_seq *child);
+fkv_status fkv_pager_truncate(fkv_pager *pager, fkv_seq seq, uint32_t n_tokens);
+fkv_status fkv_pager_close(fkv_pager *pager, fkv_seq seq);
+fkv_status fkv_pager_length(const fkv_pager *pager, fkv_seq seq, uint32_t *n_tokens);
+fkv_status fkv_pager_insert(fkv_pager *pager, fkv_seq seq, const uint32_t *tokens, uint32_t n_tokens);
+fkv_status fkv_pager_clear(fkv_pager *pager);
+
+/* Gives an empty sequence the pages of n_tokens tokens at once, for a loader to fill: in window groups only the pages that a
+ * query at n_tokens can see (sinks included). The sequence then has that length. Cannot run out: the pages were promised. */
+fkv_status fkv_pager_fill(fkv_pager *pager, fkv_seq seq, uint32_t n_tokens);
+
+/* ---- steps ---- */
+typedef struct fkv_page_copy {
+    uint32_t group;
+    uint32_t from;
+    uint32_t to;
+} fkv_page_copy;
+
+/* The page table of one sequence in one group, as attention walks it. */
+typedef struct fkv_page_view {
+    const uint32_t *pages;
+    uint32_t n_fixed;
+    uint32_t n_ring;
+} fkv_page_view;
+
+FKV_INLINE uint32_t fkv_page_at(fkv_page_view view, uint32_t logical) {
+    return view.pages[logical < view.n_fixed ? logical : view.n_fixed + (logical - view.n_fixed) % view.n_ring];
+}
+
+typedef struct fkv_step_row {
+    uint32_t slot;     /* of the sequence */
+    uint32_t start;    /* its length before the step: position of the first new token */
+    uint32_t n_tokens; /* new */
+} fkv_step_row;
+
+fkv_status fkv_pager_step_begin(fkv_pager *pager, const fkv_row *rows, uint32_t n_rows);
+/* Pages the device must copy before the first write of the step. Valid until commit or abort. */
+const fkv_page_copy *fkv_pager_step_copies(const fkv_pager *pager, uint32_t *n_copies);
+const fkv_step_row *fkv_pager_step_rows(const fkv_pager *pager, uint32_t *n_rows);
+fkv_status fkv_pager_step_commit(fkv_pager *pager);
+fkv_status fkv_pager_step_abort(fkv_pager *pager);
+
+/* ---- looking ---- */
+fkv_page_view fkv_pager_view(const fkv_pager *pager, uint32_t group, uint32_t slot);
+fkv_status fkv_pager_slot(const fkv_pager *pager, fkv_seq seq, uint32_t *slot); /* FKV_BAD_SEQ */
+
+/* First logical page, sinks apart, that a query at position `position` of a window group sees; 0 in a full group. */
+uint32_t fkv_pager_first_page(const fkv_pager *pager, uint32_t group, uint32_t position);
+
+/* Whether every page that a query at n_tokens sees is still there: save and truncate need it. */
+bool fkv_pager_covers(const fkv_pager *pager, uint32_t slot, uint32_t n_tokens);
+
+/* Fills groups, seqs, steps, aborts, tokens, page_copies, hits, hit_tokens, evictions. Any thread. */
+void fkv_pager_stats(const fkv_pager *pager, fkv_stats *stats);
+
+bool fkv_pager_consistent(const fkv_pager *pager);
+
+#endif

@@ -1,0 +1,60 @@
+/* The one reserved region: where the bytes of (layer, page) are. Arithmetic on integers; knows neither tokens nor codecs.
+ *
+ *   address(layer, page, head) = base + layer.offset + (page * layer.n_heads + head) * layer.block_bytes
+ *
+ * The pages of a layer lie side by side, so that attention over one layer stays in few OS pages. All layers of a group have the
+ * same number of pages; page p of a group is page p of each of its layers.
+ */
+#ifndef FKV_SLAB_H
+#define FKV_SLAB_H
+
+#include "../base/base.h"
+
+/* One token-major piece of a block, so that slots nobody wrote can be blanked before they leave the process. */
+typedef struct fkv_slab_part {
+    uint32_t offset;
+    uint32_t row_bytes;
+} fkv_slab_part;
+
+enum { FKV_SLAB_PARTS = 6 };
+
+typedef struct fkv_slab_layer {
+    uint32_t group;
+    uint32_t n_heads; /* KV heads */
+    uint32_t block_bytes;
+    uint64_t offset; /* set by fkv_slab_layout() */
+    fkv_slab_part parts[FKV_SLAB_PARTS];
+} fkv_slab_layer;
+
+typedef struct fkv_slab {
+    uint8_t *base; /* NULL until mapped */
+    uint64_t bytes;
+    uint32_t page_tokens;
+    uint32_t n_layers;
+    uint32_t n_groups;
+    uint32_t group_pages[FKV_MAX_GROUPS];
+    uint64_t group_page_bytes[FKV_MAX_GROUPS]; /* sum over the group's layers of n_heads * block_bytes */
+    fkv_slab_layer *layers;                    /* [n_layers] */
+} fkv_slab;
+
+/* Fills offsets, group_page_bytes and bytes from layers, n_groups and group_pages. FKV_BAD_CONFIG if the bytes overflow. */
+fkv_status fkv_slab_layout(fkv_slab *slab);
+
+/* All KV heads of (layer, page): n_heads * block_bytes bytes. */
+FKV_INLINE uint8_t *fkv_slab_run(const fkv_slab *slab, uint32_t layer, uint32_t page) {
+    const fkv_slab_layer *l = &slab->layers[layer];
+    FKV_ASSERT(page < slab->group_pages[l->group]);
+    return slab->base + l->offset + (uint64_t)page * l->n_heads * l->block_bytes;
+}
+
+FKV_INLINE uint64_t fkv_slab_run_bytes(const fkv_slab *slab, uint32_t layer) {
+    return (uint64_t)slab->layers[layer].n_heads * slab->layers[layer].block_bytes;
+}
+
+/* Copies a page of a group, all its layers: copy-on-write. */
+void fkv_slab_copy_page(const fkv_slab *slab, uint32_t group, uint32_t from, uint32_t to);
+
+/* Zeroes, in a copy of one run, the slots from n_tokens on. */
+void fkv_slab_blank(const fkv_slab *slab, uint32_t layer, uint8_t *run, uint32_t n_tokens);
+
+#endif
