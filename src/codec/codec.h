@@ -31,6 +31,9 @@ fkv_status fkv_codec_make(fkv_codec_config config, uint32_t dim, fkv_type type, 
 
 float fkv_codec_limit(fkv_type type);
 
+/* x: [D], in place: the storable numbers. For a row that is rotated before it is encoded. */
+void fkv_codec_clean(const fkv_codec *codec, float *x);
+
 /* x: [D] -> part[p]: row_bytes[p] bytes each, any alignment. */
 void fkv_codec_encode(const fkv_codec *codec, const float *x, uint8_t *const part[FKV_N_PARTS]);
 

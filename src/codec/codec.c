@@ -1,0 +1,188 @@
+/* Affine groups and 16-bit rows, in plain C: what every vector kernel must match bit for bit.
+ *
+ * Owns the arithmetic of a row; where its parts lie is block.c's, how they are multiplied is src/attn's. One affine group is
+ * fitted and coded the way mlx.core.quantize does on its CPU, in float, in this order:
+ *
+ *     hi, lo = the largest and the smallest number;  low = |lo| > |hi|;  edge = low ? lo : hi
+ *     scale = max((hi - lo) / bins, 1e-7), negated unless low;  q = rint(edge / scale)
+ *     q != 0:  scale = edge / q, bias = edge;     q == 0:  bias = 0
+ *     code = rint((x - bias) / scale), held within 0 .. bins;  scale and bias are then rounded to the 16-bit type
+ *
+ * Before scale and bias are rounded the edge is exact, 0 is a code wherever the group spans it, and the codes reach from the edge
+ * to within one step of the other end: the far end can be off by a whole |scale|, everything else by half of it.
+ *
+ * Rows need not come from 16-bit numbers (rotated rows do not): the same arithmetic applies to any float.
+ * There is no product followed by a sum that rounds twice, so contraction to FMA cannot change a bit: in decoding, scale (11
+ * bits) times code (8 bits) is exact in float. The default rounding mode (nearest, ties to even) is relied upon.
+ */
+#include "codec.h"
+
+#include "half.h"
+
+#include <math.h>
+
+enum { MAX_AFFINE_GROUP = 128, LANES = 16 };
+
+typedef struct affine {
+    float scale;
+    float bias;
+} affine;
+
+float fkv_codec_limit(fkv_type type) { return type == FKV_BF16 ? 0x1p126f : 65504.0f; }
+
+fkv_status fkv_codec_make(fkv_codec_config config, uint32_t dim, fkv_type type, fkv_codec *codec) {
+    FKV_REQUIRE(type == FKV_F16 || type == FKV_BF16, FKV_BAD_CONFIG, "pages of type %d: choose FKV_F16 (%d) or FKV_BF16 (%d)",
+                (int)type, (int)FKV_F16, (int)FKV_BF16);
+    FKV_REQUIRE(dim >= 16 && dim <= FKV_MAX_HEAD_DIM && dim % 16 == 0, FKV_BAD_CONFIG,
+                "head dimension %u: it must be a multiple of 16, from 16 to %d", dim, FKV_MAX_HEAD_DIM);
+    fkv_codec made = {.type = type, .bits = config.bits, .dim = dim};
+    if (config.bits == 16) {
+        made.kind = FKV_CODEC_HALF;
+        made.group = dim;
+        made.row_bytes[FKV_PART_CODES] = dim * 2;
+        *codec = made;
+        return FKV_OK;
+    }
+    FKV_REQUIRE(config.bits == 8 || config.bits == 4 || config.bits == 2, FKV_BAD_CONFIG,
+                "a codec of %u bits: choose 16 (unquantized), 8, 4 or 2", config.bits);
+    FKV_REQUIRE(config.group == 32 || config.group == 64 || config.group == 128, FKV_BAD_CONFIG,
+                "a group of %u for %u bits: choose 32, 64 or 128", config.group, config.bits);
+    FKV_REQUIRE(dim % config.group == 0, FKV_BAD_CONFIG,
+                "a group of %u does not divide the head dimension %u: choose a smaller group, or 16 bits", config.group, dim);
+    made.kind = FKV_CODEC_AFFINE;
+    made.group = config.group;
+    made.row_bytes[FKV_PART_CODES] = dim * config.bits / 8;
+    made.row_bytes[FKV_PART_SCALES] = dim / config.group * 2;
+    made.row_bytes[FKV_PART_BIASES] = dim / config.group * 2;
+    *codec = made;
+    return FKV_OK;
+}
+
+/* What is stored in place of x. -0 stays -0. */
+FKV_INLINE float storable(float x, float limit) {
+    float number = x == x ? x : 0.0f;
+    float below = number > limit ? limit : number;
+    return below < -limit ? -limit : below;
+}
+
+void fkv_codec_clean(const fkv_codec *codec, float *x) {
+    float limit = fkv_codec_limit(codec->type);
+    for (uint32_t d = 0; d < codec->dim; d++) x[d] = storable(x[d], limit);
+}
+
+FKV_INLINE void store_half(uint8_t *bytes, uint32_t i, uint16_t half) { memcpy(bytes + 2 * (size_t)i, &half, sizeof half); }
+
+FKV_INLINE uint16_t load_half(const uint8_t *bytes, uint32_t i) {
+    uint16_t half;
+    memcpy(&half, bytes + 2 * (size_t)i, sizeof half);
+    return half;
+}
+
+/* x: [group] -> w: [group], the storable numbers, and the line through them. Largest and smallest are kept in lanes, which a
+ * compiler turns into vector registers; the order of the comparisons can change only the sign of a zero, which nothing sees. */
+static affine fit(const float *x, uint32_t group, float limit, float bins, float *w) {
+    float hi_of[LANES];
+    float lo_of[LANES];
+    for (uint32_t lane = 0; lane < LANES; lane++) {
+        hi_of[lane] = -limit;
+        lo_of[lane] = limit;
+    }
+    for (uint32_t start = 0; start < group; start += LANES) {
+        for (uint32_t lane = 0; lane < LANES; lane++) {
+            float value = storable(x[start + lane], limit);
+            w[start + lane] = value;
+            hi_of[lane] = value > hi_of[lane] ? value : hi_of[lane];
+            lo_of[lane] = value < lo_of[lane] ? value : lo_of[lane];
+        }
+    }
+    float hi = hi_of[0];
+    float lo = lo_of[0];
+    for (uint32_t lane = 1; lane < LANES; lane++) {
+        hi = hi_of[lane] > hi ? hi_of[lane] : hi;
+        lo = lo_of[lane] < lo ? lo_of[lane] : lo;
+    }
+
+    bool low = fabsf(lo) > fabsf(hi);
+    float edge = low ? lo : hi;
+    float step = (hi - lo) / bins;
+    step = step > 1e-7f ? step : 1e-7f;
+    affine line = {.scale = low ? step : -step, .bias = 0.0f};
+    float q = rintf(edge / line.scale);
+    if (q != 0.0f) {
+        line.scale = edge / q;
+        line.bias = edge;
+    }
+    return line;
+}
+
+/* (w - bias) / scale lies within -1 .. bins + 2, so clamping first is the same as rounding first, and adding 2^23 rounds to the
+ * nearest whole number (ties to even), which is then the low bits of the sum. A constant group so large that q overflows (beyond
+ * 3e31, FKV_BF16 only) has scale -0 or 0 and 0 / 0 here: the first comparison makes that code 0, and decoding gives the bias. */
+static void code_of(const float *w, uint32_t group, affine line, float bins, uint8_t *code) {
+    for (uint32_t j = 0; j < group; j++) {
+        float position = (w[j] - line.bias) / line.scale;
+        position = position > 0.0f ? position : 0.0f;
+        position = position < bins ? position : bins;
+        code[j] = (uint8_t)fkv_bits_of(position + 0x1p23f);
+    }
+}
+
+/* LSB-first in little-endian 32-bit words is LSB-first in bytes. */
+static void pack(const uint8_t *code, uint32_t group, uint32_t bits, uint8_t *bytes) {
+    if (bits == 8) {
+        memcpy(bytes, code, group);
+    } else if (bits == 4) {
+        for (uint32_t i = 0; i < group / 2; i++) bytes[i] = (uint8_t)(code[2 * i] | code[2 * i + 1] << 4);
+    } else {
+        for (uint32_t i = 0; i < group / 4; i++)
+            bytes[i] = (uint8_t)(code[4 * i] | code[4 * i + 1] << 2 | code[4 * i + 2] << 4 | code[4 * i + 3] << 6);
+    }
+}
+
+static void unpack(const uint8_t *bytes, uint32_t group, uint32_t bits, uint8_t *code) {
+    if (bits == 8) {
+        memcpy(code, bytes, group);
+    } else if (bits == 4) {
+        for (uint32_t j = 0; j < group; j++) code[j] = bytes[j / 2] >> 4 * (j % 2) & 15;
+    } else {
+        for (uint32_t j = 0; j < group; j++) code[j] = bytes[j / 4] >> 2 * (j % 4) & 3;
+    }
+}
+
+void fkv_codec_encode(const fkv_codec *codec, const float *x, uint8_t *const part[FKV_N_PARTS]) {
+    float limit = fkv_codec_limit(codec->type);
+    if (codec->kind == FKV_CODEC_HALF) {
+        for (uint32_t d = 0; d < codec->dim; d++)
+            store_half(part[FKV_PART_CODES], d, fkv_f32_to_half(codec->type, storable(x[d], limit)));
+        return;
+    }
+    uint32_t group = codec->group;
+    float bins = (float)((1u << codec->bits) - 1u);
+    FKV_ASSERT(group <= MAX_AFFINE_GROUP && group % LANES == 0);
+    for (uint32_t g = 0; g < codec->dim / group; g++) {
+        float w[MAX_AFFINE_GROUP];
+        uint8_t code[MAX_AFFINE_GROUP];
+        affine line = fit(x + (size_t)g * group, group, limit, bins, w);
+        code_of(w, group, line, bins, code);
+        pack(code, group, codec->bits, part[FKV_PART_CODES] + (size_t)g * group * codec->bits / 8);
+        store_half(part[FKV_PART_SCALES], g, fkv_f32_to_half(codec->type, line.scale));
+        store_half(part[FKV_PART_BIASES], g, fkv_f32_to_half(codec->type, line.bias));
+    }
+}
+
+void fkv_codec_decode(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], float *x) {
+    if (codec->kind == FKV_CODEC_HALF) {
+        for (uint32_t d = 0; d < codec->dim; d++) x[d] = fkv_half_to_f32(codec->type, load_half(part[FKV_PART_CODES], d));
+        return;
+    }
+    uint32_t group = codec->group;
+    FKV_ASSERT(group <= MAX_AFFINE_GROUP);
+    for (uint32_t g = 0; g < codec->dim / group; g++) {
+        uint8_t code[MAX_AFFINE_GROUP];
+        float *to = x + (size_t)g * group;
+        float scale = fkv_half_to_f32(codec->type, load_half(part[FKV_PART_SCALES], g));
+        float bias = fkv_half_to_f32(codec->type, load_half(part[FKV_PART_BIASES], g));
+        unpack(part[FKV_PART_CODES] + (size_t)g * group * codec->bits / 8, group, codec->bits, code);
+        for (uint32_t j = 0; j < group; j++) to[j] = scale * (float)code[j] + bias;
+    }
+}

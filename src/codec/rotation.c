@@ -1,0 +1,80 @@
+/* The signs of a rotation and the two directions of it.
+ *
+ * Owns the generator of the signs and the order of the additions: both belong to the page format, since rotated rows are what
+ * pages hold. The generator, with all arithmetic modulo 2^64:
+ *
+ *     state = seed xor (stream * 0xd1b54a32d192ed03)
+ *     draw i = 0, 1, ...:  state += 0x9e3779b97f4a7c15
+ *                          z = state
+ *                          z = (z xor z >> 30) * 0xbf58476d1ce4e5b9
+ *                          z = (z xor z >> 27) * 0x94d049bb133111eb
+ *                          z = z xor z >> 31                           (splitmix64)
+ *     signs[2 i] = low 32 bits of z, signs[2 i + 1] = high 32 bits; bits of channels beyond dim are 0
+ *
+ * One block, distance h = 1, 2, 4, ... < block: (x[j], x[j + h]) = (x[j] + x[j + h], x[j] - x[j + h]) for every j with bit h
+ * clear; then every channel is multiplied by norm. All in float; no product is ever added, so contraction changes nothing.
+ */
+#include "rotation.h"
+
+#include "half.h"
+
+static uint64_t splitmix64(uint64_t *state) {
+    uint64_t z = *state += 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+/* 1 / sqrt(block), correctly rounded, without a library call: halves for each factor of 4, sqrt(1/2) for a last factor of 2. */
+static float norm_of(uint32_t block) {
+    float norm = 1.0f;
+    for (; block >= 4; block /= 4) norm *= 0.5f;
+    return block == 2 ? norm * 0x1.6a09e6p-1f : norm;
+}
+
+void fkv_rotation_make(uint64_t seed, uint32_t stream, uint32_t dim, fkv_rotation *rotation) {
+    FKV_ASSERT(dim > 0 && dim <= FKV_MAX_HEAD_DIM);
+    memset(rotation, 0, sizeof *rotation);
+    rotation->dim = dim;
+    rotation->block = dim & (~dim + 1u);
+    rotation->norm = norm_of(rotation->block);
+
+    uint64_t state = seed ^ stream * 0xd1b54a32d192ed03u;
+    uint64_t draw = 0;
+    uint32_t n_words = fkv_ceil_div(dim, 32);
+    for (uint32_t i = 0; i < n_words; i++) {
+        draw = i % 2 == 0 ? splitmix64(&state) : draw >> 32;
+        rotation->signs[i] = (uint32_t)draw;
+    }
+    if (dim % 32 != 0) rotation->signs[n_words - 1] &= (1u << dim % 32) - 1u;
+}
+
+static void flip(const fkv_rotation *rotation, float *x) {
+    for (uint32_t d = 0; d < rotation->dim; d++)
+        x[d] = fkv_float_of(fkv_bits_of(x[d]) ^ (rotation->signs[d / 32] >> d % 32) << 31);
+}
+
+static void hadamard(const fkv_rotation *rotation, float *x) {
+    uint32_t block = rotation->block;
+    for (uint32_t h = 1; h < block; h *= 2) {
+        for (uint32_t start = 0; start < rotation->dim; start += 2 * h) {
+            for (uint32_t j = start; j < start + h; j++) {
+                float a = x[j];
+                float b = x[j + h];
+                x[j] = a + b;
+                x[j + h] = a - b;
+            }
+        }
+    }
+    for (uint32_t d = 0; d < rotation->dim; d++) x[d] *= rotation->norm;
+}
+
+void fkv_rotation_apply(const fkv_rotation *rotation, float *x) {
+    flip(rotation, x);
+    hadamard(rotation, x);
+}
+
+void fkv_rotation_undo(const fkv_rotation *rotation, float *x) {
+    hadamard(rotation, x);
+    flip(rotation, x);
+}

@@ -1,0 +1,759 @@
+/* What the codec promises for any row: how far a decoded number may lie from the one that was written, what becomes of NaN and
+ * infinities, where the bytes of a block lie, which configurations are refused, what a rotation keeps and what it is good for.
+ *
+ * That the bytes are MLX's is parity_codec's business, not this program's.
+ */
+#include "../src/codec/block.h"
+#include "../src/codec/half.h"
+#include "../src/codec/rotation.h"
+#include "test.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdio.h>
+
+/* ck_assert writes its place to a file each time it is met; this one, for inner loops, only when it fails. */
+#define ck_each(cond)                                                                                                            \
+    do {                                                                                                                         \
+        if (!(cond)) ck_abort_msg("%s", #cond);                                                                                  \
+    } while (0)
+
+enum { MAX_DIM = FKV_MAX_HEAD_DIM, CANARY = 0xa5 };
+
+/* Roundings of float inside encode and decode (a difference, a quotient, a sum), relative to the largest number of the group. */
+static const double FLOAT_SLACK = 0x1p-21;
+
+static const fkv_type page_types[] = {FKV_F16, FKV_BF16};
+static const uint32_t dims[] = {32, 64, 80, 96, 128, 256, 512};
+static const uint32_t widths[] = {16, 8, 4, 2};
+static const uint32_t groups[] = {32, 64, 128};
+
+/* ---- rows ---------------------------------------------------------------------------------------------------- */
+
+typedef struct dice {
+    uint64_t state;
+} dice;
+
+static dice dice_new(uint64_t seed) {
+    printf("seed %llu\n", (unsigned long long)seed);
+    return (dice){.state = seed};
+}
+
+static uint32_t roll(dice *d) {
+    d->state = d->state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(d->state >> 32);
+}
+
+/* Nearly normal: the sum of 12 uniforms, less 6. */
+static float roll_normal(dice *d) {
+    double sum = 0;
+    for (int i = 0; i < 12; i++) sum += (double)roll(d) * 0x1p-32;
+    return (float)(sum - 6.0);
+}
+
+typedef enum row_kind {
+    ROW_NORMAL,
+    ROW_OUTLIERS,
+    ROW_OFFSET,
+    ROW_POSITIVE,
+    ROW_TINY,
+    ROW_CONSTANT,
+    ROW_WIDE,
+    N_ROW_KINDS
+} row_kind;
+
+static void fill_row(dice *d, row_kind kind, uint32_t dim, float *x) {
+    float offset = kind == ROW_OFFSET ? 1000.0f * roll_normal(d) : 0.0f;
+    float size = kind == ROW_TINY ? 1e-7f : kind == ROW_WIDE ? 8000.0f : 1.0f;
+    float first = roll_normal(d);
+    for (uint32_t i = 0; i < dim; i++) {
+        float value = size * (kind == ROW_CONSTANT ? first : roll_normal(d)) + offset;
+        if (kind == ROW_OUTLIERS && i % 31 == 5) value *= 20.0f;
+        x[i] = kind == ROW_POSITIVE ? fabsf(value) : value;
+    }
+}
+
+/* ---- a codec with room for one row --------------------------------------------------------------------------- */
+
+typedef struct packed {
+    fkv_codec codec;
+    uint8_t bytes[FKV_N_PARTS][2 * MAX_DIM];
+} packed;
+
+static bool packed_make(uint32_t bits, uint32_t group, uint32_t dim, fkv_type type, packed *p) {
+    memset(p, 0, sizeof *p);
+    return fkv_codec_make((fkv_codec_config){.bits = bits, .group = group}, dim, type, &p->codec) == FKV_OK;
+}
+
+static void packed_encode(packed *p, const float *x) {
+    uint8_t *const part[FKV_N_PARTS] = {p->bytes[0], p->bytes[1], p->bytes[2]};
+    fkv_codec_encode(&p->codec, x, part);
+}
+
+static void packed_decode(const packed *p, float *x) {
+    const uint8_t *const part[FKV_N_PARTS] = {p->bytes[0], p->bytes[1], p->bytes[2]};
+    fkv_codec_decode(&p->codec, part, x);
+}
+
+static float packed_half(const packed *p, fkv_part part, uint32_t i) {
+    uint16_t half;
+    memcpy(&half, p->bytes[part] + 2 * (size_t)i, sizeof half);
+    return fkv_half_to_f32(p->codec.type, half);
+}
+
+static uint32_t packed_code(const packed *p, uint32_t i) {
+    uint32_t bit = i * p->codec.bits;
+    uint32_t word;
+    memcpy(&word, p->bytes[FKV_PART_CODES] + bit / 32 * 4, sizeof word);
+    return word >> bit % 32 & ((1u << p->codec.bits) - 1u);
+}
+
+typedef void (*codec_fn)(packed *p, dice *d);
+
+/* Runs the check for every codec there is: all widths, groups, dimensions and types that go together. */
+static void for_every_codec(uint64_t seed, codec_fn check) {
+    dice d = dice_new(seed);
+    packed p;
+    uint32_t n_codecs = 0;
+    for (size_t t = 0; t < sizeof page_types / sizeof page_types[0]; t++)
+        for (size_t i = 0; i < sizeof dims / sizeof dims[0]; i++)
+            for (size_t b = 0; b < sizeof widths / sizeof widths[0]; b++)
+                for (size_t g = 0; g < sizeof groups / sizeof groups[0]; g++)
+                    if (packed_make(widths[b], groups[g], dims[i], page_types[t], &p)) {
+                        check(&p, &d);
+                        n_codecs++;
+                    }
+    ck_assert_uint_eq(n_codecs, 2 * (7 * 3 + 3 * (1 + 2 + 1 + 3 + 3 + 3)));
+}
+
+/* ---- 16-bit floats ------------------------------------------------------------------------------------------- */
+
+START_TEST(every_sixteen_bit_float_survives_the_trip_through_float) {
+    for (uint32_t h = 0; h < 65536; h++) {
+        uint16_t half = (uint16_t)h;
+        bool nan_f16 = (h & 0x7fff) > 0x7c00;
+        bool nan_bf16 = (h & 0x7fff) > 0x7f80;
+        uint16_t f16 = fkv_f32_to_f16(fkv_f16_to_f32(half));
+        uint16_t bf16 = fkv_f32_to_bf16(fkv_bf16_to_f32(half));
+        ck_each(nan_f16 ? (f16 & 0x7fff) > 0x7c00 : f16 == half);
+        ck_each(nan_bf16 ? (bf16 & 0x7fff) > 0x7f80 : bf16 == half);
+        ck_each(!nan_f16 == (fkv_f16_to_f32(half) == fkv_f16_to_f32(half)));
+    }
+}
+END_TEST
+
+START_TEST(half_to_float_is_the_value_of_its_fields) {
+    for (uint32_t h = 0; h < 0x7c00; h++) {
+        int exponent = (int)(h >> 10);
+        double fraction = h & 0x3ff;
+        double value = exponent == 0 ? ldexp(fraction, -24) : ldexp(1024.0 + fraction, exponent - 25);
+        ck_each((double)fkv_f16_to_f32((uint16_t)h) == value);
+        ck_each((double)fkv_f16_to_f32((uint16_t)(h | 0x8000)) == -value);
+    }
+    ck_assert(isinf(fkv_f16_to_f32(0x7c00)) && isinf(fkv_f16_to_f32(0xfc00)));
+}
+END_TEST
+
+/* Between two neighbours everything is decided by the midpoint, which a float holds exactly: checking the midpoint and the floats
+ * beside it, for every pair of neighbours, checks the rounding of all floats. */
+static void check_rounding(fkv_type type, uint16_t infinity) {
+    for (uint16_t h = 0; h < infinity; h++) {
+        double low = (double)fkv_half_to_f32(type, h);
+        double next = h + 1 == infinity ? 2 * low - (double)fkv_half_to_f32(type, (uint16_t)(h - 1))
+                                        : (double)fkv_half_to_f32(type, (uint16_t)(h + 1));
+        float middle = (float)((low + next) / 2);
+        uint16_t up = (uint16_t)(h + 1);
+        ck_each((double)middle == (low + next) / 2);
+        ck_each(fkv_f32_to_half(type, middle) == (h % 2 == 0 ? h : up));
+        ck_each(fkv_f32_to_half(type, nextafterf(middle, 0.0f)) == h);
+        ck_each(fkv_f32_to_half(type, nextafterf(middle, INFINITY)) == up);
+        ck_each(fkv_f32_to_half(type, -middle) == (0x8000 | (h % 2 == 0 ? h : up)));
+    }
+}
+
+START_TEST(float_to_sixteen_bits_rounds_to_nearest_even_at_every_midpoint) {
+    check_rounding(FKV_F16, 0x7c00);
+    check_rounding(FKV_BF16, 0x7f80);
+}
+END_TEST
+
+START_TEST(float_to_half_at_its_edges) {
+    const struct {
+        float value;
+        uint16_t f16;
+    } known[] = {
+        {0.0f, 0x0000},
+        {-0.0f, 0x8000},
+        {1.0f, 0x3c00},
+        {-2.0f, 0xc000},
+        {65504.0f, 0x7bff},
+        {65519.996f, 0x7bff},
+        {65520.0f, 0x7c00},
+        {-65520.0f, 0xfc00},
+        {FLT_MAX, 0x7c00},
+        {INFINITY, 0x7c00},
+        {0x1p-14f, 0x0400},
+        {0x1.ff8p-15f, 0x03ff},
+        {0x1.ffbffep-15f, 0x03ff},
+        {0x1.ffcp-15f, 0x0400},
+        {0x1p-24f, 0x0001},
+        {0x1p-25f, 0x0000},
+        {0x1.8p-24f, 0x0002},
+        {0x1.000002p-25f, 0x0001},
+        {FLT_MIN, 0x0000},
+        {0x1p-149f, 0x0000},
+        {1e-7f, 0x0002},
+    };
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) ck_assert_uint_eq(fkv_f32_to_f16(known[i].value), known[i].f16);
+    ck_assert_uint_gt(fkv_f32_to_f16(NAN) & 0x7fff, 0x7c00);
+    ck_assert_uint_gt(fkv_f32_to_bf16(fkv_float_of(0x7f800001u)) & 0x7fff, 0x7f80);
+    ck_assert_uint_eq(fkv_f32_to_bf16(FLT_MAX), 0x7f80);
+    ck_assert_uint_eq(fkv_f32_to_bf16(-INFINITY), 0xff80);
+}
+END_TEST
+
+START_TEST(rows_of_every_type_convert_both_ways) {
+    const fkv_type types[] = {FKV_F32, FKV_F16, FKV_BF16};
+    const float x[] = {1.0f, -0.5f, 0.0f, 1.0f / 3.0f, -2000.125f};
+    enum { N = sizeof x / sizeof x[0] };
+    for (size_t t = 0; t < 3; t++) {
+        void *rows = malloc(sizeof x);
+        float back[N + 1] = {[N] = 7.0f};
+        ck_assert_ptr_nonnull(rows);
+        fkv_rows_from_f32(types[t], x, rows, N);
+        fkv_rows_to_f32(types[t], rows, back, N);
+        for (size_t i = 0; i < N; i++) {
+            float expected = types[t] == FKV_F32 ? x[i] : fkv_half_to_f32(types[t], fkv_f32_to_half(types[t], x[i]));
+            ck_assert(back[i] == expected);
+        }
+        ck_assert(back[N] == 7.0f);
+        ck_assert_uint_eq(fkv_type_bytes(types[t]), t == 0 ? 4 : 2);
+        free(rows);
+    }
+}
+END_TEST
+
+/* ---- configurations ------------------------------------------------------------------------------------------ */
+
+START_TEST(bad_configurations_are_refused_with_their_numbers) {
+    const struct {
+        uint32_t bits, group, dim;
+        fkv_type type;
+        const char *number;
+    } bad[] = {
+        {3, 64, 128, FKV_F16, "3 bits"},      {0, 64, 128, FKV_F16, "0 bits"},        {32, 64, 128, FKV_F16, "32 bits"},
+        {6, 64, 128, FKV_BF16, "6 bits"},     {8, 0, 128, FKV_F16, "group of 0"},     {8, 16, 128, FKV_F16, "group of 16"},
+        {4, 48, 96, FKV_F16, "group of 48"},  {4, 256, 256, FKV_F16, "group of 256"}, {8, 64, 80, FKV_F16, "dimension 80"},
+        {2, 32, 80, FKV_F16, "dimension 80"}, {8, 64, 96, FKV_BF16, "dimension 96"},  {8, 128, 64, FKV_F16, "dimension 64"},
+        {8, 64, 0, FKV_F16, "dimension 0"},   {16, 0, 24, FKV_F16, "dimension 24"},   {16, 0, 1024, FKV_F16, "dimension 1024"},
+        {8, 64, 64, FKV_F32, "type 0"},       {16, 64, 64, (fkv_type)9, "type 9"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        fkv_codec codec;
+        fkv_codec untouched;
+        memset(&codec, CANARY, sizeof codec);
+        memset(&untouched, CANARY, sizeof untouched);
+        ck_status(fkv_codec_make((fkv_codec_config){.bits = bad[i].bits, .group = bad[i].group}, bad[i].dim, bad[i].type, &codec),
+                  FKV_BAD_CONFIG);
+        ck_assert_msg(strstr(fkv_message(), bad[i].number) != NULL, "\"%s\" does not say \"%s\"", fkv_message(), bad[i].number);
+        ck_assert_mem_eq(&codec, &untouched, sizeof codec);
+    }
+}
+END_TEST
+
+static void check_row_bytes(packed *p, dice *d) {
+    (void)d;
+    const fkv_codec *c = &p->codec;
+    bool half = c->bits == 16;
+    ck_assert_int_eq(c->kind, half ? FKV_CODEC_HALF : FKV_CODEC_AFFINE);
+    if (half) ck_assert_uint_eq(c->group, c->dim);
+    ck_assert_uint_eq(c->row_bytes[FKV_PART_CODES], c->dim * c->bits / 8);
+    ck_assert_uint_eq(c->row_bytes[FKV_PART_SCALES], half ? 0 : 2 * c->dim / c->group);
+    ck_assert_uint_eq(c->row_bytes[FKV_PART_BIASES], half ? 0 : 2 * c->dim / c->group);
+}
+
+START_TEST(row_bytes_follow_from_bits_and_group) { for_every_codec(1, check_row_bytes); }
+END_TEST
+
+/* ---- encode and decode --------------------------------------------------------------------------------------- */
+
+START_TEST(codes_are_packed_from_the_low_bits_up) {
+    packed p;
+    float x[32];
+    float back[32];
+
+    ck_assert(packed_make(2, 32, 32, FKV_F16, &p));
+    for (uint32_t i = 0; i < 32; i++) x[i] = 1.0f - 0.5f * (float)(i % 4);
+    packed_encode(&p, x);
+    packed_decode(&p, back);
+    for (uint32_t i = 0; i < 8; i++) ck_assert_uint_eq(p.bytes[FKV_PART_CODES][i], 0xe4);
+    ck_assert(packed_half(&p, FKV_PART_SCALES, 0) == -0.5f && packed_half(&p, FKV_PART_BIASES, 0) == 1.0f);
+    ck_assert_mem_eq(back, x, sizeof x);
+
+    ck_assert(packed_make(4, 32, 32, FKV_BF16, &p));
+    for (uint32_t i = 0; i < 32; i++) x[i] = -15.0f + (float)(i % 16);
+    packed_encode(&p, x);
+    packed_decode(&p, back);
+    for (uint32_t i = 0; i < 16; i++) ck_assert_uint_eq(p.bytes[FKV_PART_CODES][i], 0x10 + 0x22 * (i % 8));
+    ck_assert(packed_half(&p, FKV_PART_SCALES, 0) == 1.0f && packed_half(&p, FKV_PART_BIASES, 0) == -15.0f);
+    ck_assert_mem_eq(back, x, sizeof x);
+
+    ck_assert(packed_make(8, 32, 32, FKV_F16, &p));
+    for (uint32_t i = 0; i < 32; i++) x[i] = i == 0 ? 255.0f : (float)i - 1.0f;
+    packed_encode(&p, x);
+    packed_decode(&p, back);
+    for (uint32_t i = 0; i < 32; i++) ck_assert_uint_eq(p.bytes[FKV_PART_CODES][i], i == 0 ? 0 : 256 - i);
+    ck_assert_mem_eq(back, x, sizeof x);
+}
+END_TEST
+
+/* Half the distance between neighbours of the 16-bit type at a magnitude: the most that rounding to it moves a number. */
+static double half_ulp(fkv_type type, double magnitude) {
+    int exponent;
+    (void)frexp(magnitude, &exponent);
+    int least = type == FKV_BF16 ? -125 : -13;
+    return ldexp(1.0, (exponent < least ? least : exponent) - (type == FKV_BF16 ? 9 : 12));
+}
+
+/* The bound of |x - decode(encode(x))|. With s and b before and S and B after rounding to 16 bits, and code c:
+ *   |x - (s c + b)| <= |s| / 2 where x is within reach of the codes. The last code c = bins may stand for numbers a whole |s|
+ * away: s is edge / rint(edge / s0), s0 = range / bins, so s is shorter than s0 by a factor of at least r / (r + 1/2), r = edge /
+ * s0, and the range is at most bins (r + 1/2) / r <= bins + 1 steps long, since |edge| is at least half the range (r >= bins /
+ * 2); |s c - S c| <= c half_ulp(S), |b - B| <= half_ulp(B), |s| <= |S| + half_ulp(S); and FLOAT_SLACK for the float arithmetic.
+ */
+static double step_bound(const packed *p, uint32_t i) {
+    fkv_type type = p->codec.type;
+    double scale = fabs((double)packed_half(p, FKV_PART_SCALES, i / p->codec.group));
+    double bias = fabs((double)packed_half(p, FKV_PART_BIASES, i / p->codec.group));
+    double bins = (double)((1u << p->codec.bits) - 1u);
+    double code = (double)packed_code(p, i);
+    double reach = code == bins ? 1.0 : 0.5;
+    return reach * (scale + half_ulp(type, scale)) + code * half_ulp(type, scale) + half_ulp(type, bias) +
+           FLOAT_SLACK * (bias + bins * scale);
+}
+
+static void check_step_bound(packed *p, dice *d) {
+    float x[MAX_DIM];
+    float back[MAX_DIM];
+    for (uint32_t r = 0; r < 20 * N_ROW_KINDS; r++) {
+        fill_row(d, (row_kind)(r % N_ROW_KINDS), p->codec.dim, x);
+        packed_encode(p, x);
+        packed_decode(p, back);
+        for (uint32_t i = 0; i < p->codec.dim; i++) {
+            double error = fabs((double)x[i] - (double)back[i]);
+            double bound = p->codec.bits == 16 ? half_ulp(p->codec.type, (double)x[i]) : step_bound(p, i);
+            if (!(error <= bound))
+                ck_abort_msg("row %u, channel %u: %g became %g, off by %g, bound %g (%u bits, group %u, D %u)", r, i,
+                             (double)x[i], (double)back[i], error, bound, p->codec.bits, p->codec.group, p->codec.dim);
+        }
+    }
+}
+
+START_TEST(decoded_numbers_stay_within_the_step_bound) { for_every_codec(2, check_step_bound); }
+END_TEST
+
+START_TEST(the_far_end_can_be_off_by_a_whole_step_and_the_edge_is_exact) {
+    packed p;
+    float x[32] = {[3] = 1.0f, [9] = -1.0f};
+    float back[32];
+    ck_assert(packed_make(2, 32, 32, FKV_F16, &p));
+    packed_encode(&p, x);
+    packed_decode(&p, back);
+    ck_assert(back[3] == 1.0f && back[9] == -0.5f && back[0] == 0.0f);
+}
+END_TEST
+
+static void check_constants(packed *p, dice *d) {
+    const float constants[] = {0.0f, -0.0f, 1.0f, -1.5f, 65504.0f, -65504.0f, 0x1p-24f, 1024.0f};
+    (void)d;
+    for (size_t c = 0; c < sizeof constants / sizeof constants[0]; c++) {
+        float value = fkv_half_to_f32(p->codec.type, fkv_f32_to_half(p->codec.type, constants[c]));
+        float x[MAX_DIM];
+        float back[MAX_DIM];
+        for (uint32_t i = 0; i < p->codec.dim; i++) x[i] = value;
+        packed_encode(p, x);
+        packed_decode(p, back);
+        for (uint32_t i = 0; i < p->codec.dim; i++) ck_each(back[i] == value);
+    }
+}
+
+START_TEST(constant_rows_are_exact) { for_every_codec(3, check_constants); }
+END_TEST
+
+START_TEST(a_constant_too_large_for_its_code_count_is_its_bias) {
+    packed p;
+    float x[32];
+    float back[32];
+    ck_assert(packed_make(4, 32, 32, FKV_BF16, &p));
+    for (uint32_t i = 0; i < 32; i++) x[i] = 0x1p120f;
+    packed_encode(&p, x);
+    packed_decode(&p, back);
+    for (uint32_t i = 0; i < 16; i++) ck_assert_uint_eq(p.bytes[FKV_PART_CODES][i], 0);
+    ck_assert_mem_eq(back, x, sizeof x);
+}
+END_TEST
+
+static void check_group_is_alone(packed *p, dice *d) {
+    uint32_t group = p->codec.group;
+    uint32_t dim = p->codec.dim;
+    float x[MAX_DIM];
+    packed alone;
+    if (p->codec.bits == 16) return;
+    fill_row(d, ROW_NORMAL, dim, x);
+    for (uint32_t g = 0; g < dim / group; g++) x[g * group] *= (float)(1u << 2 * g % 16);
+    packed_encode(p, x);
+    ck_assert(packed_make(p->codec.bits, group, group, p->codec.type, &alone));
+    for (uint32_t g = 0; g < dim / group; g++) {
+        uint32_t code_bytes = alone.codec.row_bytes[FKV_PART_CODES];
+        packed_encode(&alone, x + (size_t)g * group);
+        ck_assert_mem_eq(alone.bytes[FKV_PART_CODES], p->bytes[FKV_PART_CODES] + (size_t)g * code_bytes, code_bytes);
+        ck_assert_mem_eq(alone.bytes[FKV_PART_SCALES], p->bytes[FKV_PART_SCALES] + (size_t)g * 2, 2);
+        ck_assert_mem_eq(alone.bytes[FKV_PART_BIASES], p->bytes[FKV_PART_BIASES] + (size_t)g * 2, 2);
+    }
+}
+
+START_TEST(a_group_does_not_see_its_neighbours) { for_every_codec(4, check_group_is_alone); }
+END_TEST
+
+/* Every part at an odd address inside a canary. */
+static void check_bounds(packed *p, dice *d) {
+    float x[MAX_DIM];
+    float back[MAX_DIM];
+    float expected[MAX_DIM];
+    uint8_t room[FKV_N_PARTS][2 * MAX_DIM + 16];
+    memset(room, CANARY, sizeof room);
+    fill_row(d, ROW_OUTLIERS, p->codec.dim, x);
+    uint8_t *const part[FKV_N_PARTS] = {room[0] + 7, room[1] + 7, room[2] + 7};
+    const uint8_t *const written[FKV_N_PARTS] = {room[0] + 7, room[1] + 7, room[2] + 7};
+    fkv_codec_encode(&p->codec, x, part);
+    fkv_codec_decode(&p->codec, written, back);
+    packed_encode(p, x);
+    packed_decode(p, expected);
+    ck_assert_mem_eq(back, expected, p->codec.dim * sizeof back[0]);
+    for (int i = 0; i < FKV_N_PARTS; i++) {
+        uint32_t end = 7 + p->codec.row_bytes[i];
+        ck_assert_mem_eq(written[i], p->bytes[i], p->codec.row_bytes[i]);
+        for (uint32_t at = 0; at < sizeof room[i]; at++) ck_each((at >= 7 && at < end) || room[i][at] == CANARY);
+    }
+}
+
+START_TEST(encode_writes_its_row_bytes_at_any_alignment_and_no_other) { for_every_codec(5, check_bounds); }
+END_TEST
+
+START_TEST(sixteen_bit_rows_return_every_word_within_the_limit) {
+    for (size_t t = 0; t < 2; t++) {
+        fkv_type type = page_types[t];
+        float limit = fkv_codec_limit(type);
+        packed p;
+        ck_assert(packed_make(16, 0, 512, type, &p));
+        for (uint32_t first = 0; first < 65536; first += 512) {
+            float x[512];
+            for (uint32_t i = 0; i < 512; i++) x[i] = fkv_half_to_f32(type, (uint16_t)(first + i));
+            packed_encode(&p, x);
+            for (uint32_t i = 0; i < 512; i++) {
+                uint16_t word;
+                memcpy(&word, p.bytes[FKV_PART_CODES] + 2 * (size_t)i, sizeof word);
+                float expected = isnan(x[i]) ? 0.0f : fmaxf(fminf(x[i], limit), -limit);
+                ck_each(word == (fabsf(x[i]) <= limit ? first + i : fkv_f32_to_half(type, expected)));
+            }
+        }
+    }
+}
+END_TEST
+
+/* ---- NaN and infinities -------------------------------------------------------------------------------------- */
+
+static void check_same_bytes(packed *p, const float *x, const float *as_if) {
+    packed expected = *p;
+    packed_encode(p, x);
+    packed_encode(&expected, as_if);
+    ck_assert_mem_eq(p->bytes, expected.bytes, sizeof p->bytes);
+}
+
+static void check_non_finite(packed *p, dice *d) {
+    float limit = fkv_codec_limit(p->codec.type);
+    const struct {
+        float given, stored;
+    } odd[] = {{NAN, 0.0f},      {-NAN, 0.0f},       {INFINITY, limit},       {-INFINITY, -limit},
+               {FLT_MAX, limit}, {-FLT_MAX, -limit}, {1.001f * limit, limit}, {-1.001f * limit, -limit}};
+    float x[MAX_DIM];
+    float as_if[MAX_DIM];
+    for (size_t o = 0; o < sizeof odd / sizeof odd[0]; o++) {
+        for (uint32_t n_odd = 1; n_odd <= p->codec.dim; n_odd += p->codec.dim - 1) {
+            fill_row(d, ROW_NORMAL, p->codec.dim, x);
+            memcpy(as_if, x, sizeof x);
+            for (uint32_t i = 0; i < n_odd; i++) {
+                uint32_t at = n_odd == 1 ? roll(d) % p->codec.dim : i;
+                x[at] = odd[o].given;
+                as_if[at] = odd[o].stored;
+            }
+            check_same_bytes(p, x, as_if);
+            fkv_codec_clean(&p->codec, x);
+            ck_assert_mem_eq(x, as_if, p->codec.dim * sizeof x[0]);
+        }
+    }
+}
+
+START_TEST(nan_is_stored_as_zero_and_what_is_beyond_the_limit_as_the_limit) { for_every_codec(6, check_non_finite); }
+END_TEST
+
+static void check_finite(packed *p, dice *d) {
+    float x[MAX_DIM];
+    for (int r = 0; r < 200; r++) {
+        uint32_t keep = r % 2 == 0 ? UINT32_MAX : 0xff800000u | roll(d);
+        for (uint32_t i = 0; i < p->codec.dim; i++) x[i] = fkv_float_of(roll(d) & keep);
+        if (r % 3 == 0) x[roll(d) % p->codec.dim] = roll(d) % 2 ? NAN : -INFINITY;
+        packed_encode(p, x);
+        if (p->codec.bits != 16) {
+            for (uint32_t g = 0; g < p->codec.dim / p->codec.group; g++) {
+                ck_each(isfinite(packed_half(p, FKV_PART_SCALES, g)));
+                ck_each(isfinite(packed_half(p, FKV_PART_BIASES, g)));
+            }
+        }
+        packed_decode(p, x);
+        for (uint32_t i = 0; i < p->codec.dim; i++) ck_each(isfinite(x[i]));
+    }
+}
+
+START_TEST(nothing_stored_or_decoded_is_ever_infinite_or_nan) { for_every_codec(7, check_finite); }
+END_TEST
+
+/* ---- block --------------------------------------------------------------------------------------------------- */
+
+static void check_block(const fkv_codec *k, const fkv_codec *v, uint32_t page_tokens) {
+    fkv_block block;
+    uint64_t end = 0;
+    fkv_block_make(k, v, page_tokens, &block);
+    ck_each(block.page_tokens == page_tokens);
+    for (int side = 0; side < FKV_N_SIDES; side++) {
+        const fkv_codec *codec = side == FKV_SIDE_K ? k : v;
+        ck_each(block.codec[side].bits == codec->bits);
+        for (int part = 0; part < FKV_N_PARTS; part++) {
+            ck_each(block.offset[side][part] % FKV_BLOCK_ALIGN == 0);
+            ck_each(block.offset[side][part] >= end);
+            ck_each(block.offset[side][part] < end + FKV_BLOCK_ALIGN);
+            end = block.offset[side][part] + (uint64_t)page_tokens * codec->row_bytes[part];
+        }
+    }
+    ck_each(block.bytes % FKV_BLOCK_ALIGN == 0);
+    ck_each(block.bytes >= end);
+    ck_each(block.bytes < end + FKV_BLOCK_ALIGN);
+}
+
+START_TEST(parts_of_a_block_are_aligned_in_order_and_apart) {
+    fkv_codec codecs[128];
+    uint32_t n = 0;
+    packed p;
+    for (size_t i = 0; i < sizeof dims / sizeof dims[0]; i++)
+        for (size_t b = 0; b < sizeof widths / sizeof widths[0]; b++)
+            for (size_t g = 0; g < sizeof groups / sizeof groups[0]; g++)
+                if (packed_make(widths[b], groups[g], dims[i], FKV_F16, &p)) codecs[n++] = p.codec;
+    for (uint32_t k = 0; k < n; k++)
+        for (uint32_t v = 0; v < n; v++)
+            for (uint32_t tokens = 16; tokens <= 256; tokens *= 2) check_block(&codecs[k], &codecs[v], tokens);
+}
+END_TEST
+
+START_TEST(rows_of_a_block_are_token_major_and_do_not_touch) {
+    enum { TOKENS = 16, DIM = 96 };
+    packed k;
+    packed v;
+    fkv_block block;
+    ck_assert(packed_make(2, 32, DIM, FKV_F16, &k));
+    ck_assert(packed_make(4, 32, DIM, FKV_F16, &v));
+    fkv_block_make(&k.codec, &v.codec, TOKENS, &block);
+    uint8_t *bytes = malloc(block.bytes);
+    ck_assert_ptr_nonnull(bytes);
+    memset(bytes, 0, block.bytes);
+
+    uint64_t n_marked = 0;
+    for (uint32_t token = 0; token < TOKENS; token++) {
+        for (int side = 0; side < FKV_N_SIDES; side++) {
+            uint8_t *part[FKV_N_PARTS];
+            fkv_block_row(&block, bytes, (fkv_side)side, token, part);
+            for (int i = 0; i < FKV_N_PARTS; i++) {
+                ck_assert_ptr_eq(part[i], bytes + block.offset[side][i] + (size_t)token * block.codec[side].row_bytes[i]);
+                for (uint32_t at = 0; at < block.codec[side].row_bytes[i]; at++) ck_each(part[i][at]++ == 0);
+                n_marked += block.codec[side].row_bytes[i];
+            }
+        }
+    }
+    ck_assert_uint_eq(n_marked, TOKENS * (24 + 6 + 6 + 48 + 6 + 6));
+    free(bytes);
+}
+END_TEST
+
+/* ---- rotation ------------------------------------------------------------------------------------------------ */
+
+START_TEST(signs_and_a_rotated_row_are_the_documented_ones) {
+    const uint32_t stream_0[] = {0x89025cc1, 0x910a2dec, 0x658eec67, 0xbeeb8da1};
+    const uint32_t stream_1[] = {0xef0dcf6f, 0x48416938, 0x7ea88ca1, 0x8596845e};
+    const float rotated[] = {0.5f, -15.5f, 15.5f, -0.5f, 1.5f, 13.5f,  2.5f,   -1.5f,
+                             1.5f, 13.5f,  -5.5f, -1.5f, 4.5f, -15.5f, -18.5f, 1.5f};
+    fkv_rotation r;
+    float x[16];
+    fkv_rotation_make(1, 0, 128, &r);
+    ck_assert_mem_eq(r.signs, stream_0, sizeof stream_0);
+    ck_assert_uint_eq(r.signs[4], 0);
+    fkv_rotation_make(1, 1, 128, &r);
+    ck_assert_mem_eq(r.signs, stream_1, sizeof stream_1);
+    fkv_rotation_make(1, 0, 80, &r);
+    ck_assert(r.signs[0] == stream_0[0] && r.signs[1] == stream_0[1] && r.signs[2] == (stream_0[2] & 0xffff) && r.signs[3] == 0);
+
+    fkv_rotation_make(1, 0, 16, &r);
+    for (int i = 0; i < 16; i++) x[i] = (float)(i + 1);
+    fkv_rotation_apply(&r, x);
+    ck_assert_mem_eq(x, rotated, sizeof rotated);
+}
+END_TEST
+
+START_TEST(blocks_are_the_largest_power_of_two_and_the_norm_is_rounded_once) {
+    const struct {
+        uint32_t dim, block;
+    } known[] = {{16, 16}, {48, 16}, {64, 64}, {80, 16}, {96, 32}, {128, 128}, {160, 32}, {256, 256}, {512, 512}};
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        fkv_rotation r;
+        fkv_rotation_make(9, 0, known[i].dim, &r);
+        ck_assert_uint_eq(r.dim, known[i].dim);
+        ck_assert_uint_eq(r.block, known[i].block);
+        ck_assert(r.norm == (float)(1.0 / sqrt((double)known[i].block)));
+    }
+}
+END_TEST
+
+static double norm_of(const float *x, uint32_t dim) {
+    double sum = 0;
+    for (uint32_t i = 0; i < dim; i++) sum += (double)x[i] * (double)x[i];
+    return sqrt(sum);
+}
+
+static double distance(const float *x, const float *y, uint32_t dim) {
+    double sum = 0;
+    for (uint32_t i = 0; i < dim; i++) sum += ((double)x[i] - (double)y[i]) * ((double)x[i] - (double)y[i]);
+    return sqrt(sum);
+}
+
+START_TEST(undo_brings_the_row_back_and_lengths_are_kept) {
+    const double ROUNDING = 1e-6; /* relative; ten stages of float additions and one product each way */
+    dice d = dice_new(8);
+    for (uint32_t dim = 16; dim <= MAX_DIM; dim += 16) {
+        float x[MAX_DIM];
+        float y[MAX_DIM];
+        fkv_rotation r;
+        fkv_rotation_make(roll(&d), dim / 16 % 2, dim, &r);
+        fill_row(&d, ROW_OUTLIERS, dim, x);
+        memcpy(y, x, sizeof x);
+        fkv_rotation_apply(&r, y);
+        ck_assert(distance(x, y, dim) > 0.1 * norm_of(x, dim));
+        ck_assert(fabs(norm_of(y, dim) - norm_of(x, dim)) <= ROUNDING * norm_of(x, dim));
+        fkv_rotation_undo(&r, y);
+        ck_assert(distance(x, y, dim) <= ROUNDING * norm_of(x, dim));
+    }
+}
+END_TEST
+
+START_TEST(rotation_keeps_dot_products) {
+    const double ROUNDING = 1e-6; /* relative to the product of the lengths */
+    dice d = dice_new(9);
+    for (uint32_t dim = 16; dim <= MAX_DIM; dim += 16) {
+        float q[MAX_DIM];
+        float k[MAX_DIM];
+        double before = 0;
+        double after = 0;
+        fkv_rotation r;
+        fkv_rotation_make(3, 0, dim, &r);
+        fill_row(&d, ROW_NORMAL, dim, q);
+        fill_row(&d, ROW_OUTLIERS, dim, k);
+        double lengths = norm_of(q, dim) * norm_of(k, dim);
+        for (uint32_t i = 0; i < dim; i++) before += (double)q[i] * (double)k[i];
+        fkv_rotation_apply(&r, q);
+        fkv_rotation_apply(&r, k);
+        for (uint32_t i = 0; i < dim; i++) after += (double)q[i] * (double)k[i];
+        ck_assert(fabs(after - before) <= ROUNDING * lengths);
+    }
+}
+END_TEST
+
+START_TEST(seeds_and_streams_give_different_signs_and_the_same_ones_again) {
+    fkv_rotation made[64];
+    for (uint32_t i = 0; i < 64; i++) fkv_rotation_make(i / 2, i % 2, 128, &made[i]);
+    for (uint32_t i = 0; i < 64; i++) {
+        fkv_rotation again;
+        fkv_rotation_make(i / 2, i % 2, 128, &again);
+        ck_assert_mem_eq(&again, &made[i], sizeof again);
+        uint32_t n_negated = 0;
+        for (uint32_t bit = 0; bit < 128; bit++) n_negated += made[i].signs[bit / 32] >> bit % 32 & 1;
+        ck_assert(n_negated > 32 && n_negated < 96);
+        for (uint32_t j = 0; j < i; j++) ck_each(memcmp(made[i].signs, made[j].signs, 16) != 0);
+    }
+}
+END_TEST
+
+START_TEST(a_cleaned_row_loses_only_its_nan_when_it_is_rotated) {
+    enum { DIM = 128, AT = 17 };
+    dice d = dice_new(11);
+    packed p;
+    fkv_rotation r;
+    float x[DIM];
+    float back[DIM];
+    ck_assert(packed_make(8, 64, DIM, FKV_F16, &p));
+    fkv_rotation_make(42, 0, DIM, &r);
+    fill_row(&d, ROW_NORMAL, DIM, x);
+    memcpy(back, x, sizeof x);
+    back[AT] = NAN;
+    x[AT] = 0.0f;
+    fkv_codec_clean(&p.codec, back);
+    fkv_rotation_apply(&r, back);
+    packed_encode(&p, back);
+    packed_decode(&p, back);
+    fkv_rotation_undo(&r, back);
+    ck_assert(distance(x, back, DIM) < 0.02 * norm_of(x, DIM));
+}
+END_TEST
+
+/* Length of the error of 4-bit rows relative to the length of the rows, over many rows. */
+static double error_of(row_kind kind, bool rotated) {
+    enum { DIM = 128, ROWS = 200 };
+    dice d = {.state = 10};
+    double error = 0;
+    double length = 0;
+    packed p;
+    fkv_rotation r;
+    ck_assert(packed_make(4, 64, DIM, FKV_F16, &p));
+    fkv_rotation_make(42, 0, DIM, &r);
+    for (int i = 0; i < ROWS; i++) {
+        float x[DIM];
+        float back[DIM];
+        fill_row(&d, kind, DIM, x);
+        memcpy(back, x, sizeof x);
+        if (rotated) fkv_rotation_apply(&r, back);
+        packed_encode(&p, back);
+        packed_decode(&p, back);
+        if (rotated) fkv_rotation_undo(&r, back);
+        error += pow(distance(x, back, DIM), 2);
+        length += pow(norm_of(x, DIM), 2);
+    }
+    return sqrt(error / length);
+}
+
+START_TEST(rotation_makes_four_bits_hold_rows_with_large_channels) {
+    double plain = error_of(ROW_OUTLIERS, false);
+    double rotated = error_of(ROW_OUTLIERS, true);
+    ck_assert_msg(rotated < 0.6 * plain, "relative error %g with rotation, %g without", rotated, plain);
+    ck_assert(error_of(ROW_NORMAL, true) < 1.1 * error_of(ROW_NORMAL, false));
+}
+END_TEST
+
+TEST_MAIN("codec", every_sixteen_bit_float_survives_the_trip_through_float, half_to_float_is_the_value_of_its_fields,
+          float_to_sixteen_bits_rounds_to_nearest_even_at_every_midpoint, float_to_half_at_its_edges,
+          rows_of_every_type_convert_both_ways, bad_configurations_are_refused_with_their_numbers,
+          row_bytes_follow_from_bits_and_group, codes_are_packed_from_the_low_bits_up, decoded_numbers_stay_within_the_step_bound,
+          the_far_end_can_be_off_by_a_whole_step_and_the_edge_is_exact, constant_rows_are_exact,
+          a_constant_too_large_for_its_code_count_is_its_bias, a_group_does_not_see_its_neighbours,
+          encode_writes_its_row_bytes_at_any_alignment_and_no_other, sixteen_bit_rows_return_every_word_within_the_limit,
+          nan_is_stored_as_zero_and_what_is_beyond_the_limit_as_the_limit, nothing_stored_or_decoded_is_ever_infinite_or_nan,
+          parts_of_a_block_are_aligned_in_order_and_apart, rows_of_a_block_are_token_major_and_do_not_touch,
+          signs_and_a_rotated_row_are_the_documented_ones, blocks_are_the_largest_power_of_two_and_the_norm_is_rounded_once,
+          undo_brings_the_row_back_and_lengths_are_kept, rotation_keeps_dot_products,
+          seeds_and_streams_give_different_signs_and_the_same_ones_again, a_cleaned_row_loses_only_its_nan_when_it_is_rotated,
+          rotation_makes_four_bits_hold_rows_with_large_channels)
