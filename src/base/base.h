@@ -22,6 +22,13 @@
 #error "flatkv is built with gcc or clang"
 #endif
 
+/* Before a loop with a small constant count whose arrays are meant to live in registers. */
+#if defined(__clang__)
+#define FKV_UNROLL _Pragma("unroll")
+#else
+#define FKV_UNROLL _Pragma("GCC unroll 32")
+#endif
+
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "pages are little-endian and so are the machines flatkv runs on"
 #endif

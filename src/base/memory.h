@@ -15,11 +15,11 @@ typedef struct fkv_arena {
 fkv_status fkv_arena_open(fkv_arena *arena);
 void fkv_arena_close(fkv_arena *arena); /* every block must have been given back */
 
-/* Zeroed, aligned to 64 bytes. NULL when the system has none. */
+/* Zeroed, resident, aligned to 64 bytes. NULL when the system has none. */
 void *fkv_arena_take(fkv_arena *arena, uint64_t bytes);
 void fkv_arena_give(fkv_arena *arena, void *block, uint64_t bytes);
 
-/* Bytes that a block of `bytes` really occupies. The plan counts these. */
+/* Bytes that a block of `bytes` really occupies, all of them resident. The plan counts these. UINT64_MAX: no such block. */
 uint64_t fkv_memory_rounded(uint64_t bytes);
 
 /* Bytes the arena's allocator says it holds, asked afresh; equals live_bytes. For tests. */
@@ -31,8 +31,12 @@ uint64_t fkv_os_page_bytes(void);
 fkv_status fkv_map_open(uint64_t bytes, bool commit, void **map);
 void fkv_map_close(void *map, uint64_t bytes);
 
-/* Bytes this process could still take: the least of MemAvailable and the room under every cgroup limit above the process; on
- * Apple the free and reclaimable memory. *source names what bound it. UINT64_MAX if the system does not say. */
+/* Bytes this process could still take: the least of MemAvailable, the room under every cgroup limit above the process, and the
+ * room under its address space limit; on Apple the free and inactive memory. *source names what bound it. UINT64_MAX if the
+ * system does not say. */
 uint64_t fkv_memory_available(const char **source);
+
+/* The same with `root` before every path that is read: for tests. */
+uint64_t fkv_memory_available_under(const char *root, const char **source);
 
 #endif

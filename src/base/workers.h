@@ -26,7 +26,7 @@ uint32_t fkv_workers_count(const fkv_workers *workers);
 /* Runs all items and returns when the last has ended; everything written by them is then visible to the caller. */
 void fkv_workers_run(fkv_workers *workers, fkv_work_fn work, void *job, uint32_t n_items);
 
-/* Cores the process may use. */
+/* Cores the process may use: affinity and cgroup quota considered, at most FKV_MAX_THREADS. */
 uint32_t fkv_cpu_count(void);
 
 /* The best instruction set of this machine that flatkv has kernels for, and whether a given one can run here. */

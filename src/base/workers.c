@@ -1,0 +1,268 @@
+/* The worker threads of one cache. See workers.h.
+ *
+ * How a job runs
+ *   The caller writes the job, then `unfinished`, then `left` (release), then raises `epoch`. Everybody, the caller included,
+ *   claims items by taking one from `left`; whoever gets a number above zero owns an item, and only then reads the job. A job
+ *   cannot end, and so cannot be replaced, while an item of it is owned. A straggler of an earlier job that takes from `left`
+ *   either finds nothing or honestly owns an item of the present one: there is no stale claim to guard against.
+ *
+ * Waiting
+ *   Both sides first spin for some microseconds (decode has a job every few), then sleep on a condition. Whoever goes to
+ *   sleep says so before it looks one last time, and whoever changes the state does so before it looks for sleepers; both
+ *   in one total order, so one of the two sees the other.
+ *
+ * Invariants
+ *   unfinished = items of the job that have not ended; left <= unfinished; between jobs left <= 0 and unfinished = 0.
+ */
+#include "workers.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <time.h>
+
+enum {
+    SPIN_NANOSECONDS = 20 * 1000,
+    SPINS_PER_LOOK_AT_THE_CLOCK = 32,
+    STACK_SLACK_BYTES = 16 * 1024 /* left untouched at the far end: the guard page and room for a signal frame */
+};
+
+typedef struct worker {
+    fkv_workers *workers;
+    pthread_t thread;
+    uint32_t number;
+} worker;
+
+struct fkv_workers {
+    /* taken from by all threads: a cache line each */
+    alignas(64) _Atomic int64_t left;
+    alignas(64) _Atomic int64_t unfinished;
+
+    /* the job: written by the caller between jobs, read by owners of items */
+    alignas(64) fkv_work_fn work;
+    void *job;
+    uint32_t n_items;
+
+    alignas(64) _Atomic uint64_t epoch; /* raised with every job and at the end */
+    _Atomic uint32_t n_asleep;          /* workers; changed under lock */
+    _Atomic bool caller_asleep;         /* changed under lock */
+    _Atomic bool stop;
+
+    pthread_mutex_t lock; /* of the sleepers only */
+    pthread_cond_t job_ready;
+    pthread_cond_t job_done;
+    bool may_spin; /* every thread has a core; constant */
+    uint32_t n_threads;
+    worker threads[]; /* [n_threads - 1] */
+};
+
+FKV_INLINE void spin_hint(void) {
+#if FKV_ARCH_X86
+    __builtin_ia32_pause();
+#elif FKV_ARCH_ARM
+    __asm__ volatile("yield");
+#endif
+}
+
+static int64_t nanoseconds_now(void) {
+    struct timespec now;
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+typedef bool (*condition_fn)(fkv_workers *workers, uint64_t seen);
+
+/* True as soon as the condition holds, false when spinning is over. */
+static bool spin_until(fkv_workers *workers, condition_fn holds, uint64_t seen) {
+    if (!workers->may_spin) return holds(workers, seen);
+    int64_t end = nanoseconds_now() + SPIN_NANOSECONDS;
+    do {
+        for (int i = 0; i < SPINS_PER_LOOK_AT_THE_CLOCK; i++) {
+            if (holds(workers, seen)) return true;
+            spin_hint();
+        }
+    } while (nanoseconds_now() < end);
+    return false;
+}
+
+static bool job_is_done(fkv_workers *workers, uint64_t seen) {
+    (void)seen;
+    return atomic_load(&workers->unfinished) == 0;
+}
+
+static bool epoch_has_moved(fkv_workers *workers, uint64_t seen) { return atomic_load(&workers->epoch) != seen; }
+
+static void end_item(fkv_workers *workers) {
+    bool was_last = atomic_fetch_sub(&workers->unfinished, 1) == 1;
+    if (!was_last || !atomic_load(&workers->caller_asleep)) return;
+    (void)pthread_mutex_lock(&workers->lock);
+    (void)pthread_cond_signal(&workers->job_done);
+    (void)pthread_mutex_unlock(&workers->lock);
+}
+
+/* Claims and runs items until none is left. */
+static void run_items(fkv_workers *workers, uint32_t number) {
+    for (;;) {
+        int64_t left = atomic_fetch_sub(&workers->left, 1);
+        if (left <= 0) return;
+        workers->work(workers->job, (uint32_t)(workers->n_items - left), number);
+        end_item(workers);
+    }
+}
+
+static void sleep_until_epoch_moves(fkv_workers *workers, uint64_t seen) {
+    (void)pthread_mutex_lock(&workers->lock);
+    (void)atomic_fetch_add(&workers->n_asleep, 1);
+    while (!epoch_has_moved(workers, seen)) (void)pthread_cond_wait(&workers->job_ready, &workers->lock);
+    (void)atomic_fetch_sub(&workers->n_asleep, 1);
+    (void)pthread_mutex_unlock(&workers->lock);
+}
+
+static void wait_for_the_others(fkv_workers *workers) {
+    if (spin_until(workers, job_is_done, 0)) return;
+    (void)pthread_mutex_lock(&workers->lock);
+    atomic_store(&workers->caller_asleep, true);
+    while (!job_is_done(workers, 0)) (void)pthread_cond_wait(&workers->job_done, &workers->lock);
+    atomic_store(&workers->caller_asleep, false);
+    (void)pthread_mutex_unlock(&workers->lock);
+}
+
+/* Lowest address of the calling thread's stack, its guard included; 0 if the system does not say. */
+static uintptr_t stack_lowest(void) {
+#if FKV_OS_APPLE
+    return (uintptr_t)pthread_get_stackaddr_np(pthread_self()) - pthread_get_stacksize_np(pthread_self());
+#else
+    pthread_attr_t attributes;
+    void *lowest = NULL;
+    size_t bytes = 0;
+    if (pthread_getattr_np(pthread_self(), &attributes) != 0) return 0;
+    if (pthread_attr_getstack(&attributes, &lowest, &bytes) != 0) lowest = NULL;
+    (void)pthread_attr_destroy(&attributes);
+    return (uintptr_t)lowest;
+#endif
+}
+
+/* The plan counts whole stacks: make them resident now, so that no later call depth makes the process grow. */
+static void __attribute__((noinline)) touch_stack(void) {
+    uintptr_t here = (uintptr_t)__builtin_frame_address(0);
+    uintptr_t lowest = stack_lowest();
+    if (lowest == 0 || here < lowest + STACK_SLACK_BYTES) return;
+    size_t depth = here - lowest - STACK_SLACK_BYTES;
+    if (depth == 0 || depth > FKV_WORKER_STACK_BYTES) return;
+    volatile uint8_t *stack = __builtin_alloca(depth);
+    for (size_t at = 0; at < depth; at += 1024) stack[at] = 0;
+}
+
+static void *worker_main(void *argument) {
+    worker *self = argument;
+    fkv_workers *workers = self->workers;
+    uint64_t seen = 0;
+    touch_stack();
+    end_item(workers);
+    for (;;) {
+        if (!spin_until(workers, epoch_has_moved, seen)) sleep_until_epoch_moves(workers, seen);
+        seen = atomic_load(&workers->epoch);
+        if (atomic_load(&workers->stop)) return NULL;
+        run_items(workers, self->number);
+    }
+}
+
+/* Raises the epoch and wakes up to n_wanted of those who sleep. */
+static void announce(fkv_workers *workers, uint32_t n_wanted) {
+    (void)atomic_fetch_add(&workers->epoch, 1);
+    uint32_t n_asleep = atomic_load(&workers->n_asleep);
+    if (n_asleep == 0) return;
+    (void)pthread_mutex_lock(&workers->lock);
+    if (n_wanted >= n_asleep) {
+        (void)pthread_cond_broadcast(&workers->job_ready);
+    } else {
+        for (uint32_t i = 0; i < n_wanted; i++) (void)pthread_cond_signal(&workers->job_ready);
+    }
+    (void)pthread_mutex_unlock(&workers->lock);
+}
+
+/* Stops and joins the first n_started threads. */
+static void stop_threads(fkv_workers *workers, uint32_t n_started) {
+    atomic_store(&workers->stop, true);
+    announce(workers, UINT32_MAX);
+    for (uint32_t i = 0; i < n_started; i++) (void)pthread_join(workers->threads[i].thread, NULL);
+}
+
+/* Starts the threads with every signal blocked: the program's handlers run on the program's own threads. */
+static int start_threads(fkv_workers *workers, uint32_t *n_started) {
+    pthread_attr_t attributes;
+    sigset_t all;
+    sigset_t before;
+    int error = pthread_attr_init(&attributes);
+    if (error != 0) return error;
+    error = pthread_attr_setstacksize(&attributes, FKV_WORKER_STACK_BYTES);
+    (void)sigfillset(&all);
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    while (error == 0 && *n_started < workers->n_threads - 1) {
+        worker *next = &workers->threads[*n_started];
+        *next = (worker){.workers = workers, .number = *n_started + 1};
+        error = pthread_create(&next->thread, &attributes, worker_main, next);
+        if (error == 0) ++*n_started;
+    }
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    (void)pthread_attr_destroy(&attributes);
+    return error;
+}
+
+static void destroy_sleep(fkv_workers *workers) {
+    (void)pthread_cond_destroy(&workers->job_done);
+    (void)pthread_cond_destroy(&workers->job_ready);
+    (void)pthread_mutex_destroy(&workers->lock);
+}
+
+uint64_t fkv_workers_bytes(uint32_t n_threads) {
+    return fkv_align_up(sizeof(fkv_workers) + (uint64_t)n_threads * sizeof(worker), alignof(fkv_workers));
+}
+
+fkv_status fkv_workers_open(void *place, uint32_t n_threads, fkv_workers **workers) {
+    *workers = NULL;
+    FKV_REQUIRE(n_threads >= 1 && n_threads <= FKV_MAX_THREADS, FKV_BAD_CONFIG, "n_threads is %u; 1 to %d can work on a step",
+                n_threads, FKV_MAX_THREADS);
+    FKV_ASSERT((uintptr_t)place % alignof(fkv_workers) == 0);
+    fkv_workers *made = place;
+    made->n_threads = n_threads;
+    made->may_spin = n_threads <= fkv_cpu_count();
+    (void)pthread_mutex_init(&made->lock, NULL);
+    (void)pthread_cond_init(&made->job_ready, NULL);
+    (void)pthread_cond_init(&made->job_done, NULL);
+    atomic_store(&made->unfinished, n_threads - 1); /* getting ready counts as an item of each thread */
+    uint32_t n_started = 0;
+    int error = start_threads(made, &n_started);
+    if (error != 0) {
+        stop_threads(made, n_started);
+        destroy_sleep(made);
+        return fkv_fail(FKV_NO_MEMORY, "worker thread %u of %u could not be started: %s; use a smaller n_threads", n_started + 1,
+                        n_threads - 1, strerror(error));
+    }
+    wait_for_the_others(made);
+    *workers = made;
+    return FKV_OK;
+}
+
+void fkv_workers_close(fkv_workers *workers) {
+    if (workers == NULL) return;
+    stop_threads(workers, workers->n_threads - 1);
+    destroy_sleep(workers);
+}
+
+uint32_t fkv_workers_count(const fkv_workers *workers) { return workers->n_threads; }
+
+void fkv_workers_run(fkv_workers *workers, fkv_work_fn work, void *job, uint32_t n_items) {
+    if (workers->n_threads == 1 || n_items <= 1) {
+        for (uint32_t item = 0; item < n_items; item++) work(job, item, 0);
+        return;
+    }
+    workers->work = work;
+    workers->job = job;
+    workers->n_items = n_items;
+    atomic_store(&workers->unfinished, n_items);
+    atomic_store(&workers->left, n_items);
+    announce(workers, n_items - 1);
+    run_items(workers, 0);
+    wait_for_the_others(workers);
+}
