@@ -1,0 +1,336 @@
+/* The walk of queries over packed pages: which rows meet which page, in which order, under which mask. The arithmetic on a tile
+ * is the kernels'. Owns nothing; all scratch is the caller's.
+ *
+ * Work is cut into items of (query tile, KV head): the tile holds `tile_queries` consecutive tokens of one sequence with all
+ * query heads of the KV head, so that each packed byte is read once for all of them. When there are too few such items for the
+ * threads, decode tiles are cut further, at the piece boundaries of fkv_attn_split_pages(), and the last item to end folds the
+ * pieces.
+ *
+ * Invariant (same answer however it got there): for each query, pieces are closed at the same pages and folded in the same order
+ * whether one item walks them all or each piece is an item.
+ */
+#include "attn.h"
+#include "cpu/kernels.h"
+
+#include "../base/carve.h"
+#include "../codec/half.h"
+
+#include <math.h>
+#include <stdatomic.h>
+
+enum {
+    SMALLEST_SPLIT = 256, /* tokens */
+    ITEMS_PER_THREAD = 3  /* fewer than this many items for each thread: cut decode tiles at piece boundaries */
+};
+
+typedef struct thread_scratch {
+    float *q;      /* [tile rows, D] */
+    float *scores; /* [tile rows, FKV_TILE_TOKENS] */
+    fkv_row_mask *masks;
+    fkv_softmax piece; /* since the last boundary */
+    fkv_softmax total; /* of the pieces before it */
+} thread_scratch;
+
+typedef struct scratch {
+    uint32_t *first_tile;             /* [rows + 1]: tiles of the rows before */
+    thread_scratch *threads;          /* [n_threads] */
+    _Atomic uint32_t *pieces_to_come; /* [split items]: of each (tile, head) */
+    fkv_softmax *pieces;              /* [split items * FKV_ATTN_MAX_SPLITS] */
+} scratch;
+
+typedef struct job {
+    const fkv_cpu_kernels *kernels;
+    const fkv_attn_layer *layer;
+    const fkv_attn_row *rows;
+    uint32_t n_rows;
+    const uint8_t *q;
+    uint8_t *out;
+    scratch scratch;
+    uint32_t heads_per_kv; /* R */
+    uint32_t tile_queries;
+    uint32_t tile_tokens; /* of K and V in one kernel call */
+    uint32_t max_splits;  /* items of one (tile, head); 1: not cut */
+    _Atomic uint64_t tokens_read;
+} job;
+
+/* One query tile, found from its number. */
+typedef struct query_tile {
+    const fkv_attn_row *row;
+    uint32_t first_token; /* of the step, over all rows */
+    uint32_t position;    /* of its first query */
+    uint32_t n_queries;
+} query_tile;
+
+uint32_t fkv_attn_split_pages(uint32_t position, uint32_t page_tokens) {
+    uint32_t n_pages = position / page_tokens + 1;
+    uint32_t pages = page_tokens < SMALLEST_SPLIT ? SMALLEST_SPLIT / page_tokens : 1;
+    while (pages * FKV_ATTN_MAX_SPLITS < n_pages) pages *= 2;
+    return pages;
+}
+
+static uint32_t queries_per_tile(uint32_t heads_per_kv) { return fkv_max_u32(1, FKV_TILE_ROWS / heads_per_kv); }
+
+static void carve_softmax(fkv_carve *carve, uint64_t rows, uint64_t dim, fkv_softmax *s) {
+    s->max = FKV_CARVE(carve, rows, float);
+    s->sum = FKV_CARVE(carve, rows, float);
+    s->out = FKV_CARVE(carve, rows * dim, float);
+}
+
+/* One walk for plan and use: while counting, the arrays of structs are not there and only their pieces are counted. */
+static void layout(fkv_carve *carve, const fkv_attn_layer *layer, uint32_t max_rows, uint32_t n_threads, scratch *s) {
+    uint64_t dim = layer->head_dim;
+    uint32_t heads_per_kv = layer->n_q_heads / layer->n_kv_heads;
+    uint64_t tile_rows = (uint64_t)queries_per_tile(heads_per_kv) * heads_per_kv;
+    uint64_t split_items = n_threads > 1 ? (uint64_t)n_threads * ITEMS_PER_THREAD : 0;
+
+    s->first_tile = FKV_CARVE(carve, (uint64_t)max_rows + 1, uint32_t);
+    s->threads = FKV_CARVE(carve, n_threads, thread_scratch);
+    for (uint32_t i = 0; i < n_threads; i++) {
+        thread_scratch t = {0};
+        t.q = FKV_CARVE(carve, tile_rows * dim, float);
+        t.scores = FKV_CARVE(carve, tile_rows * FKV_TILE_TOKENS, float);
+        t.masks = FKV_CARVE(carve, tile_rows, fkv_row_mask);
+        carve_softmax(carve, tile_rows, dim, &t.piece);
+        carve_softmax(carve, tile_rows, dim, &t.total);
+        if (carve->base != NULL) s->threads[i] = t;
+    }
+    s->pieces_to_come = FKV_CARVE(carve, split_items, _Atomic uint32_t);
+    s->pieces = FKV_CARVE(carve, split_items * FKV_ATTN_MAX_SPLITS, fkv_softmax);
+    for (uint64_t i = 0; i < split_items * FKV_ATTN_MAX_SPLITS; i++) {
+        fkv_softmax piece;
+        carve_softmax(carve, heads_per_kv, dim, &piece);
+        if (carve->base != NULL) s->pieces[i] = piece;
+    }
+}
+
+uint64_t fkv_attn_scratch_bytes(const fkv_attn_layer *layer, uint32_t max_rows, uint32_t n_threads) {
+    fkv_carve carve = {0};
+    scratch s;
+    layout(&carve, layer, max_rows, n_threads, &s);
+    return carve.used;
+}
+
+static query_tile tile_at(const job *j, uint32_t tile) {
+    uint32_t low = 0;
+    uint32_t high = j->n_rows; /* the last row whose first tile is <= tile */
+    while (high - low > 1) {
+        uint32_t middle = low + (high - low) / 2;
+        if (j->scratch.first_tile[middle] <= tile)
+            low = middle;
+        else
+            high = middle;
+    }
+    uint32_t first_token = 0;
+    for (uint32_t r = 0; r < low; r++) first_token += j->rows[r].n_tokens;
+    const fkv_attn_row *row = &j->rows[low];
+    uint32_t offset = (tile - j->scratch.first_tile[low]) * j->tile_queries;
+    return (query_tile){row, first_token + offset, row->start + offset, fkv_min_u32(j->tile_queries, row->n_tokens - offset)};
+}
+
+static fkv_softmax rows_from(fkv_softmax s, uint32_t row, uint32_t dim) {
+    return (fkv_softmax){s.max + row, s.sum + row, s.out + (size_t)row * dim};
+}
+
+static void clear_rows(fkv_softmax s, uint32_t n_rows, uint32_t dim) {
+    for (uint32_t r = 0; r < n_rows; r++) s.max[r] = -INFINITY;
+    memset(s.sum, 0, n_rows * sizeof *s.sum);
+    memset(s.out, 0, (size_t)n_rows * dim * sizeof *s.out);
+}
+
+/* Queries to floats, scaled and rotated as the keys are. */
+static void load_queries(const job *j, query_tile tile, uint32_t head, float *q) {
+    const fkv_attn_layer *layer = j->layer;
+    uint32_t n = j->heads_per_kv * layer->head_dim;
+    for (uint32_t i = 0; i < tile.n_queries; i++) {
+        size_t at = ((size_t)(tile.first_token + i) * layer->n_q_heads + (size_t)head * j->heads_per_kv) * layer->head_dim;
+        float *to = q + (size_t)i * n;
+        fkv_rows_to_f32(layer->row_type, j->q + at * fkv_type_bytes(layer->row_type), to, n);
+        for (uint32_t d = 0; d < n; d++) to[d] *= layer->scale;
+        if (layer->rotate_k != NULL)
+            for (uint32_t h = 0; h < j->heads_per_kv; h++) fkv_rotation_apply(layer->rotate_k, to + (size_t)h * layer->head_dim);
+    }
+}
+
+static void store_outputs(const job *j, query_tile tile, uint32_t head, fkv_softmax total) {
+    const fkv_attn_layer *layer = j->layer;
+    uint32_t dim = layer->head_dim;
+    for (uint32_t i = 0; i < tile.n_queries; i++) {
+        size_t at = ((size_t)(tile.first_token + i) * layer->n_q_heads + (size_t)head * j->heads_per_kv) * dim;
+        for (uint32_t h = 0; h < j->heads_per_kv; h++) {
+            uint32_t r = i * j->heads_per_kv + h;
+            float *row = total.out + (size_t)r * dim;
+            float factor = 1.0f / total.sum[r];
+            for (uint32_t d = 0; d < dim; d++) row[d] *= factor;
+            if (layer->rotate_v != NULL) fkv_rotation_undo(layer->rotate_v, row);
+        }
+        fkv_rows_from_f32(layer->row_type, total.out + (size_t)i * j->heads_per_kv * dim,
+                          j->out + at * fkv_type_bytes(layer->row_type), (size_t)j->heads_per_kv * dim);
+    }
+}
+
+static uint32_t clamp_to(uint32_t position, uint32_t base, uint32_t width) {
+    return position <= base ? 0 : fkv_min_u32(position - base, width);
+}
+
+static uint32_t window_begin(const fkv_attn_layer *layer, uint32_t position) {
+    return layer->window != 0 && position + 1 > layer->window ? position + 1 - layer->window : 0;
+}
+
+/* One kernel tile: tokens [base, base + n_tokens) of the page against every row of the query tile. */
+static void meet(const job *j, query_tile tile, const thread_scratch *s, const uint8_t *block, uint32_t slot, uint32_t base,
+                 uint32_t n_tokens) {
+    const fkv_attn_layer *layer = j->layer;
+    uint32_t n_rows = tile.n_queries * j->heads_per_kv;
+    for (uint32_t i = 0; i < tile.n_queries; i++) {
+        uint32_t position = tile.position + i;
+        fkv_row_mask mask = {.sinks = layer->window != 0 ? clamp_to(layer->n_sinks, base, j->tile_tokens) : 0,
+                             .begin = clamp_to(window_begin(layer, position), base, j->tile_tokens),
+                             .end = clamp_to(position + 1, base, j->tile_tokens)};
+        for (uint32_t h = 0; h < j->heads_per_kv; h++) s->masks[i * j->heads_per_kv + h] = mask;
+    }
+    const uint8_t *part[FKV_N_SIDES][FKV_N_PARTS];
+    for (int side = 0; side < FKV_N_SIDES; side++)
+        for (int p = 0; p < FKV_N_PARTS; p++)
+            part[side][p] = block + layer->block.offset[side][p] + (size_t)slot * layer->block.codec[side].row_bytes[p];
+
+    j->kernels->scores(&layer->block.codec[FKV_SIDE_K], part[FKV_SIDE_K], n_tokens, s->q, n_rows, s->scores);
+    j->kernels->softmax(s->scores, j->tile_tokens, s->masks, n_rows, layer->head_dim, layer->softcap, s->piece);
+    j->kernels->values(&layer->block.codec[FKV_SIDE_V], part[FKV_SIDE_V], n_tokens, s->scores, n_rows, s->piece.out);
+}
+
+static void close_pieces(const job *j, query_tile tile, const thread_scratch *s, uint32_t from_page, uint32_t to_page) {
+    uint32_t dim = j->layer->head_dim;
+    for (uint32_t i = 0; i < tile.n_queries; i++) {
+        uint32_t pages = fkv_attn_split_pages(tile.position + i, j->layer->block.page_tokens);
+        if (from_page / pages == to_page / pages) continue;
+        fkv_softmax piece = rows_from(s->piece, i * j->heads_per_kv, dim);
+        j->kernels->fold(rows_from(s->total, i * j->heads_per_kv, dim), piece, j->heads_per_kv, dim);
+        clear_rows(piece, j->heads_per_kv, dim);
+    }
+}
+
+/* Pages [first, end) of the history, those that no query of the tile sees left out. Closes pieces on the way; the last one stays
+ * open in s->piece. Returns the tokens read. */
+static uint64_t walk(const job *j, query_tile tile, uint32_t head, const thread_scratch *s, uint32_t first, uint32_t end) {
+    const fkv_attn_layer *layer = j->layer;
+    uint32_t page_tokens = layer->block.page_tokens;
+    uint32_t seen_end = tile.position + tile.n_queries; /* one behind the last query */
+    uint32_t sink_pages = layer->window != 0 ? fkv_ceil_div(layer->n_sinks, page_tokens) : 0;
+    uint32_t window_page = window_begin(layer, tile.position) / page_tokens;
+    size_t stride = (size_t)layer->n_kv_heads * layer->block.bytes;
+    const uint8_t *blocks = layer->pages + (size_t)head * layer->block.bytes;
+    uint64_t tokens_read = 0;
+    uint32_t before = first;
+    for (uint32_t page = first; page < end; page++) {
+        if (page >= sink_pages && page < window_page) page = window_page;
+        if (page >= end) break;
+        close_pieces(j, tile, s, before, page);
+        before = page;
+        const fkv_attn_row *row = tile.row;
+        uint32_t at = page < row->n_fixed ? page : row->n_fixed + (page - row->n_fixed) % row->n_ring;
+        const uint8_t *block = blocks + row->pages[at] * stride;
+        for (uint32_t slot = 0; slot < page_tokens; slot += j->tile_tokens) {
+            uint32_t base = page * page_tokens + slot;
+            if (base >= seen_end) break;
+            uint32_t n_tokens = fkv_min_u32(j->tile_tokens, seen_end - base);
+            meet(j, tile, s, block, slot, base, n_tokens);
+            tokens_read += n_tokens;
+        }
+    }
+    return tokens_read;
+}
+
+static void count_tokens(job *j, uint64_t tokens) { atomic_fetch_add_explicit(&j->tokens_read, tokens, memory_order_relaxed); }
+
+static void attend_whole(void *context, uint32_t item, uint32_t thread) {
+    job *j = context;
+    uint32_t head = item % j->layer->n_kv_heads;
+    query_tile tile = tile_at(j, item / j->layer->n_kv_heads);
+    const thread_scratch *s = &j->scratch.threads[thread];
+    uint32_t n_rows = tile.n_queries * j->heads_per_kv;
+    uint32_t dim = j->layer->head_dim;
+    clear_rows(s->piece, n_rows, dim);
+    clear_rows(s->total, n_rows, dim);
+    load_queries(j, tile, head, s->q);
+    uint32_t end = (tile.position + tile.n_queries - 1) / j->layer->block.page_tokens + 1;
+    count_tokens(j, walk(j, tile, head, s, 0, end));
+    j->kernels->fold(s->total, s->piece, n_rows, dim);
+    store_outputs(j, tile, head, s->total);
+}
+
+/* The piece `split` of one (tile, head) of a single query; whoever ends last folds them all. */
+static void attend_piece(void *context, uint32_t item, uint32_t thread) {
+    job *j = context;
+    uint32_t split = item % j->max_splits;
+    uint32_t work = item / j->max_splits;
+    uint32_t head = work % j->layer->n_kv_heads;
+    query_tile tile = tile_at(j, work / j->layer->n_kv_heads);
+    uint32_t dim = j->layer->head_dim;
+    uint32_t n_pages = tile.position / j->layer->block.page_tokens + 1;
+    uint32_t pages = fkv_attn_split_pages(tile.position, j->layer->block.page_tokens);
+    uint32_t n_splits = fkv_ceil_div(n_pages, pages);
+    if (split >= n_splits) return;
+
+    fkv_softmax *pieces = &j->scratch.pieces[(size_t)work * FKV_ATTN_MAX_SPLITS];
+    thread_scratch s = j->scratch.threads[thread];
+    s.piece = pieces[split];
+    clear_rows(s.piece, j->heads_per_kv, dim);
+    load_queries(j, tile, head, s.q);
+    count_tokens(j, walk(j, tile, head, &s, split * pages, fkv_min_u32((split + 1) * pages, n_pages)));
+
+    if (atomic_fetch_sub_explicit(&j->scratch.pieces_to_come[work], 1, memory_order_acq_rel) != 1) return;
+    clear_rows(s.total, j->heads_per_kv, dim);
+    for (uint32_t i = 0; i < n_splits; i++) j->kernels->fold(s.total, pieces[i], j->heads_per_kv, dim);
+    store_outputs(j, tile, head, s.total);
+}
+
+/* Whether cutting decode tiles into pieces pays; prepares the counters if so. */
+static bool cut_into_pieces(job *j, uint32_t n_tiles, uint32_t n_threads) {
+    uint32_t n_work = n_tiles * j->layer->n_kv_heads;
+    if (n_threads == 1 || n_work >= n_threads * ITEMS_PER_THREAD) return false;
+    j->max_splits = 1;
+    for (uint32_t tile = 0; tile < n_tiles; tile++) {
+        query_tile t = tile_at(j, tile);
+        if (t.n_queries != 1) return false;
+        uint32_t page_tokens = j->layer->block.page_tokens;
+        uint32_t n_splits = fkv_ceil_div(t.position / page_tokens + 1, fkv_attn_split_pages(t.position, page_tokens));
+        for (uint32_t head = 0; head < j->layer->n_kv_heads; head++)
+            atomic_init(&j->scratch.pieces_to_come[tile * j->layer->n_kv_heads + head], n_splits);
+        j->max_splits = fkv_max_u32(j->max_splits, n_splits);
+    }
+    return j->max_splits > 1;
+}
+
+uint64_t fkv_attn_attend(const fkv_cpu_kernels *kernels, const fkv_attn_layer *layer, const fkv_attn_row *rows, uint32_t n_rows,
+                         const void *q, void *out, void *memory, fkv_workers *workers) {
+    uint32_t n_threads = fkv_workers_count(workers);
+    uint32_t heads_per_kv = layer->n_q_heads / layer->n_kv_heads;
+    job j = {.kernels = kernels,
+             .layer = layer,
+             .rows = rows,
+             .n_rows = n_rows,
+             .q = q,
+             .out = out,
+             .heads_per_kv = heads_per_kv,
+             .tile_queries = queries_per_tile(heads_per_kv),
+             .tile_tokens = fkv_min_u32(layer->block.page_tokens, FKV_TILE_TOKENS)};
+    fkv_carve carve = {.base = memory, .size = UINT64_MAX};
+    layout(&carve, layer, n_rows, n_threads, &j.scratch);
+
+    uint32_t n_tiles = 0;
+    for (uint32_t r = 0; r < n_rows; r++) {
+        j.scratch.first_tile[r] = n_tiles;
+        n_tiles += fkv_ceil_div(rows[r].n_tokens, j.tile_queries);
+    }
+    j.scratch.first_tile[n_rows] = n_tiles;
+
+    if (cut_into_pieces(&j, n_tiles, n_threads))
+        fkv_workers_run(workers, attend_piece, &j, n_tiles * layer->n_kv_heads * j.max_splits);
+    else
+        fkv_workers_run(workers, attend_whole, &j, n_tiles * layer->n_kv_heads);
+
+    uint64_t token_bytes = 0;
+    for (int side = 0; side < FKV_N_SIDES; side++)
+        for (int p = 0; p < FKV_N_PARTS; p++) token_bytes += layer->block.codec[side].row_bytes[p];
+    return atomic_load_explicit(&j.tokens_read, memory_order_relaxed) * token_bytes;
+}

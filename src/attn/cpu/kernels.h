@@ -1,0 +1,63 @@
+/* The small operations that one instruction set brings to attention. The walk over pages, masks and splits is written once, above
+ * them (src/attn/attend.c); what is here sees one tile: up to FKV_TILE_TOKENS consecutive tokens of one KV head, and the rows of
+ * queries that look at it.
+ *
+ * For every row the result is a function of that row and the tile alone, to the last bit: not of the rows beside it, nor of
+ * tokens that are masked for it.
+ */
+#ifndef FKV_KERNELS_H
+#define FKV_KERNELS_H
+
+#include "../../codec/codec.h"
+
+enum {
+    FKV_TILE_TOKENS = 64, /* scores of a row in a tile lie this far apart */
+    FKV_TILE_ROWS = 32,   /* rows of a tile, unless one KV head serves more query heads than that */
+    FKV_MAX_TILE_ROWS = FKV_MAX_HEADS_PER_KV
+};
+
+/* Which tokens of a tile a row sees: t < end and (t >= begin or t < sinks). */
+typedef struct fkv_row_mask {
+    uint32_t sinks;
+    uint32_t begin;
+    uint32_t end;
+} fkv_row_mask;
+
+/* Online softmax of up to FKV_MAX_TILE_ROWS rows: out = sum of p * v, with p relative to exp(max); sum = sum of p. A row that has
+ * seen no token has max = -inf, sum = 0, out = 0. */
+typedef struct fkv_softmax {
+    float *max; /* [rows] */
+    float *sum; /* [rows] */
+    float *out; /* [rows, D] */
+} fkv_softmax;
+
+struct fkv_cpu_kernels {
+    const char *name;
+
+    /* scores[r][t] = q[r] . k[t] for t < n_tokens; what is behind n_tokens is not defined. q: [rows, D], 64-byte aligned.
+     * part: the parts of the tile's first token. */
+    void (*scores)(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t n_tokens, const float *q,
+                   uint32_t n_rows, float *scores);
+
+    /* Caps and masks the scores, moves the running maximum, rescales state, and leaves p in scores (0 where masked). width:
+     * tokens of a full tile, a multiple of 16. */
+    void (*softmax)(float *scores, uint32_t width, const fkv_row_mask *masks, uint32_t n_rows, uint32_t dim, float softcap,
+                    fkv_softmax state);
+
+    /* out[r] += sum over t < n_tokens of p[r][t] * v[t]. */
+    void (*values)(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t n_tokens, const float *p,
+                   uint32_t n_rows, float *out);
+
+    /* into = into + piece, for rows where piece has seen a token. */
+    void (*fold)(fkv_softmax into, fkv_softmax piece, uint32_t n_rows, uint32_t dim);
+
+    /* fkv_codec_encode(), bit for bit. */
+    void (*encode)(const fkv_codec *codec, const float *x, uint8_t *const part[FKV_N_PARTS]);
+};
+
+extern const struct fkv_cpu_kernels fkv_kernels_plain;
+extern const struct fkv_cpu_kernels fkv_kernels_avx2;
+extern const struct fkv_cpu_kernels fkv_kernels_avx512;
+extern const struct fkv_cpu_kernels fkv_kernels_neon;
+
+#endif

@@ -1,0 +1,6 @@
+/* The kernels over AVX2. */
+#include "vec_avx2.h"
+
+#include "kernels_body.h"
+
+FKV_KERNELS(avx2);

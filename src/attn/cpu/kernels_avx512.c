@@ -1,0 +1,6 @@
+/* The kernels over AVX-512. */
+#include "vec_avx512.h"
+
+#include "kernels_body.h"
+
+FKV_KERNELS(avx512);

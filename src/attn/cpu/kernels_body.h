@@ -1,0 +1,381 @@
+/* The kernels of kernels.h, written once over the vector primitives of a vec_*.h that is included before this file:
+ *
+ *   vf, VL             a vector of VL floats
+ *   UNIT_VECS          vectors that hold one unit of 16 numbers along the head dimension
+ *   BLOCK_TOKENS       tokens decoded side by side,  CHUNK_UNITS  units of each: together they fill half the registers
+ *   vf_affine, vf_decode, vf_load_f16, vf_load_bf16    a unit of packed bytes to floats
+ *
+ * Shape of the loops. A block of tokens is decoded once into registers and used by every row of the tile (all query heads of the
+ * KV head, and in prefill several queries): packed bytes are read once, nothing unpacked is ever stored. For each (row, token)
+ * the order of operations does not depend on the number of rows or tokens, so results are the same to the bit however the tile is
+ * cut.
+ *
+ * Ladder (decode, 32 q / 8 kv / 128, 16384 cached, K8/V4, one thread of a 2.0 GHz AVX-512 machine) is in docs/performance.md.
+ */
+#include "../../codec/half.h"
+#include "kernels.h"
+
+#include <math.h>
+
+/* How the numbers of a row are written, as a compile-time constant: the bits of affine codes, or one of the two 16-bit floats. */
+enum { FORM_2 = 2, FORM_4 = 4, FORM_8 = 8, FORM_F16 = 16, FORM_BF16 = 17 };
+
+enum { CHUNK_VECS = CHUNK_UNITS * UNIT_VECS, MAX_GROUPS_PER_ROW = FKV_MAX_HEAD_DIM / 32 };
+
+typedef struct tile {
+    const uint8_t *codes;
+    uint32_t row_bytes;
+    uint32_t n_groups;
+    uint32_t group_shift;
+    uint32_t n_units; /* D / 16 */
+    float scales[FKV_TILE_TOKENS * MAX_GROUPS_PER_ROW];
+    float biases[FKV_TILE_TOKENS * MAX_GROUPS_PER_ROW];
+} tile;
+
+/* Scales and biases of the tile to floats, 16 at a time: the counts are rounded up, which stays inside the part because a full
+ * tile is a multiple of 16 tokens. */
+static void widen(fkv_type type, const uint8_t *from, uint32_t n, float *to) {
+    for (uint32_t i = 0; i < n; i += 16) {
+        vf unit[UNIT_VECS];
+        if (type == FKV_BF16)
+            vf_load_bf16(from + 2 * (size_t)i, unit);
+        else
+            vf_load_f16(from + 2 * (size_t)i, unit);
+        for (int v = 0; v < UNIT_VECS; v++) vf_store(to + i + v * VL, unit[v]);
+    }
+}
+
+static void tile_open(tile *t, const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t n_tokens) {
+    t->codes = part[FKV_PART_CODES];
+    t->row_bytes = codec->row_bytes[FKV_PART_CODES];
+    t->n_units = codec->dim / 16;
+    if (codec->kind != FKV_CODEC_AFFINE) return;
+    t->n_groups = codec->dim / codec->group;
+    t->group_shift = codec->group == 32 ? 5 : codec->group == 64 ? 6 : 7;
+    widen(codec->type, part[FKV_PART_SCALES], n_tokens * t->n_groups, t->scales);
+    widen(codec->type, part[FKV_PART_BIASES], n_tokens * t->n_groups, t->biases);
+}
+
+/* n_tokens x n_units units from (token, unit) on. group_units: units that surely share a group; divides n_units. All counts and
+ * the form are constants at every call, so that `out` lives in registers. */
+FKV_INLINE void decode_block(int form, int group_units, int n_tokens, int n_units, const tile *t, uint32_t token, uint32_t unit,
+                             vf out[BLOCK_TOKENS][CHUNK_VECS]) {
+    FKV_UNROLL
+    for (int i = 0; i < n_tokens; i++) {
+        const uint8_t *row = t->codes + (size_t)(token + (uint32_t)i) * t->row_bytes;
+        FKV_UNROLL
+        for (int u = 0; u < n_units; u += group_units) {
+            vf_affine affine;
+            if (form < FORM_F16) {
+                uint32_t g = (token + (uint32_t)i) * t->n_groups + ((unit + (uint32_t)u) * 16 >> t->group_shift);
+                affine = vf_affine_make(form, t->scales[g], t->biases[g]);
+            }
+            FKV_UNROLL
+            for (int w = u; w < u + group_units; w++) {
+                if (form == FORM_F16)
+                    vf_load_f16(row + (size_t)(unit + (uint32_t)w) * 32, &out[i][w * UNIT_VECS]);
+                else if (form == FORM_BF16)
+                    vf_load_bf16(row + (size_t)(unit + (uint32_t)w) * 32, &out[i][w * UNIT_VECS]);
+                else
+                    vf_decode(form, row + (size_t)(unit + (uint32_t)w) * 2 * (size_t)form, affine, &out[i][w * UNIT_VECS]);
+            }
+        }
+    }
+}
+
+/* ---- scores ---- */
+
+/* One chunk of the head dimension for BLOCK_TOKENS tokens and all rows. Sums over lanes are taken once, after the last chunk. */
+FKV_INLINE void scores_chunk(int form, int group_units, int n_units, const tile *t, uint32_t token, uint32_t unit, const float *q,
+                             uint32_t n_rows, vf (*lanes)[BLOCK_TOKENS], float *scores) {
+    vf k[BLOCK_TOKENS][CHUNK_VECS];
+    decode_block(form, group_units, BLOCK_TOKENS, n_units, t, token, unit, k);
+    bool first = unit == 0;
+    bool last = unit + (uint32_t)n_units == t->n_units;
+    for (uint32_t r = 0; r < n_rows; r++) {
+        const float *row = q + ((size_t)r * t->n_units + unit) * 16;
+        vf sum[BLOCK_TOKENS];
+        FKV_UNROLL
+        for (int i = 0; i < BLOCK_TOKENS; i++) sum[i] = first ? vf_set(0.0f) : lanes[r][i];
+        FKV_UNROLL
+        for (int v = 0; v < n_units * UNIT_VECS; v++) {
+            vf x = vf_load(row + v * VL);
+            FKV_UNROLL
+            for (int i = 0; i < BLOCK_TOKENS; i++) sum[i] = vf_fma(x, k[i][v], sum[i]);
+        }
+        if (last) {
+            vf_sums(sum, scores + (size_t)r * FKV_TILE_TOKENS + token);
+        } else {
+            FKV_UNROLL
+            for (int i = 0; i < BLOCK_TOKENS; i++) lanes[r][i] = sum[i];
+        }
+    }
+}
+
+FKV_INLINE void scores_form(int form, int group_units, const tile *t, uint32_t n_tokens, const float *q, uint32_t n_rows,
+                            float *scores) {
+    vf lanes[FKV_MAX_TILE_ROWS][BLOCK_TOKENS];
+    for (uint32_t token = 0; token < n_tokens; token += BLOCK_TOKENS) {
+        uint32_t unit = 0;
+        for (; unit + CHUNK_UNITS <= t->n_units; unit += CHUNK_UNITS)
+            scores_chunk(form, group_units, CHUNK_UNITS, t, token, unit, q, n_rows, lanes, scores);
+        for (; unit < t->n_units; unit++) scores_chunk(form, 1, 1, t, token, unit, q, n_rows, lanes, scores);
+    }
+}
+
+/* ---- values ---- */
+
+FKV_INLINE void values_chunk(int form, int group_units, int n_block, int n_units, const tile *t, uint32_t token, uint32_t unit,
+                             const float *p, uint32_t n_rows, float *out) {
+    vf value[BLOCK_TOKENS][CHUNK_VECS];
+    decode_block(form, group_units, n_block, n_units, t, token, unit, value);
+    for (uint32_t r = 0; r < n_rows; r++) {
+        float *row = out + ((size_t)r * t->n_units + unit) * 16;
+        vf sum[CHUNK_VECS];
+        FKV_UNROLL
+        for (int v = 0; v < n_units * UNIT_VECS; v++) sum[v] = vf_load(row + v * VL);
+        FKV_UNROLL
+        for (int i = 0; i < n_block; i++) {
+            vf weight = vf_set(p[(size_t)r * FKV_TILE_TOKENS + token + (uint32_t)i]);
+            FKV_UNROLL
+            for (int v = 0; v < n_units * UNIT_VECS; v++) sum[v] = vf_fma(weight, value[i][v], sum[v]);
+        }
+        FKV_UNROLL
+        for (int v = 0; v < n_units * UNIT_VECS; v++) vf_store(row + v * VL, sum[v]);
+    }
+}
+
+FKV_INLINE void values_block(int form, int group_units, int n_block, const tile *t, uint32_t token, const float *p,
+                             uint32_t n_rows, float *out) {
+    uint32_t unit = 0;
+    for (; unit + CHUNK_UNITS <= t->n_units; unit += CHUNK_UNITS)
+        values_chunk(form, group_units, n_block, CHUNK_UNITS, t, token, unit, p, n_rows, out);
+    for (; unit < t->n_units; unit++) values_chunk(form, 1, n_block, 1, t, token, unit, p, n_rows, out);
+}
+
+/* A slot behind n_tokens may hold anything, even what is no number: it must not be multiplied by 0, it must not be read. */
+FKV_INLINE void values_form(int form, int group_units, const tile *t, uint32_t n_tokens, const float *p, uint32_t n_rows,
+                            float *out) {
+    uint32_t token = 0;
+    for (; token + BLOCK_TOKENS <= n_tokens; token += BLOCK_TOKENS)
+        values_block(form, group_units, BLOCK_TOKENS, t, token, p, n_rows, out);
+    for (; token < n_tokens; token++) values_block(form, group_units, 1, t, token, p, n_rows, out);
+}
+
+/* ---- one compiled loop for each form; a group of 32 is 2 units, a larger one covers any chunk ---- */
+
+enum { GROUP_32_UNITS = CHUNK_UNITS < 2 ? CHUNK_UNITS : 2 };
+
+#define EACH_FORM(call)                                                                                                          \
+    do {                                                                                                                         \
+        bool small = codec->group == 32; /* a group of 32 is 2 units; a larger one covers any chunk */                           \
+        if (codec->kind == FKV_CODEC_HALF && codec->type == FKV_BF16) {                                                          \
+            call(FORM_BF16, CHUNK_UNITS);                                                                                        \
+        } else if (codec->kind == FKV_CODEC_HALF) {                                                                              \
+            call(FORM_F16, CHUNK_UNITS);                                                                                         \
+        } else if (codec->bits == 8) {                                                                                           \
+            if (small)                                                                                                           \
+                call(FORM_8, GROUP_32_UNITS);                                                                                    \
+            else                                                                                                                 \
+                call(FORM_8, CHUNK_UNITS);                                                                                       \
+        } else if (codec->bits == 4) {                                                                                           \
+            if (small)                                                                                                           \
+                call(FORM_4, GROUP_32_UNITS);                                                                                    \
+            else                                                                                                                 \
+                call(FORM_4, CHUNK_UNITS);                                                                                       \
+        } else {                                                                                                                 \
+            if (small)                                                                                                           \
+                call(FORM_2, GROUP_32_UNITS);                                                                                    \
+            else                                                                                                                 \
+                call(FORM_2, CHUNK_UNITS);                                                                                       \
+        }                                                                                                                        \
+    } while (0)
+
+static void kernel_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t n_tokens, const float *q,
+                          uint32_t n_rows, float *scores) {
+    tile t;
+    tile_open(&t, codec, part, n_tokens);
+#define SCORES(form, units) scores_form(form, units, &t, n_tokens, q, n_rows, scores)
+    EACH_FORM(SCORES);
+#undef SCORES
+}
+
+static void kernel_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t n_tokens, const float *p,
+                          uint32_t n_rows, float *out) {
+    tile t;
+    tile_open(&t, codec, part, n_tokens);
+#define VALUES(form, units) values_form(form, units, &t, n_tokens, p, n_rows, out)
+    EACH_FORM(VALUES);
+#undef VALUES
+}
+
+/* ---- softmax ---- */
+
+/* exp(x) for x <= 88, within 2 ulp; 0 below -87. Cephes' polynomial. */
+FKV_INLINE vf vf_exp(vf x) {
+    vf clamped = vf_max(x, vf_set(-87.0f));
+    vf n = vf_round(vf_mul(clamped, vf_set(1.44269504088896341f)));
+    vf r = vf_fma(n, vf_set(-0.693359375f), clamped);
+    r = vf_fma(n, vf_set(2.12194440e-4f), r);
+    vf y = vf_set(1.9875691500e-4f);
+    y = vf_fma(y, r, vf_set(1.3981999507e-3f));
+    y = vf_fma(y, r, vf_set(8.3334519073e-3f));
+    y = vf_fma(y, r, vf_set(4.1665795894e-2f));
+    y = vf_fma(y, r, vf_set(1.6666665459e-1f));
+    y = vf_fma(y, r, vf_set(5.0000001201e-1f));
+    y = vf_fma(y, vf_mul(r, r), vf_add(r, vf_set(1.0f)));
+    return vf_zero_below(x, vf_set(-87.0f), vf_mul(y, vf_pow2(n)));
+}
+
+static float exp_one(float x) {
+    float lanes[VL];
+    vf_store(lanes, vf_exp(vf_set(x)));
+    return lanes[0];
+}
+
+/* cap * tanh(x / cap), as cap * (1 - 2 / (exp(2 x / cap) + 1)) */
+FKV_INLINE vf vf_softcap(vf x, float cap) {
+    vf y = vf_mul(x, vf_set(2.0f / cap));
+    y = vf_min(vf_max(y, vf_set(-40.0f)), vf_set(40.0f));
+    vf tanh = vf_sub(vf_set(1.0f), vf_div(vf_set(2.0f), vf_add(vf_exp(y), vf_set(1.0f))));
+    return vf_mul(tanh, vf_set(cap));
+}
+
+static void scale_row(float *row, uint32_t dim, float factor) {
+    vf f = vf_set(factor);
+    for (uint32_t d = 0; d < dim; d += VL) vf_store(row + d, vf_mul(vf_load(row + d), f));
+}
+
+static void kernel_softmax(float *scores, uint32_t width, const fkv_row_mask *masks, uint32_t n_rows, uint32_t dim, float softcap,
+                           fkv_softmax state) {
+    for (uint32_t r = 0; r < n_rows; r++) {
+        float *s = scores + (size_t)r * FKV_TILE_TOKENS;
+        fkv_row_mask mask = masks[r];
+        if (mask.end == 0 || (mask.begin >= mask.end && mask.sinks == 0)) { /* sees nothing here */
+            memset(s, 0, width * sizeof *s);
+            continue;
+        }
+        if (softcap > 0.0f)
+            for (uint32_t t = 0; t < width; t += VL) vf_store(s + t, vf_softcap(vf_load(s + t), softcap));
+        for (uint32_t t = mask.sinks; t < mask.begin && t < width; t++) s[t] = -INFINITY;
+        for (uint32_t t = mask.end; t < width; t++) s[t] = -INFINITY;
+
+        vf max = vf_load(s);
+        for (uint32_t t = VL; t < width; t += VL) max = vf_max(max, vf_load(s + t));
+        float now = vf_reduce_max(max);
+        if (now > state.max[r]) {
+            float factor = exp_one(state.max[r] - now);
+            state.sum[r] *= factor;
+            scale_row(state.out + (size_t)r * dim, dim, factor);
+            state.max[r] = now;
+        }
+        vf base = vf_set(state.max[r]);
+        vf sum = vf_set(0.0f);
+        for (uint32_t t = 0; t < width; t += VL) {
+            vf p = vf_exp(vf_sub(vf_load(s + t), base));
+            vf_store(s + t, p);
+            sum = vf_add(sum, p);
+        }
+        state.sum[r] += vf_reduce_add(sum);
+    }
+}
+
+static void kernel_fold(fkv_softmax into, fkv_softmax piece, uint32_t n_rows, uint32_t dim) {
+    for (uint32_t r = 0; r < n_rows; r++) {
+        if (piece.max[r] == -INFINITY) continue;
+        float max = into.max[r] > piece.max[r] ? into.max[r] : piece.max[r];
+        float a = exp_one(into.max[r] - max);
+        float b = exp_one(piece.max[r] - max);
+        into.sum[r] = into.sum[r] * a + piece.sum[r] * b;
+        into.max[r] = max;
+        float *to = into.out + (size_t)r * dim;
+        const float *from = piece.out + (size_t)r * dim;
+        vf va = vf_set(a);
+        vf vb = vf_set(b);
+        for (uint32_t d = 0; d < dim; d += VL) vf_store(to + d, vf_fma(vf_load(from + d), vb, vf_mul(vf_load(to + d), va)));
+    }
+}
+
+/* ---- encoding ---- */
+
+FKV_INLINE uint64_t bytes8(const uint8_t *p) {
+    uint64_t x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+
+/* n codes, one a byte, to `bits` each: neighbours are pushed together until eight codes are one run of bits. */
+static void pack(uint32_t bits, const uint8_t *codes, uint32_t n, uint8_t *out) {
+    if (bits == 8) {
+        memcpy(out, codes, n);
+        return;
+    }
+    for (uint32_t i = 0; i < n; i += 8) {
+        uint64_t x = bytes8(codes + i);
+        uint32_t word;
+        if (bits == 4) {
+            x = (x | x >> 4) & 0x00ff00ff00ff00ffu;
+            x = (x | x >> 8) & 0x0000ffff0000ffffu;
+            word = (uint32_t)(x | x >> 16);
+            memcpy(out + i / 2, &word, 4);
+        } else {
+            x = (x | x >> 6) & 0x000f000f000f000fu;
+            x = (x | x >> 12) & 0x000000ff000000ffu;
+            word = (uint32_t)(x | x >> 24);
+            memcpy(out + i / 4, &word, 2);
+        }
+    }
+}
+
+/* The arithmetic of fkv_codec_encode(), 16 numbers at a time. */
+static void kernel_encode(const fkv_codec *codec, const float *x, uint8_t *const part[FKV_N_PARTS]) {
+    if (codec->kind != FKV_CODEC_AFFINE) {
+        fkv_codec_encode(codec, x, part);
+        return;
+    }
+    uint8_t codes[FKV_MAX_HEAD_DIM];
+    vf limit = vf_set(fkv_codec_limit(codec->type));
+    vf minus_limit = vf_sub(vf_set(0.0f), limit);
+    float n_bins = (float)((1u << codec->bits) - 1);
+    uint32_t g = 0;
+    for (uint32_t start = 0; start < codec->dim; start += codec->group, g++) {
+        vf low = vf_set(INFINITY);
+        vf high = vf_set(-INFINITY);
+        float clean[128];
+        for (uint32_t d = 0; d < codec->group; d += VL) {
+            vf value = vf_min(vf_max(vf_not_nan(vf_load(x + start + d)), minus_limit), limit);
+            vf_store(clean + d, value);
+            low = vf_min(low, value);
+            high = vf_max(high, value);
+        }
+        float min = vf_reduce_min(low);
+        float max = vf_reduce_max(high);
+        bool from_min = fabsf(min) > fabsf(max);
+        float scale = fmaxf((max - min) / n_bins, 1e-7f);
+        if (!from_min) scale = -scale;
+        float edge = from_min ? min : max;
+        float steps = rintf(edge / scale);
+        float bias = 0.0f;
+        if (steps != 0.0f) {
+            scale = edge / steps;
+            bias = edge;
+        }
+        for (uint32_t d = 0; d < codec->group; d += 16) {
+            vf unit[UNIT_VECS];
+            for (int v = 0; v < UNIT_VECS; v++) {
+                vf code = vf_div(vf_sub(vf_load(clean + d + v * VL), vf_set(bias)), vf_set(scale));
+                unit[v] = vf_min(vf_max(vf_round(code), vf_set(0.0f)), vf_set(n_bins));
+            }
+            vf_store_u8(unit, codes + start + d);
+        }
+        uint16_t half = fkv_f32_to_half(codec->type, scale);
+        memcpy(part[FKV_PART_SCALES] + 2 * (size_t)g, &half, 2);
+        half = fkv_f32_to_half(codec->type, bias);
+        memcpy(part[FKV_PART_BIASES] + 2 * (size_t)g, &half, 2);
+    }
+    pack(codec->bits, codes, codec->dim, part[FKV_PART_CODES]);
+}
+
+#define FKV_KERNELS(isa)                                                                                                         \
+    const struct fkv_cpu_kernels fkv_kernels_##isa = {#isa,          kernel_scores, kernel_softmax,                              \
+                                                      kernel_values, kernel_fold,   kernel_encode}

@@ -1,0 +1,6 @@
+/* The kernels over NEON. */
+#include "vec_neon.h"
+
+#include "kernels_body.h"
+
+FKV_KERNELS(neon);

@@ -1,0 +1,132 @@
+/* See attn_cases.h. */
+#include "attn_cases.h"
+
+#include "../src/codec/half.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+uint64_t attn_random(uint64_t *state) { /* splitmix64 */
+    uint64_t z = *state += 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+/* A sum of four uniforms: near enough to Gaussian, and quick. */
+float attn_gaussian(uint64_t *state) {
+    uint64_t r = attn_random(state);
+    float sum = 0;
+    for (int i = 0; i < 4; i++) sum += (float)(r >> 16 * i & 0xffff) / 65536.0f - 0.5f;
+    return sum * 1.7320508f;
+}
+
+void attn_random_rows(uint64_t *state, fkv_type type, uint32_t dim, bool outliers, size_t n, void *out) {
+    float row[FKV_MAX_HEAD_DIM];
+    for (size_t done = 0; done < n; done += dim) {
+        for (uint32_t d = 0; d < dim; d++) row[d] = attn_gaussian(state);
+        if (outliers) {
+            row[3] *= 20;
+            row[17 % dim] *= 20;
+            row[dim - 2] *= 20;
+        }
+        fkv_rows_from_f32(type, row, (uint8_t *)out + done * fkv_type_bytes(type), dim);
+    }
+}
+
+double attn_relative_l2(const float *a, const float *b, size_t n) {
+    double error = 0;
+    double size = 0;
+    for (size_t i = 0; i < n; i++) {
+        double difference = (double)a[i] - (double)b[i];
+        error += difference * difference;
+        size += (double)b[i] * (double)b[i];
+    }
+    double relative = sqrt(error / (size > 0 ? size : 1));
+    return relative == relative ? relative : INFINITY;
+}
+
+static void *take(size_t bytes) {
+    void *block = aligned_alloc(64, fkv_align_up(bytes + 1, 64));
+    if (block == NULL) abort();
+    return block;
+}
+
+static bool make_layer(attn_world *w, const attn_case *c) {
+    fkv_layer_config shape = {.k = attn_codecs[c->codec].k, .v = attn_codecs[c->codec].v};
+    fkv_codec k;
+    fkv_codec v;
+    if (fkv_codec_make(shape.k, c->shape.head_dim, c->page_type, &k) != FKV_OK) return false;
+    if (fkv_codec_make(shape.v, c->shape.head_dim, c->page_type, &v) != FKV_OK) return false;
+    w->layer = (fkv_attn_layer){.n_q_heads = c->shape.n_q_heads,
+                                .n_kv_heads = c->shape.n_kv_heads,
+                                .head_dim = c->shape.head_dim,
+                                .window = c->window,
+                                .n_sinks = c->n_sinks,
+                                .scale = 1.0f / sqrtf((float)c->shape.head_dim),
+                                .softcap = c->softcap,
+                                .row_type = c->row_type};
+    fkv_block_make(&k, &v, c->page_tokens, &w->layer.block);
+    fkv_rotation_make(11, 0, c->shape.head_dim, &w->rotate_k);
+    fkv_rotation_make(11, 1, c->shape.head_dim, &w->rotate_v);
+    if (c->rotate & FKV_ROTATE_K) w->layer.rotate_k = &w->rotate_k;
+    if (c->rotate & FKV_ROTATE_V) w->layer.rotate_v = &w->rotate_v;
+    return true;
+}
+
+bool attn_world_open(attn_world *w, const attn_case *c, const fkv_cpu_kernels *kernels, fkv_workers *workers, uint64_t seed) {
+    memset(w, 0, sizeof *w);
+    w->c = *c;
+    if (!make_layer(w, c)) return false;
+    uint64_t state = seed;
+    uint32_t n_pages = 0;
+    for (uint32_t r = 0; r < c->n_rows; r++) n_pages += fkv_ceil_div(c->rows[r].start + c->rows[r].n_tokens, c->page_tokens);
+
+    /* page numbers in random order, and garbage that is no number in every slot: what nobody wrote must not be seen */
+    size_t slab_bytes = (size_t)n_pages * c->shape.n_kv_heads * w->layer.block.bytes;
+    w->pages = take(slab_bytes);
+    memset(w->pages, 0xff, slab_bytes);
+    w->layer.pages = w->pages;
+    w->tables = take(n_pages * sizeof *w->tables);
+    for (uint32_t i = 0; i < n_pages; i++) w->tables[i] = i;
+    for (uint32_t i = n_pages; i > 1; i--) {
+        uint32_t other = (uint32_t)(attn_random(&state) % i);
+        uint32_t kept = w->tables[i - 1];
+        w->tables[i - 1] = w->tables[other];
+        w->tables[other] = kept;
+    }
+
+    uint32_t used = 0;
+    for (uint32_t r = 0; r < c->n_rows; r++) {
+        uint32_t n_tokens = c->rows[r].start + c->rows[r].n_tokens;
+        uint32_t n_table = fkv_ceil_div(n_tokens, c->page_tokens);
+        w->rows[r] = (fkv_attn_row){w->tables + used, n_table, 1, c->rows[r].start, c->rows[r].n_tokens};
+        used += n_table;
+        w->n_new += c->rows[r].n_tokens;
+        for (int side = 0; side < FKV_N_SIDES; side++)
+            for (int p = 0; p < FKV_N_PARTS; p++)
+                w->kv_bytes += (uint64_t)n_tokens * c->shape.n_kv_heads * w->layer.block.codec[side].row_bytes[p];
+
+        fkv_attn_row whole = w->rows[r];
+        whole.start = 0;
+        whole.n_tokens = n_tokens;
+        size_t n = (size_t)n_tokens * c->shape.n_kv_heads * c->shape.head_dim;
+        void *k = take(n * fkv_type_bytes(c->row_type));
+        void *v = take(n * fkv_type_bytes(c->row_type));
+        attn_random_rows(&state, c->row_type, c->shape.head_dim, c->outliers, n, k);
+        attn_random_rows(&state, c->row_type, c->shape.head_dim, c->outliers, n, v);
+        fkv_attn_write(kernels, &w->layer, &whole, 1, k, v, workers);
+        free(k);
+        free(v);
+    }
+    size_t n = (size_t)w->n_new * c->shape.n_q_heads * c->shape.head_dim;
+    w->q = take(n * fkv_type_bytes(c->row_type));
+    attn_random_rows(&state, c->row_type, c->shape.head_dim, false, n, w->q);
+    return true;
+}
+
+void attn_world_close(attn_world *w) {
+    free(w->pages);
+    free(w->tables);
+    free(w->q);
+}

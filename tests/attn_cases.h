@@ -1,0 +1,81 @@
+/* The case table of attention, shared by the parity test and bench_attn: shapes, codecs, masks and mixes of rows, and the small
+ * world (pages, tables, rows of numbers) that a case is run in.
+ */
+#ifndef FKV_ATTN_CASES_H
+#define FKV_ATTN_CASES_H
+
+#include "../src/attn/attn.h"
+
+typedef struct attn_shape {
+    uint32_t n_q_heads;
+    uint32_t n_kv_heads;
+    uint32_t head_dim;
+} attn_shape;
+
+typedef struct attn_codec {
+    const char *name;
+    fkv_codec_config k;
+    fkv_codec_config v;
+} attn_codec;
+
+static const attn_codec attn_codecs[] = {
+    {"16/16", {16, 0}, {16, 0}},      {"8/8", {8, 64}, {8, 64}},           {"8/4", {8, 64}, {4, 64}},
+    {"4/4", {4, 64}, {4, 64}},        {"8/2", {8, 64}, {2, 64}},           {"4/2", {4, 64}, {2, 64}},
+    {"2/2", {2, 64}, {2, 64}},        {"8/4 g32", {8, 32}, {4, 32}},       {"4/4 g32", {4, 32}, {4, 32}},
+    {"4/2 g128", {4, 128}, {2, 128}}, {"8/8 g128/g32", {8, 128}, {8, 32}}, {"16/4 g32", {16, 0}, {4, 32}},
+    {"2/16 g32", {2, 32}, {16, 0}},
+};
+enum { N_ATTN_CODECS = sizeof attn_codecs / sizeof attn_codecs[0] };
+
+/* One sequence of a step: `start` tokens are in the pages before it, n_tokens are new. */
+typedef struct attn_mix {
+    uint32_t start;
+    uint32_t n_tokens;
+} attn_mix;
+
+enum { MAX_MIX = 6 };
+
+typedef struct attn_case {
+    attn_shape shape;
+    uint32_t codec; /* into attn_codecs */
+    uint32_t page_tokens;
+    uint32_t window;
+    uint32_t n_sinks;
+    float softcap;
+    fkv_rotate rotate;
+    fkv_type page_type;
+    fkv_type row_type;
+    bool outliers; /* a few channels 20 times larger, as real keys have */
+    uint32_t n_rows;
+    attn_mix rows[MAX_MIX];
+} attn_case;
+
+/* Everything a case needs, taken by attn_world_open(): pages under shuffled numbers, K and V of every token written through
+ * fkv_attn_write(), queries for the new ones. */
+typedef struct attn_world {
+    attn_case c;
+    fkv_attn_layer layer;
+    fkv_attn_row rows[MAX_MIX];
+    fkv_rotation rotate_k;
+    fkv_rotation rotate_v;
+    uint32_t n_new;    /* T */
+    uint8_t *pages;    /* the slab */
+    uint32_t *tables;  /* of all rows */
+    void *q;           /* [T, H, D] */
+    uint64_t kv_bytes; /* packed, of all tokens: what one pass reads */
+} attn_world;
+
+/* False where the shape cannot be (the group does not divide the head dimension). */
+bool attn_world_open(attn_world *world, const attn_case *c, const fkv_cpu_kernels *kernels, fkv_workers *workers, uint64_t seed);
+void attn_world_close(attn_world *world);
+
+uint64_t attn_random(uint64_t *state);
+float attn_gaussian(uint64_t *state);
+
+/* n numbers of row_type; outliers: channels 3, 17 and dim - 2 of each row of `dim` are 20 times larger. */
+void attn_random_rows(uint64_t *state, fkv_type type, uint32_t dim, bool outliers, size_t n, void *out);
+
+/* sqrt(sum (a - b)^2 / sum b^2), infinite where anything is not a number. */
+double attn_relative_l2(const float *a, const float *b, size_t n);
+
+#endif

@@ -1,0 +1,232 @@
+/* The vector kernels against the scalar truth, and against themselves: the same query gives the same bits however its step was
+ * cut. Plain main, no test library: this program is also cross-compiled and run under an emulator. An argument names one
+ * instruction set; without it, all that this machine runs are tried.
+ */
+#include "attn_cases.h"
+
+#include "../src/attn/cpu/kernels.h"
+#include "../src/attn/truth.h"
+#include "../src/codec/half.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+/* Kernels accumulate in float, the truth in double; scores reach a few tens and histories a few thousand tokens. */
+static const double KERNEL_TOLERANCE = 1e-3;
+
+static int n_passed;
+static int n_failed;
+
+static void *take(size_t bytes) {
+    void *block = aligned_alloc(64, fkv_align_up(bytes + 1, 64));
+    if (block == NULL) abort();
+    return block;
+}
+
+static fkv_workers *workers_open(uint32_t n_threads) {
+    void *place = take(fkv_workers_bytes(n_threads));
+    memset(place, 0, fkv_workers_bytes(n_threads));
+    fkv_workers *workers = NULL;
+    if (fkv_workers_open(place, n_threads, &workers) != FKV_OK) abort();
+    return workers;
+}
+
+static const char *describe(const attn_case *c) {
+    static char text[256];
+    int n = snprintf(text, sizeof text, "%uq/%ukv/%u %s page %u window %u sinks %u cap %g rotate %d types %d/%d%s rows",
+                     c->shape.n_q_heads, c->shape.n_kv_heads, c->shape.head_dim, attn_codecs[c->codec].name, c->page_tokens,
+                     c->window, c->n_sinks, (double)c->softcap, (int)c->rotate, (int)c->page_type, (int)c->row_type,
+                     c->outliers ? " outliers" : "");
+    for (uint32_t r = 0; r < c->n_rows && n < (int)sizeof text - 16; r++)
+        n += snprintf(text + n, sizeof text - (size_t)n, " %u+%u", c->rows[r].start, c->rows[r].n_tokens);
+    return text;
+}
+
+static void report(bool good, const char *isa, const attn_case *c, const char *what, double value) {
+    if (good) {
+        n_passed++;
+        return;
+    }
+    n_failed++;
+    printf("FAILED %s: %s: %s (%g)\n", isa, describe(c), what, value);
+}
+
+static void run(const fkv_cpu_kernels *kernels, const attn_world *w, const fkv_attn_row *rows, uint32_t n_rows, const void *q,
+                void *out, fkv_workers *workers) {
+    void *scratch = take(fkv_attn_scratch_bytes(&w->layer, n_rows, fkv_workers_count(workers)));
+    (void)fkv_attn_attend(kernels, &w->layer, rows, n_rows, q, out, scratch, workers);
+    free(scratch);
+}
+
+/* Each row alone, each token alone, other numbers of threads: the same bits. */
+static void check_same_bits(const fkv_cpu_kernels *kernels, const attn_world *w, const uint8_t *together,
+                            fkv_workers *const *workers, uint32_t n_workers) {
+    size_t row_bytes = (size_t)w->c.shape.n_q_heads * w->c.shape.head_dim * fkv_type_bytes(w->c.row_type);
+    uint8_t *alone = take(w->n_new * row_bytes);
+    for (uint32_t i = 0; i < n_workers; i++) {
+        run(kernels, w, w->rows, w->c.n_rows, w->q, alone, workers[i]);
+        report(memcmp(alone, together, w->n_new * row_bytes) == 0, fkv_cpu_kernels_name(kernels), &w->c,
+               "bits change with the threads", fkv_workers_count(workers[i]));
+    }
+    size_t at = 0;
+    for (uint32_t r = 0; r < w->c.n_rows; r++) {
+        for (uint32_t t = 0; t < w->rows[r].n_tokens; t++, at += row_bytes) {
+            fkv_attn_row one = w->rows[r];
+            one.start += t;
+            one.n_tokens = 1;
+            run(kernels, w, &one, 1, (const uint8_t *)w->q + at, alone + at, workers[t % n_workers]);
+        }
+    }
+    report(memcmp(alone, together, w->n_new * row_bytes) == 0, fkv_cpu_kernels_name(kernels), &w->c,
+           "bits change when tokens go alone", 0);
+    free(alone);
+}
+
+static void check_case(const attn_case *c, fkv_isa only) {
+    static fkv_workers *workers[3];
+    if (workers[0] == NULL)
+        for (uint32_t i = 0; i < 3; i++) workers[i] = workers_open(i + 1);
+    attn_world w;
+    if (!attn_world_open(&w, c, fkv_cpu_kernels_for(FKV_ISA_SCALAR), workers[0], 20261115)) return;
+
+    size_t n = (size_t)w.n_new * c->shape.n_q_heads * c->shape.head_dim;
+    void *truth = take(n * fkv_type_bytes(c->row_type));
+    void *got = take(n * fkv_type_bytes(c->row_type));
+    float *truth32 = take(n * sizeof(float));
+    float *got32 = take(n * sizeof(float));
+    fkv_attn_truth(&w.layer, w.rows, c->n_rows, w.q, truth);
+    fkv_rows_to_f32(c->row_type, truth, truth32, n);
+    static const fkv_isa isas[] = {FKV_ISA_SCALAR, FKV_ISA_NEON, FKV_ISA_AVX2, FKV_ISA_AVX512};
+    for (size_t i = 0; i < sizeof isas / sizeof isas[0]; i++) {
+        const fkv_cpu_kernels *kernels = fkv_cpu_kernels_for(isas[i]);
+        if (kernels == NULL || (only != FKV_ISA_AUTO && only != isas[i])) continue;
+        run(kernels, &w, w.rows, c->n_rows, w.q, got, workers[0]);
+        fkv_rows_to_f32(c->row_type, got, got32, n);
+        double worst = 0;
+        for (size_t row = 0; row < n; row += c->shape.head_dim) {
+            double error = attn_relative_l2(got32 + row, truth32 + row, c->shape.head_dim);
+            if (!(error <= worst)) worst = error;
+        }
+        report(worst <= KERNEL_TOLERANCE, fkv_cpu_kernels_name(kernels), c, "relative L2 error against the truth", worst);
+        check_same_bits(kernels, &w, got, workers + 1, 2);
+    }
+    free(truth);
+    free(got);
+    free(truth32);
+    free(got32);
+    attn_world_close(&w);
+}
+
+static const attn_shape shapes[] = {{4, 4, 64},  {4, 1, 80},  {9, 3, 96},  {8, 2, 128},
+                                    {4, 1, 256}, {7, 1, 512}, {40, 1, 64}, {2, 2, 16}};
+
+/* Lengths around everything that has a boundary: one token, a page, a tile, a piece. */
+static const uint32_t starts[] = {0, 1, 15, 16, 17, 62, 63, 64, 65, 127, 128, 255, 256, 257, 700};
+
+static void every_codec_and_shape(fkv_isa only) {
+    for (uint32_t codec = 0; codec < N_ATTN_CODECS; codec++) {
+        for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++) {
+            attn_case c = {.shape = shapes[s], .codec = codec, .page_tokens = 64, .page_type = FKV_F16, .n_rows = 2};
+            c.rows[0] = (attn_mix){130, 1};
+            c.rows[1] = (attn_mix){61, 5};
+            c.outliers = (codec + s) % 2 == 1;
+            check_case(&c, only);
+            c.page_type = FKV_BF16;
+            c.row_type = codec % 3 == 0 ? FKV_F16 : codec % 3 == 1 ? FKV_BF16 : FKV_F32;
+            c.rotate = (fkv_rotate)(1 + (codec + s) % 3);
+            c.outliers = !c.outliers;
+            check_case(&c, only);
+        }
+    }
+}
+
+static void every_length_and_mask(fkv_isa only) {
+    static const struct {
+        uint32_t window;
+        uint32_t n_sinks;
+    } masks[] = {{0, 0}, {1, 0}, {7, 0}, {7, 4}, {64, 1}, {65, 70}, {200, 16}};
+    for (size_t m = 0; m < sizeof masks / sizeof masks[0]; m++) {
+        for (size_t s = 0; s < sizeof starts / sizeof starts[0]; s++) {
+            attn_case c = {.shape = {6, 2, 64}, .codec = 2 /* 8/4 */, .page_type = FKV_F16, .outliers = true, .n_rows = 2};
+            c.page_tokens = 16u << s % 5;
+            c.window = masks[m].window;
+            c.n_sinks = masks[m].n_sinks;
+            c.softcap = s % 2 == 0 ? 0.0f : 30.0f;
+            c.rows[0] = (attn_mix){starts[s], 1};
+            c.rows[1] = (attn_mix){starts[sizeof starts / sizeof starts[0] - 1 - s], 19};
+            check_case(&c, only);
+        }
+    }
+}
+
+/* Long enough for several pieces, and for queries of one tile whose pieces differ in length. */
+static void long_histories(fkv_isa only) {
+    attn_case c = {.shape = {4, 2, 64}, .codec = 2, .page_tokens = 64, .page_type = FKV_F16, .n_rows = 3};
+    c.rows[0] = (attn_mix){5000, 1};
+    c.rows[1] = (attn_mix){8188, 8}; /* pieces double at token 8192 */
+    c.rows[2] = (attn_mix){300, 3};
+    check_case(&c, only);
+    c.window = 600;
+    c.n_sinks = 5;
+    check_case(&c, only);
+    c.n_rows = 1;
+    c.codec = 0;
+    check_case(&c, only);
+}
+
+/* Rows of any bit pattern, and rows with the few numbers that arithmetic treats apart. */
+static void hostile_row(uint64_t *state, uint32_t dim, float *x) {
+    static const float special[] = {0.0f, -0.0f, 1.0f, -1.0f, 65504.0f, -65504.0f, 1e-7f, 6e-8f, 3e38f, -3e38f, 0.5f, 1e30f};
+    uint64_t kind = attn_random(state) % 4;
+    float base = attn_gaussian(state);
+    for (uint32_t d = 0; d < dim; d++) {
+        uint64_t r = attn_random(state);
+        if (kind == 0) x[d] = fkv_float_of((uint32_t)r);
+        if (kind == 1) x[d] = special[r % (sizeof special / sizeof special[0])];
+        if (kind == 2) x[d] = base * (1.0f + (float)(r & 3) * 1e-6f);
+        if (kind == 3) x[d] = attn_gaussian(state);
+    }
+}
+
+static void encoding_is_the_codecs(fkv_isa only) {
+    static const fkv_isa isas[] = {FKV_ISA_SCALAR, FKV_ISA_NEON, FKV_ISA_AVX2, FKV_ISA_AVX512};
+    uint64_t state = 7;
+    for (uint32_t bits = 2; bits <= 16; bits *= 2) {
+        for (uint32_t i = 0; i < 1500; i++) {
+            attn_case c = {.shape = {1, 1, 32u << i % 5}, .page_type = i % 2 == 0 ? FKV_F16 : FKV_BF16};
+            uint32_t dim = c.shape.head_dim;
+            fkv_codec codec;
+            if (fkv_codec_make((fkv_codec_config){bits, 32u << i % 3}, dim, c.page_type, &codec) != FKV_OK) continue;
+            float x[FKV_MAX_HEAD_DIM];
+            hostile_row(&state, dim, x);
+            uint8_t bytes[2][4 * FKV_MAX_HEAD_DIM] = {{0}};
+            uint8_t *truth[FKV_N_PARTS] = {bytes[0], bytes[0] + 1024, bytes[0] + 1536};
+            uint8_t *got[FKV_N_PARTS] = {bytes[1], bytes[1] + 1024, bytes[1] + 1536};
+            fkv_codec_encode(&codec, x, truth);
+            for (size_t k = 0; k < sizeof isas / sizeof isas[0]; k++) {
+                const fkv_cpu_kernels *kernels = fkv_cpu_kernels_for(isas[k]);
+                if (kernels == NULL || (only != FKV_ISA_AUTO && only != isas[k])) continue;
+                memset(bytes[1], 0, sizeof bytes[1]);
+                kernels->encode(&codec, x, got);
+                report(memcmp(bytes[0], bytes[1], sizeof bytes[0]) == 0, kernels->name, &c,
+                       "encodes other bytes than the codec, bits", bits);
+            }
+        }
+    }
+}
+
+int main(int argc, char **argv) {
+    fkv_isa only = FKV_ISA_AUTO;
+    for (fkv_isa isa = FKV_ISA_SCALAR; argc > 1 && isa <= FKV_ISA_AVX512; isa++)
+        if (strcmp(argv[1], fkv_isa_name(isa)) == 0) only = isa;
+    if (argc > 1 && only == FKV_ISA_AUTO) {
+        printf("unknown instruction set %s\n", argv[1]);
+        return EXIT_FAILURE;
+    }
+    encoding_is_the_codecs(only);
+    every_codec_and_shape(only);
+    every_length_and_mask(only);
+    long_histories(only);
+    printf("%d passed, %d failed\n", n_passed, n_failed);
+    return n_failed == 0 && n_passed > 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
