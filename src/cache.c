@@ -1,0 +1,380 @@
+/* The public API on host memory: a cache = plan + slab + pager + codec + device. Glue and the public edge's checks; what a page
+ * is, which one holds a token and how it is read are the modules'.
+ *
+ * Everything is taken by fkv_cache_open(): one block for the tables (this struct among them), one for scratch, one map for the
+ * slab, and the workers' stacks. plan.total_bytes is the sum of the four.
+ */
+#include "shape.h"
+
+#include "base/memory.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+
+struct fkv_step {
+    fkv_cache *cache;
+    bool open;
+    uint32_t n_rows;
+    uint32_t n_written;
+    bool *written;      /* [n_layers] */
+    fkv_attn_row *rows; /* [n_groups, max_seqs] */
+};
+
+struct fkv_cache {
+    fkv_shape shape;
+    fkv_plan plan;
+    fkv_shape_layers layers;
+    fkv_pager *pager;
+    fkv_step step;
+    fkv_arena arena;
+    const fkv_cpu_kernels *kernels;
+    fkv_workers *workers;
+    uint8_t *scratch; /* attention's, then the page files' buffer, then the workers' struct */
+    uint8_t *file_buffer;
+    void *workers_place;
+    _Atomic uint64_t packed_bytes_read;
+};
+
+/* ---- plan ---- */
+
+/* All tables, in one walk that either counts or places; see carve.h. */
+static void layout_tables(fkv_carve *carve, const fkv_shape *shape, fkv_cache **cache) {
+    fkv_cache *c = FKV_CARVE(carve, 1, fkv_cache);
+    fkv_cache counting;
+    if (c == NULL) c = &counting;
+    fkv_shape_carve_layers(carve, shape, &c->layers);
+    c->step.written = FKV_CARVE(carve, shape->n_layers, bool);
+    c->step.rows = FKV_CARVE(carve, (uint64_t)shape->pager.n_groups * shape->pager.max_seqs, fkv_attn_row);
+    fkv_pager_layout(carve, &shape->pager, &c->pager);
+    *cache = c == &counting ? NULL : c;
+}
+
+static void layout_scratch(fkv_carve *carve, const fkv_shape *shape, fkv_cache *cache) {
+    uint8_t *attention = fkv_carve_take(carve, 1, shape->scratch_bytes);
+    uint8_t *file_buffer = fkv_carve_take(carve, 1, FKV_FILE_BUFFER_BYTES);
+    void *workers = fkv_carve_take(carve, 1, fkv_workers_bytes(shape->n_threads));
+    if (cache == NULL) return;
+    cache->scratch = attention;
+    cache->file_buffer = file_buffer;
+    cache->workers_place = workers;
+}
+
+static fkv_status make_plan(const fkv_shape *shape, fkv_plan *plan) {
+    fkv_carve tables = {0};
+    fkv_carve scratch = {0};
+    fkv_cache *none = NULL;
+    layout_tables(&tables, shape, &none);
+    layout_scratch(&scratch, shape, NULL);
+    *plan = (fkv_plan){.slab_bytes = fkv_align_up(shape->slab.bytes, fkv_os_page_bytes()),
+                       .tables_bytes = fkv_memory_rounded(tables.used),
+                       .scratch_bytes = fkv_memory_rounded(scratch.used),
+                       .stacks_bytes = (uint64_t)(shape->n_threads - 1) * FKV_WORKER_STACK_BYTES,
+                       .token_bytes = shape->token_bytes,
+                       .n_groups = shape->slab.n_groups,
+                       .n_threads = shape->n_threads};
+    bool too_large = tables.overflow || scratch.overflow || plan->tables_bytes == UINT64_MAX ||
+                     plan->scratch_bytes == UINT64_MAX ||
+                     fkv_add_overflows(plan->slab_bytes, plan->tables_bytes, &plan->total_bytes) ||
+                     fkv_add_overflows(plan->total_bytes, plan->scratch_bytes + plan->stacks_bytes, &plan->total_bytes);
+    FKV_REQUIRE(!too_large, FKV_BAD_CONFIG, "the plan does not fit 64 bits: lower max_tokens, max_seqs or max_step_tokens");
+    for (uint32_t g = 0; g < plan->n_groups; g++) {
+        plan->group_pages[g] = shape->slab.group_pages[g];
+        plan->group_page_bytes[g] = shape->slab.group_page_bytes[g];
+    }
+    return FKV_OK;
+}
+
+fkv_config fkv_config_default(void) {
+    return (fkv_config){.layer = {.k = {8, 64}, .v = {4, 64}},
+                        .row_type = FKV_F32,
+                        .page_type = FKV_F16,
+                        .page_tokens = 64,
+                        .max_seqs = 1,
+                        .max_step_tokens = 512};
+}
+
+fkv_status fkv_plan_make(const fkv_config *config, fkv_plan *plan) {
+    FKV_REQUIRE(config != NULL && plan != NULL, FKV_BAD_ARGUMENT, "fkv_plan_make: config or plan is NULL");
+    fkv_shape shape;
+    FKV_TRY(fkv_shape_make(config, &shape));
+    return make_plan(&shape, plan);
+}
+
+/* ---- open and close ---- */
+
+static void say(const fkv_cache *cache, const char *what) {
+    const fkv_config *c = &cache->shape.config;
+    if (c->log == NULL) return;
+    char line[256];
+    (void)snprintf(line, sizeof line,
+                   "flatkv %s: %s %llu bytes (slab %llu, tables %llu, scratch %llu, stacks %llu), %u threads, %s", fkv_version(),
+                   what, (unsigned long long)cache->plan.total_bytes, (unsigned long long)cache->plan.slab_bytes,
+                   (unsigned long long)cache->plan.tables_bytes, (unsigned long long)cache->plan.scratch_bytes,
+                   (unsigned long long)cache->plan.stacks_bytes, cache->plan.n_threads, fkv_cpu_kernels_name(cache->kernels));
+    c->log(c->log_user, line);
+}
+
+static fkv_status check_fits(const fkv_shape *shape, const fkv_plan *plan) {
+    const char *source = "memory_limit";
+    uint64_t limit = shape->config.memory_limit;
+    if (limit == 0) limit = fkv_memory_available(&source);
+    if (plan->total_bytes <= limit) return FKV_OK;
+    uint64_t rest = plan->total_bytes - plan->slab_bytes;
+    uint64_t tokens = limit > rest ? (limit - rest) / (shape->token_bytes + 1) : 0;
+    return fkv_fail(
+        FKV_NO_MEMORY,
+        "the plan needs %llu bytes (slab %llu, tables %llu, scratch %llu, stacks %llu) and %s allows %llu: lower max_tokens from "
+        "%u to about %llu, or store fewer bits",
+        (unsigned long long)plan->total_bytes, (unsigned long long)plan->slab_bytes, (unsigned long long)plan->tables_bytes,
+        (unsigned long long)plan->scratch_bytes, (unsigned long long)plan->stacks_bytes, source, (unsigned long long)limit,
+        shape->config.max_tokens, (unsigned long long)tokens);
+}
+
+/* Gives back what was taken so far; pieces not taken yet are NULL. */
+static void release(fkv_arena arena, void *tables, void *scratch, void *slab, const fkv_plan *plan) {
+    if (slab != NULL) fkv_map_close(slab, plan->slab_bytes);
+    if (scratch != NULL) fkv_arena_give(&arena, scratch, plan->scratch_bytes);
+    if (tables != NULL) fkv_arena_give(&arena, tables, plan->tables_bytes);
+    fkv_arena_close(&arena);
+}
+
+static fkv_status take(fkv_shape *shape, const fkv_plan *plan, fkv_arena *arena, void **tables, void **scratch, void **slab) {
+    *tables = fkv_arena_take(arena, plan->tables_bytes);
+    *scratch = fkv_arena_take(arena, plan->scratch_bytes);
+    FKV_REQUIRE(*tables != NULL && *scratch != NULL, FKV_NO_MEMORY,
+                "the system did not give %llu bytes of tables and %llu of scratch", (unsigned long long)plan->tables_bytes,
+                (unsigned long long)plan->scratch_bytes);
+    return fkv_map_open(plan->slab_bytes, !shape->config.lazy, slab);
+}
+
+static void fill(fkv_cache *cache, const fkv_shape *shape, const fkv_plan *plan, uint8_t *slab) {
+    cache->shape = *shape;
+    cache->plan = *plan;
+    fkv_shape_fill_layers(&cache->shape, &cache->layers);
+    cache->shape.config.layers = NULL; /* the caller's; copied above */
+    cache->shape.slab.base = slab;
+    for (uint32_t i = 0; i < shape->n_layers; i++) cache->layers.attn[i].pages = fkv_slab_run(&cache->shape.slab, i, 0);
+    cache->step.cache = cache;
+}
+
+fkv_status fkv_cache_open(const fkv_config *config, fkv_cache **out) {
+    FKV_REQUIRE(config != NULL && out != NULL, FKV_BAD_ARGUMENT, "fkv_cache_open: config or cache is NULL");
+    fkv_shape shape;
+    fkv_plan plan;
+    FKV_TRY(fkv_shape_make(config, &shape));
+    FKV_TRY(make_plan(&shape, &plan));
+    const fkv_cpu_kernels *kernels = fkv_cpu_kernels_for(config->isa);
+    FKV_REQUIRE(kernels != NULL, FKV_UNSUPPORTED, "this machine does not run %s kernels: choose FKV_ISA_AUTO",
+                fkv_isa_name(config->isa));
+    FKV_TRY(check_fits(&shape, &plan));
+
+    fkv_arena arena;
+    FKV_TRY(fkv_arena_open(&arena));
+    void *tables = NULL;
+    void *scratch = NULL;
+    void *slab = NULL;
+    fkv_workers *workers = NULL;
+    fkv_cache *cache = NULL;
+    fkv_status status = take(&shape, &plan, &arena, &tables, &scratch, &slab);
+    if (status == FKV_OK) {
+        fkv_carve in_tables = {.base = tables, .size = plan.tables_bytes};
+        fkv_carve in_scratch = {.base = scratch, .size = plan.scratch_bytes};
+        layout_tables(&in_tables, &shape, &cache);
+        layout_scratch(&in_scratch, &shape, cache);
+        fill(cache, &shape, &plan, slab);
+        status = fkv_workers_open(cache->workers_place, shape.n_threads, &workers);
+    }
+    if (status != FKV_OK) {
+        release(arena, tables, scratch, slab, &plan);
+        return status;
+    }
+    cache->arena = arena;
+    cache->kernels = kernels;
+    cache->workers = workers;
+    say(cache, "opened");
+    *out = cache;
+    return FKV_OK;
+}
+
+void fkv_cache_close(fkv_cache *cache) {
+    if (cache == NULL) return;
+    say(cache, "closed");
+    fkv_workers_close(cache->workers);
+    fkv_plan plan = cache->plan;
+    release(cache->arena, cache, cache->scratch, cache->shape.slab.base, &plan);
+}
+
+fkv_status fkv_cache_stats(const fkv_cache *cache, fkv_stats *stats) {
+    FKV_REQUIRE(cache != NULL && stats != NULL, FKV_BAD_ARGUMENT, "fkv_cache_stats: cache or stats is NULL");
+    *stats = (fkv_stats){.planned_bytes = cache->plan.total_bytes,
+                         .n_groups = cache->plan.n_groups,
+                         .packed_bytes_read = atomic_load_explicit(&cache->packed_bytes_read, memory_order_relaxed),
+                         .isa = fkv_cpu_kernels_name(cache->kernels)};
+    fkv_pager_stats(cache->pager, stats);
+    return FKV_OK;
+}
+
+bool fkv_cache_consistent(const fkv_cache *cache) {
+    if (cache == NULL || !fkv_pager_consistent(cache->pager)) return false;
+    uint64_t arena_bytes = cache->plan.tables_bytes + cache->plan.scratch_bytes;
+    return cache->arena.live_bytes == arena_bytes && fkv_arena_measured(&cache->arena) == arena_bytes;
+}
+
+/* ---- sequences: the pager's answers, behind a check for NULL ---- */
+
+fkv_status fkv_seq_open(fkv_cache *cache, const fkv_seq_config *config, fkv_seq *seq, uint32_t *n_shared) {
+    FKV_REQUIRE(cache != NULL && config != NULL && seq != NULL, FKV_BAD_ARGUMENT, "fkv_seq_open: cache, config or seq is NULL");
+    return fkv_pager_open(cache->pager, config, seq, n_shared);
+}
+
+fkv_status fkv_seq_fork(fkv_cache *cache, fkv_seq seq, uint32_t max_tokens, fkv_seq *child) {
+    FKV_REQUIRE(cache != NULL && child != NULL, FKV_BAD_ARGUMENT, "fkv_seq_fork: cache or child is NULL");
+    return fkv_pager_fork(cache->pager, seq, max_tokens, child);
+}
+
+fkv_status fkv_seq_truncate(fkv_cache *cache, fkv_seq seq, uint32_t n_tokens) {
+    FKV_REQUIRE(cache != NULL, FKV_BAD_ARGUMENT, "fkv_seq_truncate: cache is NULL");
+    return fkv_pager_truncate(cache->pager, seq, n_tokens);
+}
+
+fkv_status fkv_seq_close(fkv_cache *cache, fkv_seq seq) {
+    FKV_REQUIRE(cache != NULL, FKV_BAD_ARGUMENT, "fkv_seq_close: cache is NULL");
+    return fkv_pager_close(cache->pager, seq);
+}
+
+fkv_status fkv_seq_length(const fkv_cache *cache, fkv_seq seq, uint32_t *n_tokens) {
+    FKV_REQUIRE(cache != NULL && n_tokens != NULL, FKV_BAD_ARGUMENT, "fkv_seq_length: cache or n_tokens is NULL");
+    return fkv_pager_length(cache->pager, seq, n_tokens);
+}
+
+fkv_status fkv_prefix_insert(fkv_cache *cache, fkv_seq seq, const uint32_t *tokens, uint32_t n_tokens) {
+    FKV_REQUIRE(cache != NULL && tokens != NULL, FKV_BAD_ARGUMENT, "fkv_prefix_insert: cache or tokens is NULL");
+    return fkv_pager_insert(cache->pager, seq, tokens, n_tokens);
+}
+
+fkv_status fkv_prefix_clear(fkv_cache *cache) {
+    FKV_REQUIRE(cache != NULL, FKV_BAD_ARGUMENT, "fkv_prefix_clear: cache is NULL");
+    return fkv_pager_clear(cache->pager);
+}
+
+/* ---- steps ---- */
+
+fkv_status fkv_step_begin(fkv_cache *cache, const fkv_row *rows, uint32_t n_rows, fkv_step **out) {
+    FKV_REQUIRE(cache != NULL && rows != NULL && out != NULL, FKV_BAD_ARGUMENT, "fkv_step_begin: cache, rows or step is NULL");
+    FKV_TRY(fkv_pager_step_begin(cache->pager, rows, n_rows));
+
+    uint32_t n_copies = 0;
+    const fkv_page_copy *copies = fkv_pager_step_copies(cache->pager, &n_copies);
+    for (uint32_t i = 0; i < n_copies; i++) fkv_slab_copy_page(&cache->shape.slab, copies[i].group, copies[i].from, copies[i].to);
+
+    fkv_step *step = &cache->step;
+    const fkv_step_row *assigned = fkv_pager_step_rows(cache->pager, &step->n_rows);
+    for (uint32_t g = 0; g < cache->plan.n_groups; g++) {
+        for (uint32_t r = 0; r < step->n_rows; r++) {
+            fkv_page_view view = fkv_pager_view(cache->pager, g, assigned[r].slot);
+            step->rows[(size_t)g * cache->shape.pager.max_seqs + r] =
+                (fkv_attn_row){view.pages, view.n_fixed, view.n_ring, assigned[r].start, assigned[r].n_tokens};
+        }
+    }
+    memset(step->written, 0, cache->shape.n_layers * sizeof *step->written);
+    step->n_written = 0;
+    step->open = true;
+    *out = step;
+    return FKV_OK;
+}
+
+static fkv_status check_step(const fkv_step *step, const char *call) {
+    FKV_REQUIRE(step != NULL, FKV_BAD_ARGUMENT, "%s: step is NULL", call);
+    FKV_REQUIRE(step->open, FKV_BAD_STATE, "%s: the step was committed or aborted; begin another", call);
+    return FKV_OK;
+}
+
+static fkv_status check_layer(const fkv_step *step, uint32_t layer, const char *call) {
+    FKV_TRY(check_step(step, call));
+    FKV_REQUIRE(layer < step->cache->shape.n_layers, FKV_BAD_ARGUMENT, "%s: layer %u of %u", call, layer,
+                step->cache->shape.n_layers);
+    return FKV_OK;
+}
+
+static const fkv_attn_row *rows_of(const fkv_step *step, uint32_t layer) {
+    const fkv_shape *shape = &step->cache->shape;
+    return step->rows + (size_t)shape->slab.layers[layer].group * shape->pager.max_seqs;
+}
+
+fkv_status fkv_write(fkv_step *step, uint32_t layer, const void *k, const void *v) {
+    FKV_TRY(check_layer(step, layer, "fkv_write"));
+    FKV_REQUIRE(k != NULL && v != NULL, FKV_BAD_ARGUMENT, "fkv_write: k or v of layer %u is NULL", layer);
+    FKV_REQUIRE(!step->written[layer], FKV_BAD_STATE, "fkv_write: layer %u was written in this step already", layer);
+    fkv_cache *cache = step->cache;
+    fkv_attn_write(cache->kernels, &cache->layers.attn[layer], rows_of(step, layer), step->n_rows, k, v, cache->workers);
+    step->written[layer] = true;
+    step->n_written++;
+    return FKV_OK;
+}
+
+fkv_status fkv_attend(fkv_step *step, uint32_t layer, const void *q, void *out) {
+    FKV_TRY(check_layer(step, layer, "fkv_attend"));
+    FKV_REQUIRE(q != NULL && out != NULL, FKV_BAD_ARGUMENT, "fkv_attend: q or out of layer %u is NULL", layer);
+    FKV_REQUIRE(step->written[layer], FKV_BAD_STATE,
+                "fkv_attend: layer %u was not written in this step; a query sees its own token", layer);
+    fkv_cache *cache = step->cache;
+    uint64_t bytes = fkv_attn_attend(cache->kernels, &cache->layers.attn[layer], rows_of(step, layer), step->n_rows, q, out,
+                                     cache->scratch, cache->workers);
+    uint64_t before = atomic_load_explicit(&cache->packed_bytes_read, memory_order_relaxed);
+    atomic_store_explicit(&cache->packed_bytes_read, before + bytes, memory_order_relaxed);
+    return FKV_OK;
+}
+
+fkv_status fkv_step_commit(fkv_step *step) {
+    FKV_TRY(check_step(step, "fkv_step_commit"));
+    FKV_REQUIRE(step->n_written == step->cache->shape.n_layers, FKV_BAD_STATE,
+                "fkv_step_commit: %u of %u layers were written; write the rest or abort", step->n_written,
+                step->cache->shape.n_layers);
+    step->open = false;
+    return fkv_pager_step_commit(step->cache->pager);
+}
+
+fkv_status fkv_step_abort(fkv_step *step) {
+    FKV_TRY(check_step(step, "fkv_step_abort"));
+    step->open = false;
+    return fkv_pager_step_abort(step->cache->pager);
+}
+
+/* ---- page files ---- */
+
+static fkv_file_identity identity_of(const fkv_cache *cache) {
+    const fkv_config *c = &cache->shape.config;
+    fkv_file_identity identity = {.page_tokens = c->page_tokens,
+                                  .n_layers = cache->shape.n_layers,
+                                  .layers = cache->layers.file,
+                                  .page_type = c->page_type,
+                                  .rotate = c->rotate,
+                                  .rotation_seed = c->rotation_seed};
+    memcpy(identity.weights_id, c->weights_id, sizeof identity.weights_id);
+    memcpy(identity.rope_id, c->rope_id, sizeof identity.rope_id);
+    return identity;
+}
+
+fkv_status fkv_seq_save(fkv_cache *cache, fkv_seq seq, const uint32_t *tokens, uint32_t n_tokens, const char *path) {
+    FKV_REQUIRE(cache != NULL && tokens != NULL && path != NULL, FKV_BAD_ARGUMENT, "fkv_seq_save: cache, tokens or path is NULL");
+    FKV_REQUIRE(!cache->step.open, FKV_BAD_STATE, "fkv_seq_save: a step is open; commit or abort it first");
+    uint32_t slot = 0;
+    uint32_t length = 0;
+    FKV_TRY(fkv_pager_slot(cache->pager, seq, &slot));
+    FKV_TRY(fkv_pager_length(cache->pager, seq, &length));
+    if (n_tokens == 0) n_tokens = length;
+    FKV_REQUIRE(n_tokens > 0 && n_tokens <= length, FKV_BAD_ARGUMENT, "fkv_seq_save: %u tokens of a sequence that has %u",
+                n_tokens, length);
+    FKV_REQUIRE(fkv_pager_covers(cache->pager, slot, n_tokens), FKV_GONE,
+                "fkv_seq_save: a windowed layer has dropped tokens that token %u sees; save all %u instead", n_tokens, length);
+    fkv_file_identity identity = identity_of(cache);
+    return fkv_page_file_save(&identity, &cache->shape.slab, cache->pager, slot, tokens, n_tokens, path, cache->file_buffer);
+}
+
+fkv_status fkv_seq_load(fkv_cache *cache, const fkv_seq_config *config, const char *path, fkv_seq *seq) {
+    FKV_REQUIRE(cache != NULL && config != NULL && path != NULL && seq != NULL, FKV_BAD_ARGUMENT,
+                "fkv_seq_load: cache, config, path or seq is NULL");
+    FKV_REQUIRE(!cache->step.open, FKV_BAD_STATE, "fkv_seq_load: a step is open; commit or abort it first");
+    fkv_file_identity identity = identity_of(cache);
+    return fkv_page_file_load(&identity, &cache->shape.slab, cache->pager, config, path, cache->file_buffer, seq);
+}
