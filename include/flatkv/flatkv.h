@@ -167,6 +167,11 @@ typedef struct fkv_plan {
 
 FKV_API fkv_status fkv_plan_make(const fkv_config *config, fkv_plan *plan);
 
+/* Bytes this process could still take: the least of the machine's available memory, the room under every cgroup limit above the
+ * process, and the room under its address space limit; on Apple the free and inactive memory. *source (may be NULL) names what
+ * bound it. UINT64_MAX if the system does not say. fkv_cache_open() refuses a plan above it. */
+FKV_API uint64_t fkv_memory_available(const char **source);
+
 /* ---- cache --------------------------------------------------------------------------------------------------- */
 
 typedef struct fkv_cache fkv_cache;

@@ -259,4 +259,7 @@ uint64_t fkv_memory_available_under(const char *root, const char **source) {
     return least;
 }
 
-uint64_t fkv_memory_available(const char **source) { return fkv_memory_available_under("", source); }
+uint64_t fkv_memory_available(const char **source) {
+    const char *unasked;
+    return fkv_memory_available_under("", source != NULL ? source : &unasked);
+}

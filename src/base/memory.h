@@ -31,12 +31,7 @@ uint64_t fkv_os_page_bytes(void);
 fkv_status fkv_map_open(uint64_t bytes, bool commit, void **map);
 void fkv_map_close(void *map, uint64_t bytes);
 
-/* Bytes this process could still take: the least of MemAvailable, the room under every cgroup limit above the process, and the
- * room under its address space limit; on Apple the free and inactive memory. *source names what bound it. UINT64_MAX if the
- * system does not say. */
-uint64_t fkv_memory_available(const char **source);
-
-/* The same with `root` before every path that is read: for tests. */
+/* fkv_memory_available() with `root` before every path that is read: for tests. */
 uint64_t fkv_memory_available_under(const char *root, const char **source);
 
 #endif

@@ -1,0 +1,82 @@
+/* flatkv pages: looks into page files without a cache. verify reads every byte against its checksum; show prints the header. */
+#include "cli.h"
+
+#include <string.h>
+
+static const char help[] = "usage: flatkv pages verify FILE...   every page against its checksum\n"
+                           "       flatkv pages show FILE [--json]   what was saved, by which model, how it is packed\n";
+
+static const char *rotate_name(fkv_rotate rotate) {
+    static const char *const names[] = {"none", "k", "v", "kv"};
+    return names[rotate & 3];
+}
+
+static void print_hex(const uint8_t *bytes, size_t n) {
+    for (size_t i = 0; i < n; i++) printf("%02x", bytes[i]);
+}
+
+static void show_text(const char *path, const fkv_file_info *info) {
+    char size[32];
+    const fkv_layer_config *l = &info->first_layer;
+    printf("%s: page file version %u, %s, %llu pages of %u tokens\n", path, info->version, cli_bytes(info->file_bytes, size),
+           (unsigned long long)info->n_pages, info->page_tokens);
+    printf("tokens   %u\nlayers   %u, first: %u KV heads of %u, window %u, sinks %u\n", info->n_tokens, info->n_layers,
+           l->n_kv_heads, l->head_dim, l->window, l->n_sinks);
+    printf("codec    K %u bits, group %u; V %u bits, group %u; %s scales; rotation %s\n", l->k.bits, l->k.group, l->v.bits,
+           l->v.group, info->page_type == FKV_BF16 ? "bf16" : "fp16", rotate_name(info->rotate));
+    printf("rope     %s\nweights  ", info->rope_id);
+    print_hex(info->weights_id, sizeof info->weights_id);
+    putchar('\n');
+}
+
+static void show_json(const fkv_file_info *info) {
+    const fkv_layer_config *l = &info->first_layer;
+    printf("{\"version\": %u, \"file_bytes\": %llu, \"n_pages\": %llu, \"page_tokens\": %u, \"n_tokens\": %u, \"n_layers\": %u, ",
+           info->version, (unsigned long long)info->file_bytes, (unsigned long long)info->n_pages, info->page_tokens,
+           info->n_tokens, info->n_layers);
+    printf(
+        "\"first_layer\": {\"n_kv_heads\": %u, \"head_dim\": %u, \"window\": %u, \"n_sinks\": %u, \"k_bits\": %u, \"k_group\": %u, \"v_bits\": %u, "
+        "\"v_group\": %u}, ",
+        l->n_kv_heads, l->head_dim, l->window, l->n_sinks, l->k.bits, l->k.group, l->v.bits, l->v.group);
+    printf("\"page_type\": \"%s\", \"rotate\": \"%s\", \"rope\": ", info->page_type == FKV_BF16 ? "bf16" : "f16",
+           rotate_name(info->rotate));
+    cli_json_string(stdout, info->rope_id);
+    printf(", \"weights\": \"");
+    print_hex(info->weights_id, sizeof info->weights_id);
+    printf("\"}\n");
+}
+
+static int verify(int argc, char **argv) {
+    int worst = EXIT_GOOD;
+    for (int i = 0; i < argc; i++) {
+        fkv_file_info info;
+        fkv_status status = fkv_file_inspect(argv[i], true, &info);
+        if (status == FKV_OK) {
+            printf("%s: good, %u tokens, %llu pages\n", argv[i], info.n_tokens, (unsigned long long)info.n_pages);
+        } else {
+            worst = cli_fail(EXIT_FAILED, "%s: %s: %s", argv[i], fkv_status_name(status), fkv_message());
+        }
+    }
+    return worst;
+}
+
+int cli_pages(int argc, char **argv) {
+    if (argc >= 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)) {
+        fputs(help, stdout);
+        return EXIT_GOOD;
+    }
+    if (argc >= 3 && strcmp(argv[1], "verify") == 0) return verify(argc - 2, argv + 2);
+    bool json = argc == 4 && strcmp(argv[3], "--json") == 0;
+    if ((argc == 3 || json) && strcmp(argv[1], "show") == 0) {
+        fkv_file_info info;
+        fkv_status status = fkv_file_inspect(argv[2], false, &info);
+        if (status != FKV_OK) return cli_fail(EXIT_FAILED, "%s: %s: %s", argv[2], fkv_status_name(status), fkv_message());
+        if (json)
+            show_json(&info);
+        else
+            show_text(argv[2], &info);
+        return EXIT_GOOD;
+    }
+    fputs(help, stderr);
+    return EXIT_USAGE;
+}
