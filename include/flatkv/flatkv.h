@@ -298,7 +298,8 @@ typedef struct fkv_file_info {
     uint64_t rotation_seed;
     uint64_t n_pages;
     uint64_t file_bytes;
-    fkv_layer_config first_layer; /* shape, window and codecs of layer 0; scale and softcap are not stored and read 0 */
+    fkv_layer_config
+        first_layer; /* shape, window and codecs of layer 0; n_q_heads, scale and softcap are not stored and read 0 */
     uint8_t weights_id[32];
     char rope_id[64];
 } fkv_file_info;

@@ -11,6 +11,11 @@ static const char *rotate_name(fkv_rotate rotate) {
     return names[rotate & 3];
 }
 
+/* Words from a stranger's file: control characters must not reach the terminal. */
+static void print_plain(const char *text) {
+    for (; *text != 0; text++) putchar(*text >= 0x20 && *text < 0x7f ? *text : '?');
+}
+
 static void print_hex(const uint8_t *bytes, size_t n) {
     for (size_t i = 0; i < n; i++) printf("%02x", bytes[i]);
 }
@@ -24,7 +29,9 @@ static void show_text(const char *path, const fkv_file_info *info) {
            l->n_kv_heads, l->head_dim, l->window, l->n_sinks);
     printf("codec    K %u bits, group %u; V %u bits, group %u; %s scales; rotation %s\n", l->k.bits, l->k.group, l->v.bits,
            l->v.group, info->page_type == FKV_BF16 ? "bf16" : "fp16", rotate_name(info->rotate));
-    printf("rope     %s\nweights  ", info->rope_id);
+    printf("rope     ");
+    print_plain(info->rope_id);
+    printf("\nweights  ");
     print_hex(info->weights_id, sizeof info->weights_id);
     putchar('\n');
 }

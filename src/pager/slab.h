@@ -13,11 +13,12 @@
 /* One token-major piece of a block, so that slots nobody wrote can be blanked before they leave the process. */
 typedef struct fkv_slab_part {
     uint32_t offset;
-    uint32_t row_bytes;
+    uint32_t row_bytes; /* 0: the codec has no such part */
 } fkv_slab_part;
 
 enum { FKV_SLAB_PARTS = 6 };
 
+/* offset + page_tokens * row_bytes of a part <= offset of the next one that has rows, and of the last one <= block_bytes. */
 typedef struct fkv_slab_layer {
     uint32_t group;
     uint32_t n_heads; /* KV heads */
@@ -54,7 +55,8 @@ FKV_INLINE uint64_t fkv_slab_run_bytes(const fkv_slab *slab, uint32_t layer) {
 /* Copies a page of a group, all its layers: copy-on-write. */
 void fkv_slab_copy_page(const fkv_slab *slab, uint32_t group, uint32_t from, uint32_t to);
 
-/* Zeroes, in a copy of one run, the slots from n_tokens on. */
-void fkv_slab_blank(const fkv_slab *slab, uint32_t layer, uint8_t *run, uint32_t n_tokens);
+/* Zeroes what no token of the first n_tokens wrote, the gaps between parts included, in `piece`: a copy of the bytes
+ * [from, from + bytes) of a run. */
+void fkv_slab_blank(const fkv_slab *slab, uint32_t layer, uint8_t *piece, uint64_t from, uint64_t bytes, uint32_t n_tokens);
 
 #endif

@@ -1,0 +1,90 @@
+/* Owns the order of the nodes in a heap, not the nodes. Invariants: no item is older than its parent in the heap; items and
+ * place are each other's inverse.
+ */
+#include "node_heap.h"
+
+void fkv_heap_layout(fkv_carve *carve, fkv_node_heap *heap, uint32_t n_nodes, uint32_t n_fixed) {
+    uint32_t *items = FKV_CARVE(carve, n_nodes, uint32_t);
+    uint32_t *place = FKV_CARVE(carve, n_nodes, uint32_t);
+    if (heap == NULL) return;
+    *heap = (fkv_node_heap){.n_fixed = n_fixed, .items = items, .place = place};
+}
+
+void fkv_heap_reset(fkv_node_heap *heap, uint32_t n_nodes) {
+    for (uint32_t node = 0; node < n_nodes; node++) {
+        heap->items[node] = 0;
+        heap->place[node] = FKV_NO_PLACE;
+    }
+}
+
+/* Sinks are seen by every later query, so among pages of one age they are given up last. */
+static uint32_t rank(const fkv_node_heap *heap, const fkv_node *node) {
+    return node->depth < heap->n_fixed ? UINT32_MAX - heap->n_fixed + node->depth : node->depth;
+}
+
+static bool older(const fkv_node_heap *heap, const fkv_node *nodes, uint32_t a, uint32_t b) {
+    if (nodes[a].last_use != nodes[b].last_use) return nodes[a].last_use < nodes[b].last_use;
+    return rank(heap, &nodes[a]) < rank(heap, &nodes[b]);
+}
+
+static void put(fkv_node_heap *heap, uint32_t place, uint32_t node) {
+    heap->items[place] = node;
+    heap->place[node] = place;
+}
+
+static void sift_up(fkv_node_heap *heap, const fkv_node *nodes, uint32_t place) {
+    uint32_t node = heap->items[place];
+    while (place > 0) {
+        uint32_t above = (place - 1) / 2;
+        if (!older(heap, nodes, node, heap->items[above])) break;
+        put(heap, place, heap->items[above]);
+        place = above;
+    }
+    put(heap, place, node);
+}
+
+static void sift_down(fkv_node_heap *heap, const fkv_node *nodes, uint32_t place) {
+    uint32_t node = heap->items[place];
+    for (;;) {
+        uint32_t below = 2 * place + 1;
+        if (below >= heap->n) break;
+        if (below + 1 < heap->n && older(heap, nodes, heap->items[below + 1], heap->items[below])) below++;
+        if (!older(heap, nodes, heap->items[below], node)) break;
+        put(heap, place, heap->items[below]);
+        place = below;
+    }
+    put(heap, place, node);
+}
+
+void fkv_heap_push(fkv_node_heap *heap, const fkv_node *nodes, uint32_t node) {
+    FKV_ASSERT(!fkv_heap_has(heap, node));
+    put(heap, heap->n++, node);
+    sift_up(heap, nodes, heap->n - 1);
+}
+
+void fkv_heap_remove(fkv_node_heap *heap, const fkv_node *nodes, uint32_t node) {
+    FKV_ASSERT(fkv_heap_has(heap, node));
+    uint32_t place = heap->place[node];
+    uint32_t last = heap->items[--heap->n];
+    heap->place[node] = FKV_NO_PLACE;
+    if (last == node) return;
+    put(heap, place, last);
+    sift_up(heap, nodes, place);
+    sift_down(heap, nodes, heap->place[last]);
+}
+
+void fkv_heap_aged(fkv_node_heap *heap, const fkv_node *nodes, uint32_t node) {
+    if (fkv_heap_has(heap, node)) sift_down(heap, nodes, heap->place[node]);
+}
+
+bool fkv_heap_consistent(const fkv_node_heap *heap, const fkv_node *nodes, uint32_t n_nodes) {
+    if (heap->n > n_nodes) return false;
+    for (uint32_t place = 0; place < heap->n; place++) {
+        uint32_t node = heap->items[place];
+        if (node >= n_nodes || heap->place[node] != place) return false;
+        if (place > 0 && older(heap, nodes, node, heap->items[(place - 1) / 2])) return false;
+    }
+    uint32_t n = 0;
+    for (uint32_t node = 0; node < n_nodes; node++) n += fkv_heap_has(heap, node);
+    return n == heap->n;
+}

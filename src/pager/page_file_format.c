@@ -1,0 +1,223 @@
+/* The arithmetic of page files: what cannot be, where things lie, which pages are there, whose file it is.
+ *
+ * Works on numbers that a stranger may have chosen: every product and sum that can overflow is checked, and every number is held
+ * against what the library itself can have (shapes, codecs, groups) before it is used. Reads and writes no file.
+ */
+#include "page_file_format.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+
+enum { BLOCK_ALIGN = 64 }; /* of every part of a block */
+
+fkv_status fkv_file_os_failed(const char *what, const char *path) {
+    return fkv_fail(FKV_IO, "%s: %s: %s", what, strerror(errno), path);
+}
+
+/* ---- the plan ------------------------------------------------------------------------------------------------ */
+
+/* Bytes of K or V in a block, as fkv_codec_make() and fkv_block_make() lay them out; 0 for a codec that does not exist. */
+static uint64_t side_bytes(fkv_codec_config side, uint32_t head_dim, uint32_t page_tokens) {
+    const uint64_t codes = fkv_align_up((uint64_t)page_tokens * head_dim * side.bits / 8, BLOCK_ALIGN);
+    if (side.bits == 16) return side.group == 0 ? codes : 0;
+    if (side.bits != 8 && side.bits != 4 && side.bits != 2) return 0;
+    if ((side.group != 32 && side.group != 64 && side.group != 128) || head_dim % side.group != 0) return 0;
+    const uint64_t scales = fkv_align_up((uint64_t)page_tokens * (head_dim / side.group) * 2, BLOCK_ALIGN);
+    return codes + 2 * scales; /* biases are as many as scales */
+}
+
+/* Bytes of all KV heads of one layer's page. */
+static fkv_status layer_run_bytes(const fkv_file_layer *layer, uint32_t number, uint32_t page_tokens, const char *path,
+                                  uint64_t *bytes) {
+    FKV_REQUIRE(layer->n_kv_heads > 0 && layer->head_dim >= 16 && layer->head_dim <= FKV_MAX_HEAD_DIM &&
+                    layer->head_dim % 16 == 0,
+                FKV_FILE_DAMAGED, "damaged page file: layer %u has %u KV heads of dimension %u: %s", number, layer->n_kv_heads,
+                layer->head_dim, path);
+    FKV_REQUIRE(layer->window > 0 || layer->n_sinks == 0, FKV_FILE_DAMAGED,
+                "damaged page file: layer %u has no window but %u sinks: %s", number, layer->n_sinks, path);
+    const uint64_t k_bytes = side_bytes(layer->k, layer->head_dim, page_tokens);
+    const uint64_t v_bytes = side_bytes(layer->v, layer->head_dim, page_tokens);
+    FKV_REQUIRE(k_bytes > 0 && v_bytes > 0, FKV_FILE_DAMAGED,
+                "damaged page file: layer %u of dimension %u has K of %u bits in groups of %u, V of %u in %u: %s", number,
+                layer->head_dim, layer->k.bits, layer->k.group, layer->v.bits, layer->v.group, path);
+    *bytes = layer->n_kv_heads * (k_bytes + v_bytes);
+    return FKV_OK;
+}
+
+/* The number of the layer's group, a new one if no layer before had this window and these sinks; n_groups if there is no room. */
+static uint32_t group_of(fkv_file_plan *plan, const fkv_file_layer *layer) {
+    uint32_t g = 0;
+    while (g < plan->n_groups && (plan->groups[g].window != layer->window || plan->groups[g].n_sinks != layer->n_sinks)) g++;
+    if (g == plan->n_groups && g < FKV_MAX_GROUPS)
+        plan->groups[plan->n_groups++] = (fkv_file_group){.window = layer->window, .n_sinks = layer->n_sinks};
+    return g;
+}
+
+/* The pages that a query at position n_tokens sees. */
+static void group_pages(fkv_file_group *group, uint32_t page_tokens, uint32_t n_tokens) {
+    group->end = fkv_ceil_div(n_tokens, page_tokens);
+    group->n_front = fkv_min_u32(fkv_ceil_div(group->n_sinks, page_tokens), group->end);
+    const uint64_t first_unseen = (uint64_t)n_tokens + 1; /* tokens before it less the window are gone */
+    const uint32_t first =
+        group->window == 0 || first_unseen <= group->window ? 0 : (uint32_t)((first_unseen - group->window) / page_tokens);
+    group->first = fkv_max_u32(first, group->n_front);
+}
+
+bool fkv_file_plan_offsets(uint32_t n_layers, uint32_t n_tokens, uint64_t n_pages, fkv_file_plan *plan) {
+    uint64_t end = 0;
+    plan->n_pages = n_pages;
+    plan->tokens_offset = sizeof(fkv_file_header) + (uint64_t)n_layers * sizeof(fkv_file_layer);
+    plan->index_offset = fkv_align_up(plan->tokens_offset + (uint64_t)n_tokens * sizeof(uint32_t), FKV_FILE_INDEX_ALIGN);
+    if (fkv_mul_overflows(n_pages, sizeof(fkv_file_entry), &end) || fkv_add_overflows(end, plan->index_offset, &end) ||
+        end > INT64_MAX - FKV_FILE_DATA_ALIGN)
+        return false;
+    plan->data_offset = fkv_align_up(end, FKV_FILE_DATA_ALIGN);
+    return true;
+}
+
+fkv_status fkv_file_plan_make(const fkv_file_header *header, const fkv_file_layer *layers, const char *path,
+                              fkv_file_plan *plan) {
+    FKV_ASSERT(header->n_layers <= FKV_MAX_LAYERS);
+    *plan = (fkv_file_plan){0};
+    FKV_REQUIRE(fkv_is_pow2(header->page_tokens) && header->page_tokens >= 16 && header->page_tokens <= 256, FKV_FILE_DAMAGED,
+                "damaged page file: pages of %u tokens: %s", header->page_tokens, path);
+    FKV_REQUIRE(header->page_type == FKV_F16 || header->page_type == FKV_BF16, FKV_FILE_DAMAGED,
+                "damaged page file: page type %u: %s", header->page_type, path);
+    for (uint32_t l = 0; l < header->n_layers; l++) {
+        uint64_t run_bytes = 0;
+        FKV_TRY(layer_run_bytes(&layers[l], l, header->page_tokens, path, &run_bytes));
+        const uint32_t g = group_of(plan, &layers[l]);
+        FKV_REQUIRE(g < FKV_MAX_GROUPS, FKV_FILE_DAMAGED, "damaged page file: more than %d groups of layers: %s", FKV_MAX_GROUPS,
+                    path);
+        plan->layer_group[l] = (uint8_t)g;
+        plan->groups[g].page_bytes += run_bytes; /* 512 layers of less than 2^32 heads of at most 2^19 bytes: fits */
+    }
+    uint64_t n_pages = 0;
+    uint64_t data_bytes = 0;
+    bool fits = true;
+    for (uint32_t g = 0; g < plan->n_groups; g++) {
+        fkv_file_group *group = &plan->groups[g];
+        uint64_t group_bytes = 0;
+        group_pages(group, header->page_tokens, header->n_tokens);
+        const uint64_t n = (uint64_t)group->n_front + (group->end - group->first);
+        n_pages += n;
+        fits = fits && !fkv_mul_overflows(n, group->page_bytes, &group_bytes) &&
+               !fkv_add_overflows(data_bytes, group_bytes, &data_bytes);
+    }
+    fits = fits && fkv_file_plan_offsets(header->n_layers, header->n_tokens, n_pages, plan) &&
+           !fkv_add_overflows(plan->data_offset, data_bytes, &plan->file_bytes);
+    FKV_REQUIRE(fits && plan->file_bytes <= INT64_MAX, FKV_FILE_DAMAGED,
+                "damaged page file: %u tokens in %" PRIu64 " pages are more than a file can hold: %s", header->n_tokens, n_pages,
+                path);
+    return FKV_OK;
+}
+
+bool fkv_file_cursor_next(const fkv_file_plan *plan, fkv_file_cursor *cursor, fkv_file_entry *entry) {
+    while (cursor->group < plan->n_groups) {
+        const fkv_file_group *group = &plan->groups[cursor->group];
+        if (cursor->logical == group->n_front) cursor->logical = group->first;
+        if (cursor->logical < group->end) {
+            *entry = (fkv_file_entry){.group = cursor->group, .logical = cursor->logical, .offset = cursor->offset};
+            cursor->logical++;
+            cursor->offset += group->page_bytes;
+            return true;
+        }
+        cursor->group++;
+        cursor->logical = 0;
+    }
+    return false;
+}
+
+/* ---- identity ------------------------------------------------------------------------------------------------ */
+
+/* The one form in which a side stands in a file: 16 bits have no group. */
+static fkv_codec_config canonical(fkv_codec_config codec) {
+    if (codec.bits == 16) codec.group = 0;
+    return codec;
+}
+
+void fkv_file_identity_write(const fkv_file_identity *identity, fkv_file_header *header, fkv_file_layer *layers) {
+    *header = (fkv_file_header){
+        .version = FKV_FILE_VERSION_NOW,
+        .header_bytes = sizeof(fkv_file_header),
+        .layer_bytes = sizeof(fkv_file_layer),
+        .entry_bytes = sizeof(fkv_file_entry),
+        .n_layers = identity->n_layers,
+        .page_tokens = identity->page_tokens,
+        .page_type = (uint32_t)identity->page_type,
+        .rotate = (uint32_t)identity->rotate,
+        .rotation_seed = identity->rotate == FKV_ROTATE_NONE ? 0 : identity->rotation_seed,
+    };
+    memcpy(header->magic, FKV_FILE_MAGIC, sizeof header->magic);
+    memcpy(header->weights_id, identity->weights_id, sizeof header->weights_id);
+    memcpy(header->rope_id, identity->rope_id, strnlen(identity->rope_id, sizeof header->rope_id - 1));
+    for (uint32_t l = 0; l < identity->n_layers; l++) {
+        layers[l] = identity->layers[l];
+        layers[l].k = canonical(layers[l].k);
+        layers[l].v = canonical(layers[l].v);
+    }
+}
+
+static fkv_status foreign_number(const char *field, uint64_t file, uint64_t ours, const char *path) {
+    if (file == ours) return FKV_OK;
+    return fkv_fail(FKV_FILE_FOREIGN, "foreign page file: %s is %" PRIu64 " in the file and %" PRIu64 " here: %s", field, file,
+                    ours, path);
+}
+
+static fkv_status foreign_layer_number(uint32_t layer, const char *field, uint32_t file, uint32_t ours, const char *path) {
+    if (file == ours) return FKV_OK;
+    return fkv_fail(FKV_FILE_FOREIGN, "foreign page file: %s of layer %u is %u in the file and %u here: %s", field, layer, file,
+                    ours, path);
+}
+
+enum { ID_TEXT_BYTES = 65 };
+
+static void hex_text(const uint8_t id[32], char text[ID_TEXT_BYTES]) {
+    for (int i = 0; i < 32; i++) (void)snprintf(text + 2 * i, 3, "%02x", id[i]);
+}
+
+/* A stranger's text must not reach a terminal as it is. */
+static void plain_text(const char rope_id[64], char text[ID_TEXT_BYTES]) {
+    size_t n = strnlen(rope_id, 64);
+    for (size_t i = 0; i < n; i++) text[i] = rope_id[i] >= ' ' && rope_id[i] <= '~' ? rope_id[i] : '?';
+    text[n] = '\0';
+}
+
+static fkv_status foreign_layer(uint32_t number, const fkv_file_layer *file, const fkv_file_layer *ours, const char *path) {
+    const fkv_codec_config k = canonical(ours->k);
+    const fkv_codec_config v = canonical(ours->v);
+    FKV_TRY(foreign_layer_number(number, "n_kv_heads", file->n_kv_heads, ours->n_kv_heads, path));
+    FKV_TRY(foreign_layer_number(number, "head_dim", file->head_dim, ours->head_dim, path));
+    FKV_TRY(foreign_layer_number(number, "window", file->window, ours->window, path));
+    FKV_TRY(foreign_layer_number(number, "n_sinks", file->n_sinks, ours->n_sinks, path));
+    FKV_TRY(foreign_layer_number(number, "k.bits", file->k.bits, k.bits, path));
+    FKV_TRY(foreign_layer_number(number, "k.group", file->k.group, k.group, path));
+    FKV_TRY(foreign_layer_number(number, "v.bits", file->v.bits, v.bits, path));
+    return foreign_layer_number(number, "v.group", file->v.group, v.group, path);
+}
+
+fkv_status fkv_file_identity_check(const fkv_file_identity *identity, const fkv_file_header *header, const fkv_file_layer *layers,
+                                   const char *path) {
+    char file[ID_TEXT_BYTES];
+    char ours[ID_TEXT_BYTES];
+    if (memcmp(header->weights_id, identity->weights_id, sizeof header->weights_id) != 0) {
+        hex_text(header->weights_id, file);
+        hex_text(identity->weights_id, ours);
+        return fkv_fail(FKV_FILE_FOREIGN, "foreign page file: weights_id is %s in the file and %s here: %s", file, ours, path);
+    }
+    if (strncmp(header->rope_id, identity->rope_id, sizeof header->rope_id) != 0) {
+        plain_text(header->rope_id, file);
+        plain_text(identity->rope_id, ours);
+        return fkv_fail(FKV_FILE_FOREIGN, "foreign page file: rope_id is \"%s\" in the file and \"%s\" here: %s", file, ours,
+                        path);
+    }
+    FKV_TRY(foreign_number("page_tokens", header->page_tokens, identity->page_tokens, path));
+    FKV_TRY(foreign_number("page_type", header->page_type, (uint64_t)identity->page_type, path));
+    FKV_TRY(foreign_number("rotate", header->rotate, (uint64_t)identity->rotate, path));
+    if (identity->rotate != FKV_ROTATE_NONE)
+        FKV_TRY(foreign_number("rotation_seed", header->rotation_seed, identity->rotation_seed, path));
+    FKV_TRY(foreign_number("n_layers", header->n_layers, identity->n_layers, path));
+    for (uint32_t l = 0; l < identity->n_layers; l++) FKV_TRY(foreign_layer(l, &layers[l], &identity->layers[l], path));
+    return FKV_OK;
+}

@@ -1,0 +1,243 @@
+/* Writing a page file. Owns the part file from its creation to its new name.
+ *
+ * Order of the bytes: layers and tokens, then page after page with the index following in pieces, the header last. The digest
+ * takes header, layers, tokens and index in the order of the file; index entries are final when their page is written, so one
+ * pass is enough and nothing is kept but a piece of the index.
+ *
+ * Who holds the lock of `name.part` may truncate, rename or unlink it; nobody else touches it. A save that was killed leaves a
+ * part file without a lock, which the next save to the name takes over.
+ */
+#include "page_file_format.h"
+
+#include "../base/file_sync.h"
+
+#include <stdio.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+
+enum {
+    FOLDER_BYTES = 4096,                                              /* longest path of a folder */
+    NAME_BYTES = 256,                                                 /* longest file name, its end included */
+    INDEX_ENTRIES = 512,                                              /* written at once */
+    INDEX_BYTES = INDEX_ENTRIES * (int)sizeof(fkv_file_entry),        /* at the end of the buffer */
+    PIECE_BYTES = (FKV_FILE_BUFFER_BYTES - INDEX_BYTES) / 4096 * 4096 /* of a page, written at once */
+};
+
+typedef struct part_file {
+    const char *path; /* as the caller wrote it */
+    const char *name; /* its last component */
+    char part_name[NAME_BYTES];
+    int folder;
+    int fd;
+    bool published; /* the part file has its new name: there is nothing left to remove */
+} part_file;
+
+typedef struct page_writer {
+    const fkv_slab *slab;
+    const fkv_pager *pager;
+    const fkv_file_plan *plan;
+    uint32_t slot;
+    uint32_t n_tokens;
+    int fd;
+    const char *path;
+    uint8_t *piece; /* PIECE_BYTES */
+} page_writer;
+
+static fkv_status write_at(int fd, const void *bytes, uint64_t n, uint64_t offset, const char *path) {
+    const uint8_t *from = bytes;
+    while (n > 0) {
+        ssize_t done = pwrite(fd, from, n < FKV_FILE_CALL_BYTES ? n : FKV_FILE_CALL_BYTES, (off_t)offset);
+        if (done < 0 && errno == EINTR) continue;
+        if (done < 0) return fkv_file_os_failed("cannot write the page file", path);
+        from += done;
+        offset += (uint64_t)done;
+        n -= (uint64_t)done;
+    }
+    return FKV_OK;
+}
+
+/* ---- the part file ------------------------------------------------------------------------------------------- */
+
+static fkv_status part_open_folder(part_file *part) {
+    char folder[FOLDER_BYTES] = ".";
+    const char *slash = strrchr(part->path, '/');
+    part->name = slash == NULL ? part->path : slash + 1;
+    if (slash != NULL) {
+        size_t n = slash == part->path ? 1 : (size_t)(slash - part->path);
+        FKV_REQUIRE(n < sizeof folder, FKV_IO, "cannot save: the folder's name has %zu bytes, %d at most: %.200s", n,
+                    FOLDER_BYTES - 1, part->path);
+        memcpy(folder, part->path, n);
+        folder[n] = '\0';
+    }
+    FKV_REQUIRE(part->name[0] != '\0', FKV_IO, "cannot save: this names a folder, not a file: %s", part->path);
+    int n = snprintf(part->part_name, sizeof part->part_name, "%s.part", part->name);
+    FKV_REQUIRE(n >= 0 && n < NAME_BYTES, FKV_IO, "cannot save: the file's name is longer than %d bytes: %s",
+                NAME_BYTES - (int)sizeof ".part", part->name);
+    part->folder = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (part->folder < 0) return fkv_file_os_failed("cannot open the folder to save in", part->path);
+    return FKV_OK;
+}
+
+/* Makes the part file ours alone: locked, still under its name, empty. */
+static fkv_status part_take(part_file *part) {
+    struct stat opened;
+    struct stat named;
+    if (flock(part->fd, LOCK_EX | LOCK_NB) != 0) {
+        FKV_REQUIRE(errno != EWOULDBLOCK, FKV_IO, "cannot save: another save to this file is under way, try again later: %s",
+                    part->path);
+        return fkv_file_os_failed("cannot lock the part file", part->path);
+    }
+    /* between open and lock the file may have become another save's finished file, or been removed by it */
+    if (fstat(part->fd, &opened) != 0 || fstatat(part->folder, part->part_name, &named, AT_SYMLINK_NOFOLLOW) != 0 ||
+        opened.st_dev != named.st_dev || opened.st_ino != named.st_ino)
+        return fkv_fail(FKV_IO, "cannot save: another save to this file has just ended, try again: %s", part->path);
+    FKV_REQUIRE(S_ISREG(opened.st_mode) && opened.st_nlink == 1, FKV_IO,
+                "cannot save: the part file is not a file of its own (a device, a pipe, or linked elsewhere); remove it: %s.part",
+                part->path);
+    if (ftruncate(part->fd, 0) != 0) return fkv_file_os_failed("cannot empty the part file", part->path);
+    (void)fchmod(part->fd, S_IRUSR | S_IWUSR); /* one left behind may be open to others; not every file system has modes */
+    return FKV_OK;
+}
+
+static fkv_status part_open(part_file *part, const char *path) {
+    *part = (part_file){.path = path, .folder = -1, .fd = -1};
+    FKV_TRY(part_open_folder(part));
+    const int flags = O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK;
+    part->fd = openat(part->folder, part->part_name, flags, S_IRUSR | S_IWUSR);
+    fkv_status status = part->fd < 0 ? fkv_file_os_failed("cannot create the part file", path) : part_take(part);
+    if (status == FKV_OK) return FKV_OK;
+    if (part->fd >= 0) (void)close(part->fd);
+    (void)close(part->folder);
+    return status;
+}
+
+/* To the disk, then to its name. The lock is held until the name is right. */
+static fkv_status part_publish(part_file *part) {
+    if (fkv_file_sync(part->fd) != 0) return fkv_file_os_failed("cannot sync the page file", part->path);
+    if (renameat(part->folder, part->part_name, part->folder, part->name) != 0)
+        return fkv_file_os_failed("cannot rename the part file", part->path);
+    part->published = true;
+    if (fkv_file_sync(part->folder) != 0 && errno != EINVAL) /* EINVAL: a file system that does not sync folders */
+        return fkv_file_os_failed("the page file is saved, but its folder cannot be synced", part->path);
+    return FKV_OK;
+}
+
+static void part_close(const part_file *part) {
+    if (!part->published) (void)unlinkat(part->folder, part->part_name, 0);
+    (void)close(part->fd);
+    (void)close(part->folder);
+}
+
+/* ---- the bytes ----------------------------------------------------------------------------------------------- */
+
+/* Writes one page where its entry says and completes the entry. */
+static fkv_status write_page(const page_writer *writer, fkv_file_entry *entry) {
+    const fkv_slab *slab = writer->slab;
+    const uint32_t page = fkv_page_at(fkv_pager_view(writer->pager, entry->group, writer->slot), entry->logical);
+    const uint32_t n_live = fkv_min_u32(slab->page_tokens, writer->n_tokens - entry->logical * slab->page_tokens);
+    uint64_t offset = entry->offset;
+    uint64_t used = 0;
+    uint64_t left = writer->plan->groups[entry->group].page_bytes;
+    FKV_ASSERT(page != FKV_NO_PAGE && left == slab->group_page_bytes[entry->group]);
+    for (uint32_t l = 0; l < slab->n_layers; l++) {
+        if (slab->layers[l].group != entry->group) continue;
+        const uint8_t *run = fkv_slab_run(slab, l, page);
+        const uint64_t run_bytes = fkv_slab_run_bytes(slab, l);
+        uint64_t n = 0;
+        for (uint64_t from = 0; from < run_bytes; from += n) {
+            n = run_bytes - from < PIECE_BYTES - used ? run_bytes - from : PIECE_BYTES - used;
+            memcpy(writer->piece + used, run + from, n);
+            fkv_slab_blank(slab, l, writer->piece + used, from, n, n_live);
+            used += n;
+            left -= n;
+            if (used < PIECE_BYTES && left > 0) continue;
+            entry->crc32c = fkv_crc32c(entry->crc32c, writer->piece, used);
+            FKV_TRY(write_at(writer->fd, writer->piece, used, offset, writer->path));
+            offset += used;
+            used = 0;
+        }
+    }
+    return FKV_OK;
+}
+
+/* Writes all pages and their index, and adds the index and the zeroes after it to the digest. */
+static fkv_status write_pages(const page_writer *writer, fkv_file_entry *entries, fkv_sha256 *sha) {
+    const fkv_file_plan *plan = writer->plan;
+    static const uint8_t zeroes[FKV_FILE_DATA_ALIGN];
+    fkv_file_cursor cursor = {.offset = plan->data_offset};
+    uint64_t index_end = plan->index_offset;
+    uint64_t n = 0;
+    bool more = true;
+    while (more) {
+        more = fkv_file_cursor_next(plan, &cursor, &entries[n]);
+        if (more) FKV_TRY(write_page(writer, &entries[n++]));
+        if (n < INDEX_ENTRIES && more) continue;
+        fkv_sha256_add(sha, entries, n * sizeof entries[0]);
+        FKV_TRY(write_at(writer->fd, entries, n * sizeof entries[0], index_end, writer->path));
+        index_end += n * sizeof entries[0];
+        n = 0;
+    }
+    FKV_ASSERT(cursor.offset == plan->file_bytes && plan->data_offset - index_end < sizeof zeroes);
+    fkv_sha256_add(sha, zeroes, plan->data_offset - index_end);
+    return write_at(writer->fd, zeroes, plan->data_offset - index_end, index_end, writer->path);
+}
+
+static fkv_status write_all(const page_writer *writer, fkv_file_header *header, const fkv_file_layer *layers,
+                            const uint32_t *tokens, fkv_file_entry *entries, fkv_sha256 *sha) {
+    const fkv_file_plan *plan = writer->plan;
+    static const uint8_t zeroes[FKV_FILE_INDEX_ALIGN];
+    const uint64_t tokens_bytes = (uint64_t)header->n_tokens * sizeof tokens[0];
+    const uint64_t gap = plan->index_offset - plan->tokens_offset - tokens_bytes;
+    fkv_sha256_add(sha, header, offsetof(fkv_file_header, sha256));
+    fkv_sha256_add(sha, layers, header->n_layers * sizeof layers[0]);
+    fkv_sha256_add(sha, tokens, tokens_bytes);
+    fkv_sha256_add(sha, zeroes, gap);
+    FKV_TRY(write_at(writer->fd, layers, header->n_layers * sizeof layers[0], sizeof *header, writer->path));
+    FKV_TRY(write_at(writer->fd, tokens, tokens_bytes, plan->tokens_offset, writer->path));
+    FKV_TRY(write_at(writer->fd, zeroes, gap, plan->tokens_offset + tokens_bytes, writer->path));
+    return write_pages(writer, entries, sha);
+}
+
+/* ---- save ---------------------------------------------------------------------------------------------------- */
+
+fkv_status fkv_page_file_save(const fkv_file_identity *identity, const fkv_slab *slab, const fkv_pager *pager, uint32_t slot,
+                              const uint32_t *tokens, uint32_t n_tokens, const char *path, uint8_t *buffer) {
+    FKV_REQUIRE(path != NULL && path[0] != '\0', FKV_BAD_ARGUMENT, "a page file needs a path to be saved to");
+    FKV_REQUIRE(tokens != NULL || n_tokens == 0, FKV_BAD_ARGUMENT, "tokens is NULL: a page file is saved with its tokens");
+    FKV_ASSERT(fkv_pager_covers(pager, slot, n_tokens));
+    fkv_file_header header;
+    fkv_file_layer layers[FKV_MAX_LAYERS];
+    fkv_file_plan plan;
+    fkv_file_identity_write(identity, &header, layers);
+    header.n_tokens = n_tokens;
+    FKV_TRY(fkv_file_plan_make(&header, layers, path, &plan));
+    header.n_groups = plan.n_groups;
+    header.n_pages = plan.n_pages;
+    header.tokens_offset = plan.tokens_offset;
+    header.index_offset = plan.index_offset;
+    header.data_offset = plan.data_offset;
+    header.file_bytes = plan.file_bytes;
+    for (uint32_t l = 0; l < slab->n_layers; l++) FKV_ASSERT(slab->layers[l].group == plan.layer_group[l]);
+    for (uint32_t g = 0; g < plan.n_groups; g++)
+        FKV_ASSERT(plan.groups[g].first == fkv_max_u32(plan.groups[g].n_front, fkv_pager_first_page(pager, g, n_tokens)));
+
+    part_file part;
+    FKV_TRY(part_open(&part, path));
+    const page_writer writer = {.slab = slab,
+                                .pager = pager,
+                                .plan = &plan,
+                                .slot = slot,
+                                .n_tokens = n_tokens,
+                                .fd = part.fd,
+                                .path = path,
+                                .piece = buffer};
+    fkv_sha256 sha;
+    fkv_sha256_open(&sha);
+    fkv_status status = write_all(&writer, &header, layers, tokens, (fkv_file_entry *)(void *)(buffer + PIECE_BYTES), &sha);
+    fkv_status digest = fkv_sha256_close(&sha, header.sha256);
+    if (status == FKV_OK) status = digest;
+    if (status == FKV_OK) status = write_at(part.fd, &header, sizeof header, 0, path);
+    if (status == FKV_OK) status = part_publish(&part);
+    part_close(&part);
+    return status;
+}

@@ -1,0 +1,74 @@
+/* Owns the shape of page tables: fixed entries for sinks (or for everything, in the full group), then a ring. Does not own the
+ * pages in them.
+ *
+ * The ring is wide enough for the worst alignment: a step at length L touches tokens L - window + 1 .. L + n - 1, that is
+ * window - 1 + n tokens, and pages are let go only when it commits. T tokens in a row touch at most (T + page - 2) / page + 1
+ * pages.
+ */
+#include "page_table.h"
+
+void fkv_table_shape(const fkv_pager_spec *spec, uint32_t group, fkv_group *shape) {
+    const fkv_group_spec *g = &spec->groups[group];
+    uint32_t n_pages = fkv_ceil_div(spec->max_seq_tokens, spec->page_tokens);
+    shape->window = g->window;
+    if (g->window == 0) {
+        shape->n_fixed = n_pages;
+        shape->n_ring = 1;
+    } else {
+        uint64_t n_touched = (uint64_t)g->window - 1 + spec->max_step_tokens;
+        uint64_t n_ring = (n_touched + spec->page_tokens - 2) / spec->page_tokens + 1;
+        shape->n_fixed = fkv_min_u32(fkv_ceil_div(g->n_sinks, spec->page_tokens), n_pages);
+        uint32_t rest = fkv_max_u32(n_pages - shape->n_fixed, 1);
+        shape->n_ring = n_ring < rest ? (uint32_t)n_ring : rest;
+    }
+    shape->width = shape->n_fixed + shape->n_ring;
+}
+
+uint32_t fkv_pager_window_cap(const fkv_pager_spec *spec, uint32_t group) {
+    fkv_group shape = {0};
+    fkv_table_shape(spec, group, &shape);
+    return fkv_min_u32(shape.width, fkv_ceil_div(spec->max_seq_tokens, spec->page_tokens));
+}
+
+uint32_t fkv_table_cap(const fkv_pager *pager, uint32_t group, uint32_t max_tokens) {
+    return fkv_min_u32(fkv_pages_of(pager, max_tokens), pager->groups[group].width);
+}
+
+bool fkv_table_covers(const fkv_pager *pager, uint32_t group, uint32_t n_tokens, uint32_t n_wanted) {
+    const fkv_group *g = &pager->groups[group];
+    uint32_t page_tokens = pager->spec.page_tokens;
+    uint32_t wanted = fkv_table_skip(g, page_tokens, n_wanted, g->n_fixed);
+    return wanted >= fkv_pages_of(pager, n_wanted) || wanted >= fkv_table_skip(g, page_tokens, n_tokens, g->n_fixed);
+}
+
+bool fkv_table_consistent(const fkv_pager *pager, uint32_t group, uint32_t *refs, uint32_t *tails) {
+    const fkv_group *g = &pager->groups[group];
+    uint32_t page_tokens = pager->spec.page_tokens;
+    uint64_t reserved = 0;
+    uint64_t entered = 0;
+    for (uint32_t slot = 0; slot < pager->spec.max_seqs; slot++) {
+        const fkv_sequence *s = &pager->sequences[slot];
+        uint32_t n_expected = 0;
+        if (s->open) {
+            if (s->len > s->max_tokens) return false;
+            uint32_t added = s->row == FKV_NO_ROW ? 0 : pager->step.rows[s->row].n_tokens;
+            uint32_t n_pages = fkv_pages_of(pager, s->len + added);
+            for (uint32_t i = fkv_table_skip(g, page_tokens, s->len, 0); i < n_pages;
+                 i = fkv_table_skip(g, page_tokens, s->len, i + 1)) {
+                uint32_t page = *fkv_table_entry(g, slot, i);
+                if (page >= g->pool.n_pages) return false;
+                refs[page]++;
+                tails[page] += fkv_has_tail(pager, s) && i == s->len / page_tokens;
+                n_expected++;
+            }
+            uint32_t cap = fkv_table_cap(pager, group, s->max_tokens);
+            if (n_expected > cap) return false;
+            reserved += cap;
+            entered += g->window == 0 ? fkv_pages_of(pager, s->len) : 0;
+        }
+        uint32_t n_found = 0;
+        for (uint32_t i = 0; i < g->width; i++) n_found += g->entries[(uint64_t)slot * g->width + i] != FKV_NO_PAGE;
+        if (n_found != n_expected) return false;
+    }
+    return reserved == g->reserved && entered == g->entered;
+}

@@ -1,0 +1,229 @@
+/* Puts the pager together: layout, the law of the pool (promised <= free + cached), replenishing, figures for other threads, and
+ * the check of everything against everything. Sequences are in sequence.c, prefixes in prefix.c, steps in step.c.
+ */
+#include "pager.h"
+
+#include "page_table.h"
+#include "pager_state.h"
+#include "pool.h"
+#include "prefix_tree.h"
+
+static void reset(fkv_pager *pager) {
+    for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
+        fkv_group *group = &pager->groups[g];
+        group->pins = pager->full == FKV_NO_GROUP || pager->full == g;
+        fkv_pool_reset(&group->pool);
+        for (uint64_t i = 0; i < (uint64_t)pager->spec.max_seqs * group->width; i++) group->entries[i] = FKV_NO_PAGE;
+    }
+    for (uint32_t slot = 0; slot < pager->spec.max_seqs; slot++) {
+        pager->slots[slot] = slot;
+        pager->sequences[slot] = (fkv_sequence){.generation = 1, .row = FKV_NO_ROW};
+    }
+    fkv_tree_reset(pager);
+    fkv_pager_publish(pager);
+}
+
+void fkv_pager_layout(fkv_carve *carve, const fkv_pager_spec *spec, fkv_pager **pager) {
+    FKV_ASSERT(fkv_is_pow2(spec->page_tokens) && spec->max_seqs > 0 && spec->max_seqs <= UINT16_MAX);
+    FKV_ASSERT(spec->max_seq_tokens > 0 && spec->max_step_tokens > 0);
+    FKV_ASSERT(spec->n_groups > 0 && spec->n_groups <= FKV_MAX_GROUPS);
+
+    fkv_pager *p = FKV_CARVE(carve, 1, fkv_pager);
+    if (p != NULL) *p = (fkv_pager){.spec = *spec, .full = FKV_NO_GROUP};
+    uint32_t n_audit = 0;
+    for (uint32_t g = 0; g < spec->n_groups; g++) {
+        fkv_group shape = {0};
+        fkv_table_shape(spec, g, &shape);
+        shape.entries = FKV_CARVE(carve, (uint64_t)spec->max_seqs * shape.width, uint32_t);
+        fkv_pool_layout(carve, &shape.pool, spec->groups[g].n_pages);
+        n_audit = fkv_max_u32(n_audit, spec->groups[g].n_pages);
+        if (p == NULL) continue;
+        p->groups[g] = shape;
+        if (shape.window != 0) continue;
+        FKV_ASSERT(p->full == FKV_NO_GROUP);
+        p->full = g;
+    }
+    fkv_tree_layout(carve, spec, p == NULL ? NULL : &p->tree);
+
+    uint32_t n_rows = fkv_min_u32(spec->max_seqs, spec->max_step_tokens);
+    uint32_t *slots = FKV_CARVE(carve, spec->max_seqs, uint32_t);
+    fkv_sequence *sequences = FKV_CARVE(carve, spec->max_seqs, fkv_sequence);
+    fkv_step_row *rows = FKV_CARVE(carve, n_rows, fkv_step_row);
+    fkv_page_copy *copies = FKV_CARVE(carve, (uint64_t)n_rows * spec->n_groups, fkv_page_copy);
+    uint32_t *audit = FKV_CARVE(carve, 2 * (uint64_t)n_audit, uint32_t);
+    *pager = p;
+    if (p == NULL) return;
+
+    p->slots = slots;
+    p->sequences = sequences;
+    p->audit = audit;
+    p->n_audit = n_audit;
+    p->step = (fkv_step_state){.rows = rows, .copies = copies};
+    memset(rows, 0, n_rows * sizeof *rows);
+    memset(copies, 0, (size_t)n_rows * spec->n_groups * sizeof *copies);
+    reset(p);
+}
+
+/* ---- the law of the pool ---- */
+
+uint64_t fkv_group_promised(const fkv_pager *pager, uint32_t group) {
+    const fkv_group *g = &pager->groups[group];
+    if (g->window != 0) return g->reserved - g->pool.counts.used;
+    return g->reserved - g->entered + g->pool.counts.copies - g->taken;
+}
+
+static uint32_t cached_pages(const fkv_pager *pager, uint32_t group) {
+    return group == pager->full ? pager->tree.n_idle : pager->tree.cached[group].n;
+}
+
+uint64_t fkv_group_room(const fkv_pager *pager, uint32_t group) {
+    return (uint64_t)pager->groups[group].pool.n_free + cached_pages(pager, group);
+}
+
+void fkv_group_make_free(fkv_pager *pager, uint32_t group, uint64_t n) {
+    while (pager->groups[group].pool.n_free < n) {
+        if (group == pager->full)
+            fkv_tree_evict_oldest(pager);
+        else
+            fkv_tree_strip_oldest(pager, group);
+    }
+}
+
+/* An upper bound on what one step takes: a row of n tokens takes at most 1 + ceil((n - 1) / page_tokens) <= n pages, a copy of
+ * its last page included. */
+static uint64_t step_pages(const fkv_pager *pager) {
+    uint64_t n_tokens = pager->spec.max_step_tokens;
+    uint64_t by_rows = 2 * (uint64_t)pager->n_seqs + n_tokens / pager->spec.page_tokens;
+    return n_tokens < by_rows ? n_tokens : by_rows;
+}
+
+static uint64_t pages_to_keep_free(const fkv_pager *pager, uint32_t group) {
+    uint64_t promised = fkv_group_promised(pager, group);
+    uint64_t step = step_pages(pager);
+    return promised < step ? promised : step;
+}
+
+void fkv_pager_settle(fkv_pager *pager) {
+    /* the full group first: a node evicted for its sake gives up its window pages too */
+    if (pager->full != FKV_NO_GROUP) fkv_group_make_free(pager, pager->full, pages_to_keep_free(pager, pager->full));
+    for (uint32_t g = 0; g < pager->spec.n_groups; g++) fkv_group_make_free(pager, g, pages_to_keep_free(pager, g));
+    fkv_pager_publish(pager);
+}
+
+/* ---- figures ---- */
+
+static fkv_group_stats group_stats(const fkv_pager *pager, uint32_t group) {
+    const fkv_pool *pool = &pager->groups[group].pool;
+    uint32_t cached = cached_pages(pager, group);
+    return (fkv_group_stats){.pages = pool->n_pages,
+                             .free = pool->n_free,
+                             .held = pool->n_pages - pool->n_free - cached,
+                             .shared = (uint32_t)pool->counts.shared,
+                             .cached = cached,
+                             .pinned = (uint32_t)pool->counts.in_tree - cached,
+                             .promised = (uint32_t)fkv_group_promised(pager, group)};
+}
+
+static void set(_Atomic uint32_t *figure, uint32_t value) { atomic_store_explicit(figure, value, memory_order_relaxed); }
+static uint32_t get(const _Atomic uint32_t *figure) { return atomic_load_explicit(figure, memory_order_relaxed); }
+static uint64_t get_sum(const _Atomic uint64_t *figure) { return atomic_load_explicit(figure, memory_order_relaxed); }
+
+void fkv_pager_publish(fkv_pager *pager) {
+    for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
+        fkv_group_stats now = group_stats(pager, g);
+        fkv_group_figures *figures = &pager->figures.groups[g];
+        set(&figures->free, now.free);
+        set(&figures->held, now.held);
+        set(&figures->shared, now.shared);
+        set(&figures->cached, now.cached);
+        set(&figures->pinned, now.pinned);
+        set(&figures->promised, now.promised);
+    }
+    set(&pager->figures.seqs, pager->n_seqs);
+    FKV_ASSERT_DEEP(fkv_pager_consistent(pager));
+}
+
+void fkv_pager_stats(const fkv_pager *pager, fkv_stats *stats) {
+    const fkv_figures *figures = &pager->figures;
+    stats->n_groups = pager->spec.n_groups;
+    for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
+        stats->groups[g] = (fkv_group_stats){.pages = pager->spec.groups[g].n_pages,
+                                             .free = get(&figures->groups[g].free),
+                                             .held = get(&figures->groups[g].held),
+                                             .shared = get(&figures->groups[g].shared),
+                                             .cached = get(&figures->groups[g].cached),
+                                             .pinned = get(&figures->groups[g].pinned),
+                                             .promised = get(&figures->groups[g].promised)};
+    }
+    stats->seqs = get(&figures->seqs);
+    stats->steps = get_sum(&figures->steps);
+    stats->aborts = get_sum(&figures->aborts);
+    stats->tokens = get_sum(&figures->tokens);
+    stats->page_copies = get_sum(&figures->page_copies);
+    stats->hit_tokens = get_sum(&figures->hit_tokens);
+    stats->hits = get_sum(&figures->hits);
+    stats->evictions = get_sum(&figures->evictions);
+}
+
+/* ---- checking ---- */
+
+/* refs and tails of every page, counted again from the tables, the tree and the open step. */
+static bool holders_consistent(const fkv_pager *pager, uint32_t group) {
+    const fkv_pool *pool = &pager->groups[group].pool;
+    uint32_t *refs = pager->audit;
+    uint32_t *tails = pager->audit + pager->n_audit;
+    memset(refs, 0, pool->n_pages * sizeof *refs);
+    memset(tails, 0, pool->n_pages * sizeof *tails);
+    if (!fkv_table_consistent(pager, group, refs, tails)) return false;
+    for (uint32_t i = 0; i < pager->step.n_copies; i++) {
+        if (pager->step.copies[i].group != group) continue;
+        refs[pager->step.copies[i].from]++;
+        tails[pager->step.copies[i].from]++;
+    }
+    for (uint32_t page = 0; page < pool->n_pages; page++) {
+        refs[page] += pool->node[page] != FKV_NO_NODE;
+        if (refs[page] != pool->refs[page] || tails[page] != pool->tails[page]) return false;
+        bool written_by_all = tails[page] > 0 && tails[page] == refs[page] - 1;
+        if (pager->groups[group].window != 0 && pool->node[page] != FKV_NO_NODE && written_by_all) return false;
+    }
+    return true;
+}
+
+static bool figures_consistent(const fkv_pager *pager) {
+    fkv_stats stats = {0};
+    fkv_pager_stats(pager, &stats);
+    for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
+        fkv_group_stats now = group_stats(pager, g);
+        if (memcmp(&now, &stats.groups[g], sizeof now) != 0) return false;
+    }
+    return stats.seqs == pager->n_seqs;
+}
+
+static bool sequences_consistent(const fkv_pager *pager) {
+    uint32_t n_open = 0;
+    uint32_t n_rows = 0;
+    for (uint32_t slot = 0; slot < pager->spec.max_seqs; slot++) {
+        const fkv_sequence *s = &pager->sequences[slot];
+        n_open += s->open;
+        if (s->generation == 0) return false;
+        if (s->row == FKV_NO_ROW) continue;
+        n_rows++;
+        if (!s->open || s->row >= pager->step.n_rows || pager->step.rows[s->row].slot != slot) return false;
+        if (pager->step.rows[s->row].start != s->len) return false;
+    }
+    for (uint32_t i = pager->n_seqs; i < pager->spec.max_seqs; i++)
+        if (pager->slots[i] >= pager->spec.max_seqs || pager->sequences[pager->slots[i]].open) return false;
+    return n_open == pager->n_seqs && n_rows == pager->step.n_rows && pager->step.open == (n_rows > 0);
+}
+
+bool fkv_pager_consistent(const fkv_pager *pager) {
+    if (!sequences_consistent(pager) || !figures_consistent(pager)) return false;
+    for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
+        if (!fkv_pool_consistent(&pager->groups[g].pool, pager->audit) || !holders_consistent(pager, g)) return false;
+        if (fkv_group_promised(pager, g) > fkv_group_room(pager, g)) return false;
+        if (!pager->step.open) {
+            if (pager->groups[g].taken != 0 || pager->groups[g].pool.n_free < pages_to_keep_free(pager, g)) return false;
+        }
+    }
+    return fkv_tree_consistent(pager, pager->audit, pager->audit + pager->n_audit);
+}

@@ -1,0 +1,341 @@
+/* Owns the nodes of cached prefixes, the hash table over them and the heaps that say which goes next. A node is one full page of
+ * tokens under (tenant, parent) and one holder of a page in each group.
+ *
+ * Tokens are compared, the hash only finds candidates: colliding hashes cost time, never a wrong page. The hash is keyed with
+ * the address of the pager, which an outsider cannot know.
+ *
+ * Pinned by holders, not by bookkeeping of its own: a node is busy while a sequence holds its page (refs > 1), or a node
+ * below it is busy. So a page is idle exactly when nobody but the tree needs it, however the sequence came by the page.
+ * Pages of the full group pin; where there is no full group, those of all window groups do. What is idle forms whole subtrees,
+ * so that evicting idle leaves, oldest first, can reach every one of them.
+ */
+#include "prefix_tree.h"
+
+#include "node_heap.h"
+#include "page_table.h"
+#include "pool.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+static uint32_t node_count(const fkv_pager_spec *spec) {
+    uint32_t most = 0;
+    for (uint32_t g = 0; g < spec->n_groups; g++) {
+        if (spec->groups[g].window == 0) return spec->groups[g].n_pages;
+        most = fkv_max_u32(most, spec->groups[g].n_pages);
+    }
+    return most;
+}
+
+void fkv_tree_layout(fkv_carve *carve, const fkv_pager_spec *spec, fkv_tree *tree) {
+    uint32_t n_nodes = node_count(spec);
+    uint32_t n_buckets = 1;
+    while (n_buckets < n_nodes && n_buckets < UINT32_C(1) << 31) n_buckets *= 2;
+
+    fkv_node *nodes = FKV_CARVE(carve, n_nodes, fkv_node);
+    uint32_t *tokens = FKV_CARVE(carve, (uint64_t)n_nodes * spec->page_tokens, uint32_t);
+    uint32_t *free = FKV_CARVE(carve, n_nodes, uint32_t);
+    uint32_t *buckets = FKV_CARVE(carve, n_buckets, uint32_t);
+    if (tree != NULL) {
+        *tree = (fkv_tree){.n_nodes = n_nodes,
+                           .n_buckets = n_buckets,
+                           .page_tokens = spec->page_tokens,
+                           .nodes = nodes,
+                           .tokens = tokens,
+                           .free = free,
+                           .buckets = buckets};
+    }
+    fkv_heap_layout(carve, tree == NULL ? NULL : &tree->leaves, n_nodes, 0);
+    for (uint32_t g = 0; g < spec->n_groups; g++) {
+        if (spec->groups[g].window == 0) continue;
+        fkv_group shape = {0};
+        fkv_table_shape(spec, g, &shape);
+        fkv_heap_layout(carve, tree == NULL ? NULL : &tree->cached[g], n_nodes, shape.n_fixed);
+    }
+}
+
+void fkv_tree_reset(fkv_pager *pager) {
+    fkv_tree *tree = &pager->tree;
+    tree->n_free = tree->n_nodes;
+    tree->hash_mask = UINT64_MAX;
+    tree->hash_seed = (uint64_t)(uintptr_t)pager;
+    memset(tree->nodes, 0, tree->n_nodes * sizeof *tree->nodes);
+    for (uint32_t node = 0; node < tree->n_nodes; node++) tree->free[node] = tree->n_nodes - 1 - node;
+    for (uint32_t bucket = 0; bucket < tree->n_buckets; bucket++) tree->buckets[bucket] = FKV_NO_NODE;
+    fkv_heap_reset(&tree->leaves, tree->n_nodes);
+    for (uint32_t g = 0; g < pager->spec.n_groups; g++)
+        if (pager->groups[g].window != 0) fkv_heap_reset(&tree->cached[g], tree->n_nodes);
+}
+
+/* ---- finding ---- */
+
+static uint32_t *tokens_of(const fkv_tree *tree, uint32_t node) { return &tree->tokens[(uint64_t)node * tree->page_tokens]; }
+
+static uint32_t bucket_of(const fkv_tree *tree, uint64_t tenant, uint32_t parent, const uint32_t *tokens) {
+    uint64_t above[2] = {tenant, parent};
+    uint64_t seed = XXH3_64bits_withSeed(above, sizeof above, tree->hash_seed);
+    uint64_t hash = XXH3_64bits_withSeed(tokens, tree->page_tokens * sizeof *tokens, seed);
+    return (uint32_t)(hash & tree->hash_mask & (tree->n_buckets - 1));
+}
+
+uint32_t fkv_tree_find(const fkv_tree *tree, uint64_t tenant, uint32_t parent, const uint32_t *tokens) {
+    uint32_t node = tree->buckets[bucket_of(tree, tenant, parent, tokens)];
+    for (; node != FKV_NO_NODE; node = tree->nodes[node].next) {
+        const fkv_node *n = &tree->nodes[node];
+        if (n->parent == parent && n->tenant == tenant &&
+            memcmp(tokens_of(tree, node), tokens, tree->page_tokens * sizeof *tokens) == 0)
+            break;
+    }
+    return node;
+}
+
+/* Pages of one window group on the path so far: all sinks there, and how many in a row up to the deepest. */
+typedef struct path_pages {
+    bool sinks;
+    uint32_t run;
+} path_pages;
+
+fkv_match fkv_tree_match(const fkv_pager *pager, uint64_t tenant, const uint32_t *tokens, uint32_t n_tokens) {
+    const fkv_tree *tree = &pager->tree;
+    uint32_t page_tokens = tree->page_tokens;
+    path_pages path[FKV_MAX_GROUPS];
+    for (uint32_t g = 0; g < FKV_MAX_GROUPS; g++) path[g] = (path_pages){.sinks = true};
+
+    fkv_match best = {.node = FKV_NO_NODE};
+    uint32_t n_idle = 0;
+    uint32_t node = FKV_NO_NODE;
+    for (uint32_t i = 0; i < n_tokens / page_tokens; i++) {
+        node = fkv_tree_find(tree, tenant, node, tokens + (uint64_t)i * page_tokens);
+        if (node == FKV_NO_NODE) break;
+        const fkv_node *n = &tree->nodes[node];
+        n_idle += n->busy == 0;
+
+        bool usable = true;
+        for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
+            const fkv_group *group = &pager->groups[g];
+            bool there = n->pages[g] != FKV_NO_PAGE;
+            path[g].run = there ? path[g].run + 1 : 0;
+            if (i < group->n_fixed) path[g].sinks &= there;
+            uint32_t first = fkv_table_skip(group, page_tokens, (i + 1) * page_tokens, group->n_fixed);
+            usable &= path[g].sinks && (first > i || path[g].run > i - first);
+        }
+        if (usable) best = (fkv_match){.node = node, .n_pages = i + 1, .n_idle = n_idle};
+    }
+    return best;
+}
+
+void fkv_tree_touch(fkv_pager *pager, uint32_t node) {
+    fkv_tree *tree = &pager->tree;
+    tree->nodes[node].last_use = tree->clock;
+    fkv_heap_aged(&tree->leaves, tree->nodes, node);
+    for (uint32_t g = 0; g < pager->spec.n_groups; g++)
+        if (g != pager->full) fkv_heap_aged(&tree->cached[g], tree->nodes, node);
+}
+
+/* ---- pins ---- */
+
+static void set_leaf(fkv_tree *tree, uint32_t node) {
+    const fkv_node *n = &tree->nodes[node];
+    bool leaf = n->busy == 0 && n->n_children == 0;
+    if (leaf == fkv_heap_has(&tree->leaves, node)) return;
+    if (leaf)
+        fkv_heap_push(&tree->leaves, tree->nodes, node);
+    else
+        fkv_heap_remove(&tree->leaves, tree->nodes, node);
+}
+
+static void pin(fkv_tree *tree, uint32_t node) {
+    for (; node != FKV_NO_NODE && tree->nodes[node].busy++ == 0; node = tree->nodes[node].parent) {
+        tree->n_idle--;
+        set_leaf(tree, node);
+    }
+}
+
+static void unpin(fkv_tree *tree, uint32_t node) {
+    for (; node != FKV_NO_NODE && --tree->nodes[node].busy == 0; node = tree->nodes[node].parent) {
+        tree->n_idle++;
+        set_leaf(tree, node);
+    }
+}
+
+static void set_used(fkv_pager *pager, uint32_t node, uint32_t group, bool used) {
+    fkv_tree *tree = &pager->tree;
+    uint32_t bit = UINT32_C(1) << group;
+    if (((tree->nodes[node].used & bit) != 0) == used) return;
+    tree->nodes[node].used ^= bit;
+    if (pager->groups[group].window != 0) {
+        if (used)
+            fkv_heap_remove(&tree->cached[group], tree->nodes, node);
+        else
+            fkv_heap_push(&tree->cached[group], tree->nodes, node);
+    }
+    if (!pager->groups[group].pins) return;
+    if (used)
+        pin(tree, node);
+    else
+        unpin(tree, node);
+}
+
+void fkv_tree_adopt(fkv_pager *pager, uint32_t node, uint32_t group, uint32_t page) {
+    fkv_tree *tree = &pager->tree;
+    FKV_ASSERT(tree->nodes[node].pages[group] == FKV_NO_PAGE);
+    fkv_pool_adopt(&pager->groups[group].pool, page, node);
+    tree->nodes[node].pages[group] = page;
+    if (pager->groups[group].window != 0) fkv_heap_push(&tree->cached[group], tree->nodes, node);
+    set_used(pager, node, group, pager->groups[group].pool.refs[page] > 1);
+}
+
+static void abandon(fkv_pager *pager, uint32_t node, uint32_t group) {
+    fkv_tree *tree = &pager->tree;
+    uint32_t page = tree->nodes[node].pages[group];
+    set_used(pager, node, group, false);
+    if (pager->groups[group].window != 0) fkv_heap_remove(&tree->cached[group], tree->nodes, node);
+    tree->nodes[node].pages[group] = FKV_NO_PAGE;
+    fkv_pool_abandon(&pager->groups[group].pool, page);
+    fkv_figure_add(&pager->figures.evictions, 1);
+}
+
+void fkv_tree_page_change(fkv_pager *pager, uint32_t group, uint32_t page, int d_refs, int d_tails) {
+    fkv_pool *pool = &pager->groups[group].pool;
+    fkv_pool_change(pool, page, d_refs, d_tails);
+    uint32_t node = pool->node[page];
+    if (node == FKV_NO_NODE) return;
+    if (pager->groups[group].window != 0 && pool->tails[page] > 0 && pool->tails[page] == pool->refs[page] - 1)
+        abandon(pager, node, group);
+    else
+        set_used(pager, node, group, pool->refs[page] > 1);
+}
+
+/* ---- coming and going ---- */
+
+uint32_t fkv_tree_add(fkv_pager *pager, uint64_t tenant, uint32_t parent, const uint32_t *tokens) {
+    fkv_tree *tree = &pager->tree;
+    if (tree->n_free == 0) {
+        /* what was used at this tick of the clock is the path being inserted */
+        if (tree->leaves.n == 0 || tree->nodes[tree->leaves.items[0]].last_use == tree->clock) return FKV_NO_NODE;
+        fkv_tree_evict_oldest(pager);
+    }
+    uint32_t node = tree->free[--tree->n_free];
+    uint32_t bucket = bucket_of(tree, tenant, parent, tokens);
+    fkv_node *n = &tree->nodes[node];
+    *n = (fkv_node){.tenant = tenant,
+                    .last_use = tree->clock,
+                    .parent = parent,
+                    .depth = parent == FKV_NO_NODE ? 0 : tree->nodes[parent].depth + 1,
+                    .next = tree->buckets[bucket],
+                    .bucket = bucket,
+                    .live = true};
+    for (uint32_t g = 0; g < FKV_MAX_GROUPS; g++) n->pages[g] = FKV_NO_PAGE;
+    memcpy(tokens_of(tree, node), tokens, tree->page_tokens * sizeof *tokens);
+    tree->buckets[bucket] = node;
+    tree->n_idle++;
+    set_leaf(tree, node);
+    if (parent != FKV_NO_NODE) {
+        tree->nodes[parent].n_children++;
+        set_leaf(tree, parent);
+    }
+    return node;
+}
+
+/* Idle or about to be: letting go of its pages unpins it. */
+static void remove_leaf(fkv_pager *pager, uint32_t node) {
+    fkv_tree *tree = &pager->tree;
+    for (uint32_t g = 0; g < pager->spec.n_groups; g++)
+        if (tree->nodes[node].pages[g] != FKV_NO_PAGE) abandon(pager, node, g);
+    FKV_ASSERT(fkv_heap_has(&tree->leaves, node));
+    fkv_heap_remove(&tree->leaves, tree->nodes, node);
+
+    uint32_t *link = &tree->buckets[tree->nodes[node].bucket];
+    while (*link != node) link = &tree->nodes[*link].next;
+    *link = tree->nodes[node].next;
+
+    uint32_t parent = tree->nodes[node].parent;
+    if (parent != FKV_NO_NODE) {
+        tree->nodes[parent].n_children--;
+        set_leaf(tree, parent);
+    }
+    tree->n_idle--;
+    tree->nodes[node] = (fkv_node){0};
+    tree->free[tree->n_free++] = node;
+}
+
+void fkv_tree_evict_oldest(fkv_pager *pager) {
+    FKV_ASSERT(pager->tree.leaves.n > 0);
+    remove_leaf(pager, pager->tree.leaves.items[0]);
+}
+
+void fkv_tree_strip_oldest(fkv_pager *pager, uint32_t group) {
+    FKV_ASSERT(pager->tree.cached[group].n > 0);
+    abandon(pager, pager->tree.cached[group].items[0], group);
+}
+
+void fkv_tree_forget(fkv_pager *pager, uint32_t node) {
+    FKV_ASSERT(pager->tree.nodes[node].busy == 1);
+    while (pager->tree.nodes[node].n_children > 0) fkv_tree_evict_oldest(pager);
+    remove_leaf(pager, node);
+}
+
+/* ---- checking ---- */
+
+static bool node_consistent(const fkv_pager *pager, uint32_t node) {
+    const fkv_tree *tree = &pager->tree;
+    const fkv_node *n = &tree->nodes[node];
+    if (n->last_use > tree->clock || fkv_tree_find(tree, n->tenant, n->parent, tokens_of(tree, node)) != node) return false;
+    if (n->parent == FKV_NO_NODE) {
+        if (n->depth != 0) return false;
+    } else {
+        if (n->parent >= tree->n_nodes) return false;
+        const fkv_node *above = &tree->nodes[n->parent];
+        if (!above->live || above->tenant != n->tenant || above->depth + 1 != n->depth || above->last_use < n->last_use)
+            return false;
+    }
+    for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
+        const fkv_group *group = &pager->groups[g];
+        uint32_t page = n->pages[g];
+        bool used = (n->used >> g & 1) != 0;
+        bool in_heap = group->window != 0 && fkv_heap_has(&tree->cached[g], node);
+        if (page == FKV_NO_PAGE) {
+            if (group->window == 0 || used || in_heap) return false;
+            continue;
+        }
+        if (page >= group->pool.n_pages || group->pool.node[page] != node || used != (group->pool.refs[page] > 1)) return false;
+        if (group->window != 0 && in_heap == used) return false;
+    }
+    return (n->busy == 0 && n->n_children == 0) == fkv_heap_has(&tree->leaves, node);
+}
+
+bool fkv_tree_consistent(const fkv_pager *pager, uint32_t *busy, uint32_t *n_children) {
+    const fkv_tree *tree = &pager->tree;
+    memset(busy, 0, tree->n_nodes * sizeof *busy);
+    memset(n_children, 0, tree->n_nodes * sizeof *n_children);
+    uint32_t n_live = 0;
+    uint32_t n_idle = 0;
+    uint64_t n_pages[FKV_MAX_GROUPS] = {0};
+    for (uint32_t node = 0; node < tree->n_nodes; node++) {
+        const fkv_node *n = &tree->nodes[node];
+        if (!n->live) {
+            if (fkv_heap_has(&tree->leaves, node)) return false;
+            continue;
+        }
+        if (!node_consistent(pager, node)) return false;
+        n_live++;
+        n_idle += n->busy == 0;
+        for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
+            n_pages[g] += n->pages[g] != FKV_NO_PAGE;
+            busy[node] += pager->groups[g].pins && (n->used >> g & 1) != 0;
+        }
+        if (n->parent == FKV_NO_NODE) continue;
+        n_children[n->parent]++;
+        busy[n->parent] += n->busy > 0;
+    }
+    for (uint32_t node = 0; node < tree->n_nodes; node++)
+        if (busy[node] != tree->nodes[node].busy || n_children[node] != tree->nodes[node].n_children) return false;
+    if (n_live + tree->n_free != tree->n_nodes || n_idle != tree->n_idle) return false;
+
+    for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
+        if (n_pages[g] != pager->groups[g].pool.counts.in_tree) return false;
+        if (pager->groups[g].window == 0) continue;
+        if (!fkv_heap_consistent(&tree->cached[g], tree->nodes, tree->n_nodes)) return false;
+    }
+    return fkv_heap_consistent(&tree->leaves, tree->nodes, tree->n_nodes);
+}

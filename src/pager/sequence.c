@@ -1,0 +1,321 @@
+/* Owns the life of a sequence: open, fork, truncate, fill, close, and the questions about one. A sequence is admitted for its
+ * whole life or not at all; after that nothing here can run out of pages.
+ *
+ * Every entry in a table is one holder of its page (fkv_tree_page_change keeps the books); which entries there are is a function
+ * of the length (page_table.h).
+ */
+#include "page_table.h"
+#include "pager_state.h"
+#include "pool.h"
+#include "prefix_tree.h"
+
+enum { SLOT_BITS = 16 };
+
+fkv_status fkv_pager_slot(const fkv_pager *pager, fkv_seq seq, uint32_t *slot) {
+    uint32_t at = (uint32_t)(seq & ((UINT32_C(1) << SLOT_BITS) - 1));
+    bool known = at < pager->spec.max_seqs && pager->sequences[at].open && pager->sequences[at].generation == seq >> SLOT_BITS;
+    FKV_REQUIRE(known, FKV_BAD_SEQ, "%llu is no open sequence of this cache: it was closed or never opened",
+                (unsigned long long)seq);
+    *slot = at;
+    return FKV_OK;
+}
+
+fkv_status fkv_pager_length(const fkv_pager *pager, fkv_seq seq, uint32_t *n_tokens) {
+    uint32_t slot = 0;
+    FKV_REQUIRE(n_tokens != NULL, FKV_BAD_ARGUMENT, "n_tokens is NULL: pass a place for the length");
+    FKV_TRY(fkv_pager_slot(pager, seq, &slot));
+    *n_tokens = pager->sequences[slot].len;
+    return FKV_OK;
+}
+
+fkv_page_view fkv_pager_view(const fkv_pager *pager, uint32_t group, uint32_t slot) {
+    FKV_ASSERT(group < pager->spec.n_groups && slot < pager->spec.max_seqs);
+    const fkv_group *g = &pager->groups[group];
+    return (fkv_page_view){.pages = &g->entries[(uint64_t)slot * g->width], .n_fixed = g->n_fixed, .n_ring = g->n_ring};
+}
+
+uint32_t fkv_pager_first_page(const fkv_pager *pager, uint32_t group, uint32_t position) {
+    return fkv_table_first(&pager->groups[group], pager->spec.page_tokens, position);
+}
+
+bool fkv_pager_covers(const fkv_pager *pager, uint32_t slot, uint32_t n_tokens) {
+    uint32_t len = pager->sequences[slot].len;
+    if (n_tokens > len) return false;
+    for (uint32_t g = 0; g < pager->spec.n_groups; g++)
+        if (!fkv_table_covers(pager, g, len, n_tokens)) return false;
+    return true;
+}
+
+static fkv_status require_no_step(const fkv_pager *pager) {
+    FKV_REQUIRE(!pager->step.open, FKV_BAD_STATE, "a step is open: commit or abort it first");
+    return FKV_OK;
+}
+
+/* ---- admission ---- */
+
+/* Room for one more sequence of max_tokens: in the full group it brings n_shared pages, pins n_pinned cached ones and costs
+ * n_copies of a page that was nobody's to copy before. */
+static fkv_status admit(const fkv_pager *pager, uint32_t max_tokens, uint32_t n_shared, uint32_t n_pinned, uint32_t n_copies) {
+    FKV_REQUIRE(max_tokens <= pager->spec.max_seq_tokens, FKV_POOL_FULL,
+                "max_tokens is %u and the longest sequence of this cache is %u: ask for less, or open the cache with more",
+                max_tokens, pager->spec.max_seq_tokens);
+    FKV_REQUIRE(pager->n_seqs < pager->spec.max_seqs, FKV_SEQS_FULL,
+                "all %u sequences are open: close one, or open the cache with more max_seqs", pager->spec.max_seqs);
+    for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
+        uint64_t needed = fkv_table_cap(pager, g, max_tokens);
+        uint64_t room = pager->groups[g].pool.n_pages - pager->groups[g].reserved;
+        if (g == pager->full) {
+            needed = needed - n_shared + n_copies + n_pinned;
+            room = fkv_group_room(pager, g) - fkv_group_promised(pager, g);
+        }
+        FKV_REQUIRE(needed <= room, FKV_POOL_FULL,
+                    "a sequence of %u tokens needs %llu pages of group %u and %llu of its %u pages are not promised to others: "
+                    "close sequences, ask for fewer tokens, or open the cache with more max_tokens",
+                    max_tokens, (unsigned long long)needed, g, (unsigned long long)room, pager->groups[g].pool.n_pages);
+    }
+    return FKV_OK;
+}
+
+static uint32_t slot_take(fkv_pager *pager, uint64_t tenant, uint32_t len, uint32_t max_tokens) {
+    uint32_t slot = pager->slots[pager->n_seqs++];
+    fkv_sequence *s = &pager->sequences[slot];
+    *s = (fkv_sequence){
+        .generation = s->generation, .tenant = tenant, .len = len, .max_tokens = max_tokens, .row = FKV_NO_ROW, .open = true};
+    for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
+        pager->groups[g].reserved += fkv_table_cap(pager, g, max_tokens);
+        if (g == pager->full) pager->groups[g].entered += fkv_pages_of(pager, len);
+    }
+    return slot;
+}
+
+static fkv_seq seq_of(const fkv_pager *pager, uint32_t slot) { return pager->sequences[slot].generation << SLOT_BITS | slot; }
+
+/* Whether logical page i is the partly filled last page that s may still write to. */
+static bool is_tail(const fkv_pager *pager, const fkv_sequence *s, uint32_t i) {
+    return fkv_has_tail(pager, s) && i == s->len / pager->spec.page_tokens;
+}
+
+/* ---- open, fork ---- */
+
+/* Shares the pages of the path that ends in `node`, from the last to the first, and makes the path the youngest. */
+static void enter_path(fkv_pager *pager, uint32_t slot, uint32_t node) {
+    const fkv_sequence *s = &pager->sequences[slot];
+    pager->tree.clock++;
+    for (; node != FKV_NO_NODE; node = pager->tree.nodes[node].parent) {
+        fkv_tree_touch(pager, node);
+        uint32_t i = pager->tree.nodes[node].depth;
+        for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
+            fkv_group *group = &pager->groups[g];
+            if (fkv_table_skip(group, pager->spec.page_tokens, s->len, i) != i) continue;
+            uint32_t page = pager->tree.nodes[node].pages[g];
+            *fkv_table_entry(group, slot, i) = page;
+            fkv_tree_page_change(pager, g, page, 1, 0);
+        }
+    }
+}
+
+fkv_status fkv_pager_open(fkv_pager *pager, const fkv_seq_config *config, fkv_seq *seq, uint32_t *n_shared) {
+    FKV_REQUIRE(config != NULL && seq != NULL, FKV_BAD_ARGUMENT, "%s is NULL: it is needed to open a sequence",
+                config == NULL ? "config" : "seq");
+    FKV_REQUIRE(config->max_tokens > 0, FKV_BAD_ARGUMENT,
+                "max_tokens is 0: say how long the sequence may become, prompt included");
+    FKV_REQUIRE(config->prompt != NULL || config->n_prompt == 0, FKV_BAD_ARGUMENT,
+                "prompt is NULL and n_prompt is %u: pass the tokens, or 0", config->n_prompt);
+    FKV_TRY(require_no_step(pager));
+
+    uint32_t n_tokens = fkv_min_u32(config->n_prompt, fkv_min_u32(config->max_tokens, pager->spec.max_seq_tokens));
+    fkv_match match = fkv_tree_match(pager, config->tenant, config->prompt, n_tokens);
+    FKV_TRY(admit(pager, config->max_tokens, match.n_pages, match.n_idle, 0));
+
+    uint32_t len = match.n_pages * pager->spec.page_tokens;
+    uint32_t slot = slot_take(pager, config->tenant, len, config->max_tokens);
+    if (len > 0) {
+        enter_path(pager, slot, match.node);
+        fkv_figure_add(&pager->figures.hits, 1);
+        fkv_figure_add(&pager->figures.hit_tokens, len);
+    }
+    *seq = seq_of(pager, slot);
+    if (n_shared != NULL) *n_shared = len;
+    fkv_pager_settle(pager);
+    return FKV_OK;
+}
+
+/* Copies of the partly filled last page that one more holder makes necessary. */
+static uint32_t fork_copies(const fkv_pager *pager, uint32_t slot, uint32_t max_tokens) {
+    const fkv_sequence *s = &pager->sequences[slot];
+    if (pager->full == FKV_NO_GROUP || s->len % pager->spec.page_tokens == 0) return 0;
+    const fkv_pool *pool = &pager->groups[pager->full].pool;
+    uint32_t page = *fkv_table_entry(&pager->groups[pager->full], slot, s->len / pager->spec.page_tokens);
+    uint32_t tails = pool->tails[page] + (s->len < max_tokens);
+    return fkv_pool_copies(pool->refs[page] + 1, tails) - fkv_pool_copies(pool->refs[page], pool->tails[page]);
+}
+
+fkv_status fkv_pager_fork(fkv_pager *pager, fkv_seq seq, uint32_t max_tokens, fkv_seq *child) {
+    uint32_t slot = 0;
+    FKV_REQUIRE(child != NULL, FKV_BAD_ARGUMENT, "child is NULL: pass a place for the new sequence");
+    FKV_TRY(require_no_step(pager));
+    FKV_TRY(fkv_pager_slot(pager, seq, &slot));
+    const fkv_sequence *parent = &pager->sequences[slot];
+    FKV_REQUIRE(max_tokens > 0 && max_tokens >= parent->len, FKV_BAD_ARGUMENT,
+                "max_tokens is %u and the sequence has %u tokens: a fork starts with all of them", max_tokens, parent->len);
+
+    uint32_t n_pages = fkv_pages_of(pager, parent->len);
+    FKV_TRY(admit(pager, max_tokens, n_pages, 0, fork_copies(pager, slot, max_tokens)));
+
+    uint32_t other = slot_take(pager, parent->tenant, parent->len, max_tokens);
+    const fkv_sequence *s = &pager->sequences[other];
+    for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
+        const fkv_group *group = &pager->groups[g];
+        for (uint32_t i = fkv_table_skip(group, pager->spec.page_tokens, s->len, 0); i < n_pages;
+             i = fkv_table_skip(group, pager->spec.page_tokens, s->len, i + 1)) {
+            uint32_t page = *fkv_table_entry(group, slot, i);
+            *fkv_table_entry(group, other, i) = page;
+            fkv_tree_page_change(pager, g, page, 1, is_tail(pager, s, i) ? 1 : 0);
+        }
+    }
+    *child = seq_of(pager, other);
+    fkv_pager_settle(pager);
+    return FKV_OK;
+}
+
+/* ---- truncate, close ---- */
+
+/* Lets go of the pages behind the first n_tokens tokens; length and entries stay for the caller to change. */
+static void cut(fkv_pager *pager, uint32_t group, uint32_t slot, uint32_t n_tokens) {
+    const fkv_group *g = &pager->groups[group];
+    const fkv_sequence *s = &pager->sequences[slot];
+    uint32_t page_tokens = pager->spec.page_tokens;
+    uint32_t n_kept = fkv_pages_of(pager, n_tokens);
+    for (uint32_t i = fkv_pages_of(pager, s->len); i-- > n_kept;) {
+        if (fkv_table_skip(g, page_tokens, s->len, i) != i) continue;
+        fkv_tree_page_change(pager, group, *fkv_table_entry(g, slot, i), -1, is_tail(pager, s, i) ? -1 : 0);
+    }
+    if (n_tokens % page_tokens != 0 && !is_tail(pager, s, n_kept - 1))
+        fkv_tree_page_change(pager, group, *fkv_table_entry(g, slot, n_kept - 1), 0, 1);
+}
+
+/* Takes a cut() back, in the opposite order: the free list ends up as it was. */
+static void uncut(fkv_pager *pager, uint32_t group, uint32_t slot, uint32_t n_tokens) {
+    const fkv_group *g = &pager->groups[group];
+    const fkv_sequence *s = &pager->sequences[slot];
+    uint32_t n_kept = fkv_pages_of(pager, n_tokens);
+    if (n_tokens % pager->spec.page_tokens != 0 && !is_tail(pager, s, n_kept - 1))
+        fkv_tree_page_change(pager, group, *fkv_table_entry(g, slot, n_kept - 1), 0, -1);
+    for (uint32_t i = n_kept; i < fkv_pages_of(pager, s->len); i++)
+        fkv_tree_page_change(pager, group, *fkv_table_entry(g, slot, i), 1, is_tail(pager, s, i) ? 1 : 0);
+}
+
+/* What it brings if the tree gives up a page that all its other holders want to write to: the copy that is then not needed, and
+ * the pages above it that were pinned for its sake alone. 0 where the tree does not hold it or others need it as it is. */
+static uint32_t pages_if_forgotten(const fkv_pager *pager, uint32_t page) {
+    const fkv_pool *pool = &pager->groups[pager->full].pool;
+    const fkv_node *nodes = pager->tree.nodes;
+    uint32_t node = pool->node[page];
+    if (node == FKV_NO_NODE || nodes[node].busy != 1 || pool->tails[page] != pool->refs[page] - 1) return 0;
+    uint32_t n = 1;
+    for (uint32_t up = nodes[node].parent; up != FKV_NO_NODE && nodes[up].busy == 1; up = nodes[up].parent) n++;
+    return n;
+}
+
+/* In the full group the promise of max_tokens is made again for pages that others keep; it may not fit. */
+static fkv_status cut_full(fkv_pager *pager, uint32_t slot, uint32_t n_tokens) {
+    fkv_group *g = &pager->groups[pager->full];
+    uint32_t page_tokens = pager->spec.page_tokens;
+    uint32_t n_dropped = fkv_pages_of(pager, pager->sequences[slot].len) - fkv_pages_of(pager, n_tokens);
+    cut(pager, pager->full, slot, n_tokens);
+    g->entered -= n_dropped;
+    uint64_t promised = fkv_group_promised(pager, pager->full);
+    uint64_t room = fkv_group_room(pager, pager->full);
+    if (promised <= room) return FKV_OK;
+
+    uint32_t page = n_tokens % page_tokens == 0 ? FKV_NO_PAGE : *fkv_table_entry(g, slot, n_tokens / page_tokens);
+    if (page != FKV_NO_PAGE && promised <= room + pages_if_forgotten(pager, page)) {
+        fkv_tree_forget(pager, g->pool.node[page]);
+        return FKV_OK;
+    }
+    g->entered += n_dropped;
+    uncut(pager, pager->full, slot, n_tokens);
+    return fkv_fail(
+        FKV_POOL_FULL,
+        "cutting back to %u tokens gives up pages that others keep, and %llu pages would be promised where %llu can be "
+        "had: close a sequence that shares them first, or close this one",
+        n_tokens, (unsigned long long)promised, (unsigned long long)room);
+}
+
+static void forget_entries(fkv_pager *pager, uint32_t slot, uint32_t n_tokens) {
+    const fkv_sequence *s = &pager->sequences[slot];
+    for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
+        const fkv_group *group = &pager->groups[g];
+        uint32_t n_pages = fkv_pages_of(pager, s->len);
+        for (uint32_t i = fkv_table_skip(group, pager->spec.page_tokens, s->len, fkv_pages_of(pager, n_tokens)); i < n_pages;
+             i = fkv_table_skip(group, pager->spec.page_tokens, s->len, i + 1))
+            *fkv_table_entry(group, slot, i) = FKV_NO_PAGE;
+    }
+}
+
+fkv_status fkv_pager_truncate(fkv_pager *pager, fkv_seq seq, uint32_t n_tokens) {
+    uint32_t slot = 0;
+    FKV_TRY(require_no_step(pager));
+    FKV_TRY(fkv_pager_slot(pager, seq, &slot));
+    fkv_sequence *s = &pager->sequences[slot];
+    FKV_REQUIRE(n_tokens <= s->len, FKV_BAD_ARGUMENT, "n_tokens is %u and the sequence has %u: it can only become shorter",
+                n_tokens, s->len);
+    FKV_REQUIRE(
+        fkv_pager_covers(pager, slot, n_tokens), FKV_GONE,
+        "at %u tokens a windowed layer would have to see tokens that left its window at %u: truncate less, or start again",
+        n_tokens, s->len);
+    if (n_tokens == s->len) return FKV_OK;
+
+    if (pager->full != FKV_NO_GROUP) FKV_TRY(cut_full(pager, slot, n_tokens));
+    for (uint32_t g = 0; g < pager->spec.n_groups; g++)
+        if (g != pager->full) cut(pager, g, slot, n_tokens);
+    forget_entries(pager, slot, n_tokens);
+    s->len = n_tokens;
+    fkv_pager_settle(pager);
+    return FKV_OK;
+}
+
+fkv_status fkv_pager_close(fkv_pager *pager, fkv_seq seq) {
+    uint32_t slot = 0;
+    FKV_TRY(require_no_step(pager));
+    FKV_TRY(fkv_pager_slot(pager, seq, &slot));
+    fkv_sequence *s = &pager->sequences[slot];
+    for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
+        cut(pager, g, slot, 0);
+        pager->groups[g].reserved -= fkv_table_cap(pager, g, s->max_tokens);
+        if (g == pager->full) pager->groups[g].entered -= fkv_pages_of(pager, s->len);
+    }
+    forget_entries(pager, slot, 0);
+    *s = (fkv_sequence){.generation = s->generation + 1, .row = FKV_NO_ROW};
+    pager->slots[--pager->n_seqs] = slot;
+    fkv_pager_settle(pager);
+    return FKV_OK;
+}
+
+/* ---- fill ---- */
+
+fkv_status fkv_pager_fill(fkv_pager *pager, fkv_seq seq, uint32_t n_tokens) {
+    uint32_t slot = 0;
+    FKV_TRY(require_no_step(pager));
+    FKV_TRY(fkv_pager_slot(pager, seq, &slot));
+    fkv_sequence *s = &pager->sequences[slot];
+    FKV_REQUIRE(s->len == 0, FKV_BAD_STATE, "the sequence has %u tokens: only an empty one can be filled", s->len);
+    FKV_REQUIRE(n_tokens <= s->max_tokens, FKV_SEQ_FULL, "%u tokens do not fit a sequence opened for %u", n_tokens,
+                s->max_tokens);
+
+    uint32_t n_pages = fkv_pages_of(pager, n_tokens);
+    s->len = n_tokens;
+    for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
+        fkv_group *group = &pager->groups[g];
+        for (uint32_t i = fkv_table_skip(group, pager->spec.page_tokens, n_tokens, 0); i < n_pages;
+             i = fkv_table_skip(group, pager->spec.page_tokens, n_tokens, i + 1)) {
+            fkv_group_make_free(pager, g, 1);
+            uint32_t page = fkv_pool_take(&group->pool);
+            if (is_tail(pager, s, i)) fkv_pool_change(&group->pool, page, 0, 1);
+            *fkv_table_entry(group, slot, i) = page;
+        }
+        if (g == pager->full) group->entered += n_pages;
+    }
+    fkv_pager_settle(pager);
+    return FKV_OK;
+}

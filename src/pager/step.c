@@ -1,0 +1,232 @@
+/* Owns the step transaction: which pages the new tokens of every row go to. begin() takes the pages and puts them into the
+ * tables beyond the lengths; commit() moves the lengths and lets go of what is behind the windows; abort() puts the tables back
+ * and the pages onto the free list in the opposite order.
+ *
+ * begin() changes nothing that abort() could not restore to the byte: a page that is copied keeps its holder until commit(), so
+ * neither the tree nor another page's counts move in between. While a step is open
+ *     refs(page) = tables + tree + copies of the step that read the page,
+ * and the full group's promises are lower by the pages taken.
+ */
+#include "page_table.h"
+#include "pager_state.h"
+#include "pool.h"
+#include "prefix_tree.h"
+
+static void unmark_rows(fkv_pager *pager, const fkv_row *rows, uint32_t n_rows) {
+    uint32_t slot = 0;
+    for (uint32_t r = 0; r < n_rows; r++)
+        if (fkv_pager_slot(pager, rows[r].seq, &slot) == FKV_OK) pager->sequences[slot].row = FKV_NO_ROW;
+}
+
+static fkv_status check_row(const fkv_pager *pager, const fkv_row *row, uint64_t *n_tokens, uint32_t *slot) {
+    FKV_TRY(fkv_pager_slot(pager, row->seq, slot));
+    const fkv_sequence *s = &pager->sequences[*slot];
+    FKV_REQUIRE(s->row == FKV_NO_ROW, FKV_BAD_ARGUMENT, "sequence %llu is in the step twice: give all its tokens in one row",
+                (unsigned long long)row->seq);
+    FKV_REQUIRE(row->n_tokens > 0, FKV_BAD_ARGUMENT, "a row of sequence %llu has no tokens: leave it out",
+                (unsigned long long)row->seq);
+    FKV_REQUIRE(row->n_tokens <= s->max_tokens - s->len, FKV_SEQ_FULL,
+                "%u tokens more than the %u of sequence %llu go beyond the %u it was opened for", row->n_tokens, s->len,
+                (unsigned long long)row->seq, s->max_tokens);
+    *n_tokens += row->n_tokens;
+    FKV_REQUIRE(*n_tokens <= pager->spec.max_step_tokens, FKV_STEP_FULL,
+                "the rows have %llu tokens or more and a step takes %u: split them over several steps",
+                (unsigned long long)*n_tokens, pager->spec.max_step_tokens);
+    return FKV_OK;
+}
+
+/* Marks each row's sequence with the number of its row, or leaves no mark behind. */
+static fkv_status mark_rows(fkv_pager *pager, const fkv_row *rows, uint32_t n_rows) {
+    uint64_t n_tokens = 0;
+    for (uint32_t r = 0; r < n_rows; r++) {
+        uint32_t slot = 0;
+        fkv_status status = check_row(pager, &rows[r], &n_tokens, &slot);
+        if (status != FKV_OK) {
+            unmark_rows(pager, rows, r);
+            return status;
+        }
+        pager->sequences[slot].row = r;
+    }
+    return FKV_OK;
+}
+
+/* ---- begin ---- */
+
+/* The entry of the partly filled last page, which the row appends to; NULL where the row starts a new page. */
+static uint32_t *tail_entry(const fkv_pager *pager, uint32_t group, const fkv_step_row *row) {
+    if (row->start % pager->spec.page_tokens == 0) return NULL;
+    return fkv_table_entry(&pager->groups[group], row->slot, row->start / pager->spec.page_tokens);
+}
+
+/* Where every holder of a page is about to append to it, the longest may write in place: the others, who copy, see none of the
+ * slots it writes, even if the step is aborted. */
+static void count_writers(fkv_pager *pager, uint32_t group) {
+    const fkv_pool *pool = &pager->groups[group].pool;
+    const fkv_step_row *rows = pager->step.rows;
+    for (uint32_t r = 0; r < pager->step.n_rows; r++) {
+        const uint32_t *entry = tail_entry(pager, group, &rows[r]);
+        if (entry == NULL) continue;
+        if (pool->writers[*entry]++ == 0 || rows[pool->last_row[*entry]].start <= rows[r].start) pool->last_row[*entry] = r;
+    }
+}
+
+static void forget_writers(fkv_pager *pager, uint32_t group) {
+    const fkv_pool *pool = &pager->groups[group].pool;
+    for (uint32_t r = 0; r < pager->step.n_rows; r++) {
+        const uint32_t *entry = tail_entry(pager, group, &pager->step.rows[r]);
+        if (entry == NULL) continue;
+        pool->writers[*entry] = 0;
+        pool->last_row[*entry] = 0;
+    }
+    for (uint32_t c = 0; c < pager->step.n_copies; c++) {
+        if (pager->step.copies[c].group != group) continue;
+        pool->writers[pager->step.copies[c].from] = 0;
+        pool->last_row[pager->step.copies[c].from] = 0;
+    }
+}
+
+static uint32_t take(fkv_group *group) {
+    if (group->window == 0) group->taken++;
+    return fkv_pool_take(&group->pool);
+}
+
+/* The pages of row r in group g: a copy of its last page where it may not write in place, then new ones. */
+static void assign(fkv_pager *pager, uint32_t r, uint32_t g) {
+    fkv_group *group = &pager->groups[g];
+    const fkv_step_row *row = &pager->step.rows[r];
+    uint32_t *entry = tail_entry(pager, g, row);
+    if (entry != NULL && (group->pool.writers[*entry] != group->pool.refs[*entry] || group->pool.last_row[*entry] != r)) {
+        uint32_t to = take(group);
+        fkv_pool_change(&group->pool, to, 0, 1);
+        pager->step.copies[pager->step.n_copies++] = (fkv_page_copy){.group = g, .from = *entry, .to = to};
+        *entry = to;
+    }
+    uint32_t end = fkv_pages_of(pager, row->start + row->n_tokens);
+    for (uint32_t i = fkv_pages_of(pager, row->start); i < end; i++) {
+        FKV_ASSERT(*fkv_table_entry(group, row->slot, i) == FKV_NO_PAGE);
+        *fkv_table_entry(group, row->slot, i) = take(group);
+    }
+}
+
+fkv_status fkv_pager_step_begin(fkv_pager *pager, const fkv_row *rows, uint32_t n_rows) {
+    fkv_step_state *step = &pager->step;
+    FKV_REQUIRE(!step->open, FKV_BAD_STATE, "a step is open: commit or abort it first");
+    FKV_REQUIRE(rows != NULL && n_rows > 0, FKV_BAD_ARGUMENT, "a step needs at least one row");
+    FKV_REQUIRE(n_rows <= pager->spec.max_seqs, FKV_BAD_ARGUMENT, "%u rows and at most %u sequences: one row for each", n_rows,
+                pager->spec.max_seqs);
+    FKV_TRY(mark_rows(pager, rows, n_rows));
+
+    step->open = true;
+    step->n_rows = n_rows;
+    for (uint32_t r = 0; r < n_rows; r++) {
+        uint32_t slot = 0;
+        (void)fkv_pager_slot(pager, rows[r].seq, &slot);
+        step->rows[r] = (fkv_step_row){.slot = slot, .start = pager->sequences[slot].len, .n_tokens = rows[r].n_tokens};
+    }
+    for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
+        count_writers(pager, g);
+        for (uint32_t r = 0; r < n_rows; r++) assign(pager, r, g);
+        forget_writers(pager, g);
+    }
+    fkv_pager_publish(pager);
+    return FKV_OK;
+}
+
+const fkv_page_copy *fkv_pager_step_copies(const fkv_pager *pager, uint32_t *n_copies) {
+    *n_copies = pager->step.n_copies;
+    return pager->step.copies;
+}
+
+const fkv_step_row *fkv_pager_step_rows(const fkv_pager *pager, uint32_t *n_rows) {
+    *n_rows = pager->step.n_rows;
+    return pager->step.rows;
+}
+
+/* ---- commit, abort ---- */
+
+static void end(fkv_pager *pager) {
+    fkv_step_state *step = &pager->step;
+    for (uint32_t r = 0; r < step->n_rows; r++) pager->sequences[step->rows[r].slot].row = FKV_NO_ROW;
+    memset(step->rows, 0, step->n_rows * sizeof *step->rows);
+    memset(step->copies, 0, step->n_copies * sizeof *step->copies);
+    step->open = false;
+    step->n_rows = 0;
+    step->n_copies = 0;
+}
+
+/* The new length of one row: the last page is another one, and whole pages behind the window are let go. */
+static void advance(fkv_pager *pager, const fkv_step_row *row) {
+    fkv_sequence *s = &pager->sequences[row->slot];
+    uint32_t page_tokens = pager->spec.page_tokens;
+    uint32_t len = row->start + row->n_tokens;
+    s->len = len;
+    for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
+        fkv_group *group = &pager->groups[g];
+        const uint32_t *entry = tail_entry(pager, g, row);
+        if (entry != NULL) fkv_pool_change(&group->pool, *entry, 0, -1);
+        if (fkv_has_tail(pager, s)) fkv_pool_change(&group->pool, *fkv_table_entry(group, row->slot, len / page_tokens), 0, 1);
+        if (g == pager->full) {
+            group->entered += fkv_pages_of(pager, len) - fkv_pages_of(pager, row->start);
+            continue;
+        }
+        uint32_t kept = fkv_table_skip(group, page_tokens, len, group->n_fixed);
+        for (uint32_t i = fkv_table_skip(group, page_tokens, row->start, group->n_fixed); i < kept; i++) {
+            uint32_t *gone = fkv_table_entry(group, row->slot, i);
+            fkv_tree_page_change(pager, g, *gone, -1, 0);
+            *gone = FKV_NO_PAGE;
+        }
+    }
+}
+
+fkv_status fkv_pager_step_commit(fkv_pager *pager) {
+    fkv_step_state *step = &pager->step;
+    FKV_REQUIRE(step->open, FKV_BAD_STATE, "no step is open: begin one before committing it");
+    if (pager->full != FKV_NO_GROUP) pager->groups[pager->full].taken = 0;
+    /* all copies are done before any row moves on: a page must not look as if only its copiers were left */
+    for (uint32_t c = 0; c < step->n_copies; c++)
+        fkv_tree_page_change(pager, step->copies[c].group, step->copies[c].from, -1, -1);
+    uint64_t n_tokens = 0;
+    for (uint32_t r = 0; r < step->n_rows; r++) {
+        advance(pager, &step->rows[r]);
+        n_tokens += step->rows[r].n_tokens;
+    }
+    fkv_figure_add(&pager->figures.steps, 1);
+    fkv_figure_add(&pager->figures.tokens, n_tokens);
+    fkv_figure_add(&pager->figures.page_copies, step->n_copies);
+    end(pager);
+    fkv_pager_settle(pager);
+    return FKV_OK;
+}
+
+/* assign() backwards, to the order of the free list. */
+static void unassign(fkv_pager *pager, uint32_t r, uint32_t g) {
+    fkv_step_state *step = &pager->step;
+    fkv_group *group = &pager->groups[g];
+    const fkv_step_row *row = &step->rows[r];
+    uint32_t first = fkv_pages_of(pager, row->start);
+    for (uint32_t i = fkv_pages_of(pager, row->start + row->n_tokens); i-- > first;) {
+        uint32_t *entry = fkv_table_entry(group, row->slot, i);
+        fkv_pool_change(&group->pool, *entry, -1, 0);
+        *entry = FKV_NO_PAGE;
+    }
+    uint32_t *entry = tail_entry(pager, g, row);
+    if (entry == NULL || step->n_copies == 0) return;
+    fkv_page_copy *copy = &step->copies[step->n_copies - 1];
+    if (copy->group != g || copy->to != *entry) return;
+    fkv_pool_change(&group->pool, copy->to, -1, -1);
+    *entry = copy->from;
+    *copy = (fkv_page_copy){0};
+    step->n_copies--;
+}
+
+fkv_status fkv_pager_step_abort(fkv_pager *pager) {
+    FKV_REQUIRE(pager->step.open, FKV_BAD_STATE, "no step is open: there is nothing to abort");
+    for (uint32_t g = pager->spec.n_groups; g-- > 0;) {
+        for (uint32_t r = pager->step.n_rows; r-- > 0;) unassign(pager, r, g);
+        pager->groups[g].taken = 0;
+    }
+    fkv_figure_add(&pager->figures.aborts, 1);
+    end(pager);
+    fkv_pager_publish(pager);
+    return FKV_OK;
+}

@@ -1,0 +1,520 @@
+/* Saving and loading: what comes back, what the bytes are, and what a save that fails leaves behind. Damaged and hostile files
+ * are in test_page_file_damage.c, kills in test_page_file_kill.c.
+ */
+#include "page_file_world.h"
+#include "test.h"
+
+#include "../src/pager/page_file_format.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { FILE_CAPACITY = 8 << 20 };
+
+static uint8_t file_a[FILE_CAPACITY];
+static uint8_t file_b[FILE_CAPACITY];
+
+static const world_spec SPECS[] = {
+    /* the default codec */
+    {16, WORLD_PAGES, FKV_F16, FKV_ROTATE_NONE, 2, {{2, 64, 0, 0, {8, 64}, {4, 64}}, {2, 64, 0, 0, {8, 64}, {4, 64}}}},
+    /* 16 bits, bfloat16, a dimension that no power of two divides */
+    {16, WORLD_PAGES, FKV_BF16, FKV_ROTATE_NONE, 1, {{3, 80, 0, 0, {16, 64}, {16, 0}}}},
+    /* few bits, both sides rotated, other page size */
+    {32, WORLD_PAGES, FKV_BF16, FKV_ROTATE_KV, 2, {{1, 128, 0, 0, {4, 128}, {2, 128}}, {1, 128, 0, 0, {4, 32}, {2, 64}}}},
+    /* three groups, two of them windows, interleaved */
+    {16,
+     WORLD_PAGES,
+     FKV_F16,
+     FKV_ROTATE_K,
+     4,
+     {{1, 32, 40, 20, {8, 32}, {4, 32}},
+      {1, 32, 0, 0, {8, 32}, {4, 32}},
+      {2, 32, 40, 20, {4, 32}, {4, 32}},
+      {1, 64, 3, 0, {16, 0}, {16, 0}}}},
+    /* a window that sees only the query itself; sinks beyond the window's reach */
+    {16, WORLD_PAGES, FKV_F16, FKV_ROTATE_NONE, 2, {{1, 32, 1, 0, {8, 32}, {8, 32}}, {1, 32, 17, 33, {8, 32}, {8, 32}}}},
+    /* runs larger than the buffer */
+    {64, WORLD_PAGES, FKV_F16, FKV_ROTATE_V, 2, {{3, 512, 0, 0, {16, 0}, {16, 0}}, {2, 512, 0, 0, {16, 0}, {8, 64}}}},
+};
+static const uint32_t LENGTHS[] = {0, 1, 15, 16, 17, 31, 32, 33, 64, 100, 130};
+
+#define N_OF(array) (sizeof(array) / sizeof((array)[0]))
+
+static bool exists(const char *path) {
+    struct stat info;
+    return lstat(path, &info) == 0;
+}
+
+static bool same_files(const char *a, const char *b) {
+    const size_t n = world_read_file(a, file_a, sizeof file_a);
+    return world_read_file(b, file_b, sizeof file_b) == n && memcmp(file_a, file_b, n) == 0;
+}
+
+/* ---- what comes back ----------------------------------------------------------------------------------------- */
+
+START_TEST(a_sequence_comes_back_bit_for_bit_in_other_pages) {
+    for (size_t s = 0; s < N_OF(SPECS); s++) {
+        for (size_t i = 0; i < N_OF(LENGTHS); i++) {
+            const uint32_t n_tokens = LENGTHS[i];
+            const char *path = world_path("saved.fkv");
+            world from;
+            world to;
+            world_open(&from, &SPECS[s], 0);
+            world_open(&to, &SPECS[s], 0xee);
+            const fkv_seq seq = world_fill(&from, 5, n_tokens, n_tokens + 1);
+            ck_ok(world_save(&from, seq, 5, n_tokens, path));
+
+            (void)world_fill(&to, 6, 20, 40); /* takes the first pages */
+            const uint32_t free_before = world_free_pages(&to);
+            fkv_seq loaded = 0;
+            ck_ok(world_load(&to, n_tokens + 1, path, &loaded));
+            ck_assert_msg(world_holds(&to, loaded, 5, n_tokens), "spec %zu, %u tokens", s, n_tokens);
+
+            const char *again = world_path("again.fkv");
+            ck_ok(world_save(&to, loaded, 5, n_tokens, again));
+            ck_assert(same_files(path, again));
+            ck_ok(fkv_pager_close(to.pager, loaded));
+            ck_assert_uint_eq(world_free_pages(&to), free_before);
+            world_close(&from);
+            world_close(&to);
+        }
+    }
+}
+END_TEST
+
+START_TEST(a_loaded_sequence_goes_on_as_if_it_had_never_left) {
+    for (size_t s = 0; s + 1 < N_OF(SPECS); s++) { /* the last spec has pages for two such sequences only */
+        const char *path = world_path("half.fkv");
+        const char *whole = world_path("whole.fkv");
+        const char *resumed = world_path("resumed.fkv");
+        world w;
+        world_open(&w, &SPECS[s], 0x33);
+        const fkv_seq seq = world_fill(&w, 9, 57, 110);
+        ck_ok(world_save(&w, seq, 9, 57, path));
+        world_append(&w, seq, 9, 53);
+        ck_ok(world_save(&w, seq, 9, 110, whole));
+        ck_ok(fkv_pager_close(w.pager, seq));
+        fkv_seq loaded = 0;
+        ck_ok(world_load(&w, 110, path, &loaded));
+        world_append(&w, loaded, 9, 53);
+        ck_ok(world_save(&w, loaded, 9, 110, resumed));
+        ck_assert_msg(same_files(whole, resumed), "spec %zu", s);
+        ck_assert_uint_gt(world_free_pages(&w), 0);
+        world_close(&w);
+    }
+}
+END_TEST
+
+START_TEST(the_first_tokens_of_a_longer_sequence_are_a_file_of_their_own) {
+    const char *part = world_path("part.fkv");
+    const char *alone = world_path("alone.fkv");
+    for (uint32_t n = 1; n <= 40; n += 13) {
+        world w;
+        world_open(&w, &SPECS[0], 0x77);
+        const fkv_seq longer = world_fill(&w, 4, 61, 61);
+        const fkv_seq shorter = world_fill(&w, 4, n, n);
+        ck_ok(world_save(&w, longer, 4, n, part));
+        ck_ok(world_save(&w, shorter, 4, n, alone));
+        ck_assert(same_files(part, alone));
+        world_close(&w);
+    }
+}
+END_TEST
+
+START_TEST(the_same_state_gives_the_same_bytes_whatever_lies_around_it) {
+    for (size_t s = 0; s < N_OF(SPECS); s++) {
+        const char *clean = world_path("clean.fkv");
+        const char *dirty = world_path("dirty.fkv");
+        world a;
+        world b;
+        world_open(&a, &SPECS[s], 0);
+        world_open(&b, &SPECS[s], 0xaa);
+        ck_ok(world_save(&a, world_fill(&a, 3, 37, 37), 3, 37, clean));
+        const fkv_seq other = world_fill(&b, 8, 50, 50); /* leaves rows of its own in the pages it gives back */
+        (void)world_fill(&b, 9, 5, 5);
+        ck_ok(fkv_pager_close(b.pager, other));
+        ck_ok(world_save(&b, world_fill(&b, 3, 37, 37), 3, 37, dirty));
+        ck_assert_msg(same_files(clean, dirty), "spec %zu", s);
+        world_close(&a);
+        world_close(&b);
+    }
+}
+END_TEST
+
+START_TEST(a_window_group_saves_only_the_pages_the_next_query_sees) {
+    const char *path = world_path("window.fkv");
+    fkv_file_info info;
+    world w;
+    world_open(&w, &SPECS[3], 0);
+    ck_ok(world_save(&w, world_fill(&w, 2, 130, 130), 2, 130, path));
+    ck_ok(fkv_file_inspect(path, true, &info));
+    /* 130 tokens are 9 pages. Window 40, 20 sinks: pages 0, 1 and (131 - 40) / 16 = 5 to 8; window 3: page 8 */
+    ck_assert_uint_eq(info.n_pages, (2 + 4) + 9 + 1);
+    world_close(&w);
+}
+END_TEST
+
+START_TEST(inspect_and_tokens_tell_what_the_file_was_saved_with) {
+    const char *path = world_path("told.fkv");
+    fkv_file_info info;
+    uint32_t tokens[70] = {0};
+    uint32_t n_tokens = 0;
+    world w;
+    world_open(&w, &SPECS[2], 0);
+    ck_ok(world_save(&w, world_fill(&w, 11, 70, 70), 11, 70, path));
+    for (int verify = 0; verify < 2; verify++) {
+        memset(&info, 0xff, sizeof info);
+        ck_ok(fkv_file_inspect(path, verify != 0, &info));
+        ck_assert_uint_eq(info.version, 1);
+        ck_assert_uint_eq(info.n_layers, 2);
+        ck_assert_uint_eq(info.n_tokens, 70);
+        ck_assert_uint_eq(info.page_tokens, 32);
+        ck_assert_int_eq(info.page_type, FKV_BF16);
+        ck_assert_int_eq(info.rotate, FKV_ROTATE_KV);
+        ck_assert_uint_eq(info.rotation_seed, 7);
+        ck_assert_uint_eq(info.n_pages, 3);
+        ck_assert_uint_eq(info.file_bytes, world_read_file(path, file_a, sizeof file_a));
+        ck_assert_uint_eq(info.first_layer.n_kv_heads, 1);
+        ck_assert_uint_eq(info.first_layer.head_dim, 128);
+        ck_assert_uint_eq(info.first_layer.k.bits, 4);
+        ck_assert_uint_eq(info.first_layer.v.group, 128);
+        ck_assert_float_eq(info.first_layer.scale, 0.0f);
+        ck_assert_mem_eq(info.weights_id, w.identity.weights_id, 32);
+        ck_assert_str_eq(info.rope_id, "neox base=10000");
+    }
+    ck_ok(fkv_file_tokens(path, NULL, 0, &n_tokens));
+    ck_assert_uint_eq(n_tokens, 70);
+    ck_ok(fkv_file_tokens(path, tokens, 3, &n_tokens));
+    ck_assert_uint_eq(tokens[2], world_token(11, 2));
+    ck_assert_uint_eq(tokens[3], 0);
+    ck_ok(fkv_file_tokens(path, tokens, 70, &n_tokens));
+    for (uint32_t i = 0; i < 70; i++) ck_assert_uint_eq(tokens[i], world_token(11, i));
+    world_close(&w);
+}
+END_TEST
+
+START_TEST(an_index_of_many_pieces_comes_back) {
+    const world_spec spec = {16, 1100, FKV_F16, FKV_ROTATE_NONE, 1, {{1, 16, 0, 0, {16, 0}, {16, 0}}}};
+    const char *path = world_path("long.fkv");
+    fkv_file_info info;
+    uint32_t n_tokens = 0;
+    world w;
+    world_open(&w, &spec, 0x11);
+    const fkv_seq seq = world_fill(&w, 3, 16 * 1024 - 5, 16 * 1024);
+    ck_ok(world_save(&w, seq, 3, 16 * 1024 - 5, path));
+    ck_ok(fkv_pager_close(w.pager, seq));
+    ck_ok(fkv_file_inspect(path, true, &info));
+    ck_assert_uint_eq(info.n_pages, 1024);
+    static uint32_t tokens[16 * 1024];
+    ck_ok(fkv_file_tokens(path, tokens, 16 * 1024, &n_tokens));
+    ck_assert_uint_eq(n_tokens, 16 * 1024 - 5);
+    const fkv_seq_config config = {.max_tokens = 16 * 1024, .prompt = tokens, .n_prompt = n_tokens};
+    fkv_seq loaded = 0;
+    ck_ok(fkv_page_file_load(&w.identity, &w.slab, w.pager, &config, path, w.buffer, &loaded));
+    ck_assert(world_holds(&w, loaded, 3, n_tokens));
+    world_close(&w);
+}
+END_TEST
+
+START_TEST(crc32c_and_sha256_are_the_standard_ones) {
+    uint8_t digest[FKV_SHA256_BYTES];
+    static const uint8_t sha_abc[FKV_SHA256_BYTES] = {0xba, 0x78, 0x16, 0xbf, 0x8f, 0x01, 0xcf, 0xea, 0x41, 0x41, 0x40,
+                                                      0xde, 0x5d, 0xae, 0x22, 0x23, 0xb0, 0x03, 0x61, 0xa3, 0x96, 0x17,
+                                                      0x7a, 0x9c, 0xb4, 0x10, 0xff, 0x61, 0xf2, 0x00, 0x15, 0xad};
+    fkv_sha256 sha;
+    ck_assert_uint_eq(fkv_crc32c(0, "123456789", 9), 0xe3069283u);
+    ck_assert_uint_eq(fkv_crc32c(fkv_crc32c(0, "1234", 4), "56789", 5), 0xe3069283u);
+    ck_assert_uint_eq(fkv_crc32c(0, "", 0), 0);
+    fkv_sha256_open(&sha);
+    fkv_sha256_add(&sha, "a", 1);
+    fkv_sha256_add(&sha, "bc", 2);
+    ck_ok(fkv_sha256_close(&sha, digest));
+    ck_assert_mem_eq(digest, sha_abc, sizeof digest);
+    fkv_sha256 broken = {.sound = false};
+    ck_status(fkv_sha256_close(&broken, digest), FKV_NO_MEMORY);
+}
+END_TEST
+
+/* ---- load refuses -------------------------------------------------------------------------------------------- */
+
+START_TEST(a_load_that_does_not_fit_the_call_changes_nothing) {
+    const char *path = world_path("fits.fkv");
+    uint32_t tokens[40];
+    world w;
+    world_open(&w, &SPECS[3], 0);
+    const fkv_seq seq = world_fill(&w, 5, 33, 40);
+    ck_ok(world_save(&w, seq, 5, 33, path));
+    const uint32_t free_before = world_free_pages(&w);
+    fkv_seq loaded = 99;
+    world_tokens(5, tokens, 40);
+
+    ck_status(world_load(&w, 32, path, &loaded), FKV_SEQ_FULL);
+    ck_status(world_load(&w, 10000, path, &loaded), FKV_POOL_FULL);
+    fkv_seq_config config = {.max_tokens = 40, .prompt = tokens, .n_prompt = 32};
+    ck_status(fkv_page_file_load(&w.identity, &w.slab, w.pager, &config, path, w.buffer, &loaded), FKV_BAD_ARGUMENT);
+    config.n_prompt = 40;
+    tokens[32]++;
+    ck_status(fkv_page_file_load(&w.identity, &w.slab, w.pager, &config, path, w.buffer, &loaded), FKV_BAD_ARGUMENT);
+    ck_assert_ptr_nonnull(strstr(fkv_message(), "position 32"));
+    config.prompt = NULL;
+    ck_status(fkv_page_file_load(&w.identity, &w.slab, w.pager, &config, path, w.buffer, &loaded), FKV_BAD_ARGUMENT);
+    config.prompt = tokens;
+    ck_status(fkv_page_file_load(&w.identity, &w.slab, w.pager, NULL, path, w.buffer, &loaded), FKV_BAD_ARGUMENT);
+    ck_status(fkv_page_file_load(&w.identity, &w.slab, w.pager, &config, NULL, w.buffer, &loaded), FKV_BAD_ARGUMENT);
+    ck_status(fkv_page_file_load(&w.identity, &w.slab, w.pager, &config, path, w.buffer, NULL), FKV_BAD_ARGUMENT);
+    ck_assert_uint_eq(loaded, 99);
+    ck_assert_uint_eq(world_free_pages(&w), free_before);
+
+    tokens[32]--;
+    ck_ok(fkv_page_file_load(&w.identity, &w.slab, w.pager, &config, path, w.buffer, &loaded));
+    ck_assert(world_holds(&w, loaded, 5, 33));
+    world_close(&w);
+}
+END_TEST
+
+START_TEST(what_is_not_a_regular_file_is_refused_without_waiting) {
+    fkv_file_info info;
+    uint32_t n_tokens = 0;
+    const char *pipe_path = world_path("pipe.fkv");
+    ck_assert_int_eq(mkfifo(pipe_path, 0600), 0);
+    ck_status(fkv_file_inspect(pipe_path, true, &info), FKV_FILE_FORMAT);
+    ck_status(fkv_file_inspect(world_folder(), true, &info), FKV_FILE_FORMAT);
+    ck_status(fkv_file_inspect("/dev/null", true, &info), FKV_FILE_FORMAT);
+    ck_status(fkv_file_inspect("/dev/zero", false, &info), FKV_FILE_FORMAT);
+    ck_status(fkv_file_inspect(world_path("nothing.fkv"), true, &info), FKV_IO);
+    ck_assert_ptr_nonnull(strstr(fkv_message(), "No such file"));
+    ck_status(fkv_file_inspect(NULL, true, &info), FKV_BAD_ARGUMENT);
+    ck_status(fkv_file_inspect(pipe_path, true, NULL), FKV_BAD_ARGUMENT);
+    ck_status(fkv_file_tokens(NULL, NULL, 0, &n_tokens), FKV_BAD_ARGUMENT);
+    ck_status(fkv_file_tokens(pipe_path, NULL, 1, &n_tokens), FKV_BAD_ARGUMENT);
+    ck_status(fkv_file_tokens(pipe_path, NULL, 0, NULL), FKV_BAD_ARGUMENT);
+    ck_status(fkv_file_tokens(pipe_path, NULL, 0, &n_tokens), FKV_FILE_FORMAT);
+}
+END_TEST
+
+START_TEST(a_file_that_changes_between_the_two_readings_is_refused_and_the_sequence_closed) {
+    /* The slab of this world is the file itself: each page that the second reading fills changes what is read next. */
+    const world_spec spec = {16, WORLD_PAGES, FKV_F16, FKV_ROTATE_NONE, 1, {{1, 32, 0, 0, {8, 32}, {4, 32}}}};
+    const char *path = world_path("changing.fkv");
+    world w;
+    world_open(&w, &spec, 0);
+    const fkv_seq seq = world_fill(&w, 5, 250, 250);
+    ck_ok(world_save(&w, seq, 5, 250, path));
+    ck_ok(fkv_pager_close(w.pager, seq));
+    const size_t file_bytes = world_read_file(path, file_a, sizeof file_a);
+    ck_assert_uint_lt(file_bytes, w.slab.bytes);
+
+    uint8_t *own = w.slab.base;
+    uint8_t *map = mmap(NULL, w.slab.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    ck_assert(map != MAP_FAILED);
+    const int fd = open(path, O_RDWR);
+    ck_assert_int_ge(fd, 0);
+    ck_assert(mmap(map, file_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == map);
+    w.slab.base = map;
+    const uint32_t free_before = world_free_pages(&w);
+    fkv_seq loaded = 99;
+    ck_status(world_load(&w, 250, path, &loaded), FKV_FILE_DAMAGED);
+    ck_assert_uint_eq(loaded, 99);
+    ck_assert_uint_eq(world_free_pages(&w), free_before);
+    w.slab.base = own;
+    ck_assert_int_eq(munmap(map, w.slab.bytes), 0);
+    ck_assert_int_eq(close(fd), 0);
+    world_close(&w);
+}
+END_TEST
+
+/* ---- save fails ---------------------------------------------------------------------------------------------- */
+
+START_TEST(a_save_that_cannot_start_says_why) {
+    world w;
+    world_open(&w, &WORLD_SMALL, 0);
+    const fkv_seq seq = world_fill(&w, 1, 10, 10);
+    char long_name[400];
+    static char long_folder[WORLD_PATH * 2];
+    memset(long_name, 'n', sizeof long_name - 1);
+    long_name[sizeof long_name - 1] = '\0';
+    memset(long_folder, '/', sizeof long_folder - 2);
+    long_folder[sizeof long_folder - 2] = 'f';
+    ck_status(world_save(&w, seq, 1, 10, world_path("no-such-folder/x.fkv")), FKV_IO);
+    ck_assert_ptr_nonnull(strstr(fkv_message(), "No such file"));
+    ck_status(world_save(&w, seq, 1, 10, world_path(long_name)), FKV_IO);
+    ck_status(world_save(&w, seq, 1, 10, long_folder), FKV_IO);
+    ck_status(world_save(&w, seq, 1, 10, world_path("ends-with-slash/")), FKV_IO);
+    ck_status(world_save(&w, seq, 1, 10, "/"), FKV_IO);
+    ck_status(world_save(&w, seq, 1, 10, ""), FKV_BAD_ARGUMENT);
+    ck_status(world_save(&w, seq, 1, 10, NULL), FKV_BAD_ARGUMENT);
+    ck_status(fkv_page_file_save(&w.identity, &w.slab, w.pager, 0, NULL, 10, "x.fkv", w.buffer), FKV_BAD_ARGUMENT);
+    world_close(&w);
+}
+END_TEST
+
+START_TEST(a_path_without_a_folder_is_in_the_working_folder) {
+    world w;
+    world_open(&w, &WORLD_SMALL, 0);
+    const fkv_seq seq = world_fill(&w, 1, 10, 10);
+    const int back = open(".", O_RDONLY);
+    ck_assert_int_ge(back, 0);
+    ck_assert_int_eq(chdir(world_folder()), 0);
+    const fkv_status status = world_save(&w, seq, 1, 10, "here.fkv");
+    ck_assert_int_eq(fchdir(back), 0);
+    ck_assert_int_eq(close(back), 0);
+    ck_ok(status);
+    ck_assert(exists(world_path("here.fkv")));
+    world_close(&w);
+}
+END_TEST
+
+START_TEST(a_save_onto_a_folder_or_into_a_closed_one_leaves_nothing) {
+    world w;
+    world_open(&w, &WORLD_SMALL, 0);
+    const fkv_seq seq = world_fill(&w, 1, 10, 10);
+    const char *folder = world_path("folder.fkv");
+    ck_assert_int_eq(mkdir(folder, 0700), 0);
+    ck_status(world_save(&w, seq, 1, 10, folder), FKV_IO);
+    ck_assert(!exists(world_path("folder.fkv.part")));
+
+    /* root may write anywhere, so it becomes somebody else for the moment */
+    const bool root = geteuid() == 0;
+    ck_assert_int_eq(chmod(world_folder(), 0755), 0);
+    ck_assert_int_eq(chmod(folder, 0555), 0);
+    if (root) ck_assert_int_eq(seteuid(65534), 0);
+    const fkv_status status = world_save(&w, seq, 1, 10, world_path("folder.fkv/x.fkv"));
+    if (root) ck_assert_int_eq(seteuid(0), 0);
+    ck_status(status, FKV_IO);
+    ck_assert_int_eq(chmod(folder, 0700), 0);
+    ck_assert(!exists(world_path("folder.fkv/x.fkv.part")));
+    world_close(&w);
+}
+END_TEST
+
+START_TEST(a_disk_that_ends_anywhere_leaves_the_old_file_and_no_part) {
+    const char *path = world_path("full.fkv");
+    const char *copy = world_path("copy.fkv");
+    world w;
+    world_open(&w, &WORLD_GOOD, 0);
+    const fkv_seq old = world_fill(&w, 1, 20, 20);
+    const fkv_seq new = world_fill(&w, 2, 50, 50);
+    ck_ok(world_save(&w, old, 1, 20, path));
+    ck_ok(world_save(&w, old, 1, 20, copy));
+    ck_ok(world_save(&w, new, 2, 50, world_path("new.fkv")));
+    const size_t file_bytes = world_read_file(world_path("new.fkv"), file_a, sizeof file_a);
+
+    struct rlimit limit;
+    ck_assert_int_eq(getrlimit(RLIMIT_FSIZE, &limit), 0);
+    const struct rlimit before = limit;
+    void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
+    for (size_t room = 0; room < file_bytes; room += 61) {
+        limit.rlim_cur = room;
+        ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
+        const fkv_status status = world_save(&w, new, 2, 50, path);
+        ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &before), 0);
+        ck_status(status, FKV_IO);
+        ck_assert_ptr_nonnull(strstr(fkv_message(), "File too large"));
+        ck_assert(same_files(path, copy));
+        ck_assert(!exists(world_path("full.fkv.part")));
+    }
+    (void)signal(SIGXFSZ, handler);
+    ck_ok(world_save(&w, new, 2, 50, path));
+    ck_assert(same_files(path, world_path("new.fkv")));
+    world_close(&w);
+}
+END_TEST
+
+START_TEST(what_stands_in_the_place_of_the_part_file_is_taken_over_or_refused) {
+    const char *path = world_path("place.fkv");
+    const char *part = world_path("place.fkv.part");
+    const char *victim = world_path("victim");
+    static const uint8_t precious[] = "precious";
+    world w;
+    world_open(&w, &WORLD_SMALL, 0);
+    const fkv_seq seq = world_fill(&w, 1, 10, 10);
+    world_write_file(victim, precious, sizeof precious);
+
+    ck_assert_int_eq(symlink("victim", part), 0);
+    ck_status(world_save(&w, seq, 1, 10, path), FKV_IO);
+    ck_assert_int_eq(unlink(part), 0);
+    ck_assert_int_eq(link(victim, part), 0);
+    ck_status(world_save(&w, seq, 1, 10, path), FKV_IO);
+    ck_assert_ptr_nonnull(strstr(fkv_message(), "remove it"));
+    ck_assert_int_eq(unlink(part), 0);
+    ck_assert_int_eq(mkfifo(part, 0600), 0);
+    ck_status(world_save(&w, seq, 1, 10, path), FKV_IO);
+    ck_assert_int_eq(unlink(part), 0);
+    ck_assert_int_eq(mkdir(part, 0700), 0);
+    ck_status(world_save(&w, seq, 1, 10, path), FKV_IO);
+    ck_assert_int_eq(rmdir(part), 0);
+    ck_assert(!exists(path));
+    ck_assert_uint_eq(world_read_file(victim, file_a, sizeof file_a), sizeof precious);
+
+    /* left by a save that was killed: longer than ours, and readable by everybody */
+    memset(file_a, 0xcc, 100000);
+    world_write_file(part, file_a, 100000);
+    ck_assert_int_eq(chmod(part, 0666), 0);
+    ck_ok(world_save(&w, seq, 1, 10, path));
+    ck_assert(!exists(part));
+    fkv_file_info info;
+    struct stat mode;
+    ck_ok(fkv_file_inspect(path, true, &info));
+    ck_assert_int_eq(stat(path, &mode), 0);
+    ck_assert_uint_eq(mode.st_mode & 0777, 0600);
+    world_close(&w);
+}
+END_TEST
+
+START_TEST(a_save_under_way_elsewhere_is_not_disturbed) {
+    const char *path = world_path("busy.fkv");
+    const char *part = world_path("busy.fkv.part");
+    static const uint8_t theirs[] = "half of their file";
+    world w;
+    world_open(&w, &WORLD_SMALL, 0);
+    const fkv_seq seq = world_fill(&w, 1, 10, 10);
+    world_write_file(part, theirs, sizeof theirs);
+    const int fd = open(part, O_RDWR);
+    ck_assert_int_eq(flock(fd, LOCK_EX), 0);
+    ck_status(world_save(&w, seq, 1, 10, path), FKV_IO);
+    ck_assert_ptr_nonnull(strstr(fkv_message(), "under way"));
+    ck_assert_uint_eq(world_read_file(part, file_a, sizeof file_a), sizeof theirs);
+    ck_assert_int_eq(close(fd), 0);
+    ck_ok(world_save(&w, seq, 1, 10, path));
+    ck_assert(!exists(part));
+    world_close(&w);
+}
+END_TEST
+
+START_TEST(a_link_at_the_name_is_replaced_not_followed) {
+    const char *path = world_path("link.fkv");
+    const char *target = world_path("target");
+    static const uint8_t precious[] = "precious";
+    world w;
+    world_open(&w, &WORLD_SMALL, 0);
+    world_write_file(target, precious, sizeof precious);
+    ck_assert_int_eq(symlink("target", path), 0);
+    ck_ok(world_save(&w, world_fill(&w, 1, 10, 10), 1, 10, path));
+    struct stat info;
+    ck_assert_int_eq(lstat(path, &info), 0);
+    ck_assert(S_ISREG(info.st_mode));
+    ck_assert_uint_eq(world_read_file(target, file_a, sizeof file_a), sizeof precious);
+    world_close(&w);
+}
+END_TEST
+
+START_TEST(the_temporary_folder_can_be_emptied) { world_remove_folder(); }
+END_TEST
+
+TEST_MAIN("page_file", a_sequence_comes_back_bit_for_bit_in_other_pages, a_loaded_sequence_goes_on_as_if_it_had_never_left,
+          the_first_tokens_of_a_longer_sequence_are_a_file_of_their_own,
+          the_same_state_gives_the_same_bytes_whatever_lies_around_it, a_window_group_saves_only_the_pages_the_next_query_sees,
+          inspect_and_tokens_tell_what_the_file_was_saved_with, an_index_of_many_pieces_comes_back,
+          crc32c_and_sha256_are_the_standard_ones, a_load_that_does_not_fit_the_call_changes_nothing,
+          what_is_not_a_regular_file_is_refused_without_waiting,
+          a_file_that_changes_between_the_two_readings_is_refused_and_the_sequence_closed, a_save_that_cannot_start_says_why,
+          a_path_without_a_folder_is_in_the_working_folder, a_save_onto_a_folder_or_into_a_closed_one_leaves_nothing,
+          a_disk_that_ends_anywhere_leaves_the_old_file_and_no_part,
+          what_stands_in_the_place_of_the_part_file_is_taken_over_or_refused, a_save_under_way_elsewhere_is_not_disturbed,
+          a_link_at_the_name_is_replaced_not_followed, the_temporary_folder_can_be_emptied)

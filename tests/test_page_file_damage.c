@@ -1,0 +1,376 @@
+/* Damaged, foreign and hostile page files: each gets its exact answer, and none of them touches what lives.
+ *
+ * The golden files are yesterday's bytes. Besides them: every single bit of a file, every length it could be cut to, and numbers
+ * that only a plan made by hand can reach.
+ */
+#include "golden_cases.h"
+#include "page_file_world.h"
+#include "test.h"
+
+#include "../src/codec/half.h"
+#include "../src/pager/page_file_format.h"
+
+#include <fcntl.h>
+#include <math.h>
+#include <stdio.h>
+#include <unistd.h>
+
+static uint8_t bytes[GOLDEN_BYTES];
+static uint8_t other[GOLDEN_BYTES];
+
+static const char *golden_path(const char *name) {
+    static char path[WORLD_PATH];
+    (void)snprintf(path, sizeof path, "%s/%s.fkv", FKV_GOLDEN_DIR, name);
+    return path;
+}
+
+/* The answer of each reader to a damaged file, and the world as it was. */
+static void check_case(world *w, const golden_case *c, const char *path) {
+    const uint32_t free_before = world_free_pages(w);
+    fkv_file_info info;
+    memset(&info, 0x55, sizeof info);
+    const fkv_file_info untouched = info;
+    fkv_seq seq = 99;
+    uint32_t n_tokens = 99;
+    const fkv_status look = c->noticed_by == GOLDEN_LOOK ? c->status : FKV_OK;
+    const fkv_status verify = c->noticed_by <= GOLDEN_VERIFY ? c->status : FKV_OK;
+    fkv_status got = fkv_file_inspect(path, false, &info);
+    ck_assert_msg(got == look, "look at %s: %s (%s)", c->name, fkv_status_name(got), fkv_message());
+    if (look != FKV_OK) ck_assert_mem_eq(&info, &untouched, sizeof info);
+    got = fkv_file_tokens(path, NULL, 0, &n_tokens);
+    ck_assert_msg(got == look, "tokens of %s: %s (%s)", c->name, fkv_status_name(got), fkv_message());
+    ck_assert((got == FKV_OK) == (n_tokens != 99));
+    got = fkv_file_inspect(path, true, &info);
+    ck_assert_msg(got == verify, "verify %s: %s (%s)", c->name, fkv_status_name(got), fkv_message());
+    got = world_load(w, 32, path, &seq);
+    ck_assert_msg(got == c->status, "load %s: %s (%s)", c->name, fkv_status_name(got), fkv_message());
+    ck_assert_msg(strstr(fkv_message(), c->says) != NULL, "load %s: %s", c->name, fkv_message());
+    ck_assert_uint_eq(seq, 99);
+    ck_assert_uint_eq(world_free_pages(w), free_before);
+}
+
+START_TEST(every_kind_of_damage_has_its_exact_status) {
+    world w;
+    world_open(&w, &WORLD_SMALL, 0);
+    const char *path = world_path("damaged.fkv");
+    for (size_t i = 0; i < N_GOLDEN_CASES; i++) {
+        const golden_case *c = &GOLDEN_CASES[i];
+        size_t n = world_read_file(golden_path("small"), bytes, sizeof bytes);
+        n = golden_damage(c, bytes, n);
+        world_write_file(path, bytes, n);
+        check_case(&w, c, path);
+    }
+    fkv_seq seq = 0;
+    ck_ok(world_load(&w, 32, golden_path("small"), &seq));
+    ck_assert(world_holds(&w, seq, WORLD_GOLDEN_SEED, WORLD_SMALL_TOKENS));
+    world_close(&w);
+}
+END_TEST
+
+START_TEST(the_damaged_golden_files_are_refused_as_ever) {
+    world w;
+    world_open(&w, &WORLD_SMALL, 0);
+    for (size_t i = 0; i < N_GOLDEN_CASES; i++) {
+        const golden_case *c = &GOLDEN_CASES[i];
+        if (!c->committed) continue;
+        size_t n = world_read_file(golden_path("small"), bytes, sizeof bytes);
+        n = golden_damage(c, bytes, n);
+        ck_assert_uint_eq(world_read_file(golden_path(c->name), other, sizeof other), n);
+        ck_assert_mem_eq(bytes, other, n);
+        check_case(&w, c, golden_path(c->name));
+    }
+    world_close(&w);
+}
+END_TEST
+
+START_TEST(the_good_golden_files_are_what_a_save_writes_and_a_load_fills) {
+    const struct {
+        const char *name;
+        const world_spec *spec;
+        uint32_t n_tokens;
+    } goods[] = {{"good", &WORLD_GOOD, WORLD_GOOD_TOKENS}, {"small", &WORLD_SMALL, WORLD_SMALL_TOKENS}};
+    for (size_t i = 0; i < 2; i++) {
+        const char *path = world_path("written.fkv");
+        world w;
+        world_open(&w, goods[i].spec, 0xd7);
+        const fkv_seq seq = world_fill(&w, WORLD_GOLDEN_SEED, goods[i].n_tokens, goods[i].n_tokens);
+        ck_ok(world_save(&w, seq, WORLD_GOLDEN_SEED, goods[i].n_tokens, path));
+        const size_t n = world_read_file(path, bytes, sizeof bytes);
+        ck_assert_uint_eq(world_read_file(golden_path(goods[i].name), other, sizeof other), n);
+        ck_assert_mem_eq(bytes, other, n);
+        fkv_seq loaded = 0;
+        ck_ok(world_load(&w, goods[i].n_tokens, golden_path(goods[i].name), &loaded));
+        ck_assert(world_holds(&w, loaded, WORLD_GOLDEN_SEED, goods[i].n_tokens));
+        world_close(&w);
+    }
+}
+END_TEST
+
+static uint16_t half_at(const uint8_t *at) {
+    uint16_t half;
+    memcpy(&half, at, sizeof half);
+    return half;
+}
+
+START_TEST(the_documented_offsets_alone_find_the_rows_in_a_golden_file) {
+    /* small.fkv read as docs/page_format.md says, with numbers instead of the library's structs */
+    (void)world_read_file(golden_path("small"), bytes, sizeof bytes);
+    world w;
+    world_open(&w, &WORLD_SMALL, 0);
+    for (uint32_t token = 0; token < WORLD_SMALL_TOKENS; token++) {
+        const uint8_t *block = bytes + 4096;
+        float k[32];
+        float v[32];
+        float row[32];
+        for (uint32_t d = 0; d < 32; d++) {
+            const float k_scale = fkv_f16_to_f32(half_at(block + 512 + 2 * token));
+            const float k_bias = fkv_f16_to_f32(half_at(block + 576 + 2 * token));
+            const float v_scale = fkv_f16_to_f32(half_at(block + 896 + 2 * token));
+            const float v_bias = fkv_f16_to_f32(half_at(block + 960 + 2 * token));
+            k[d] = k_scale * (float)block[32 * token + d] + k_bias;
+            v[d] = v_scale * (float)(block[640 + 16 * token + d / 2] >> 4 * (d % 2) & 15) + v_bias;
+        }
+        fkv_rotation rotation;
+        fkv_rotation_make(7, 0, 32, &rotation);
+        fkv_rotation_undo(&rotation, k);
+        /* Rows are within +-4, two channels of them 20 times that. Rotated K is within +-50, so one step of 8 bits is at most
+         * 0.4, and the errors of 32 channels mix like noise when it is turned back; one step of 4 bits over V is at most 11. */
+        world_row(&w, WORLD_GOLDEN_SEED, 0, FKV_SIDE_K, 0, token, row);
+        for (uint32_t d = 0; d < 32; d++) ck_assert(fabsf(k[d] - row[d]) <= 0.5f);
+        world_row(&w, WORLD_GOLDEN_SEED, 0, FKV_SIDE_V, 0, token, row);
+        for (uint32_t d = 0; d < 32; d++) ck_assert(fabsf(v[d] - row[d]) <= 11.0f);
+    }
+    world_close(&w);
+}
+END_TEST
+
+START_TEST(the_worked_examples_of_the_format_document_hold) {
+    /* docs/page_format.md, "A group by hand" and "Signs by hand" */
+    static const uint8_t codes[16] = {0xef, 0xde, 0xcd, 0xbc, 0xbb, 0xaa, 0x99, 0x88,
+                                      0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11, 0x00};
+    fkv_codec codec;
+    float x[32];
+    for (int j = 0; j < 32; j++) x[j] = (float)(j - 8) / 4.0f;
+    ck_ok(fkv_codec_make((fkv_codec_config){4, 32}, 32, FKV_F16, &codec));
+    uint8_t *part[FKV_N_PARTS] = {bytes, bytes + 16, bytes + 18};
+    fkv_codec_encode(&codec, x, part);
+    ck_assert_mem_eq(bytes, codes, sizeof codes);
+    ck_assert_uint_eq(half_at(bytes + 16), 0xb82f);
+    ck_assert_uint_eq(half_at(bytes + 18), 0x45c0);
+
+    fkv_rotation rotation;
+    fkv_rotation_make(7, 0, 80, &rotation);
+    ck_assert_uint_eq(rotation.block, 16);
+    ck_assert_uint_eq(rotation.signs[0], 0x59320dd7);
+    ck_assert_uint_eq(rotation.signs[1], 0x63cbe1e4);
+    ck_assert_uint_eq(rotation.signs[2], 0x0000661c);
+    fkv_rotation_make(7, 1, 80, &rotation);
+    ck_assert_uint_eq(rotation.signs[0], 0x0ff8632f);
+}
+END_TEST
+
+START_TEST(every_single_bit_of_a_file_matters) {
+    const char *path = world_path("flipped.fkv");
+    const size_t n = world_read_file(golden_path("small"), bytes, sizeof bytes);
+    world w;
+    world_open(&w, &WORLD_SMALL, 0);
+    const uint32_t free_before = world_free_pages(&w);
+    world_write_file(path, bytes, n);
+    const int fd = open(path, O_RDWR);
+    ck_assert_int_ge(fd, 0);
+    for (size_t bit = 0; bit < 8 * n; bit++) {
+        const uint8_t flipped = (uint8_t)(bytes[bit / 8] ^ 1u << bit % 8);
+        fkv_seq seq = 0;
+        ck_assert_int_eq(pwrite(fd, &flipped, 1, (off_t)(bit / 8)), 1);
+        const fkv_status status = world_load(&w, 32, path, &seq);
+        const fkv_status expected = bit < 8 * 8 ? FKV_FILE_FORMAT : bit < 12 * 8 ? FKV_FILE_VERSION : FKV_FILE_DAMAGED;
+        ck_assert_msg(status == expected, "bit %zu of byte %zu: %s", bit % 8, bit / 8, fkv_status_name(status));
+        ck_assert_int_eq(pwrite(fd, &bytes[bit / 8], 1, (off_t)(bit / 8)), 1);
+    }
+    ck_assert_uint_eq(world_free_pages(&w), free_before);
+    fkv_seq seq = 0;
+    ck_ok(world_load(&w, 32, path, &seq));
+    ck_assert_int_eq(close(fd), 0);
+    world_close(&w);
+}
+END_TEST
+
+START_TEST(a_file_cut_anywhere_is_refused) {
+    const char *path = world_path("cut.fkv");
+    const size_t n = world_read_file(golden_path("good"), bytes, sizeof bytes);
+    world w;
+    world_open(&w, &WORLD_GOOD, 0);
+    const uint32_t free_before = world_free_pages(&w);
+    world_write_file(path, bytes, n);
+    for (size_t length = n; length-- > 0;) {
+        fkv_seq seq = 0;
+        ck_assert_int_eq(truncate(path, (off_t)length), 0);
+        ck_status(world_load(&w, 64, path, &seq), length < 8 ? FKV_FILE_FORMAT : FKV_FILE_DAMAGED);
+    }
+    ck_assert_uint_eq(world_free_pages(&w), free_before);
+    world_close(&w);
+}
+END_TEST
+
+START_TEST(bytes_smuggled_into_unwritten_slots_do_not_reach_the_pages) {
+    const char *path = world_path("smuggled.fkv");
+    size_t n = world_read_file(golden_path("small"), bytes, sizeof bytes);
+    memset(bytes + 4096 + 32 * WORLD_SMALL_TOKENS, 0x66, 32 * 6); /* K codes of the tokens that are not there */
+    memset(bytes + 4096 + 512 + 32, 0x66, 32);                    /* between the K scales and the K biases */
+    world_fix_crcs(bytes, n);
+    world_fix_digest(bytes, n);
+    world_write_file(path, bytes, n);
+    world w;
+    world_open(&w, &WORLD_SMALL, 0xee);
+    fkv_seq seq = 0;
+    ck_ok(world_load(&w, 32, path, &seq));
+    ck_assert(world_holds(&w, seq, WORLD_GOLDEN_SEED, WORLD_SMALL_TOKENS));
+    world_close(&w);
+}
+END_TEST
+
+START_TEST(a_foreign_file_is_told_by_its_first_differing_field) {
+    world w;
+    world_open(&w, &WORLD_GOOD, 0);
+    const fkv_file_layer mine = w.spec.layers[1];
+    fkv_file_layer *layer = &w.spec.layers[1];
+    fkv_seq seq = 0;
+    const struct {
+        uint32_t *field;
+        uint32_t value;
+        const char *says;
+    } changes[] = {
+        {&layer->head_dim, 64, "head_dim of layer 1 is 32 in the file and 64 here"},
+        {&layer->window, 9, "window of layer 1 is 8 in the file and 9 here"},
+        {&layer->n_sinks, 0, "n_sinks of layer 1 is 4 in the file and 0 here"},
+        {&layer->k.bits, 8, "k.bits of layer 1 is 16 in the file and 8 here"},
+        {&w.spec.layers[0].k.group, 64, "k.group of layer 0 is 32 in the file and 64 here"},
+        {&w.spec.layers[0].v.group, 128, "v.group of layer 0 is 32 in the file and 128 here"},
+        {&w.identity.n_layers, 2, "n_layers is 3 in the file and 2 here"},
+    };
+    for (size_t i = 0; i < sizeof changes / sizeof changes[0]; i++) {
+        const uint32_t before = *changes[i].field;
+        *changes[i].field = changes[i].value;
+        ck_status(world_load(&w, 64, golden_path("good"), &seq), FKV_FILE_FOREIGN);
+        ck_assert_msg(strstr(fkv_message(), changes[i].says) != NULL, "%s", fkv_message());
+        *changes[i].field = before;
+    }
+    ck_assert_mem_eq(&mine, layer, sizeof mine);
+    layer->k.group = 77; /* not looked at: 16 bits */
+    ck_ok(world_load(&w, 64, golden_path("good"), &seq));
+    world_close(&w);
+}
+END_TEST
+
+START_TEST(without_rotation_the_seed_is_neither_saved_nor_compared) {
+    const char *path = world_path("unrotated.fkv");
+    const char *same = world_path("unrotated2.fkv");
+    world_spec spec = WORLD_SMALL;
+    spec.rotate = FKV_ROTATE_NONE;
+    world w;
+    world_open(&w, &spec, 0);
+    const fkv_seq seq = world_fill(&w, 1, 10, 10);
+    ck_ok(world_save(&w, seq, 1, 10, path));
+    w.identity.rotation_seed = 1234;
+    ck_ok(world_save(&w, seq, 1, 10, same));
+    const size_t n = world_read_file(path, bytes, sizeof bytes);
+    ck_assert_uint_eq(world_read_file(same, other, sizeof other), n);
+    ck_assert_mem_eq(bytes, other, n);
+    fkv_seq loaded = 0;
+    ck_ok(world_load(&w, 10, path, &loaded));
+    world_close(&w);
+}
+END_TEST
+
+START_TEST(a_plan_beyond_what_a_file_or_the_library_can_have_is_refused) {
+    static fkv_file_layer layers[FKV_MAX_LAYERS];
+    fkv_file_plan plan;
+    fkv_file_header header = {.page_tokens = 16, .page_type = FKV_F16, .n_layers = 9, .n_tokens = 100};
+    for (uint32_t l = 0; l < FKV_MAX_LAYERS; l++) layers[l] = (fkv_file_layer){1, 64, l + 1, 0, {8, 64}, {4, 64}};
+    ck_status(fkv_file_plan_make(&header, layers, "nine groups", &plan), FKV_FILE_DAMAGED);
+    header.n_layers = 8;
+    ck_ok(fkv_file_plan_make(&header, layers, "eight groups", &plan));
+
+    /* the most that 32-bit numbers can say: every product and sum has to hold */
+    header = (fkv_file_header){.page_tokens = 256, .page_type = FKV_BF16, .n_layers = FKV_MAX_LAYERS, .n_tokens = UINT32_MAX};
+    for (uint32_t l = 0; l < FKV_MAX_LAYERS; l++) layers[l] = (fkv_file_layer){UINT32_MAX, 512, 0, 0, {16, 0}, {16, 0}};
+    ck_status(fkv_file_plan_make(&header, layers, "huge", &plan), FKV_FILE_DAMAGED);
+    ck_assert_ptr_nonnull(strstr(fkv_message(), "more than a file can hold"));
+    for (uint32_t l = 0; l < FKV_MAX_LAYERS; l++) layers[l].window = UINT32_MAX - l % 8, layers[l].n_sinks = UINT32_MAX;
+    ck_status(fkv_file_plan_make(&header, layers, "huge windows", &plan), FKV_FILE_DAMAGED);
+    header.n_tokens = 0; /* no page at all: nothing is too large */
+    ck_ok(fkv_file_plan_make(&header, layers, "huge and empty", &plan));
+    ck_assert_uint_eq(plan.n_pages, 0);
+    ck_assert_uint_eq(plan.file_bytes, plan.data_offset);
+    ck_assert(!fkv_file_plan_offsets(1, 1, UINT64_MAX / 24, &plan));
+}
+END_TEST
+
+START_TEST(the_plan_gives_a_page_the_bytes_that_the_codecs_lay_out) {
+    const fkv_codec_config sides[] = {{16, 0}, {8, 32},  {8, 64},  {8, 128}, {4, 32}, {4, 64},  {4, 128},
+                                      {2, 32}, {2, 64},  {2, 128}, {8, 0},   {4, 16}, {2, 256}, {1, 32},
+                                      {3, 32}, {32, 32}, {16, 64}, {0, 0},   {0, 64}, {8, 33}};
+    const size_t n_sides = sizeof sides / sizeof sides[0];
+    for (uint32_t dim = 0; dim <= FKV_MAX_HEAD_DIM + 16; dim += 8) {
+        for (size_t i = 0; i < n_sides * n_sides; i++) {
+            const uint32_t page_tokens = 16u << i % 5;
+            const fkv_type type = i % 2 == 0 ? FKV_F16 : FKV_BF16;
+            fkv_file_layer layer = {3, dim, 0, 0, sides[i % n_sides], sides[i / n_sides]};
+            const fkv_file_header header = {
+                .page_tokens = page_tokens, .page_type = (uint32_t)type, .n_layers = 1, .n_tokens = 1};
+            fkv_file_plan plan;
+            const fkv_status status = fkv_file_plan_make(&header, &layer, "codecs", &plan);
+            fkv_codec k;
+            fkv_codec v;
+            const bool known =
+                fkv_codec_make(layer.k, dim, type, &k) == FKV_OK && fkv_codec_make(layer.v, dim, type, &v) == FKV_OK;
+            const bool canonical = (layer.k.bits != 16 || layer.k.group == 0) && (layer.v.bits != 16 || layer.v.group == 0);
+            ck_assert_msg((status == FKV_OK) == (known && canonical), "dimension %u, case %zu: %s", dim, i, fkv_message());
+            if (status != FKV_OK) continue;
+            fkv_block block;
+            fkv_block_make(&k, &v, page_tokens, &block);
+            ck_assert_uint_eq(plan.groups[0].page_bytes, (uint64_t)3 * block.bytes);
+        }
+    }
+}
+END_TEST
+
+START_TEST(the_plan_of_a_group_holds_exactly_the_pages_a_query_sees) {
+    /* against the definition: a page is there if a query at n_tokens sees one of its tokens or will write next to it */
+    for (uint32_t window = 0; window <= 70; window += 7) {
+        for (uint32_t n_sinks = 0; n_sinks <= (window == 0 ? 0u : 40u); n_sinks += 8) {
+            fkv_file_layer layer = {1, 64, window, n_sinks, {8, 64}, {4, 64}};
+            for (uint32_t n_tokens = 0; n_tokens <= 150; n_tokens++) {
+                const fkv_file_header header = {.page_tokens = 16, .page_type = FKV_F16, .n_layers = 1, .n_tokens = n_tokens};
+                fkv_file_plan plan;
+                ck_ok(fkv_file_plan_make(&header, &layer, "pages", &plan));
+                fkv_file_cursor cursor = {.offset = plan.data_offset};
+                fkv_file_entry entry = {0};
+                bool more = fkv_file_cursor_next(&plan, &cursor, &entry);
+                for (uint32_t page = 0; page * 16 < n_tokens; page++) {
+                    bool seen = false; /* tokens of the page up to and with n_tokens itself, which comes next */
+                    for (uint32_t t = page * 16; t < page * 16 + 16 && t <= n_tokens; t++)
+                        seen = seen || window == 0 || t + window > n_tokens || t / 16 * 16 < n_sinks;
+                    ck_assert_msg(seen == (more && entry.logical == page), "window %u, sinks %u, tokens %u, page %u", window,
+                                  n_sinks, n_tokens, page);
+                    if (seen) more = fkv_file_cursor_next(&plan, &cursor, &entry);
+                }
+                ck_assert(!more);
+                ck_assert_uint_eq(cursor.offset, plan.file_bytes);
+            }
+        }
+    }
+}
+END_TEST
+
+START_TEST(the_temporary_folder_can_be_emptied) { world_remove_folder(); }
+END_TEST
+
+TEST_MAIN("page_file_damage", every_kind_of_damage_has_its_exact_status, the_damaged_golden_files_are_refused_as_ever,
+          the_good_golden_files_are_what_a_save_writes_and_a_load_fills,
+          the_documented_offsets_alone_find_the_rows_in_a_golden_file, every_single_bit_of_a_file_matters,
+          a_file_cut_anywhere_is_refused, bytes_smuggled_into_unwritten_slots_do_not_reach_the_pages,
+          a_foreign_file_is_told_by_its_first_differing_field, without_rotation_the_seed_is_neither_saved_nor_compared,
+          a_plan_beyond_what_a_file_or_the_library_can_have_is_refused, the_plan_gives_a_page_the_bytes_that_the_codecs_lay_out,
+          the_worked_examples_of_the_format_document_hold, the_plan_of_a_group_holds_exactly_the_pages_a_query_sees,
+          the_temporary_folder_can_be_emptied)

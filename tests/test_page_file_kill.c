@@ -1,0 +1,160 @@
+/* Saves that are killed at any moment, with real kills, and saves that race for one name: the name always holds a whole file.
+ *
+ * A child saves two states in turn to one path; the parent kills it after a random while and looks. The file must verify in full,
+ * load, and hold exactly one of the two states; it may be missing only while no save has ever ended. Whatever part file the dead
+ * child left must not hurt the next save.
+ */
+#include "page_file_world.h"
+#include "test.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { KILLS = 240, FRESH_START = 12, RACE_SAVES = 60, TOKENS_A = 50, TOKENS_B = 37, SEED_A = 21, SEED_B = 22 };
+
+typedef struct two_states {
+    world w;
+    fkv_seq a;
+    fkv_seq b;
+} two_states;
+
+static void open_states(two_states *states) {
+    world_open(&states->w, &WORLD_GOOD, 0x99);
+    states->a = world_fill(&states->w, SEED_A, TOKENS_A, TOKENS_A);
+    states->b = world_fill(&states->w, SEED_B, TOKENS_B, TOKENS_B);
+}
+
+static fkv_status save_one(const two_states *states, bool a, const char *path) {
+    return a ? world_save(&states->w, states->a, SEED_A, TOKENS_A, path)
+             : world_save(&states->w, states->b, SEED_B, TOKENS_B, path);
+}
+
+static void wait_us(uint32_t us) {
+    const struct timespec time = {.tv_nsec = (long)us * 1000};
+    (void)nanosleep(&time, NULL);
+}
+
+static uint32_t next_random(uint32_t *state) {
+    *state = *state * 1664525u + 1013904223u;
+    return *state >> 8;
+}
+
+/* The file is one of the two states, whole. */
+static void check_whole(two_states *states, const char *path) {
+    fkv_file_info info;
+    ck_ok(fkv_file_inspect(path, true, &info));
+    ck_assert(info.n_tokens == TOKENS_A || info.n_tokens == TOKENS_B);
+    const uint32_t free_before = world_free_pages(&states->w);
+    fkv_seq seq = 0;
+    ck_ok(world_load(&states->w, TOKENS_A, path, &seq));
+    uint32_t n_tokens = 0;
+    ck_ok(fkv_pager_length(states->w.pager, seq, &n_tokens));
+    ck_assert(world_holds(&states->w, seq, n_tokens == TOKENS_A ? SEED_A : SEED_B, n_tokens));
+    ck_ok(fkv_pager_close(states->w.pager, seq));
+    ck_assert_uint_eq(world_free_pages(&states->w), free_before);
+}
+
+/* In the child: saves until it is killed. *n_ended counts the saves that answered FKV_OK. */
+static void save_forever(const two_states *states, const char *path, uint32_t seed, volatile uint32_t *n_ended) {
+    for (bool a = true;; a = !a) {
+        if (save_one(states, a, path) != FKV_OK) _exit(EXIT_FAILURE);
+        *n_ended = *n_ended + 1;
+        wait_us(next_random(&seed) % 60);
+    }
+}
+
+START_TEST(a_save_killed_at_any_moment_leaves_a_whole_file_or_the_old_one) {
+    const char *path = world_path("killed.fkv");
+    const char *part = world_path("killed.fkv.part");
+    two_states states;
+    open_states(&states);
+    volatile uint32_t *n_ended = mmap(NULL, sizeof *n_ended, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    ck_assert(n_ended != MAP_FAILED);
+    uint32_t seed = 20250311;
+    uint32_t n_parts = 0;
+    uint32_t n_missing = 0;
+    uint32_t n_saves = 0;
+    printf("seed %u\n", seed);
+    for (uint32_t kill_number = 0; kill_number < KILLS; kill_number++) {
+        bool existed = access(path, F_OK) == 0;
+        if (existed && kill_number % FRESH_START == 0) {
+            ck_assert_int_eq(unlink(path), 0);
+            existed = false;
+        }
+        *n_ended = 0;
+        (void)fflush(stdout);
+        const pid_t child = fork();
+        ck_assert_int_ge(child, 0);
+        if (child == 0) save_forever(&states, path, seed + kill_number, n_ended);
+        wait_us(next_random(&seed) % 12000);
+        ck_assert_int_eq(kill(child, SIGKILL), 0);
+        int how = 0;
+        ck_assert_int_eq(waitpid(child, &how, 0), child);
+        ck_assert_msg(WIFSIGNALED(how), "the child could not save");
+        n_parts += access(part, F_OK) == 0;
+        n_saves += *n_ended;
+        if (access(path, F_OK) == 0) {
+            check_whole(&states, path);
+        } else {
+            ck_assert_msg(!existed && *n_ended == 0, "a file that was there is gone");
+            n_missing++;
+        }
+    }
+    printf("%d kills, %u saves ended, %u part files left behind, %u kills before the first save ended\n", KILLS, n_saves, n_parts,
+           n_missing);
+    ck_assert_uint_gt(n_saves, 0);
+    ck_assert_uint_gt(n_parts, 0);
+    ck_ok(save_one(&states, true, path));
+    check_whole(&states, path);
+    ck_assert_int_ne(access(part, F_OK), 0);
+    ck_assert_int_eq(munmap((void *)(uintptr_t)n_ended, sizeof *n_ended), 0);
+    world_close(&states.w);
+}
+END_TEST
+
+START_TEST(saves_that_race_for_one_name_leave_a_whole_file) {
+    const char *path = world_path("raced.fkv");
+    const char *part = world_path("raced.fkv.part");
+    two_states states;
+    open_states(&states);
+    ck_ok(save_one(&states, true, path));
+    pid_t children[2];
+    (void)fflush(stdout);
+    for (uint32_t c = 0; c < 2; c++) {
+        children[c] = fork();
+        ck_assert_int_ge(children[c], 0);
+        if (children[c] != 0) continue;
+        uint32_t seed = c;
+        for (uint32_t n_good = 0; n_good < RACE_SAVES;) {
+            const fkv_status status = save_one(&states, c == 0, path);
+            if (status != FKV_OK && status != FKV_IO) _exit(EXIT_FAILURE);
+            n_good += status == FKV_OK;
+            wait_us(next_random(&seed) % 300);
+        }
+        _exit(EXIT_SUCCESS);
+    }
+    uint32_t n_looks = 0;
+    for (uint32_t c = 0; c < 2; c++) {
+        int how = 0;
+        while (waitpid(children[c], &how, WNOHANG) == 0) {
+            check_whole(&states, path);
+            n_looks++;
+        }
+        ck_assert(WIFEXITED(how) && WEXITSTATUS(how) == EXIT_SUCCESS);
+    }
+    printf("looked %u times while two processes saved\n", n_looks);
+    check_whole(&states, path);
+    ck_assert_int_ne(access(part, F_OK), 0);
+    world_close(&states.w);
+}
+END_TEST
+
+START_TEST(the_temporary_folder_can_be_emptied) { world_remove_folder(); }
+END_TEST
+
+TEST_MAIN("page_file_kill", a_save_killed_at_any_moment_leaves_a_whole_file_or_the_old_one,
+          saves_that_race_for_one_name_leave_a_whole_file, the_temporary_folder_can_be_emptied)
