@@ -16,7 +16,13 @@
  * where tails counts the sequences that have the page as a partly filled last page and may still write to it: each writes into a
  * copy of its own, except the last when nobody else holds the page. In a window group
  *     promised = sum over sequences cap(sequence) - pages held by sequences,  cap = min(pages(max_tokens), n_fixed + n_ring).
- * The law of the pool, kept by every call:  promised <= free + cached  (cached: held by the prefix tree alone, evictable).
+ * The law of the pool, kept by every call:  promised <= free + cached  (cached: in the prefix tree and needed by no sequence).
+ *
+ * Prefix tree. A node is in use while a sequence holds its page of the full group (of any group where none is full), however it
+ * came by it, or while a node below is in use; all other nodes are cached and leave leaf first, oldest first. Window pages that
+ * the tree alone holds can leave before their node. Where only the tree stands between writers and their last page, the tree lets
+ * go of the page: at once in a window group, whose law has no room for the copy; in the full group when truncate() would
+ * otherwise be refused.
  *
  * Steps are transactions. begin() never evicts: after every other call the pool is replenished so that
  *     free >= min(promised, the most pages one step can take).
@@ -50,13 +56,15 @@ typedef struct fkv_pager_spec {
     fkv_group_spec groups[FKV_MAX_GROUPS];
 } fkv_pager_spec;
 
-/* Pages that one sequence of a window group can hold at once: sinks, window and one whole step. */
+/* Pages that one sequence of a window group can hold at once: sinks, window and one whole step; never more than pages(
+ * max_seq_tokens), which is the answer for the full group. */
 uint32_t fkv_pager_window_cap(const fkv_pager_spec *spec, uint32_t group);
 
 /* Carves all of the pager. While counting (carve->base NULL) *pager is set to NULL and nothing is touched. */
 void fkv_pager_layout(fkv_carve *carve, const fkv_pager_spec *spec, fkv_pager **pager);
 
-/* ---- sequences and prefixes: contracts as in flatkv.h ---- */
+/* ---- sequences and prefixes: contracts as in flatkv.h ----
+ * FKV_POOL_FULL also for max_tokens > max_seq_tokens; FKV_BAD_ARGUMENT for a fork shorter than its parent. */
 fkv_status fkv_pager_open(fkv_pager *pager, const fkv_seq_config *config, fkv_seq *seq, uint32_t *n_shared);
 fkv_status fkv_pager_fork(fkv_pager *pager, fkv_seq seq, uint32_t max_tokens, fkv_seq *child);
 fkv_status fkv_pager_truncate(fkv_pager *pager, fkv_seq seq, uint32_t n_tokens);
@@ -66,7 +74,8 @@ fkv_status fkv_pager_insert(fkv_pager *pager, fkv_seq seq, const uint32_t *token
 fkv_status fkv_pager_clear(fkv_pager *pager);
 
 /* Gives an empty sequence the pages of n_tokens tokens at once, for a loader to fill: in window groups only the pages that a
- * query at n_tokens can see (sinks included). The sequence then has that length. Cannot run out: the pages were promised. */
+ * query at n_tokens can see (sinks included). The sequence then has that length. Cannot run out: the pages were promised.
+ * FKV_SEQ_FULL beyond max_tokens, FKV_BAD_STATE if the sequence is not empty. */
 fkv_status fkv_pager_fill(fkv_pager *pager, fkv_seq seq, uint32_t n_tokens);
 
 /* ---- steps ---- */

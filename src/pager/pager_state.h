@@ -31,7 +31,7 @@ typedef struct fkv_pool {
     uint32_t *tails;    /* [n_pages] sequences whose partly filled last page this is and that may still write */
     uint32_t *node;     /* [n_pages] the prefix tree's node that holds the page */
     uint32_t *writers;  /* [n_pages] step_begin: rows that append to the page; zero outside of it */
-    uint32_t *last_row; /* [n_pages] step_begin: the row that may write in place; zero outside of it */
+    uint32_t *in_place; /* [n_pages] step_begin: the row that may write in place; zero outside of it */
     fkv_pool_counts counts;
 } fkv_pool;
 

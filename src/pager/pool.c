@@ -12,10 +12,10 @@ void fkv_pool_layout(fkv_carve *carve, fkv_pool *pool, uint32_t n_pages) {
     uint32_t *tails = FKV_CARVE(carve, n_pages, uint32_t);
     uint32_t *node = FKV_CARVE(carve, n_pages, uint32_t);
     uint32_t *writers = FKV_CARVE(carve, n_pages, uint32_t);
-    uint32_t *last_row = FKV_CARVE(carve, n_pages, uint32_t);
+    uint32_t *in_place = FKV_CARVE(carve, n_pages, uint32_t);
     if (pool == NULL) return;
     *pool = (fkv_pool){
-        .n_pages = n_pages, .free = free, .refs = refs, .tails = tails, .node = node, .writers = writers, .last_row = last_row};
+        .n_pages = n_pages, .free = free, .refs = refs, .tails = tails, .node = node, .writers = writers, .in_place = in_place};
 }
 
 void fkv_pool_reset(fkv_pool *pool) {
@@ -26,7 +26,7 @@ void fkv_pool_reset(fkv_pool *pool) {
         pool->tails[page] = 0;
         pool->node[page] = FKV_NO_NODE;
         pool->writers[page] = 0;
-        pool->last_row[page] = 0;
+        pool->in_place[page] = 0;
     }
 }
 
@@ -108,7 +108,7 @@ bool fkv_pool_consistent(const fkv_pool *pool, uint32_t *seen) {
     for (uint32_t page = 0; page < pool->n_pages; page++) {
         if ((pool->refs[page] == 0) != (seen[page] == 1)) return false;
         if (pool->refs[page] == 0 && pool->node[page] != FKV_NO_NODE) return false;
-        if (pool->tails[page] > pool->refs[page] || pool->writers[page] != 0 || pool->last_row[page] != 0) return false;
+        if (pool->tails[page] > pool->refs[page] || pool->writers[page] != 0 || pool->in_place[page] != 0) return false;
         add(&sum, share(pool, page));
     }
     return sum.used == pool->counts.used && sum.shared == pool->counts.shared && sum.in_tree == pool->counts.in_tree &&

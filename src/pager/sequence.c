@@ -186,8 +186,12 @@ static void cut(fkv_pager *pager, uint32_t group, uint32_t slot, uint32_t n_toke
     const fkv_sequence *s = &pager->sequences[slot];
     uint32_t page_tokens = pager->spec.page_tokens;
     uint32_t n_kept = fkv_pages_of(pager, n_tokens);
+    uint32_t ring = fkv_table_skip(g, page_tokens, s->len, g->n_fixed);
     for (uint32_t i = fkv_pages_of(pager, s->len); i-- > n_kept;) {
-        if (fkv_table_skip(g, page_tokens, s->len, i) != i) continue;
+        if (i >= g->n_fixed && i < ring) {
+            i = g->n_fixed; /* over all that has left the window */
+            continue;
+        }
         fkv_tree_page_change(pager, group, *fkv_table_entry(g, slot, i), -1, is_tail(pager, s, i) ? -1 : 0);
     }
     if (n_tokens % page_tokens != 0 && !is_tail(pager, s, n_kept - 1))
@@ -205,16 +209,12 @@ static void uncut(fkv_pager *pager, uint32_t group, uint32_t slot, uint32_t n_to
         fkv_tree_page_change(pager, group, *fkv_table_entry(g, slot, i), 1, is_tail(pager, s, i) ? 1 : 0);
 }
 
-/* What it brings if the tree gives up a page that all its other holders want to write to: the copy that is then not needed, and
- * the pages above it that were pinned for its sake alone. 0 where the tree does not hold it or others need it as it is. */
-static uint32_t pages_if_forgotten(const fkv_pager *pager, uint32_t page) {
+/* Whether the tree is the only holder of a page that does not want to write to it, and needs it for no page below: by giving it
+ * up it saves a copy. */
+static bool tree_is_in_the_way(const fkv_pager *pager, uint32_t page) {
     const fkv_pool *pool = &pager->groups[pager->full].pool;
-    const fkv_node *nodes = pager->tree.nodes;
     uint32_t node = pool->node[page];
-    if (node == FKV_NO_NODE || nodes[node].busy != 1 || pool->tails[page] != pool->refs[page] - 1) return 0;
-    uint32_t n = 1;
-    for (uint32_t up = nodes[node].parent; up != FKV_NO_NODE && nodes[up].busy == 1; up = nodes[up].parent) n++;
-    return n;
+    return node != FKV_NO_NODE && pager->tree.nodes[node].busy == 1 && pool->tails[page] == pool->refs[page] - 1;
 }
 
 /* In the full group the promise of max_tokens is made again for pages that others keep; it may not fit. */
@@ -229,7 +229,7 @@ static fkv_status cut_full(fkv_pager *pager, uint32_t slot, uint32_t n_tokens) {
     if (promised <= room) return FKV_OK;
 
     uint32_t page = n_tokens % page_tokens == 0 ? FKV_NO_PAGE : *fkv_table_entry(g, slot, n_tokens / page_tokens);
-    if (page != FKV_NO_PAGE && promised <= room + pages_if_forgotten(pager, page)) {
+    if (page != FKV_NO_PAGE && promised <= room + 1 && tree_is_in_the_way(pager, page)) {
         fkv_tree_forget(pager, g->pool.node[page]);
         return FKV_OK;
     }

@@ -66,7 +66,7 @@ static void count_writers(fkv_pager *pager, uint32_t group) {
     for (uint32_t r = 0; r < pager->step.n_rows; r++) {
         const uint32_t *entry = tail_entry(pager, group, &rows[r]);
         if (entry == NULL) continue;
-        if (pool->writers[*entry]++ == 0 || rows[pool->last_row[*entry]].start <= rows[r].start) pool->last_row[*entry] = r;
+        if (pool->writers[*entry]++ == 0 || rows[pool->in_place[*entry]].start <= rows[r].start) pool->in_place[*entry] = r;
     }
 }
 
@@ -76,12 +76,12 @@ static void forget_writers(fkv_pager *pager, uint32_t group) {
         const uint32_t *entry = tail_entry(pager, group, &pager->step.rows[r]);
         if (entry == NULL) continue;
         pool->writers[*entry] = 0;
-        pool->last_row[*entry] = 0;
+        pool->in_place[*entry] = 0;
     }
     for (uint32_t c = 0; c < pager->step.n_copies; c++) {
         if (pager->step.copies[c].group != group) continue;
         pool->writers[pager->step.copies[c].from] = 0;
-        pool->last_row[pager->step.copies[c].from] = 0;
+        pool->in_place[pager->step.copies[c].from] = 0;
     }
 }
 
@@ -95,7 +95,7 @@ static void assign(fkv_pager *pager, uint32_t r, uint32_t g) {
     fkv_group *group = &pager->groups[g];
     const fkv_step_row *row = &pager->step.rows[r];
     uint32_t *entry = tail_entry(pager, g, row);
-    if (entry != NULL && (group->pool.writers[*entry] != group->pool.refs[*entry] || group->pool.last_row[*entry] != r)) {
+    if (entry != NULL && (group->pool.writers[*entry] != group->pool.refs[*entry] || group->pool.in_place[*entry] != r)) {
         uint32_t to = take(group);
         fkv_pool_change(&group->pool, to, 0, 1);
         pager->step.copies[pager->step.n_copies++] = (fkv_page_copy){.group = g, .from = *entry, .to = to};

@@ -1,0 +1,329 @@
+/* The model: tokens and write numbers on one side, the pager on the other. See pager_model.h. */
+#include "pager_model_state.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* page_tokens, max_seqs, max_seq_tokens, max_step_tokens, n_groups, {window, n_sinks, n_pages} of each */
+const pager_model_spec pager_model_specs[] = {
+    {"full", false, {16, 6, 256, 64, 1, {{0, 0, 32}}}},
+    {"full, tiny pool", false, {16, 4, 96, 32, 1, {{0, 0, 7}}}},
+    {"full, one bucket", true, {16, 6, 128, 48, 1, {{0, 0, 24}}}},
+    {"full and window", false, {16, 6, 256, 48, 2, {{0, 0, 32}, {40, 4, 40}}}},
+    {"window before full", false, {16, 5, 192, 40, 2, {{24, 20, 24}, {0, 0, 20}}}},
+    {"several windows", false, {16, 6, 320, 64, 4, {{0, 0, 36}, {1, 0, 30}, {64, 0, 48}, {33, 17, 50}}}},
+    {"window only", false, {16, 5, 400, 32, 1, {{48, 4, 30}}}},
+    {"two windows only, tiny pools", true, {16, 3, 300, 24, 2, {{17, 0, 8}, {32, 33, 14}}}},
+    {"window wider than any sequence", false, {16, 4, 128, 128, 2, {{0, 0, 20}, {4096, 8, 32}}}},
+    {"pages of two tokens", false, {2, 5, 40, 9, 2, {{0, 0, 50}, {5, 3, 48}}}},
+    {"pages of one token", false, {1, 4, 24, 6, 2, {{0, 0, 40}, {3, 2, 44}}}},
+};
+const uint32_t pager_model_n_specs = sizeof pager_model_specs / sizeof pager_model_specs[0];
+
+/* ---- choices ---- */
+
+pager_choices pager_choices_seeded(uint64_t seed) { return (pager_choices){.state = seed}; }
+
+pager_choices pager_choices_of(const uint8_t *bytes, size_t n_bytes) {
+    static const uint8_t none[1];
+    return (pager_choices){.bytes = bytes == NULL ? none : bytes, .n_bytes = n_bytes};
+}
+
+bool pager_choices_left(const pager_choices *choices) { return choices->bytes == NULL || choices->at < choices->n_bytes; }
+
+uint64_t model_mix(uint64_t x) { /* splitmix64 */
+    x += UINT64_C(0x9e3779b97f4a7c15);
+    x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return x ^ (x >> 31);
+}
+
+uint32_t pager_choose(pager_choices *choices, uint32_t n) {
+    if (choices->bytes == NULL) return (uint32_t)(model_mix(choices->state++) % n);
+    uint32_t value = 0;
+    for (uint32_t range = 1; range < n && choices->at < choices->n_bytes; range *= 256)
+        value = value << 8 | choices->bytes[choices->at++];
+    return value % n;
+}
+
+bool model_one_in(pager_choices *choices, uint32_t n) { return pager_choose(choices, n) == n - 1; }
+
+/* ---- faults ---- */
+
+bool model_fault(pager_model *m, const char *format, ...) {
+    int n = snprintf(m->fault, sizeof m->fault, "operation %llu: ", (unsigned long long)m->n_operations);
+    va_list args;
+    va_start(args, format);
+    (void)vsnprintf(m->fault + n, sizeof m->fault - (size_t)n, format, args);
+    va_end(args);
+    return false;
+}
+
+void model_snapshot(pager_model *m) { memcpy(m->snapshot, m->block, m->block_bytes); }
+
+/* Every byte, but for the scratch of fkv_pager_consistent() and the count of aborts. */
+bool model_unchanged(pager_model *m) {
+    fkv_pager *p = m->pager;
+    uint64_t aborts = p->figures.aborts;
+    memset(p->audit, 0, 2 * (size_t)p->n_audit * sizeof *p->audit);
+    memset(m->snapshot + ((uint8_t *)p->audit - m->block), 0, 2 * (size_t)p->n_audit * sizeof *p->audit);
+    p->figures.aborts = ((fkv_pager *)(void *)m->snapshot)->figures.aborts;
+    bool same = memcmp(m->block, m->snapshot, m->block_bytes) == 0;
+    p->figures.aborts = aborts;
+    return same;
+}
+
+/* An expected status; where it is a failure, nothing may have changed. */
+bool model_answered(pager_model *m, const char *call, fkv_status got, fkv_status expected) {
+    EXPECT(got == expected, "%s answered %s instead of %s (%s)", call, fkv_status_name(got), fkv_status_name(expected),
+           fkv_message());
+    if (got == FKV_OK) return true;
+    m->tally.bad_calls++;
+    EXPECT(fkv_message()[0] != '\0', "%s failed without a word", call);
+    EXPECT(model_unchanged(m), "%s failed and changed something", call);
+    return true;
+}
+
+/* ---- what a sequence must see, token by token ---- */
+
+uint32_t model_pages(const pager_model *m, uint32_t n_tokens) {
+    return (n_tokens + m->spec.page_tokens - 1) / m->spec.page_tokens;
+}
+
+/* A query at `position` sees this token, or the token shares a page with one it sees. */
+bool model_holds(const pager_model *m, uint32_t group, uint32_t position, uint32_t token) {
+    const fkv_group_spec *g = &m->spec.groups[group];
+    uint32_t page = token / m->spec.page_tokens;
+    if (g->window == 0) return true;
+    for (uint32_t i = page * m->spec.page_tokens; i < (page + 1) * m->spec.page_tokens && i <= position; i++)
+        if (i < g->n_sinks || position - i < g->window) return true;
+    return false;
+}
+
+bool model_check_sequence(pager_model *m, uint32_t s, uint32_t position) {
+    model_seq *q = &m->seqs[s];
+    uint32_t slot = 0;
+    EXPECT(fkv_pager_slot(m->pager, q->seq, &slot) == FKV_OK, "sequence %u is not known", s);
+    for (uint32_t g = 0; g < m->spec.n_groups; g++) {
+        fkv_page_view view = fkv_pager_view(m->pager, g, slot);
+        for (uint32_t i = 0; i < position; i++) {
+            if (!model_holds(m, g, position, i)) continue;
+            uint32_t page = fkv_page_at(view, i / m->spec.page_tokens);
+            EXPECT(page < m->spec.groups[g].n_pages, "sequence %u, group %u, token %u: no page", s, g, i);
+            written found = m->memory[g][page * m->spec.page_tokens + i % m->spec.page_tokens];
+            EXPECT(found.prefix == q->prefix[i + 1], "sequence %u, group %u, token %u at %u: tokens of another text", s, g, i,
+                   position);
+            EXPECT(found.write == q->writes[g][i], "sequence %u, group %u, token %u at %u: write %llu instead of %llu", s, g, i,
+                   position, (unsigned long long)found.write, (unsigned long long)q->writes[g][i]);
+        }
+    }
+    return true;
+}
+
+void model_extend(model_seq *q, uint32_t at, uint32_t token) {
+    q->tokens[at] = token;
+    q->prefix[at + 1] = model_mix(q->prefix[at] ^ model_mix(token));
+}
+
+/* Text number `text`, token i; texts agree on nothing. */
+uint32_t model_text(uint32_t text, uint32_t i) { return text * 100000 + i; }
+
+void model_write(pager_model *m, model_seq *q, uint32_t slot, uint32_t i) {
+    m->n_writes++;
+    for (uint32_t g = 0; g < m->spec.n_groups; g++) {
+        uint32_t page = fkv_page_at(fkv_pager_view(m->pager, g, slot), i / m->spec.page_tokens);
+        q->writes[g][i] = m->n_writes;
+        if (page == FKV_NO_PAGE)
+            continue; /* a loader leaves out what no query sees; model_check_sequence() wants all the others */
+        m->memory[g][page * m->spec.page_tokens + i % m->spec.page_tokens] = (written){m->n_writes, q->prefix[i + 1]};
+    }
+}
+
+/* ---- the equations of pager.h, counted afresh ---- */
+
+uint32_t model_shadows(const pager_model *m, shadow *shadows) {
+    uint32_t n = 0;
+    for (uint32_t s = 0; s < m->spec.max_seqs; s++) {
+        const model_seq *q = &m->seqs[s];
+        uint32_t slot = 0;
+        if (!q->open || fkv_pager_slot(m->pager, q->seq, &slot) != FKV_OK) continue;
+        shadows[n].len = q->len;
+        shadows[n].max_tokens = q->max_tokens;
+        for (uint32_t i = 0; i < model_pages(m, q->len); i++)
+            shadows[n].pages[i] = fkv_page_at(fkv_pager_view(m->pager, m->n_full, slot), i);
+        n++;
+    }
+    return n;
+}
+
+/* `without`: a node that is taken out of the tree with all below it, or FKV_NO_NODE. */
+balance model_count(const pager_model *m, const shadow *shadows, uint32_t n, uint32_t without) {
+    balance b = {0};
+    uint32_t refs[MAX_PAGES] = {0};
+    uint32_t tails[MAX_PAGES] = {0};
+    for (uint32_t s = 0; s < n; s++) {
+        uint32_t n_pages = model_pages(m, shadows[s].len);
+        for (uint32_t i = 0; i < n_pages; i++) refs[shadows[s].pages[i]]++;
+        if (shadows[s].len % m->spec.page_tokens != 0 && shadows[s].len < shadows[s].max_tokens)
+            tails[shadows[s].pages[n_pages - 1]]++;
+        b.promised += model_pages(m, shadows[s].max_tokens) - n_pages;
+    }
+    const fkv_node *nodes = m->pager->tree.nodes;
+    bool out[MAX_PAGES] = {false};
+    for (uint32_t node = 0; node < m->pager->tree.n_nodes; node++)
+        for (uint32_t up = node; nodes[node].live && up != FKV_NO_NODE; up = nodes[up].parent) out[node] |= up == without;
+    for (uint32_t node = 0; node < m->pager->tree.n_nodes; node++)
+        if (nodes[node].live && !out[node] && refs[nodes[node].pages[m->n_full]] > 0)
+            for (uint32_t up = node; up != FKV_NO_NODE; up = nodes[up].parent) b.busy[up] = true;
+    for (uint32_t node = 0; node < m->pager->tree.n_nodes; node++) {
+        if (!nodes[node].live || out[node]) continue;
+        refs[nodes[node].pages[m->n_full]]++;
+        b.cached += !b.busy[node];
+    }
+    for (uint32_t page = 0; page < m->spec.groups[m->n_full].n_pages; page++) {
+        b.free += refs[page] == 0;
+        if (tails[page] > 0) b.promised += tails[page] == refs[page] ? tails[page] - 1 : tails[page];
+    }
+    return b;
+}
+
+bool model_fits(const pager_model *m, const shadow *shadows, uint32_t n, uint32_t without) {
+    balance b = model_count(m, shadows, n, without);
+    return b.promised <= b.free + b.cached;
+}
+
+bool model_windows_fit(const pager_model *m, uint32_t max_tokens) {
+    for (uint32_t g = 0; g < m->spec.n_groups; g++) {
+        if (g == m->n_full) continue;
+        uint32_t cap = fkv_pager_window_cap(&m->spec, g);
+        uint32_t sum = fkv_min_u32(cap, model_pages(m, max_tokens));
+        for (uint32_t s = 0; s < m->spec.max_seqs; s++)
+            if (m->seqs[s].open) sum += fkv_min_u32(cap, model_pages(m, m->seqs[s].max_tokens));
+        if (sum > m->spec.groups[g].n_pages) return false;
+    }
+    return true;
+}
+
+/* ---- what the tree holds, by looking at every node ---- */
+
+static uint32_t find_node(const pager_model *m, uint64_t tenant, uint32_t parent, const uint32_t *tokens) {
+    const fkv_tree *tree = &m->pager->tree;
+    size_t bytes = m->spec.page_tokens * sizeof *tokens;
+    for (uint32_t node = 0; node < tree->n_nodes; node++) {
+        const fkv_node *n = &tree->nodes[node];
+        if (n->live && n->tenant == tenant && n->parent == parent &&
+            memcmp(&tree->tokens[node * m->spec.page_tokens], tokens, bytes) == 0)
+            return node;
+    }
+    return FKV_NO_NODE;
+}
+
+/* Nodes of these tokens from the front, at most n. */
+uint32_t model_find_path(const pager_model *m, uint64_t tenant, const uint32_t *tokens, uint32_t n, uint32_t *path) {
+    uint32_t found = 0;
+    for (; found < n; found++) {
+        path[found] = find_node(m, tenant, found == 0 ? FKV_NO_NODE : path[found - 1], &tokens[found * m->spec.page_tokens]);
+        if (path[found] == FKV_NO_NODE) break;
+    }
+    return found;
+}
+
+uint32_t model_usable_pages(const pager_model *m, const uint32_t *path, uint32_t n) {
+    for (; n > 0; n--) {
+        bool usable = true;
+        for (uint32_t g = 0; g < m->spec.n_groups; g++)
+            for (uint32_t i = 0; i < n; i++)
+                if (model_holds(m, g, n * m->spec.page_tokens, i * m->spec.page_tokens))
+                    usable &= m->pager->tree.nodes[path[i]].pages[g] != FKV_NO_PAGE;
+        if (usable) break;
+    }
+    return n;
+}
+
+/* ---- after every operation ---- */
+
+bool model_check_all(pager_model *m) {
+    static shadow shadows[MAX_SEQS + 1];
+    EXPECT(fkv_pager_consistent(m->pager), "inconsistent");
+    uint32_t n_open = 0;
+    for (uint32_t s = 0; s < m->spec.max_seqs; s++) {
+        const model_seq *q = &m->seqs[s];
+        if (!q->open) continue;
+        n_open++;
+        uint32_t len = 0;
+        EXPECT(fkv_pager_length(m->pager, q->seq, &len) == FKV_OK && len == q->len, "sequence %u has %u tokens instead of %u", s,
+               len, q->len);
+        if (!model_check_sequence(m, s, q->len)) return false;
+    }
+    fkv_stats stats = {0};
+    fkv_pager_stats(m->pager, &stats);
+    EXPECT(stats.seqs == n_open, "%u sequences instead of %u", stats.seqs, n_open);
+    for (uint32_t g = 0; g < m->spec.n_groups; g++) {
+        const fkv_group_stats *s = &stats.groups[g];
+        EXPECT(s->free + s->held + s->cached == s->pages, "group %u: pages do not add up", g);
+        EXPECT(s->promised <= s->free + s->cached, "group %u: %u promised", g, s->promised);
+        if (g != m->n_full) continue;
+        balance b = model_count(m, shadows, model_shadows(m, shadows), FKV_NO_NODE);
+        EXPECT(s->promised == b.promised && s->free == b.free && s->cached == b.cached,
+               "promised %u free %u cached %u instead of %llu %llu %llu", s->promised, s->free, s->cached,
+               (unsigned long long)b.promised, (unsigned long long)b.free, (unsigned long long)b.cached);
+    }
+    return true;
+}
+
+/* ---- the model itself ---- */
+
+static void *must(void *block) {
+    if (block == NULL) abort();
+    return block;
+}
+
+pager_model *pager_model_open(const pager_model_spec *spec) {
+    pager_model *m = must(calloc(1, sizeof *m));
+    m->spec = spec->spec;
+    m->n_full = m->spec.n_groups;
+    fkv_carve carve = {0};
+    fkv_pager_layout(&carve, &m->spec, &m->pager);
+    m->block_bytes = fkv_align_up(carve.used, FKV_CARVE_ALIGN);
+    m->block = must(aligned_alloc(FKV_CARVE_ALIGN, m->block_bytes));
+    m->snapshot = must(aligned_alloc(FKV_CARVE_ALIGN, m->block_bytes));
+    memset(m->block, 0xa5, m->block_bytes);
+    carve = (fkv_carve){.base = m->block, .size = m->block_bytes};
+    fkv_pager_layout(&carve, &m->spec, &m->pager);
+    if (spec->one_bucket) m->pager->tree.hash_mask = 0;
+    for (uint32_t g = 0; g < m->spec.n_groups; g++) {
+        m->memory[g] = must(calloc((size_t)m->spec.groups[g].n_pages * m->spec.page_tokens, sizeof(written)));
+        if (m->spec.groups[g].window == 0) m->n_full = g;
+    }
+    return m;
+}
+
+void pager_model_close(pager_model *m) {
+    for (uint32_t g = 0; g < m->spec.n_groups; g++) free(m->memory[g]);
+    free(m->snapshot);
+    free(m->block);
+    free(m);
+}
+
+const char *pager_model_fault(const pager_model *m) { return m->fault; }
+const pager_model_tally *pager_model_tallied(const pager_model *m) { return &m->tally; }
+
+void pager_model_tally_add(pager_model_tally *sum, const pager_model_tally *one) {
+    sum->opened += one->opened;
+    sum->shared += one->shared;
+    sum->refused += one->refused;
+    sum->forked += one->forked;
+    sum->truncated += one->truncated;
+    sum->truncate_refused += one->truncate_refused;
+    sum->gone += one->gone;
+    sum->inserted += one->inserted;
+    sum->cleared += one->cleared;
+    sum->filled += one->filled;
+    sum->closed += one->closed;
+    sum->committed += one->committed;
+    sum->aborted += one->aborted;
+    sum->copies += one->copies;
+    sum->bad_calls += one->bad_calls;
+    sum->contradicted += one->contradicted;
+}
