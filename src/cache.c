@@ -65,22 +65,23 @@ static fkv_status make_plan(const fkv_shape *shape, fkv_plan *plan) {
     fkv_cache *none = NULL;
     layout_tables(&tables, shape, &none);
     layout_scratch(&scratch, shape, NULL);
-    *plan = (fkv_plan){.slab_bytes = fkv_align_up(shape->slab.bytes, fkv_os_page_bytes()),
-                       .tables_bytes = fkv_memory_rounded(tables.used),
-                       .scratch_bytes = fkv_memory_rounded(scratch.used),
-                       .stacks_bytes = (uint64_t)(shape->n_threads - 1) * FKV_WORKER_STACK_BYTES,
-                       .token_bytes = shape->token_bytes,
-                       .n_groups = shape->slab.n_groups,
-                       .n_threads = shape->n_threads};
-    bool too_large = tables.overflow || scratch.overflow || plan->tables_bytes == UINT64_MAX ||
-                     plan->scratch_bytes == UINT64_MAX ||
-                     fkv_add_overflows(plan->slab_bytes, plan->tables_bytes, &plan->total_bytes) ||
-                     fkv_add_overflows(plan->total_bytes, plan->scratch_bytes + plan->stacks_bytes, &plan->total_bytes);
+    fkv_plan made = {.slab_bytes = fkv_align_up(shape->slab.bytes, fkv_os_page_bytes()),
+                     .tables_bytes = fkv_memory_rounded(tables.used),
+                     .scratch_bytes = fkv_memory_rounded(scratch.used),
+                     .stacks_bytes = (uint64_t)(shape->n_threads - 1) * FKV_WORKER_STACK_BYTES,
+                     .token_bytes = shape->token_bytes,
+                     .n_groups = shape->slab.n_groups,
+                     .n_threads = shape->n_threads};
+    bool too_large = tables.overflow || scratch.overflow || made.slab_bytes < shape->slab.bytes ||
+                     made.tables_bytes == UINT64_MAX || made.scratch_bytes == UINT64_MAX ||
+                     fkv_add_overflows(made.slab_bytes, made.tables_bytes, &made.total_bytes) ||
+                     fkv_add_overflows(made.total_bytes, made.scratch_bytes + made.stacks_bytes, &made.total_bytes);
     FKV_REQUIRE(!too_large, FKV_BAD_CONFIG, "the plan does not fit 64 bits: lower max_tokens, max_seqs or max_step_tokens");
-    for (uint32_t g = 0; g < plan->n_groups; g++) {
-        plan->group_pages[g] = shape->slab.group_pages[g];
-        plan->group_page_bytes[g] = shape->slab.group_page_bytes[g];
+    for (uint32_t g = 0; g < made.n_groups; g++) {
+        made.group_pages[g] = shape->slab.group_pages[g];
+        made.group_page_bytes[g] = shape->slab.group_page_bytes[g];
     }
+    *plan = made;
     return FKV_OK;
 }
 
@@ -115,9 +116,12 @@ static void say(const fkv_cache *cache, const char *what) {
 }
 
 static fkv_status check_fits(const fkv_shape *shape, const fkv_plan *plan) {
-    const char *source = "memory_limit";
-    uint64_t limit = shape->config.memory_limit;
-    if (limit == 0) limit = fkv_memory_available(&source);
+    const char *source = NULL;
+    uint64_t limit = fkv_memory_available(&source);
+    if (shape->config.memory_limit != 0 && shape->config.memory_limit < limit) {
+        limit = shape->config.memory_limit;
+        source = "memory_limit";
+    }
     if (plan->total_bytes <= limit) return FKV_OK;
     uint64_t rest = plan->total_bytes - plan->slab_bytes;
     uint64_t tokens = limit > rest ? (limit - rest) / (shape->token_bytes + 1) : 0;

@@ -135,7 +135,7 @@ typedef struct fkv_config {
     uint32_t n_threads;    /* that work on a step, the caller's included; 0: one for each core the process may use */
     fkv_isa isa;           /* vector kernels; AUTO: the best this machine runs */
     bool lazy;             /* pages are committed on first touch instead of at open; still capped by the plan */
-    uint64_t memory_limit; /* bytes this cache may plan for; 0: what the machine or its cgroup can give */
+    uint64_t memory_limit; /* bytes this cache may plan for; 0: no limit but what fkv_memory_available() says */
 
     uint8_t weights_id[32]; /* identity of the weights, for page files: any 32 bytes, the same for the same weights */
     char rope_id[64];       /* RoPE in words, for page files: "neox base=1000000", 0-terminated */

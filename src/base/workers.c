@@ -16,16 +16,15 @@
  */
 #include "workers.h"
 
+#include "memory.h"
+
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <sys/mman.h>
 #include <time.h>
 
-enum {
-    SPIN_NANOSECONDS = 20 * 1000,
-    SPINS_PER_LOOK_AT_THE_CLOCK = 32,
-    STACK_SLACK_BYTES = 16 * 1024 /* left untouched at the far end: the guard page and room for a signal frame */
-};
+enum { SPIN_NANOSECONDS = 20 * 1000, SPINS_PER_LOOK_AT_THE_CLOCK = 32 };
 
 typedef struct worker {
     fkv_workers *workers;
@@ -53,6 +52,7 @@ struct fkv_workers {
     pthread_cond_t job_done;
     bool may_spin; /* every thread has a core; constant */
     uint32_t n_threads;
+    uint8_t *stacks;  /* [n_threads - 1, FKV_WORKER_STACK_BYTES], resident in full; NULL for one thread */
     worker threads[]; /* [n_threads - 1] */
 };
 
@@ -127,38 +127,12 @@ static void wait_for_the_others(fkv_workers *workers) {
     (void)pthread_mutex_unlock(&workers->lock);
 }
 
-/* Lowest address of the calling thread's stack, its guard included; 0 if the system does not say. */
-static uintptr_t stack_lowest(void) {
-#if FKV_OS_APPLE
-    return (uintptr_t)pthread_get_stackaddr_np(pthread_self()) - pthread_get_stacksize_np(pthread_self());
-#else
-    pthread_attr_t attributes;
-    void *lowest = NULL;
-    size_t bytes = 0;
-    if (pthread_getattr_np(pthread_self(), &attributes) != 0) return 0;
-    if (pthread_attr_getstack(&attributes, &lowest, &bytes) != 0) lowest = NULL;
-    (void)pthread_attr_destroy(&attributes);
-    return (uintptr_t)lowest;
-#endif
-}
-
-/* The plan counts whole stacks: make them resident now, so that no later call depth makes the process grow. */
-static void __attribute__((noinline)) touch_stack(void) {
-    uintptr_t here = (uintptr_t)__builtin_frame_address(0);
-    uintptr_t lowest = stack_lowest();
-    if (lowest == 0 || here < lowest + STACK_SLACK_BYTES) return;
-    size_t depth = here - lowest - STACK_SLACK_BYTES;
-    if (depth == 0 || depth > FKV_WORKER_STACK_BYTES) return;
-    volatile uint8_t *stack = __builtin_alloca(depth);
-    for (size_t at = 0; at < depth; at += 1024) stack[at] = 0;
-}
+static uint64_t stacks_bytes(uint32_t n_stacks) { return (uint64_t)n_stacks * FKV_WORKER_STACK_BYTES; }
 
 static void *worker_main(void *argument) {
     worker *self = argument;
     fkv_workers *workers = self->workers;
     uint64_t seen = 0;
-    touch_stack();
-    end_item(workers);
     for (;;) {
         if (!spin_until(workers, epoch_has_moved, seen)) sleep_until_epoch_moves(workers, seen);
         seen = atomic_load(&workers->epoch);
@@ -188,31 +162,51 @@ static void stop_threads(fkv_workers *workers, uint32_t n_started) {
     for (uint32_t i = 0; i < n_started; i++) (void)pthread_join(workers->threads[i].thread, NULL);
 }
 
-/* Starts the threads with every signal blocked: the program's handlers run on the program's own threads. */
-static int start_threads(fkv_workers *workers, uint32_t *n_started) {
+/* The stacks are a map of their own, committed like the slab: they are in the plan, and no call depth makes the process grow. The
+ * lowest page of each is closed, so that an overflow ends the process instead of reaching into the neighbour's stack. */
+static fkv_status open_stacks(fkv_workers *workers) {
+    uint32_t n_stacks = workers->n_threads - 1;
+    void *map = NULL;
+    if (n_stacks == 0) return FKV_OK;
+    FKV_TRY(fkv_map_open(stacks_bytes(n_stacks), true, &map));
+    workers->stacks = map;
+    for (uint32_t i = 0; i < n_stacks; i++)
+        (void)mprotect(workers->stacks + stacks_bytes(i), (size_t)fkv_os_page_bytes(), PROT_NONE);
+    return FKV_OK;
+}
+
+static int start_thread(fkv_workers *workers, uint32_t i) {
     pthread_attr_t attributes;
-    sigset_t all;
-    sigset_t before;
+    worker *next = &workers->threads[i];
+    *next = (worker){.workers = workers, .number = i + 1};
     int error = pthread_attr_init(&attributes);
     if (error != 0) return error;
-    error = pthread_attr_setstacksize(&attributes, FKV_WORKER_STACK_BYTES);
-    (void)sigfillset(&all);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    while (error == 0 && *n_started < workers->n_threads - 1) {
-        worker *next = &workers->threads[*n_started];
-        *next = (worker){.workers = workers, .number = *n_started + 1};
-        error = pthread_create(&next->thread, &attributes, worker_main, next);
-        if (error == 0) ++*n_started;
-    }
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    error = pthread_attr_setstack(&attributes, workers->stacks + stacks_bytes(i), FKV_WORKER_STACK_BYTES);
+    if (error == 0) error = pthread_create(&next->thread, &attributes, worker_main, next);
     (void)pthread_attr_destroy(&attributes);
     return error;
 }
 
-static void destroy_sleep(fkv_workers *workers) {
+/* Starts the threads with every signal blocked: the program's handlers run on the program's own threads. */
+static int start_threads(fkv_workers *workers, uint32_t *n_started) {
+    sigset_t all;
+    sigset_t before;
+    int error = 0;
+    (void)sigfillset(&all);
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    while (error == 0 && *n_started < workers->n_threads - 1) {
+        error = start_thread(workers, *n_started);
+        if (error == 0) ++*n_started;
+    }
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return error;
+}
+
+static void destroy(fkv_workers *workers) {
     (void)pthread_cond_destroy(&workers->job_done);
     (void)pthread_cond_destroy(&workers->job_ready);
     (void)pthread_mutex_destroy(&workers->lock);
+    fkv_map_close(workers->stacks, stacks_bytes(workers->n_threads - 1));
 }
 
 uint64_t fkv_workers_bytes(uint32_t n_threads) {
@@ -227,19 +221,18 @@ fkv_status fkv_workers_open(void *place, uint32_t n_threads, fkv_workers **worke
     fkv_workers *made = place;
     made->n_threads = n_threads;
     made->may_spin = n_threads <= fkv_cpu_count();
+    FKV_TRY(open_stacks(made));
     (void)pthread_mutex_init(&made->lock, NULL);
     (void)pthread_cond_init(&made->job_ready, NULL);
     (void)pthread_cond_init(&made->job_done, NULL);
-    atomic_store(&made->unfinished, n_threads - 1); /* getting ready counts as an item of each thread */
     uint32_t n_started = 0;
     int error = start_threads(made, &n_started);
     if (error != 0) {
         stop_threads(made, n_started);
-        destroy_sleep(made);
+        destroy(made);
         return fkv_fail(FKV_NO_MEMORY, "worker thread %u of %u could not be started: %s; use a smaller n_threads", n_started + 1,
                         n_threads - 1, strerror(error));
     }
-    wait_for_the_others(made);
     *workers = made;
     return FKV_OK;
 }
@@ -247,7 +240,7 @@ fkv_status fkv_workers_open(void *place, uint32_t n_threads, fkv_workers **worke
 void fkv_workers_close(fkv_workers *workers) {
     if (workers == NULL) return;
     stop_threads(workers, workers->n_threads - 1);
-    destroy_sleep(workers);
+    destroy(workers);
 }
 
 uint32_t fkv_workers_count(const fkv_workers *workers) { return workers->n_threads; }

@@ -17,7 +17,8 @@ enum { FKV_WORKER_STACK_BYTES = 512 * 1024, FKV_MAX_THREADS = 256 };
 
 uint64_t fkv_workers_bytes(uint32_t n_threads); /* of the struct, for the carve; stacks apart */
 
-/* Starts n_threads - 1 threads. `place` is fkv_workers_bytes() of zeroed memory that outlives the workers. */
+/* Starts n_threads - 1 threads on stacks of FKV_WORKER_STACK_BYTES each, resident from here on. `place` is fkv_workers_bytes() of
+ * zeroed memory that outlives the workers. */
 fkv_status fkv_workers_open(void *place, uint32_t n_threads, fkv_workers **workers);
 void fkv_workers_close(fkv_workers *workers);
 

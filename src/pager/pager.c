@@ -8,7 +8,15 @@
 #include "pool.h"
 #include "prefix_tree.h"
 
+/* Every pager of the process numbers its sequences from another start, so that one is not taken for another's. */
+static uint64_t first_generation(void) {
+    static _Atomic uint32_t n_pagers;
+    uint64_t pager = atomic_fetch_add_explicit(&n_pagers, 1, memory_order_relaxed) & 0xffffffu;
+    return (pager << 24) + 1;
+}
+
 static void reset(fkv_pager *pager) {
+    uint64_t generation = first_generation();
     for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
         fkv_group *group = &pager->groups[g];
         group->pins = pager->full == FKV_NO_GROUP || pager->full == g;
@@ -17,7 +25,7 @@ static void reset(fkv_pager *pager) {
     }
     for (uint32_t slot = 0; slot < pager->spec.max_seqs; slot++) {
         pager->slots[slot] = slot;
-        pager->sequences[slot] = (fkv_sequence){.generation = 1, .row = FKV_NO_ROW};
+        pager->sequences[slot] = (fkv_sequence){.generation = generation, .row = FKV_NO_ROW};
     }
     fkv_tree_reset(pager);
     fkv_pager_publish(pager);

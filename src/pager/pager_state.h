@@ -94,7 +94,7 @@ typedef struct fkv_tree {
 
 /* seq = generation << 16 | slot; a closed number is recognised because the generation moved on. */
 typedef struct fkv_sequence {
-    uint64_t generation; /* from 1 */
+    uint64_t generation; /* 48 bits, from another start in each pager; never 0 */
     uint64_t tenant;
     uint32_t len;
     uint32_t max_tokens;
