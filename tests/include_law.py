@@ -1,0 +1,167 @@
+#!/usr/bin/env python3
+"""Who may include whom, checked over the whole tree. The law in words is in docs/architecture.md.
+
+usage: include_law.py <source tree> | --self-test
+
+Every broken rule is one printed line, "file:line: what and why"; the exit status is 1 if there is any. --self-test writes small
+trees that break one rule each and expects exactly that complaint, so that a law that cannot fail is noticed.
+"""
+import os
+import re
+import sys
+import tempfile
+
+# What the files of a module may include, beside system headers: modules (folders of src) and the public headers.
+LAW = {
+    "base": {"base", "public"},
+    "codec": {"base", "codec", "public"},
+    "pager": {"base", "pager", "public"},
+    "attn": {"base", "codec", "attn", "public"},
+    "cache": {"base", "codec", "pager", "attn", "cache", "public"},  # the files directly in src
+    "cli": {"cli", "public"},
+    "bench": {"bench", "public"},
+    "tests": {"base", "codec", "pager", "attn", "cache", "tests", "public"},
+    "fuzz": {"base", "codec", "pager", "attn", "cache", "fuzz", "tests", "public"},
+}
+# bench_attn checks its results against the truth and shares the case table of the parity test.
+EXCEPTIONS = {"bench/bench_attn.c": {"base", "codec", "attn", "tests"}}
+
+# Headers of one instruction set or SDK, and the only folder that may name them.
+FENCED = {
+    "immintrin.h": "src/attn/cpu", "x86intrin.h": "src/attn/cpu", "arm_neon.h": "src/attn/cpu", "arm_sve.h": "src/attn/cpu",
+    "mlx/": "src/attn/mlx", "Metal/": "src/attn/mlx", "cuda": "src/attn/kernels",
+    "jemalloc/": "src/base", "mach/": "src/base", "isa-l": "src/pager", "openssl/": "src/pager", "xxhash.h": "src/pager",
+}
+# Fences hold inside the library; tests and programs use what they like.
+FENCE_EXEMPT = ("tests/", "bench/", "fuzz/", "src/cli/")
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
+
+
+def module_of(path):
+    """The module a file of the tree belongs to, or None for a file the law does not speak of."""
+    parts = path.split("/")
+    if parts[0] == "include":
+        return "public"
+    if parts[0] == "src":
+        return parts[1] if len(parts) > 2 else "cache"
+    return parts[0] if parts[0] in LAW else None
+
+
+def source_files(root):
+    for top in ("include", "src", "tests", "bench", "fuzz"):
+        for folder, folders, names in os.walk(os.path.join(root, top)):
+            folders.sort()
+            for name in sorted(names):
+                if name.endswith((".c", ".h", ".cpp", ".hpp")):
+                    yield os.path.relpath(os.path.join(folder, name), root)
+
+
+def check_include(root, path, quote, target, module):
+    """What is wrong with one include, or None."""
+    if target.endswith((".c", ".cpp")):
+        return f"includes the source file {target}; only headers are included"
+    if quote == "<":
+        for fenced, home in FENCED.items():
+            if target.startswith(fenced) and not path.startswith(home + "/") and not path.startswith(FENCE_EXEMPT):
+                return f"includes <{target}>, which belongs inside {home}"
+        return None
+    resolved = os.path.normpath(os.path.join(os.path.dirname(path), target))
+    if resolved.startswith("..") or not os.path.isfile(os.path.join(root, resolved)):
+        return f'includes "{target}", which is not a file of this tree beside it'
+    other = module_of(resolved)
+    if module == "public":
+        return None if other == "public" else f"a public header includes {resolved}"
+    allowed = LAW[module] | EXCEPTIONS.get(path, set())
+    if other not in allowed:
+        return f"{module} includes {resolved} of {other}; {module} may include {', '.join(sorted(allowed))}"
+    return None
+
+
+def complaints(root):
+    found = []
+    seen_names = {}
+    for path in source_files(root):
+        module = module_of(path)
+        if module not in LAW and module != "public":
+            found.append(f"{path}:1: module {module} is not in the law; add it to tests/include_law.py and docs/architecture.md")
+            continue
+        if path.startswith("src/"):
+            name = os.path.basename(path)
+            if name in seen_names:
+                found.append(f"{path}:1: the name {name} is taken by {seen_names[name]}; file names are unique in src")
+            seen_names.setdefault(name, path)
+        with open(os.path.join(root, path), encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                match = INCLUDE.match(line)
+                wrong = match and check_include(root, path, match[1], match[2], module)
+                if wrong:
+                    found.append(f"{path}:{number}: {wrong}")
+    return found
+
+
+GOOD_TREE = {
+    "include/flatkv/flatkv.h": "#include <stdint.h>\n",
+    "src/base/base.h": "#include <flatkv/flatkv.h>\n",
+    "src/codec/codec.h": '#include "../base/base.h"\n',
+    "src/pager/pager.h": '#include "../base/base.h"\n',
+    "src/attn/attn.h": '#include "../codec/codec.h"\n',
+    "src/attn/cpu/vec_avx2.h": "#include <immintrin.h>\n",
+    "src/cache.c": '#include "attn/attn.h"\n#include "pager/pager.h"\n',
+    "src/cli/main.c": "#include <flatkv/flatkv.h>\n",
+    "tests/test_pager.c": '#include "../src/pager/pager.h"\n#include <openssl/evp.h>\n',
+    "bench/bench_attn.c": '#include "../src/attn/attn.h"\n',
+}
+BAD_FILES = [  # (file, its text, what must be said of it)
+    ("src/base/low.c", '#include "../codec/codec.h"\n', "base includes src/codec/codec.h"),
+    ("src/pager/tree.c", '#include "../codec/codec.h"\n', "pager includes src/codec/codec.h"),
+    ("src/codec/up.c", '  #  include "../attn/attn.h"\n', "codec includes src/attn/attn.h"),
+    ("src/attn/page.c", '#include "../pager/pager.h"\n', "attn includes src/pager/pager.h"),
+    ("src/cli/deep.c", '#include "../base/base.h"\n', "cli includes src/base/base.h"),
+    ("bench/bench_flat.c", '#include "../src/base/base.h"\n', "bench includes src/base/base.h"),
+    ("src/attn/all.c", '#include "cpu/one.c"\n', "includes the source file cpu/one.c"),
+    ("src/codec/fast.c", "#include <immintrin.h>\n", "belongs inside src/attn/cpu"),
+    ("src/pager/heap.c", "#include <jemalloc/jemalloc.h>\n", "belongs inside src/base"),
+    ("src/pager/codec.h", "\n", "file names are unique in src"),
+    ("src/codec/lost.c", '#include "nowhere.h"\n', "not a file of this tree"),
+    ("src/model/llama.c", "\n", "module model is not in the law"),
+    ("include/flatkv/more.h", '#include "../../src/base/base.h"\n', "a public header includes src/base/base.h"),
+]
+
+
+def write_tree(root, files):
+    for path, text in files.items():
+        os.makedirs(os.path.dirname(os.path.join(root, path)), exist_ok=True)
+        with open(os.path.join(root, path), "w", encoding="utf-8") as file:
+            file.write(text)
+
+
+def self_test():
+    n_failed = 0
+    cases = [(None, None, None)] + BAD_FILES
+    for path, text, expected in cases:
+        with tempfile.TemporaryDirectory() as root:
+            write_tree(root, {**GOOD_TREE, **({path: text} if path else {})})
+            found = complaints(root)
+        good = not found if path is None else any(line.startswith(path + ":") and expected in line for line in found)
+        if not good or len(found) > 1:
+            n_failed += 1
+            print(f"FAIL {path or 'the good tree'}: expected {expected or 'nothing'}, got {found}")
+    print(f"{len(cases) - n_failed} passed, {n_failed} failed")
+    return n_failed
+
+
+def main():
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    if sys.argv[1] == "--self-test":
+        sys.exit(1 if self_test() else 0)
+    found = complaints(sys.argv[1])
+    for line in found:
+        print(line)
+    print("the include law holds" if not found else f"the include law is broken {len(found)} times")
+    sys.exit(1 if found else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+/* Configurations that cannot be: every check of fkv_plan_make() and fkv_cache_open(), in a table of fields set to one wrong value
+ * each, and the few that take more. Refused by both calls with the same status, with a message, and with nothing written; sizes
+ * that no machine or no 64-bit number holds are answers too.
+ */
+#include "cache_world.h"
+#include "test.h"
+
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+/* One field, of 4 bytes like all of them here, set to one value. */
+typedef struct poke {
+    bool set;
+    size_t field; /* offset into fkv_config */
+    uint32_t value;
+} poke;
+
+#define SET(member, to) {true, offsetof(fkv_config, member), (uint32_t)(to)}
+enum { FLOAT_NAN = 0x7fc00000, FLOAT_INFINITY = 0x7f800000, FLOAT_MINUS_ONE = (int)0xbf800000 };
+
+static const struct {
+    const char *name;
+    poke pokes[3];
+} BAD_CONFIGS[] = {
+    {"no layers", {SET(n_layers, 0)}},
+    {"too many layers", {SET(n_layers, 513)}},
+    {"row_type of no name", {SET(row_type, 3)}},
+    {"row_type negative", {SET(row_type, -1)}},
+    {"page_type f32", {SET(page_type, FKV_F32)}},
+    {"page_type of no name", {SET(page_type, 7)}},
+    {"rotate of no name", {SET(rotate, 4)}},
+    {"isa of no name", {SET(isa, 5)}},
+    {"isa negative", {SET(isa, -2)}},
+    {"pages of 0 tokens", {SET(page_tokens, 0)}},
+    {"pages of 8 tokens", {SET(page_tokens, 8)}},
+    {"pages of 48 tokens", {SET(page_tokens, 48)}},
+    {"pages of 512 tokens", {SET(page_tokens, 512)}},
+    {"no tokens", {SET(max_tokens, 0)}},
+    {"2^31 tokens", {SET(max_tokens, 0x80000000u)}},
+    {"no sequences", {SET(max_seqs, 0)}},
+    {"65536 sequences", {SET(max_seqs, 65536)}},
+    {"steps of no tokens", {SET(max_step_tokens, 0)}},
+    {"steps of more than 2^20 tokens", {SET(max_step_tokens, (1 << 20) + 1)}},
+    {"257 threads", {SET(n_threads, 257)}},
+    {"no query heads", {SET(layer.n_q_heads, 0)}},
+    {"no KV heads", {SET(layer.n_kv_heads, 0)}},
+    {"6 query heads for 4 KV heads", {SET(layer.n_q_heads, 6), SET(layer.n_kv_heads, 4)}},
+    {"fewer query heads than KV heads", {SET(layer.n_q_heads, 2), SET(layer.n_kv_heads, 4)}},
+    {"129 query heads for one KV head", {SET(layer.n_q_heads, 129), SET(layer.n_kv_heads, 1)}},
+    {"131072 query heads", {SET(layer.n_q_heads, 131072), SET(layer.n_kv_heads, 131072)}},
+    {"head_dim 0", {SET(layer.head_dim, 0)}},
+    {"head_dim 24", {SET(layer.head_dim, 24), SET(layer.k.bits, 16), SET(layer.v.bits, 16)}},
+    {"head_dim 528", {SET(layer.head_dim, 528), SET(layer.k.bits, 16), SET(layer.v.bits, 16)}},
+    {"head_dim that the group does not divide", {SET(layer.head_dim, 96)}},
+    {"sinks without a window", {SET(layer.n_sinks, 4)}},
+    {"window of 2^31", {SET(layer.window, 0x80000000u)}},
+    {"2^31 sinks", {SET(layer.window, 16), SET(layer.n_sinks, 0x80000000u)}},
+    {"scale not a number", {SET(layer.scale, FLOAT_NAN)}},
+    {"scale infinite", {SET(layer.scale, FLOAT_INFINITY)}},
+    {"softcap not a number", {SET(layer.softcap, FLOAT_NAN)}},
+    {"softcap infinite", {SET(layer.softcap, FLOAT_INFINITY)}},
+    {"softcap negative", {SET(layer.softcap, FLOAT_MINUS_ONE)}},
+    {"K of 3 bits", {SET(layer.k.bits, 3)}},
+    {"K of 0 bits", {SET(layer.k.bits, 0)}},
+    {"V of 32 bits", {SET(layer.v.bits, 32)}},
+    {"K in groups of 16", {SET(layer.k.group, 16)}},
+    {"V in groups of 0", {SET(layer.v.group, 0)}},
+    {"V in groups that do not divide", {SET(layer.v.group, 128)}},
+};
+
+static fkv_config plain_config(void) {
+    fkv_config config = fkv_config_default();
+    config.n_layers = 1;
+    config.layer = (fkv_layer_config){.n_q_heads = 4, .n_kv_heads = 2, .head_dim = 64, .k = {8, 64}, .v = {4, 64}};
+    config.page_tokens = 16;
+    config.max_tokens = 256;
+    config.max_seqs = 4;
+    config.max_step_tokens = 32;
+    config.n_threads = 1;
+    return config;
+}
+
+static void check_refused(const fkv_config *config, fkv_status expected, const char *name) {
+    fkv_plan plan;
+    fkv_plan untouched;
+    fkv_cache *cache = (fkv_cache *)&plan;
+    memset(&plan, 0xee, sizeof plan);
+    memset(&untouched, 0xee, sizeof untouched);
+    (void)fkv_seq_close(NULL, 0);
+    char before[512];
+    (void)snprintf(before, sizeof before, "%s", fkv_message());
+    fkv_status planned = fkv_plan_make(config, &plan);
+    ck_assert_msg(planned == expected, "plan, %s: %s (%s)", name, fkv_status_name(planned), fkv_message());
+    ck_assert_msg(strcmp(fkv_message(), before) != 0 && fkv_message()[0] != 0, "plan, %s: no message", name);
+    ck_assert_msg(memcmp(&plan, &untouched, sizeof plan) == 0, "%s: the plan was written", name);
+    fkv_status opened = fkv_cache_open(config, &cache);
+    ck_assert_msg(opened == expected, "open, %s: %s (%s)", name, fkv_status_name(opened), fkv_message());
+    ck_assert_msg(cache == (fkv_cache *)&plan, "%s: the cache was written", name);
+}
+
+START_TEST(bad_configurations_are_refused_with_a_message) {
+    fkv_config good = plain_config();
+    fkv_plan plan;
+    ck_ok(fkv_plan_make(&good, &plan));
+    for (size_t i = 0; i < N_OF(BAD_CONFIGS); i++) {
+        fkv_config config = good;
+        for (size_t p = 0; p < N_OF(BAD_CONFIGS[i].pokes); p++) {
+            const poke *one = &BAD_CONFIGS[i].pokes[p];
+            if (one->set) memcpy((uint8_t *)&config + one->field, &one->value, sizeof one->value);
+        }
+        check_refused(&config, FKV_BAD_CONFIG, BAD_CONFIGS[i].name);
+    }
+}
+END_TEST
+
+START_TEST(configurations_that_take_more_than_a_field_are_refused) {
+    fkv_config config = plain_config();
+    memset(config.rope_id, 'x', sizeof config.rope_id);
+    check_refused(&config, FKV_BAD_CONFIG, "rope_id without an end");
+
+    fkv_layer_config layers[FKV_MAX_GROUPS + 1];
+    for (uint32_t i = 0; i < N_OF(layers); i++) {
+        layers[i] = (fkv_layer_config){.n_q_heads = 2, .n_kv_heads = 1, .head_dim = 32, .k = {16, 0}, .v = {16, 0}};
+        layers[i].window = 16 + i;
+    }
+    config = plain_config();
+    config.layers = layers;
+    config.n_layers = N_OF(layers);
+    check_refused(&config, FKV_BAD_CONFIG, "nine kinds of windows");
+    config.n_layers = FKV_MAX_GROUPS;
+    fkv_plan plan;
+    ck_ok(fkv_plan_make(&config, &plan));
+    ck_assert_uint_eq(plan.n_groups, FKV_MAX_GROUPS);
+
+    layers[3].head_dim = 40;
+    layers[3].v = (fkv_codec_config){8, 32};
+    check_refused(&config, FKV_BAD_CONFIG, "one bad layer among good ones");
+    ck_assert_ptr_nonnull(strstr(fkv_message(), "40"));
+}
+END_TEST
+
+START_TEST(sizes_beyond_any_machine_are_refused) {
+    fkv_config config = plain_config();
+    fkv_cache *cache = NULL;
+    config.n_layers = FKV_MAX_LAYERS;
+    config.max_tokens = INT32_MAX;
+    ck_status(fkv_cache_open(&config, &cache), FKV_NO_MEMORY); /* about 0.4 PB: it can be planned, not taken */
+    config.lazy = true;
+    ck_status(fkv_cache_open(&config, &cache), FKV_NO_MEMORY);
+
+    config.layer = (fkv_layer_config){.n_q_heads = 65536, .n_kv_heads = 65536, .head_dim = 512, .k = {16, 0}, .v = {16, 0}};
+    check_refused(&config, FKV_BAD_CONFIG, "a slab beyond 64 bits");
+
+    config = plain_config();
+    config.layer =
+        (fkv_layer_config){.n_q_heads = 1, .n_kv_heads = 1, .head_dim = 16, .window = INT32_MAX, .k = {16, 0}, .v = {16, 0}};
+    config.max_tokens = INT32_MAX;
+    config.max_seqs = 65535;
+    check_refused(&config, FKV_BAD_CONFIG, "more pages than have numbers");
+
+    config = plain_config();
+    config.max_tokens = INT32_MAX;
+    config.max_seqs = 65535;
+    config.max_step_tokens = 1 << 20;
+    config.memory_limit = UINT64_C(1) << 30;
+    ck_status(fkv_cache_open(&config, &cache), FKV_NO_MEMORY);
+    ck_assert_ptr_null(cache);
+}
+END_TEST
+
+/* Slabs that just fit 64 bits, so that what is added to them does not. */
+START_TEST(plans_that_pass_64_bits_by_a_little_are_refused) {
+    fkv_config config = plain_config();
+    config.max_seqs = 1;
+    config.page_tokens = 256;
+    config.n_layers = FKV_MAX_LAYERS;
+    config.layer = (fkv_layer_config){.n_q_heads = 55699, .n_kv_heads = 55699, .head_dim = 512, .k = {16, 0}, .v = {16, 0}};
+    config.max_tokens = 1233765 * 256; /* 512 layers * 55699 heads * 1233765 pages of 2^19 bytes = 2^64 - 2^28 */
+    check_refused(&config, FKV_BAD_CONFIG, "tables beside a slab of 2^64 - 2^28 bytes");
+
+    static fkv_layer_config layers[466];
+    fkv_layer_config large = {.n_q_heads = 65536, .n_kv_heads = 65536, .head_dim = 512, .k = {16, 0}, .v = {16, 0}};
+    for (uint32_t i = 0; i < 464; i++) layers[i] = large; /* 65536 blocks of 32768 bytes each */
+    layers[464] = (fkv_layer_config){.n_q_heads = 1, .n_kv_heads = 1, .head_dim = 16, .k = {16, 0}, .v = {16, 0}}; /* 1024 */
+    layers[465] = (fkv_layer_config){.n_q_heads = 3, .n_kv_heads = 3, .head_dim = 32, .k = {8, 32}, .v = {2, 32}}; /* 3 * 896 */
+    config.n_layers = N_OF(layers);
+    config.layers = layers;
+    config.page_tokens = 16;
+    config.max_tokens = 18512790 * 16;
+    check_refused(&config, FKV_BAD_CONFIG, "a slab of 2^64 - 256 bytes, before it is rounded to pages of the system");
+}
+END_TEST
+
+START_TEST(kernels_of_another_machine_are_not_supported) {
+    static const fkv_isa isas[] = {FKV_ISA_NEON, FKV_ISA_AVX2, FKV_ISA_AVX512};
+    uint32_t n_unsupported = 0;
+    for (size_t i = 0; i < N_OF(isas); i++) {
+        fkv_config config = plain_config();
+        fkv_cache *cache = NULL;
+        config.isa = isas[i];
+        fkv_status status = fkv_cache_open(&config, &cache);
+        ck_assert(status == FKV_OK ? cache != NULL : status == FKV_UNSUPPORTED && cache == NULL);
+        n_unsupported += status == FKV_UNSUPPORTED;
+        fkv_cache_close(cache);
+    }
+    ck_assert_uint_ge(n_unsupported, 1); /* no machine has both */
+}
+END_TEST
+
+TEST_MAIN("bad config", bad_configurations_are_refused_with_a_message, configurations_that_take_more_than_a_field_are_refused,
+          sizes_beyond_any_machine_are_refused, plans_that_pass_64_bits_by_a_little_are_refused,
+          kernels_of_another_machine_are_not_supported)

@@ -1,0 +1,534 @@
+/* The cache as a whole, through the public header: the plan is what is taken, what does not fit is refused with the numbers, and
+ * every figure of fkv_cache_stats() is exact over scripted lives of sequences. What attention means is in test_meaning.c, what is
+ * refused in test_bad_config.c and test_bad_calls.c, promise 5 in test_same_answer.c.
+ *
+ * Resident memory is looked at only where the system tells it (Linux) and no sanitizer keeps books beside the cache.
+ */
+#include "cache_world.h"
+#include "test.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+enum { MIB = 1 << 20 };
+
+static fkv_config small_config(void) {
+    fkv_config config = fkv_config_default();
+    config.n_layers = 2;
+    config.layer = (fkv_layer_config){.n_q_heads = 4, .n_kv_heads = 2, .head_dim = 64, .k = {8, 64}, .v = {4, 64}};
+    config.page_tokens = 16;
+    config.max_tokens = 256;
+    config.max_seqs = 4;
+    config.max_step_tokens = 64;
+    config.n_threads = 1;
+    return config;
+}
+
+/* About 110 MB of pages. */
+static fkv_config large_config(void) {
+    fkv_config config = fkv_config_default();
+    config.n_layers = 8;
+    config.layer = (fkv_layer_config){.n_q_heads = 32, .n_kv_heads = 8, .head_dim = 128, .k = {8, 64}, .v = {4, 64}};
+    config.max_tokens = 8192;
+    config.n_threads = 1;
+    return config;
+}
+
+static fkv_plan plan_of(const fkv_config *config) {
+    fkv_plan plan;
+    ck_ok(fkv_plan_make(config, &plan));
+    return plan;
+}
+
+/* False, with a line that says so, where resident memory means nothing. */
+static bool can_measure_memory(void) {
+    if (!CACHE_WORLD_SANITIZED && cache_anonymous_bytes() != 0) return true;
+    printf("resident memory is not measured here\n");
+    return false;
+}
+
+/* ---- plan ---------------------------------------------------------------------------------------------------- */
+
+START_TEST(the_plan_is_the_sum_of_its_parts_to_the_byte) {
+    fkv_config config = large_config();
+    config.n_threads = 3;
+    fkv_plan plan = plan_of(&config);
+    ck_assert_uint_eq(plan.total_bytes, plan.slab_bytes + plan.tables_bytes + plan.scratch_bytes + plan.stacks_bytes);
+    /* a row of 128: K 128 codes and 2 groups of scale and bias, V 64 and the same; 8 heads, 8 layers */
+    ck_assert_uint_eq(plan.token_bytes, (128 + 8 + 64 + 8) * 8 * 8);
+    ck_assert_uint_eq(plan.n_groups, 1);
+    ck_assert_uint_eq(plan.group_pages[0], 8192 / 64);
+    ck_assert_uint_eq(plan.group_page_bytes[0], 64 * plan.token_bytes);
+    ck_assert_uint_eq(plan.slab_bytes, 8192 * plan.token_bytes);
+    ck_assert_uint_eq(plan.n_threads, 3);
+    ck_assert_uint_gt(plan.stacks_bytes, 0);
+
+    config.max_seqs = 5; /* each may leave one page partly empty */
+    ck_assert_uint_eq(plan_of(&config).group_pages[0], 8192 / 64 + 4);
+    config.layer.k = (fkv_codec_config){16, 0};
+    config.layer.v = (fkv_codec_config){2, 32};
+    ck_assert_uint_eq(plan_of(&config).token_bytes, (256 + 32 + 16) * 8 * 8);
+}
+END_TEST
+
+START_TEST(scratch_does_not_contain_the_context_length) {
+    static const uint32_t contexts[] = {64, 1000, 8192, 131072, 1 << 20, INT32_MAX};
+    fkv_config config = large_config();
+    config.n_threads = 4;
+    config.max_step_tokens = 64;
+    uint64_t scratch = plan_of(&config).scratch_bytes;
+    uint64_t slab = 0;
+    for (size_t i = 0; i < N_OF(contexts); i++) {
+        config.max_tokens = contexts[i];
+        fkv_plan plan = plan_of(&config);
+        ck_assert_uint_eq(plan.scratch_bytes, scratch);
+        ck_assert_uint_gt(plan.slab_bytes, slab);
+        ck_assert_uint_ge(plan.slab_bytes, contexts[i] * plan.token_bytes);
+        slab = plan.slab_bytes;
+    }
+    config.max_step_tokens = 4096; /* nor the length of a step: rows are tiled */
+    ck_assert_uint_eq(plan_of(&config).scratch_bytes, scratch);
+    config.n_threads = 1;
+    ck_assert_uint_lt(plan_of(&config).scratch_bytes, scratch);
+    ck_assert_uint_eq(plan_of(&config).stacks_bytes, 0);
+}
+END_TEST
+
+START_TEST(a_window_group_does_not_grow_with_the_context) {
+    fkv_layer_config layers[2] = {large_config().layer, large_config().layer};
+    layers[1].window = 1024;
+    layers[1].n_sinks = 4;
+    fkv_config config = large_config();
+    config.n_layers = 2;
+    config.layers = layers;
+    fkv_plan at_16k = (config.max_tokens = 16384, plan_of(&config));
+    fkv_plan at_1m = (config.max_tokens = 1 << 20, plan_of(&config));
+    ck_assert_uint_eq(at_16k.n_groups, 2);
+    ck_assert_uint_eq(at_1m.group_pages[0], 64 * at_16k.group_pages[0]);
+    ck_assert_uint_eq(at_1m.group_pages[1], at_16k.group_pages[1]);
+    /* the page of the sinks, and a window and a step of 512 wherever they begin */
+    ck_assert_uint_eq(at_16k.group_pages[1], 1 + (1023 + 512 + 62) / 64 + 1);
+}
+END_TEST
+
+START_TEST(what_is_taken_is_what_was_planned) {
+    fkv_config config = large_config();
+    fkv_plan plan = plan_of(&config);
+    ck_assert_uint_gt(plan.slab_bytes, 64 * MIB);
+    fkv_cache *cache = NULL;
+    bool measured = can_measure_memory();
+    uint64_t before = cache_anonymous_bytes();
+    ck_ok(fkv_cache_open(&config, &cache));
+    uint64_t taken = cache_anonymous_bytes() - before;
+    fkv_stats stats;
+    ck_ok(fkv_cache_stats(cache, &stats));
+    ck_assert_uint_eq(stats.planned_bytes, plan.total_bytes);
+    ck_assert(fkv_cache_consistent(cache)); /* tables and scratch are the plan's to the byte */
+    fkv_cache_close(cache);
+    uint64_t left = cache_anonymous_bytes() - before;
+    if (!measured) return;
+    printf("planned %" PRIu64 " bytes, resident %" PRIu64 "\n", plan.total_bytes, taken);
+    ck_assert_uint_ge(taken, plan.total_bytes - plan.total_bytes / 100);
+    ck_assert_uint_le(taken, plan.total_bytes + plan.total_bytes / 100);
+    ck_assert_uint_le(left, MIB);
+}
+END_TEST
+
+START_TEST(a_lazy_cache_takes_pages_when_they_are_touched) {
+    fkv_config config = large_config();
+    config.lazy = true;
+    fkv_plan plan = plan_of(&config);
+    cache_world w;
+    bool measured = can_measure_memory();
+    uint64_t before = cache_anonymous_bytes();
+    ck_ok(cache_world_open(&w, &config));
+    uint64_t opened = cache_anonymous_bytes() - before;
+    uint32_t tokens[512];
+    cache_tokens(1, tokens, 512);
+    cache_world_run(&w, cache_world_seq(&w, 512), tokens, 0, 512, 512, NULL);
+    uint64_t stepped = cache_anonymous_bytes() - before;
+    ck_assert_uint_eq(cache_world_stats(&w).planned_bytes, plan.total_bytes);
+    ck_assert(fkv_cache_consistent(w.cache));
+    cache_world_close(&w);
+    if (!measured) return;
+    printf("lazy: %" PRIu64 " bytes resident at open, %" PRIu64 " after 512 tokens\n", opened, stepped);
+    ck_assert_uint_lt(opened, plan.slab_bytes / 8);
+    ck_assert_uint_gt(stepped, opened + 512 * plan.token_bytes / 2);
+    ck_assert_uint_lt(stepped, plan.total_bytes);
+}
+END_TEST
+
+START_TEST(a_plan_above_the_limit_is_refused_with_the_numbers) {
+    fkv_config config = large_config();
+    fkv_plan plan = plan_of(&config);
+    fkv_cache *cache = NULL;
+    char needed[32];
+    char allowed[32];
+    (void)snprintf(needed, sizeof needed, "%" PRIu64, plan.total_bytes);
+    (void)snprintf(allowed, sizeof allowed, "%" PRIu64, plan.total_bytes - 1);
+    uint64_t before = cache_anonymous_bytes();
+    config.memory_limit = plan.total_bytes - 1;
+    for (int i = 0; i < 100; i++) ck_status(fkv_cache_open(&config, &cache), FKV_NO_MEMORY);
+    ck_assert_ptr_null(cache);
+    ck_assert_msg(strstr(fkv_message(), needed) != NULL && strstr(fkv_message(), allowed) != NULL, "%s", fkv_message());
+    if (can_measure_memory()) ck_assert_uint_le(cache_anonymous_bytes() - before, MIB / 4);
+
+    config.memory_limit = plan.total_bytes;
+    ck_ok(fkv_cache_open(&config, &cache));
+    fkv_cache_close(cache);
+}
+END_TEST
+
+/* Writable memory for `more` bytes above what the process has: a limit that fkv_memory_available() does not look at, so that the
+ * refusal comes from the system. False where the system does not hold to it. */
+static bool limit_data(uint64_t more, struct rlimit *before) {
+    unsigned long long data_pages = 0;
+    FILE *statm = fopen("/proc/self/statm", "r");
+    if (statm == NULL) return false;
+    bool known = fscanf(statm, "%*u %*u %*u %*u %*u %llu", &data_pages) == 1;
+    (void)fclose(statm);
+    if (!known || getrlimit(RLIMIT_DATA, before) != 0) return false;
+    rlim_t limit = data_pages * (uint64_t)sysconf(_SC_PAGESIZE) + more;
+    return setrlimit(RLIMIT_DATA, &(struct rlimit){.rlim_cur = limit, .rlim_max = before->rlim_max}) == 0;
+}
+
+/* The check before says yes and the system says no, at each of the pieces that are taken. */
+START_TEST(what_the_system_refuses_is_an_answer_and_leaves_nothing_behind) {
+    fkv_config slab = large_config();
+    fkv_config tables = small_config();
+    fkv_config stacks = small_config();
+    tables.n_layers = 1;
+    tables.layer.n_kv_heads = 1;
+    tables.layer.k.bits = tables.layer.v.bits = 2;
+    tables.max_tokens = 1 << 22;
+    stacks.n_threads = 250;
+    const fkv_config *wanted[] = {&slab, &tables, &stacks};
+    const char *words[] = {"refused to map", "bytes of tables", ""}; /* the last: some thread, or a stack for it */
+    if (!can_measure_memory()) return;
+    for (size_t i = 0; i < N_OF(wanted); i++) {
+        fkv_config config = *wanted[i];
+        struct rlimit before;
+        fkv_cache *cache = NULL;
+        uint64_t resident = cache_anonymous_bytes();
+        if (!limit_data(32 * MIB, &before)) return;
+        fkv_status status = fkv_cache_open(&config, &cache);
+        ck_assert_int_eq(setrlimit(RLIMIT_DATA, &before), 0);
+        ck_assert_msg(status == FKV_NO_MEMORY && cache == NULL, "%zu: %s (%s)", i, fkv_status_name(status), fkv_message());
+        ck_assert_msg(strstr(fkv_message(), words[i]) != NULL, "%s", fkv_message());
+        ck_assert_uint_le(cache_anonymous_bytes(), resident + MIB);
+    }
+}
+END_TEST
+
+START_TEST(open_and_close_leave_nothing_behind) {
+    fkv_config config = small_config();
+    config.n_threads = 2;
+    uint64_t before = 0;
+    for (int i = 0; i < 60; i++) {
+        fkv_cache *cache = NULL;
+        ck_ok(fkv_cache_open(&config, &cache));
+        fkv_cache_close(cache);
+        if (i == 9) before = cache_anonymous_bytes();
+    }
+    if (can_measure_memory()) ck_assert_uint_le(cache_anonymous_bytes(), before + MIB / 4);
+}
+END_TEST
+
+/* ---- figures ------------------------------------------------------------------------------------------------- */
+
+static void check_group(const cache_world *w, const char *when, fkv_group_stats expected) {
+    fkv_group_stats got = cache_world_stats(w).groups[0];
+    ck_assert(fkv_cache_consistent(w->cache));
+    ck_assert_msg(memcmp(&got, &expected, sizeof got) == 0,
+                  "%s: free %u held %u shared %u cached %u pinned %u promised %u instead of %u %u %u %u %u %u", when, got.free,
+                  got.held, got.shared, got.cached, got.pinned, got.promised, expected.free, expected.held, expected.shared,
+                  expected.cached, expected.pinned, expected.promised);
+    ck_assert_uint_eq(got.free + got.held + got.cached, got.pages);
+    ck_assert_uint_le(got.promised, got.free + got.cached);
+}
+
+START_TEST(every_figure_is_exact_over_a_scripted_life) {
+    enum { PAGES = 19 }; /* 256 tokens in pages of 16, and 3 more for 4 sequences that each leave one partly empty */
+    fkv_config config = small_config();
+    cache_world w;
+    ck_ok(cache_world_open(&w, &config));
+    uint32_t tokens[256];
+    cache_tokens(1, tokens, 256);
+    /* pages, free, held, shared, cached, pinned, promised */
+    check_group(&w, "opened", (fkv_group_stats){PAGES, 19, 0, 0, 0, 0, 0});
+
+    fkv_seq a = cache_world_seq(&w, 64);
+    check_group(&w, "a for 64 tokens", (fkv_group_stats){PAGES, 19, 0, 0, 0, 0, 4});
+    cache_world_run(&w, a, tokens, 0, 40, 40, NULL);
+    check_group(&w, "a has 40", (fkv_group_stats){PAGES, 16, 3, 0, 0, 0, 1});
+    fkv_seq b = 0;
+    ck_ok(fkv_seq_fork(w.cache, a, 64, &b));
+    /* a page more for each, and a copy of the page that both would write to */
+    check_group(&w, "b forked from a", (fkv_group_stats){PAGES, 16, 3, 3, 0, 0, 3});
+    cache_world_run(&w, b, tokens, 40, 41, 1, NULL);
+    check_group(&w, "b wrote", (fkv_group_stats){PAGES, 15, 4, 2, 0, 0, 2});
+    ck_assert_uint_eq(cache_world_stats(&w).page_copies, 1);
+    cache_world_run(&w, a, tokens, 40, 41, 1, NULL);
+    ck_assert_uint_eq(cache_world_stats(&w).page_copies, 1); /* the last holder writes in place */
+
+    ck_ok(fkv_prefix_insert(w.cache, a, tokens, 40));
+    check_group(&w, "two full pages in the tree", (fkv_group_stats){PAGES, 15, 4, 2, 0, 2, 2});
+    ck_ok(fkv_seq_close(w.cache, a));
+    check_group(&w, "a closed", (fkv_group_stats){PAGES, 16, 3, 2, 0, 2, 1});
+    ck_ok(fkv_seq_close(w.cache, b));
+    check_group(&w, "b closed", (fkv_group_stats){PAGES, 17, 0, 0, 2, 0, 0});
+
+    fkv_seq c = 0;
+    uint32_t n_shared = 0;
+    ck_ok(fkv_seq_open(w.cache, &(fkv_seq_config){.max_tokens = 48, .prompt = tokens, .n_prompt = 40}, &c, &n_shared));
+    ck_assert_uint_eq(n_shared, 32);
+    check_group(&w, "c on the prefix", (fkv_group_stats){PAGES, 17, 2, 2, 0, 2, 1});
+    fkv_seq d = 0;
+    ck_ok(
+        fkv_seq_open(w.cache, &(fkv_seq_config){.max_tokens = 48, .tenant = 1, .prompt = tokens, .n_prompt = 40}, &d, &n_shared));
+    ck_assert_uint_eq(n_shared, 0); /* another tenant */
+    check_group(&w, "d of another tenant", (fkv_group_stats){PAGES, 17, 2, 2, 0, 2, 4});
+    ck_ok(fkv_seq_close(w.cache, d));
+    ck_ok(fkv_seq_close(w.cache, c));
+    check_group(&w, "c and d closed", (fkv_group_stats){PAGES, 17, 0, 0, 2, 0, 0});
+
+    fkv_seq e = cache_world_seq(&w, 256);
+    cache_world_run(&w, e, tokens, 0, 256, 64, NULL);
+    check_group(&w, "e has all 256", (fkv_group_stats){PAGES, 1, 16, 0, 2, 0, 0});
+    ck_assert_uint_eq(cache_world_stats(&w).evictions, 0);
+    fkv_seq f = cache_world_seq(&w, 32);
+    check_group(&w, "f needs a cached page", (fkv_group_stats){PAGES, 2, 16, 0, 1, 0, 2});
+    ck_assert_uint_eq(cache_world_stats(&w).evictions, 1);
+
+    fkv_step *step = NULL;
+    ck_ok(fkv_step_begin(w.cache, &(fkv_row){f, 20}, 1, &step));
+    check_group(&w, "in a step", (fkv_group_stats){PAGES, 0, 18, 0, 1, 0, 0});
+    ck_ok(fkv_step_abort(step));
+    check_group(&w, "aborted", (fkv_group_stats){PAGES, 2, 16, 0, 1, 0, 2});
+    ck_ok(fkv_seq_truncate(w.cache, e, 100));
+    check_group(&w, "e cut to 100", (fkv_group_stats){PAGES, 11, 7, 0, 1, 0, 11});
+    ck_ok(fkv_prefix_clear(w.cache));
+    check_group(&w, "cleared", (fkv_group_stats){PAGES, 12, 7, 0, 0, 0, 11});
+
+    fkv_stats stats = cache_world_stats(&w);
+    ck_assert_uint_eq(stats.n_groups, 1);
+    ck_assert_uint_eq(stats.seqs, 2);
+    ck_assert_uint_eq(stats.steps, 3 + 256 / 64);
+    ck_assert_uint_eq(stats.aborts, 1);
+    ck_assert_uint_eq(stats.tokens, 40 + 1 + 1 + 256);
+    ck_assert_uint_eq(stats.page_copies, 1);
+    ck_assert_uint_eq(stats.hits, 1);
+    ck_assert_uint_eq(stats.hit_tokens, 32);
+    ck_assert_uint_eq(stats.evictions, 2);
+    ck_assert_ptr_nonnull(stats.isa);
+    ck_ok(fkv_seq_close(w.cache, e));
+    ck_ok(fkv_seq_close(w.cache, f));
+    check_group(&w, "all closed", (fkv_group_stats){PAGES, 19, 0, 0, 0, 0, 0});
+    cache_world_close(&w);
+}
+END_TEST
+
+START_TEST(a_window_group_holds_a_bounded_number_of_pages) {
+    enum { CAP = 5, PAGES = 2 * CAP }; /* the page of the sinks, and 47 tokens of window and step wherever they begin */
+    fkv_config config = small_config();
+    config.layer.window = 32;
+    config.layer.n_sinks = 4;
+    config.max_seqs = 2;
+    config.max_step_tokens = 16;
+    cache_world w;
+    ck_ok(cache_world_open(&w, &config));
+    uint32_t tokens[200];
+    cache_tokens(1, tokens, 200);
+    fkv_seq seq = cache_world_seq(&w, 200);
+    check_group(&w, "opened", (fkv_group_stats){PAGES, PAGES, 0, 0, 0, 0, CAP});
+    for (uint32_t n = 1; n <= 200; n++) {
+        cache_world_run(&w, seq, tokens, n - 1, n, 1, NULL);
+        uint32_t n_pages = (n + 15) / 16;
+        uint32_t first = n >= 32 ? (n + 1 - 32) / 16 : 0; /* that the next query sees, the page of the sinks apart */
+        uint32_t held = first <= 1 ? n_pages : 1 + n_pages - first;
+        check_group(&w, "decoding", (fkv_group_stats){PAGES, PAGES - held, held, 0, 0, 0, CAP - held});
+    }
+    cache_world_close(&w);
+}
+END_TEST
+
+/* What one decode step at `position` reads. */
+static uint64_t bytes_of_decode(const fkv_config *config, uint32_t position) {
+    cache_world w;
+    uint32_t tokens[256];
+    cache_tokens(1, tokens, 256);
+    ck_ok(cache_world_open(&w, config));
+    fkv_seq seq = cache_world_seq(&w, 256);
+    cache_world_run(&w, seq, tokens, 0, position, 64, NULL);
+    uint64_t before = cache_world_stats(&w).packed_bytes_read;
+    cache_world_run(&w, seq, tokens, position, position + 1, 1, NULL);
+    uint64_t read = cache_world_stats(&w).packed_bytes_read - before;
+    cache_world_close(&w);
+    return read;
+}
+
+START_TEST(attention_reads_the_packed_bytes_of_the_tokens_it_sees_once) {
+    static const uint32_t positions[] = {0, 15, 16, 100, 240};
+    for (size_t i = 0; i < N_OF(positions); i++) {
+        fkv_config config = small_config();
+        fkv_plan plan = plan_of(&config);
+        uint64_t seen = positions[i] + 1;
+        ck_assert_uint_eq(bytes_of_decode(&config, positions[i]), seen * plan.token_bytes);
+        config.n_threads = 3;
+        ck_assert_uint_eq(bytes_of_decode(&config, positions[i]), seen * plan.token_bytes);
+        config.layer.n_q_heads = 32; /* once for all query heads of a KV head */
+        ck_assert_uint_eq(bytes_of_decode(&config, positions[i]), seen * plan.token_bytes);
+    }
+    fkv_config config = small_config();
+    config.layer.window = 40;
+    config.layer.n_sinks = 4;
+    fkv_plan plan = plan_of(&config);
+    uint64_t read = bytes_of_decode(&config, 240);
+    ck_assert_uint_ge(read, 44 * plan.token_bytes);
+    ck_assert_uint_le(read, (44 + 2 * 16) * plan.token_bytes); /* whole pages at either edge, never the history between */
+}
+END_TEST
+
+START_TEST(held_pages_are_packed_and_nothing_else_is_kept) {
+    fkv_config config = small_config();
+    config.max_tokens = 4096;
+    config.page_tokens = 64; /* smaller pages of so short rows are padded to 64 bytes a part */
+    fkv_plan plan = plan_of(&config);
+    config.layer.k = config.layer.v = (fkv_codec_config){16, 0};
+    fkv_plan unpacked = plan_of(&config);
+    ck_assert_uint_eq(plan.group_page_bytes[0], 64 * plan.token_bytes);
+    ck_assert_uint_eq(plan.group_pages[0], unpacked.group_pages[0]);
+    ck_assert_uint_eq(plan.token_bytes, 2 * 2 * (64 + 4 + 32 + 4));
+    ck_assert_uint_eq(unpacked.token_bytes, 2 * 2 * (128 + 128));
+    ck_assert_uint_eq(plan.total_bytes - plan.slab_bytes, unpacked.total_bytes - unpacked.slab_bytes); /* no mirror */
+}
+END_TEST
+
+/* ---- the rest of the edge ------------------------------------------------------------------------------------ */
+
+typedef struct heard {
+    int lines;
+    char last[512];
+} heard;
+
+static void listen(void *user, const char *line) {
+    heard *h = user;
+    h->lines++;
+    (void)snprintf(h->last, sizeof h->last, "%s", line);
+}
+
+START_TEST(the_log_hears_of_open_and_close) {
+    heard h = {0};
+    fkv_config config = small_config();
+    config.log = listen;
+    config.log_user = &h;
+    fkv_plan plan = plan_of(&config);
+    ck_assert_int_eq(h.lines, 0);
+    char total[32];
+    (void)snprintf(total, sizeof total, "%" PRIu64, plan.total_bytes);
+    fkv_cache *cache = NULL;
+    ck_ok(fkv_cache_open(&config, &cache));
+    ck_assert_int_eq(h.lines, 1);
+    ck_assert_msg(strstr(h.last, "opened") != NULL && strstr(h.last, total) != NULL, "%s", h.last);
+    fkv_cache_close(cache);
+    ck_assert_int_eq(h.lines, 2);
+    ck_assert_msg(strstr(h.last, "closed") != NULL, "%s", h.last);
+}
+END_TEST
+
+START_TEST(any_number_of_threads_does_the_same_work) {
+    uint32_t tokens[256];
+    uint8_t *expected = NULL;
+    cache_tokens(1, tokens, 256);
+    for (uint32_t n_threads = 1; n_threads <= 3; n_threads++) {
+        fkv_config config = small_config();
+        config.n_threads = n_threads;
+        cache_world w;
+        ck_ok(cache_world_open(&w, &config));
+        uint8_t *got = malloc(256 * w.output_bytes);
+        ck_assert_ptr_nonnull(got);
+        cache_world_run(&w, cache_world_seq(&w, 256), tokens, 0, 256, 30, got);
+        if (expected == NULL)
+            expected = got;
+        else
+            ck_assert(memcmp(got, expected, 256 * w.output_bytes) == 0);
+        if (got != expected) free(got);
+        ck_assert_uint_eq(plan_of(&config).n_threads, n_threads);
+        cache_world_close(&w);
+    }
+    free(expected);
+    fkv_config config = small_config();
+    config.n_threads = 0; /* as many as the machine has */
+    ck_assert_uint_ge(plan_of(&config).n_threads, 1);
+}
+END_TEST
+
+START_TEST(out_may_be_q_and_a_layer_may_be_attended_twice) {
+    fkv_config config = small_config();
+    config.n_threads = 2;
+    cache_world w;
+    ck_ok(cache_world_open(&w, &config));
+    uint32_t tokens[64];
+    cache_tokens(1, tokens, 64);
+    cache_chunk chunk = {cache_world_seq(&w, 64), tokens, 0, 50, NULL};
+    fkv_step *step = NULL;
+    size_t bytes = 50 * 4 * 64 * sizeof(float);
+    float *q = malloc(bytes);
+    float *out = malloc(bytes);
+    ck_assert(q != NULL && out != NULL);
+    for (size_t i = 0; i < bytes / sizeof *q; i++) q[i] = (float)(i % 97) / 97.0f - 0.5f;
+    ck_ok(fkv_step_begin(w.cache, &(fkv_row){chunk.seq, 50}, 1, &step));
+    ck_ok(cache_world_write(&w, step, &chunk, 1, 0));
+    ck_ok(fkv_attend(step, 0, q, out));
+    ck_ok(fkv_attend(step, 0, q, q));
+    ck_assert(memcmp(q, out, bytes) == 0);
+    ck_ok(fkv_step_abort(step));
+    free(q);
+    free(out);
+    cache_world_close(&w);
+}
+END_TEST
+
+START_TEST(a_sequence_of_another_cache_is_not_taken_for_ones_own) {
+    fkv_config config = small_config();
+    fkv_cache *one = NULL;
+    fkv_cache *other = NULL;
+    fkv_seq seq = 0;
+    fkv_seq same_slot = 0;
+    uint32_t length = 0;
+    ck_ok(fkv_cache_open(&config, &one));
+    ck_ok(fkv_cache_open(&config, &other));
+    ck_ok(fkv_seq_open(one, &(fkv_seq_config){.max_tokens = 16}, &seq, NULL));
+    ck_ok(fkv_seq_open(other, &(fkv_seq_config){.max_tokens = 16}, &same_slot, NULL));
+    ck_status(fkv_seq_length(other, seq, &length), FKV_BAD_SEQ);
+    ck_status(fkv_seq_close(one, same_slot), FKV_BAD_SEQ);
+    ck_ok(fkv_seq_close(one, seq));
+    fkv_cache_close(one);
+    fkv_cache_close(other);
+}
+END_TEST
+
+START_TEST(the_default_configuration_is_the_documented_one) {
+    fkv_config config = fkv_config_default();
+    ck_assert(config.layer.k.bits == 8 && config.layer.k.group == 64 && config.layer.v.bits == 4 && config.layer.v.group == 64);
+    ck_assert(config.row_type == FKV_F32 && config.page_type == FKV_F16 && config.rotate == FKV_ROTATE_NONE);
+    ck_assert(config.page_tokens == 64 && config.max_seqs == 1 && config.max_step_tokens == 512 && config.isa == FKV_ISA_AUTO);
+    ck_assert(config.n_layers == 0 && config.max_tokens == 0 && config.layer.head_dim == 0 && !config.lazy && config.log == NULL);
+    char version[32];
+    (void)snprintf(version, sizeof version, "%d.%d.%d", FKV_VERSION_MAJOR, FKV_VERSION_MINOR, FKV_VERSION_PATCH);
+    ck_assert_str_eq(fkv_version(), version);
+}
+END_TEST
+
+TEST_MAIN("cache", the_plan_is_the_sum_of_its_parts_to_the_byte, scratch_does_not_contain_the_context_length,
+          a_window_group_does_not_grow_with_the_context, what_is_taken_is_what_was_planned,
+          a_lazy_cache_takes_pages_when_they_are_touched, a_plan_above_the_limit_is_refused_with_the_numbers,
+          what_the_system_refuses_is_an_answer_and_leaves_nothing_behind, open_and_close_leave_nothing_behind,
+          every_figure_is_exact_over_a_scripted_life, a_window_group_holds_a_bounded_number_of_pages,
+          attention_reads_the_packed_bytes_of_the_tokens_it_sees_once, held_pages_are_packed_and_nothing_else_is_kept,
+          the_log_hears_of_open_and_close, any_number_of_threads_does_the_same_work,
+          out_may_be_q_and_a_layer_may_be_attended_twice, a_sequence_of_another_cache_is_not_taken_for_ones_own,
+          the_default_configuration_is_the_documented_one)

@@ -1,0 +1,49 @@
+// The public header from C++17: it compiles with pedantic warnings, its names are C names, its types are what C sees.
+#include <flatkv/flatkv.h>
+
+#include <cstdio>
+#include <cstring>
+#include <type_traits>
+#include <vector>
+
+static_assert(std::is_standard_layout<fkv_config>::value && std::is_trivial<fkv_config>::value, "a plain C struct");
+static_assert(std::is_same<fkv_seq, uint64_t>::value, "sequences are numbers");
+static_assert(sizeof(fkv_status) == sizeof(int), "a status is an int");
+
+static int failed(const char *what) {
+    std::printf("%s: %s\n", what, fkv_message());
+    return 1;
+}
+
+int main() {
+    fkv_config config = fkv_config_default();
+    config.n_layers = 1;
+    config.layer.n_q_heads = 2;
+    config.layer.n_kv_heads = 1;
+    config.layer.head_dim = 64;
+    config.max_tokens = 128;
+    config.n_threads = 1;
+
+    fkv_cache *cache = nullptr;
+    fkv_seq seq = 0;
+    fkv_step *step = nullptr;
+    fkv_seq_config seq_config = {};
+    seq_config.max_tokens = 3;
+    if (fkv_cache_open(&config, &cache) != FKV_OK) return failed("open");
+    if (fkv_seq_open(cache, &seq_config, &seq, nullptr) != FKV_OK) return failed("seq_open");
+
+    std::vector<float> k(3 * 64, 0.5f), v(3 * 64, 0.25f), q(3 * 2 * 64, 1.0f), out(3 * 2 * 64, 0.0f);
+    const fkv_row row = {seq, 3};
+    if (fkv_step_begin(cache, &row, 1, &step) != FKV_OK) return failed("step_begin");
+    if (fkv_write(step, 0, k.data(), v.data()) != FKV_OK) return failed("write");
+    if (fkv_attend(step, 0, q.data(), out.data()) != FKV_OK) return failed("attend");
+    if (fkv_step_commit(step) != FKV_OK) return failed("commit");
+    for (float x : out)
+        if (!(x > 0.249f && x < 0.251f)) return failed("every value is 0.25 and so is every average of them");
+
+    if (fkv_seq_close(cache, seq) != FKV_OK) return failed("seq_close");
+    if (fkv_seq_close(cache, seq) != FKV_BAD_SEQ || std::strlen(fkv_message()) == 0) return failed("closed twice");
+    fkv_cache_close(cache);
+    std::printf("1 passed, 0 failed\n");
+    return 0;
+}

@@ -1,0 +1,202 @@
+/* Flat: after fkv_cache_open() the process takes no more. Thousands of calls of every kind (files apart), good and refused, and
+ * neither the allocator's counters nor resident memory move.
+ *
+ * The counters are jemalloc's, for the whole process: the driving thread's allocations and what all threads together hold. Built
+ * without jemalloc only resident memory is looked at, under a sanitizer not even that; the output says so. Between two counts
+ * nothing of the test itself may allocate: no ck_ macro (each leaves a mark that does) and no output.
+ */
+#include "cache_world.h"
+#include "test.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#ifdef FKV_HAVE_JEMALLOC
+#include <jemalloc/jemalloc.h>
+#endif
+
+enum { PAGE = 16, MAX_TOKENS = 2048, MAX_SEQS = 6, STEP_TOKENS = 64, N_TOKENS = 400 };
+
+/* Worker stacks are touched where the first step needs them. */
+static const uint64_t SLACK_BYTES = 64 * 1024;
+
+static const fkv_layer_config LAYERS[] = {
+    {.n_q_heads = 4, .n_kv_heads = 2, .head_dim = 64, .k = {8, 64}, .v = {4, 64}},
+    {.n_q_heads = 4, .n_kv_heads = 1, .head_dim = 64, .window = 40, .n_sinks = 4, .k = {16, 0}, .v = {16, 0}},
+    {.n_q_heads = 2, .n_kv_heads = 2, .head_dim = 128, .softcap = 20.0f, .k = {4, 32}, .v = {2, 64}},
+};
+
+static fkv_config small_config(void) {
+    fkv_config config = fkv_config_default();
+    config.n_layers = N_OF(LAYERS);
+    config.layers = LAYERS;
+    config.rotate = FKV_ROTATE_KV;
+    config.page_tokens = PAGE;
+    config.max_tokens = MAX_TOKENS;
+    config.max_seqs = MAX_SEQS;
+    config.max_step_tokens = STEP_TOKENS;
+    config.n_threads = 3;
+    return config;
+}
+
+/* ---- what is counted ---- */
+
+typedef struct counters {
+    uint64_t allocated;   /* by this thread, ever */
+    uint64_t deallocated; /* by this thread, ever */
+    uint64_t live;        /* in the hands of all threads */
+    uint64_t anonymous;   /* resident */
+} counters;
+
+#ifdef FKV_HAVE_JEMALLOC
+
+static uint64_t control(const char *name) {
+    uint64_t value = 0; /* every figure asked for here has 64 bits */
+    size_t size = sizeof value;
+    if (mallctl(name, &value, &size, NULL, 0) != 0 || size != sizeof value) abort();
+    return value;
+}
+
+static counters count(void) {
+    uint64_t epoch = 1; /* writing it has jemalloc refresh its figures */
+    if (mallctl("epoch", NULL, NULL, &epoch, sizeof epoch) != 0) abort();
+    return (counters){control("thread.allocated"), control("thread.deallocated"), control("stats.allocated"),
+                      cache_anonymous_bytes()};
+}
+
+static void say_what_is_counted(void) { printf("counted: every allocation, and resident memory\n"); }
+
+#else
+
+static counters count(void) { return (counters){.anonymous = cache_anonymous_bytes()}; }
+
+static void say_what_is_counted(void) { printf("built without jemalloc: allocations are not counted, resident memory is\n"); }
+
+#endif
+
+static void check_flat(counters before, counters after, const char *what) {
+    ck_assert_msg(after.allocated == before.allocated && after.deallocated == before.deallocated,
+                  "%s: the driving thread took %" PRIu64 " bytes and gave %" PRIu64, what, after.allocated - before.allocated,
+                  after.deallocated - before.deallocated);
+    ck_assert_msg(after.live == before.live, "%s: %" PRIu64 " bytes live instead of %" PRIu64, what, after.live, before.live);
+    if (CACHE_WORLD_SANITIZED || before.anonymous == 0) {
+        printf("%s: resident memory is not measured here\n", what);
+        return;
+    }
+    printf("%s: %" PRIu64 " bytes resident before, %" PRIu64 " after\n", what, before.anonymous, after.anonymous);
+    ck_assert_uint_le(after.anonymous, before.anonymous + SLACK_BYTES);
+    ck_assert_uint_ge(after.anonymous + SLACK_BYTES, before.anonymous);
+}
+
+/* ---- what is done ---- */
+
+/* Calls made, and those that did not answer what they should. */
+typedef struct tally {
+    uint64_t n_calls;
+    uint64_t n_wrong;
+} tally;
+
+static void expect(tally *t, fkv_status got, fkv_status expected) {
+    t->n_calls++;
+    t->n_wrong += got != expected;
+}
+
+/* One sequence from the cradle to the grave, with forks, detours and refusals on the way. */
+static void live(cache_world *w, const uint32_t *tokens, const uint32_t *strange, uint32_t chunk, tally *t) {
+    fkv_seq seq = 0;
+    uint32_t at = 0;
+    fkv_seq_config opened = {.max_tokens = N_TOKENS, .tenant = 3, .prompt = tokens, .n_prompt = N_TOKENS - 100};
+    expect(t, fkv_seq_open(w->cache, &opened, &seq, &at), FKV_OK);
+    for (uint32_t round = 0; at < N_TOKENS; round++) {
+        uint32_t n = chunk < N_TOKENS - at ? chunk : N_TOKENS - at;
+        fkv_seq child = 0;
+        fkv_stats stats;
+        cache_world_step(w, &(cache_chunk){seq, strange, at, n, NULL}, 1, CACHE_ABORT);
+        expect(t, fkv_seq_fork(w->cache, seq, N_TOKENS, &child), FKV_OK);
+        cache_chunk both[] = {{child, strange, at, 1, NULL}, {seq, tokens, at, n, NULL}};
+        cache_world_step(w, both, 2, CACHE_COMMIT);
+        t->n_calls += 2;
+        at += n;
+        if (at % PAGE == 0) expect(t, fkv_prefix_insert(w->cache, seq, tokens, at), FKV_OK);
+        fkv_status cut = fkv_seq_truncate(w->cache, child, at - n);
+        expect(t, cut == FKV_GONE ? FKV_OK : cut, FKV_OK); /* where a page has left the window */
+        expect(t, fkv_cache_stats(w->cache, &stats), FKV_OK);
+        expect(t, fkv_seq_close(w->cache, child), FKV_OK);
+        expect(t, fkv_seq_close(w->cache, child), FKV_BAD_SEQ);
+        expect(t, fkv_seq_fork(w->cache, seq, MAX_TOKENS + 1, &child), FKV_POOL_FULL);
+        if (round % 16 == 15) expect(t, fkv_prefix_clear(w->cache), FKV_OK);
+    }
+    expect(t, fkv_seq_close(w->cache, seq), FKV_OK);
+}
+
+START_TEST(nothing_is_taken_between_open_and_close) {
+    enum { N_LIVES = 8 };
+    static const uint32_t chunks[] = {1, 13, 32, 60}; /* a child of one token goes beside each */
+    fkv_config config = small_config();
+    cache_world w;
+    uint32_t tokens[N_LIVES][N_TOKENS];
+    uint32_t strange[N_TOKENS];
+    say_what_is_counted();
+    ck_ok(cache_world_open(&w, &config));
+    for (int i = 0; i < 3; i++) memset(w.rows[i], 1, (size_t)STEP_TOKENS * 4 * 64 * sizeof(float)); /* the test's own memory */
+    memset(w.out, 1, (size_t)STEP_TOKENS * 4 * 64 * sizeof(float));
+    for (uint64_t i = 0; i < N_LIVES; i++) cache_tokens(i, tokens[i], N_TOKENS);
+    cache_tokens(99, strange, N_TOKENS);
+    (void)count();
+
+    counters before = count();
+    tally t = {0};
+    for (uint32_t i = 0; i < N_LIVES; i++) live(&w, tokens[i], strange, chunks[i % N_OF(chunks)], &t);
+    counters after = count();
+
+    printf("%" PRIu64 " calls\n", t.n_calls);
+    ck_assert_uint_eq(t.n_wrong, 0);
+    ck_assert_uint_gt(t.n_calls, 5000);
+    check_flat(before, after, "a busy cache");
+    ck_assert_uint_gt(cache_world_stats(&w).page_copies, 0);
+    ck_assert(fkv_cache_consistent(w.cache));
+    cache_world_close(&w);
+}
+END_TEST
+
+/* Peak at token N equals peak at token 1: one sequence to the very end of a cache, prefill and decode. */
+START_TEST(the_line_is_flat_from_the_first_token_to_the_last) {
+    fkv_config config = small_config();
+    config.max_seqs = 1;
+    cache_world w;
+    uint32_t tokens[MAX_TOKENS];
+    cache_tokens(5, tokens, MAX_TOKENS);
+    ck_ok(cache_world_open(&w, &config));
+    fkv_seq seq = cache_world_seq(&w, MAX_TOKENS);
+    cache_world_run(&w, seq, tokens, 0, STEP_TOKENS + 1, STEP_TOKENS, NULL);
+    (void)count();
+    counters first = count();
+    cache_world_run(&w, seq, tokens, STEP_TOKENS + 1, MAX_TOKENS - 300, STEP_TOKENS, NULL);
+    cache_world_run(&w, seq, tokens, MAX_TOKENS - 300, MAX_TOKENS, 1, NULL);
+    counters last = count();
+    check_flat(first, last, "a full cache");
+    cache_world_close(&w);
+}
+END_TEST
+
+/* The counters above can tell. */
+START_TEST(an_allocation_would_be_seen) {
+    enum { BYTES = 16 << 20 };
+    (void)count();
+    counters before = count();
+    volatile uint8_t *block = malloc(BYTES); /* volatile: writes that nobody reads must happen all the same */
+    for (size_t i = 0; i < BYTES && block != NULL; i += 512) block[i] = 1;
+    counters after = count();
+    ck_assert(block != NULL);
+    free((void *)block);
+#ifdef FKV_HAVE_JEMALLOC
+    ck_assert_uint_ge(after.allocated, before.allocated + BYTES);
+    ck_assert_uint_ge(after.live, before.live + BYTES);
+#endif
+    if (!CACHE_WORLD_SANITIZED && before.anonymous != 0) ck_assert_uint_gt(after.anonymous, before.anonymous + SLACK_BYTES);
+}
+END_TEST
+
+TEST_MAIN("no alloc", nothing_is_taken_between_open_and_close, the_line_is_flat_from_the_first_token_to_the_last,
+          an_allocation_would_be_seen)

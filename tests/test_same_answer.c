@@ -1,0 +1,598 @@
+/* Same answer however it got there: the output of every layer for every token, bit for bit, is that of its own tokens alone.
+ *
+ * The reference is one sequence, one token a step, one thread. Everything else that leads to the same tokens (chunks, batches,
+ * threads, forks, shared prefixes, files, truncated and aborted detours, pages used before) is compared with memcmp against it,
+ * for every shape in the table below and every instruction set that this machine runs.
+ */
+#include "cache_world.h"
+#include "test.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { N_TOKENS = 290, STEP_TOKENS = 48, N_SEQS = 4, CAPACITY = 4 * 320 };
+
+typedef struct shape {
+    const char *name;
+    fkv_layer_config layers[2];
+    fkv_type row_type;
+    fkv_type page_type;
+    fkv_rotate rotate;
+    uint32_t page_tokens;
+    float outliers;
+} shape;
+
+/* Layers: H, G, D, window, sinks, scale, softcap, k, v. History crosses the first piece boundary of attention (256 tokens). */
+static const shape SHAPES[] = {
+    {"K8/V4",
+     {{4, 2, 64, 0, 0, 0, 0, {8, 64}, {4, 64}}, {3, 1, 64, 0, 0, 0.2f, 0, {8, 32}, {4, 64}}},
+     FKV_F32,
+     FKV_F16,
+     FKV_ROTATE_NONE,
+     16,
+     20.0f},
+    {"16/16",
+     {{2, 2, 80, 0, 0, 0, 0, {16, 0}, {16, 0}}, {4, 1, 48, 0, 0, 0, 0, {16, 0}, {16, 0}}},
+     FKV_F16,
+     FKV_BF16,
+     FKV_ROTATE_NONE,
+     64,
+     1.0f},
+    {"4/4 rotated",
+     {{3, 1, 96, 0, 0, 0, 30.0f, {4, 32}, {4, 32}}, {2, 2, 64, 0, 0, 0, 0, {4, 64}, {4, 64}}},
+     FKV_F32,
+     FKV_F16,
+     FKV_ROTATE_KV,
+     32,
+     20.0f},
+    {"full beside a window with sinks",
+     {{4, 2, 32, 0, 0, 0, 0, {8, 32}, {4, 32}}, {4, 1, 64, 40, 5, 0, 15.0f, {16, 0}, {16, 0}}},
+     FKV_BF16,
+     FKV_F16,
+     FKV_ROTATE_K,
+     16,
+     1.0f},
+    {"windows only",
+     {{2, 1, 32, 24, 0, 0, 0, {8, 32}, {8, 32}}, {2, 2, 32, 70, 20, 0, 0, {8, 32}, {2, 32}}},
+     FKV_F32,
+     FKV_BF16,
+     FKV_ROTATE_V,
+     16,
+     1.0f},
+};
+
+static const struct {
+    fkv_isa isa;
+    const char *name;
+} ISAS[] = {{FKV_ISA_SCALAR, "scalar"}, {FKV_ISA_NEON, "NEON"}, {FKV_ISA_AVX2, "AVX2"}, {FKV_ISA_AVX512, "AVX-512"}};
+
+typedef struct subject {
+    const shape *shape;
+    fkv_isa isa;
+    char name[64];
+    uint32_t tokens[N_TOKENS];
+    uint32_t strange[N_TOKENS]; /* other tokens, for what must not matter */
+    size_t output_bytes;
+    uint8_t *expected; /* the reference */
+    uint8_t *got;      /* room for one more */
+} subject;
+
+static subject subjects[N_OF(SHAPES) * N_OF(ISAS)];
+static size_t n_subjects;
+
+static fkv_config config_of(const subject *s) {
+    fkv_config config = fkv_config_default();
+    config.n_layers = N_OF(s->shape->layers);
+    config.layers = s->shape->layers;
+    config.row_type = s->shape->row_type;
+    config.page_type = s->shape->page_type;
+    config.rotate = s->shape->rotate;
+    config.rotation_seed = 5;
+    config.page_tokens = s->shape->page_tokens;
+    config.max_tokens = CAPACITY;
+    config.max_seqs = N_SEQS;
+    config.max_step_tokens = STEP_TOKENS;
+    config.n_threads = 1;
+    config.isa = s->isa;
+    return config;
+}
+
+static void open_config(const subject *s, const fkv_config *config, cache_world *w) {
+    ck_ok(cache_world_open(w, config));
+    w->outliers = s->shape->outliers;
+}
+
+static void open_world(const subject *s, cache_world *w) {
+    fkv_config config = config_of(s);
+    open_config(s, &config, w);
+}
+
+static void close_world(cache_world *w) {
+    ck_assert(fkv_cache_consistent(w->cache));
+    cache_world_close(w);
+}
+
+/* Room for outputs in which nothing right is left from before. */
+static uint8_t *fresh(const subject *s) { return memset(s->got, 0xee, N_TOKENS * s->output_bytes); }
+
+static void check_same(const subject *s, const uint8_t *outputs, uint32_t from, uint32_t to, const char *how) {
+    for (uint32_t t = from; t < to; t++)
+        ck_assert_msg(memcmp(outputs + t * s->output_bytes, s->expected + t * s->output_bytes, s->output_bytes) == 0,
+                      "%s: token %u differs %s", s->name, t, how);
+}
+
+static void free_subjects(void) {
+    for (size_t i = 0; i < n_subjects; i++) {
+        free(subjects[i].expected);
+        free(subjects[i].got);
+    }
+}
+
+static void find_subjects(void) {
+    ck_assert_int_eq(atexit(free_subjects), 0);
+    for (size_t i = 0; i < N_OF(ISAS); i++) {
+        for (size_t k = 0; k < N_OF(SHAPES); k++) {
+            subject *s = &subjects[n_subjects];
+            *s = (subject){.shape = &SHAPES[k], .isa = ISAS[i].isa};
+            (void)snprintf(s->name, sizeof s->name, "%s, %s", SHAPES[k].name, ISAS[i].name);
+            cache_world w;
+            fkv_config config = config_of(s);
+            fkv_status status = cache_world_open(&w, &config);
+            if (status == FKV_UNSUPPORTED) {
+                printf("%s is not tried: %s\n", ISAS[i].name, fkv_message());
+                break;
+            }
+            ck_ok(status);
+            w.outliers = s->shape->outliers;
+            cache_tokens(1 + k, s->tokens, N_TOKENS);
+            cache_tokens(100 + k, s->strange, N_TOKENS);
+            s->output_bytes = w.output_bytes;
+            s->expected = malloc(N_TOKENS * w.output_bytes);
+            s->got = malloc(N_TOKENS * w.output_bytes);
+            ck_assert(s->expected != NULL && s->got != NULL);
+            cache_world_run(&w, cache_world_seq(&w, N_TOKENS), s->tokens, 0, N_TOKENS, 1, s->expected);
+            close_world(&w);
+            n_subjects++;
+        }
+    }
+    ck_assert_uint_gt(n_subjects, 0);
+}
+
+static void each_subject(void (*look_at)(const subject *s)) {
+    if (n_subjects == 0) find_subjects();
+    for (size_t i = 0; i < n_subjects; i++) look_at(&subjects[i]);
+}
+
+static bool has_windows(const subject *s) { return s->shape->layers[0].window != 0 || s->shape->layers[1].window != 0; }
+
+/* ---- steps of any size, beside anybody, on any number of threads ---- */
+
+static void in_chunks(const subject *s) {
+    static const uint32_t patterns[][4] = {{48, 48, 48, 48}, {16, 16, 16, 16}, {1, 31, 2, 13}};
+    for (size_t p = 0; p < N_OF(patterns); p++) {
+        cache_world w;
+        open_world(s, &w);
+        fkv_seq seq = cache_world_seq(&w, N_TOKENS);
+        uint8_t *got = fresh(s);
+        for (uint32_t at = 0, i = 0; at < N_TOKENS; i++) {
+            uint32_t n = patterns[p][i % 4] < N_TOKENS - at ? patterns[p][i % 4] : N_TOKENS - at;
+            cache_world_run(&w, seq, s->tokens, at, at + n, n, got);
+            at += n;
+        }
+        check_same(s, got, 0, N_TOKENS, "in chunks");
+        close_world(&w);
+    }
+}
+
+START_TEST(chunks_of_any_size_give_the_same_bits) { each_subject(in_chunks); }
+END_TEST
+
+/* Three strangers come and go in the same steps, at other lengths and paces, before and behind in the rows. */
+static void beside_others(const subject *s) {
+    cache_world w;
+    open_world(s, &w);
+    uint8_t *got = fresh(s);
+    fkv_seq seq = cache_world_seq(&w, N_TOKENS);
+    fkv_seq others[3];
+    uint32_t lengths[3] = {0};
+    for (uint32_t i = 0; i < 3; i++) others[i] = cache_world_seq(&w, 60 + 40 * i);
+    for (uint32_t at = 0, step = 0; at < N_TOKENS; step++) {
+        cache_chunk chunks[N_SEQS];
+        uint32_t n_chunks = 0;
+        uint32_t n = 1 + step * 5 % 11;
+        if (n > N_TOKENS - at) n = N_TOKENS - at;
+        for (uint32_t i = 0; i < N_SEQS; i++) {
+            if (i == step % N_SEQS) chunks[n_chunks++] = (cache_chunk){seq, s->tokens, at, n, got};
+            if (i == 3) continue;
+            uint32_t most = 60 + 40 * i;
+            uint32_t more = step % (i + 2) == 0 ? 1 + (step + i) % 9 : 1;
+            if (lengths[i] + more > most) {
+                ck_ok(fkv_seq_close(w.cache, others[i]));
+                others[i] = cache_world_seq(&w, most);
+                lengths[i] = 0;
+            }
+            chunks[n_chunks++] = (cache_chunk){others[i], s->strange, lengths[i], more, NULL};
+            lengths[i] += more;
+        }
+        cache_world_step(&w, chunks, n_chunks, CACHE_COMMIT);
+        at += n;
+    }
+    check_same(s, got, 0, N_TOKENS, "in a batch");
+    close_world(&w);
+}
+
+START_TEST(a_batch_gives_the_same_bits_as_alone) { each_subject(beside_others); }
+END_TEST
+
+static void on_threads(const subject *s) {
+    static const struct {
+        uint32_t n_threads;
+        uint32_t chunk;
+    } ways[] = {{2, 1}, {3, 1}, {3, 29}};
+    for (size_t i = 0; i < N_OF(ways); i++) {
+        cache_world w;
+        fkv_config config = config_of(s);
+        config.n_threads = ways[i].n_threads;
+        open_config(s, &config, &w);
+        uint8_t *got = fresh(s);
+        cache_world_run(&w, cache_world_seq(&w, N_TOKENS), s->tokens, 0, N_TOKENS, ways[i].chunk, got);
+        check_same(s, got, 0, N_TOKENS, ways[i].n_threads == 2 ? "on two threads" : "on three threads");
+        close_world(&w);
+    }
+}
+
+START_TEST(any_number_of_threads_gives_the_same_bits) { each_subject(on_threads); }
+END_TEST
+
+/* ---- forks ---- */
+
+/* From `at` on the parent and its twin go on with the same tokens and a stray with others, the stray first into the page that
+ * all three share. */
+static void forked_at(const subject *s, uint32_t at) {
+    cache_world w;
+    open_world(s, &w);
+    uint8_t *got = fresh(s);
+    uint8_t *of_twin = malloc(N_TOKENS * s->output_bytes);
+    ck_assert_ptr_nonnull(of_twin);
+    fkv_seq parent = cache_world_seq(&w, N_TOKENS);
+    fkv_seq twin = 0;
+    fkv_seq stray = 0;
+    cache_world_run(&w, parent, s->tokens, 0, at, STEP_TOKENS, got);
+    ck_ok(fkv_seq_fork(w.cache, parent, N_TOKENS, &twin));
+    ck_ok(fkv_seq_fork(w.cache, parent, at + 40, &stray));
+    uint64_t copies = cache_world_stats(&w).page_copies;
+    for (uint32_t t = at; t < N_TOKENS; t++) {
+        cache_chunk chunks[] = {
+            {stray, s->strange, t, 1, NULL}, {twin, s->tokens, t, 1, of_twin}, {parent, s->tokens, t, 1, got}};
+        bool alone = t >= at + 40;
+        cache_world_step(&w, chunks + alone, 3 - alone, CACHE_COMMIT);
+        if (t == at + 50) ck_ok(fkv_seq_close(w.cache, stray));
+    }
+    check_same(s, got, 0, N_TOKENS, "in a parent after a fork");
+    check_same(s, of_twin, at, N_TOKENS, "in a fork");
+    bool copied = cache_world_stats(&w).page_copies > copies;
+    ck_assert_msg(copied == (at % s->shape->page_tokens != 0), "%s: copies of a page that was %s", s->name,
+                  copied ? "full" : "shared and partly filled");
+    free(of_twin);
+    close_world(&w);
+}
+
+static void forked(const subject *s) {
+    forked_at(s, 128);
+    forked_at(s, 133);
+    forked_at(s, 250);
+}
+
+START_TEST(forks_in_a_page_and_at_its_end_give_the_same_bits) { each_subject(forked); }
+END_TEST
+
+/* Parent and fork share a page that both append to, at other slots, in a step that is aborted: neither may find the other's rows
+ * in its own. */
+static void aborted_beside_its_fork(const subject *s) {
+    for (uint32_t parent_first = 0; parent_first < 2; parent_first++) {
+        cache_world w;
+        open_world(s, &w);
+        uint8_t *got = fresh(s);
+        fkv_seq parent = cache_world_seq(&w, N_TOKENS);
+        fkv_seq child = 0;
+        cache_world_run(&w, parent, s->tokens, 0, 140, STEP_TOKENS, NULL);
+        ck_ok(fkv_seq_fork(w.cache, parent, N_TOKENS, &child));
+        ck_ok(fkv_seq_truncate(w.cache, child, 137));
+        cache_chunk of_parent = {parent, s->strange, 140, 2, NULL};
+        cache_chunk of_child = {child, s->strange, 137, 2, NULL};
+        cache_world_step(&w, (cache_chunk[]){parent_first ? of_parent : of_child, parent_first ? of_child : of_parent}, 2,
+                         CACHE_ABORT);
+        cache_world_run(&w, parent, s->tokens, 140, 180, 1, got);
+        check_same(s, got, 140, 180, "in a parent, after a step with its fork was aborted");
+        cache_world_run(&w, child, s->tokens, 137, 180, 1, got);
+        check_same(s, got, 137, 180, "in a fork, after a step with its parent was aborted");
+        close_world(&w);
+    }
+}
+
+START_TEST(a_step_aborted_on_a_shared_page_leaves_no_trace_in_the_bits) { each_subject(aborted_beside_its_fork); }
+END_TEST
+
+/* ---- shared and reloaded prefixes ---- */
+
+static void with_shared_prefix(const subject *s) {
+    cache_world w;
+    open_world(s, &w);
+    fkv_seq first = cache_world_seq(&w, N_TOKENS);
+    cache_world_run(&w, first, s->tokens, 0, 192, 37, NULL);
+    ck_ok(fkv_prefix_insert(w.cache, first, s->tokens, 192));
+    cache_world_run(&w, first, s->tokens, 192, 200, 8, NULL);
+    for (int round = 0; round < 2; round++) { /* while the first holder is there, and after it left */
+        fkv_seq seq = 0;
+        uint32_t n_shared = 0;
+        fkv_seq_config opened = {.max_tokens = N_TOKENS, .prompt = s->tokens, .n_prompt = N_TOKENS - 1};
+        ck_ok(fkv_seq_open(w.cache, &opened, &seq, &n_shared));
+        ck_assert_uint_eq(n_shared, 192);
+        uint8_t *got = fresh(s);
+        cache_world_run(&w, seq, s->tokens, n_shared, N_TOKENS, 7, got);
+        check_same(s, got, n_shared, N_TOKENS, round == 0 ? "on a shared prefix" : "on a cached prefix");
+        ck_ok(fkv_seq_close(w.cache, round == 0 ? first : seq));
+        if (round == 0) ck_ok(fkv_seq_close(w.cache, seq));
+    }
+    close_world(&w);
+}
+
+START_TEST(a_prefix_from_the_tree_gives_the_same_bits) { each_subject(with_shared_prefix); }
+END_TEST
+
+static void reloaded(const subject *s) {
+    char path[512];
+    (void)cache_path(path, "prefix.fkv");
+    cache_world w;
+    open_world(s, &w);
+    fkv_seq saved = cache_world_seq(&w, N_TOKENS);
+    cache_world_run(&w, saved, s->tokens, 0, 147, STEP_TOKENS, NULL);
+    ck_ok(fkv_seq_save(w.cache, saved, s->tokens, 141, path));
+
+    fkv_seq seq = 0;
+    uint8_t *got = fresh(s);
+    ck_ok(fkv_seq_load(w.cache, &(fkv_seq_config){.max_tokens = N_TOKENS}, path, &seq));
+    cache_world_run(&w, seq, s->tokens, 141, N_TOKENS, 9, got);
+    check_same(s, got, 141, N_TOKENS, "loaded into the same cache");
+
+    fkv_config config = config_of(s);
+    config.max_tokens = 700;
+    config.max_seqs = 2;
+    config.max_step_tokens = 33;
+    config.n_threads = 2;
+    cache_world other;
+    open_config(s, &config, &other);
+    got = fresh(s);
+    ck_ok(fkv_seq_load(other.cache, &(fkv_seq_config){.max_tokens = N_TOKENS}, path, &seq));
+    cache_world_run(&other, seq, s->tokens, 141, N_TOKENS, 33, got);
+    check_same(s, got, 141, N_TOKENS, "loaded into a cache of another size");
+    close_world(&other);
+    close_world(&w);
+}
+
+START_TEST(a_reloaded_prefix_gives_the_same_bits) { each_subject(reloaded); }
+END_TEST
+
+/* Rows are coded to the same bits by every instruction set, so a file of one continues on another. */
+static void written_by_scalar(const subject *s) {
+    char path[512];
+    (void)cache_path(path, "scalar.fkv");
+    fkv_config config = config_of(s);
+    config.isa = FKV_ISA_SCALAR;
+    cache_world writer;
+    open_config(s, &config, &writer);
+    fkv_seq seq = cache_world_seq(&writer, N_TOKENS);
+    cache_world_run(&writer, seq, s->tokens, 0, 260, STEP_TOKENS, NULL);
+    ck_ok(fkv_seq_save(writer.cache, seq, s->tokens, 0, path));
+    close_world(&writer);
+
+    cache_world w;
+    open_world(s, &w);
+    uint8_t *got = fresh(s);
+    ck_ok(fkv_seq_load(w.cache, &(fkv_seq_config){.max_tokens = N_TOKENS}, path, &seq));
+    cache_world_run(&w, seq, s->tokens, 260, N_TOKENS, 1, got);
+    check_same(s, got, 260, N_TOKENS, "on pages that scalar code wrote");
+    close_world(&w);
+}
+
+START_TEST(pages_written_by_scalar_code_give_the_same_bits) { each_subject(written_by_scalar); }
+END_TEST
+
+/* ---- detours ---- */
+
+static void truncated(const subject *s) {
+    static const struct {
+        uint32_t to;     /* the right tokens so far */
+        uint32_t detour; /* wrong ones behind them */
+        uint32_t back;   /* truncated to */
+    } ways[] = {{105, 5, 105}, {128, 4, 128}, {142, 6, 137}, {200, 80, 141}};
+    cache_world w;
+    open_world(s, &w);
+    uint8_t *got = fresh(s);
+    fkv_seq seq = cache_world_seq(&w, N_TOKENS);
+    uint32_t at = 0;
+    for (size_t i = 0; i < N_OF(ways); i++) {
+        if (ways[i].detour > 10 && has_windows(s)) continue; /* what it would have to see again is gone */
+        cache_world_run(&w, seq, s->tokens, at, ways[i].to, 11, got);
+        cache_world_run(&w, seq, s->strange, ways[i].to, ways[i].to + ways[i].detour, STEP_TOKENS, NULL);
+        ck_ok(fkv_seq_truncate(w.cache, seq, ways[i].back));
+        at = ways[i].back;
+    }
+    cache_world_run(&w, seq, s->tokens, at, N_TOKENS, 11, got);
+    check_same(s, got, 0, N_TOKENS, "after truncating");
+    close_world(&w);
+}
+
+START_TEST(truncated_and_rewritten_tokens_give_the_same_bits) { each_subject(truncated); }
+END_TEST
+
+static void aborted(const subject *s) {
+    cache_world w;
+    open_world(s, &w);
+    uint8_t *got = fresh(s);
+    fkv_seq seq = cache_world_seq(&w, N_TOKENS);
+    for (uint32_t at = 0, step = 0; at < N_TOKENS; step++) {
+        uint32_t n = 1 + step * 3 % 10 < N_TOKENS - at ? 1 + step * 3 % 10 : N_TOKENS - at;
+        uint32_t wrong = 1 + step * 13 % STEP_TOKENS < N_TOKENS - at ? 1 + step * 13 % STEP_TOKENS : N_TOKENS - at;
+        if (step % 3 == 0) cache_world_step(&w, &(cache_chunk){seq, s->strange, at, wrong, NULL}, 1, CACHE_ABORT);
+        cache_world_run(&w, seq, s->tokens, at, at + n, n, got);
+        at += n;
+    }
+    check_same(s, got, 0, N_TOKENS, "after aborted steps");
+    close_world(&w);
+}
+
+START_TEST(aborted_steps_leave_no_trace_in_the_bits) { each_subject(aborted); }
+END_TEST
+
+/* Every page was full of large strange numbers before, and the tree has to give pages up. */
+static void in_used_pages(const subject *s) {
+    cache_world w;
+    fkv_config config = config_of(s);
+    config.max_tokens = N_TOKENS + 30;
+    config.max_seqs = 2;
+    open_config(s, &config, &w);
+    w.outliers = 2000.0f;
+    for (uint64_t i = 0; i < 2; i++) {
+        uint32_t strange[N_TOKENS];
+        cache_tokens(200 + i, strange, N_TOKENS);
+        fkv_seq seq = cache_world_seq(&w, N_TOKENS);
+        cache_world_run(&w, seq, strange, 0, N_TOKENS, STEP_TOKENS, NULL);
+        ck_ok(fkv_prefix_insert(w.cache, seq, strange, N_TOKENS));
+        ck_ok(fkv_seq_close(w.cache, seq));
+    }
+    w.outliers = s->shape->outliers;
+    uint8_t *got = fresh(s);
+    cache_world_run(&w, cache_world_seq(&w, N_TOKENS), s->tokens, 0, N_TOKENS, 10, got);
+    check_same(s, got, 0, N_TOKENS, "in pages used before");
+    ck_assert_uint_gt(cache_world_stats(&w).evictions, 0);
+    close_world(&w);
+}
+
+START_TEST(pages_used_before_give_the_same_bits) { each_subject(in_used_pages); }
+END_TEST
+
+/* ---- all of it, at random ---- */
+
+static uint64_t next_random(uint64_t *state) {
+    uint64_t z = *state += 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+typedef struct wanderer {
+    fkv_seq seq; /* 0: none */
+    uint32_t length;
+} wanderer;
+
+/* Sequences of the same tokens, each somewhere else in them. */
+static void wander(const subject *s, uint64_t seed) {
+    enum { N_MOVES = 120 };
+    char path[512];
+    (void)cache_path(path, "wander.fkv");
+    cache_world w;
+    open_world(s, &w);
+    uint8_t *got = fresh(s);
+    wanderer all[N_SEQS] = {0};
+    bool saved = false;
+    uint64_t state = seed;
+    for (int move = 0; move < N_MOVES; move++) {
+        wanderer *one = &all[next_random(&state) % N_SEQS];
+        wanderer *other = &all[next_random(&state) % N_SEQS];
+        uint64_t what = next_random(&state) % 16;
+        if (one->seq == 0) {
+            fkv_seq_config opened = {.max_tokens = N_TOKENS};
+            if (what < 8) opened = (fkv_seq_config){.max_tokens = N_TOKENS, .prompt = s->tokens, .n_prompt = N_TOKENS - 1};
+            if (what < 12 || !saved)
+                ck_ok(fkv_seq_open(w.cache, &opened, &one->seq, &one->length));
+            else
+                ck_ok(fkv_seq_load(w.cache, &opened, path, &one->seq));
+            one->length = cache_world_length(&w, one->seq);
+        } else if (what == 0 || one->length == N_TOKENS) {
+            ck_ok(fkv_seq_close(w.cache, one->seq));
+            *one = (wanderer){0};
+        } else if (what == 1 && other->seq == 0) {
+            ck_ok(fkv_seq_fork(w.cache, one->seq, N_TOKENS, &other->seq));
+            other->length = one->length;
+        } else if (what == 2 && one->length > 0) {
+            ck_ok(fkv_seq_save(w.cache, one->seq, s->tokens, 0, path));
+            saved = true;
+        } else if (what == 3 && one->length > 0) {
+            uint32_t back = one->length - (uint32_t)(next_random(&state) % (one->length < 20 ? one->length : 20));
+            fkv_status status = fkv_seq_truncate(w.cache, one->seq, back);
+            ck_assert_msg(status == FKV_OK || status == FKV_GONE, "%s: %s", s->name, fkv_message());
+            if (status == FKV_OK) one->length = back;
+        } else if (what == 4) {
+            ck_ok(fkv_prefix_insert(w.cache, one->seq, s->tokens, one->length));
+        } else {
+            cache_chunk chunks[N_SEQS];
+            uint32_t n_chunks = 0;
+            bool abort_it = what == 5;
+            for (uint32_t i = 0; i < N_SEQS; i++) {
+                uint32_t n = 1 + (uint32_t)(next_random(&state) % 2 * (next_random(&state) % (STEP_TOKENS / N_SEQS)));
+                if (all[i].seq == 0 || all[i].length == N_TOKENS || next_random(&state) % 4 == 0) continue;
+                if (n > N_TOKENS - all[i].length) n = N_TOKENS - all[i].length;
+                chunks[n_chunks++] =
+                    (cache_chunk){all[i].seq, abort_it ? s->strange : s->tokens, all[i].length, n, abort_it ? NULL : got};
+                if (!abort_it) all[i].length += n;
+            }
+            if (n_chunks == 0) continue;
+            cache_world_step(&w, chunks, n_chunks, abort_it ? CACHE_ABORT : CACHE_COMMIT);
+            for (uint32_t c = 0; c < n_chunks && !abort_it; c++)
+                check_same(s, got, chunks[c].first, chunks[c].first + chunks[c].n_tokens, "in a random life");
+        }
+        ck_assert(fkv_cache_consistent(w.cache));
+    }
+    close_world(&w);
+}
+
+static void wander_about(const subject *s) {
+    enum { SEED = 20240901 };
+    if (s == &subjects[0]) printf("random lives from seed %d\n", SEED);
+    wander(s, SEED);
+    wander(s, SEED + 1);
+}
+
+START_TEST(random_lives_give_the_same_bits) { each_subject(wander_about); }
+END_TEST
+
+/* ---- a history so long that its pieces grow (8192 tokens) ---- */
+
+START_TEST(growing_pieces_of_a_long_history_give_the_same_bits) {
+    enum { LONG = 8240, TAIL = 8150, CHUNK = 500 }; /* a tile of ten queries lies across the boundary */
+    fkv_config config = fkv_config_default();
+    config.n_layers = 1;
+    config.layer = (fkv_layer_config){.n_q_heads = 3, .n_kv_heads = 1, .head_dim = 32, .k = {8, 32}, .v = {4, 32}};
+    config.max_tokens = LONG;
+    config.n_threads = 1;
+    cache_world w;
+    ck_ok(cache_world_open(&w, &config));
+    uint32_t *tokens = malloc(LONG * sizeof *tokens);
+    uint8_t *expected = malloc(LONG * w.output_bytes);
+    uint8_t *got = malloc(LONG * w.output_bytes);
+    ck_assert(tokens != NULL && expected != NULL && got != NULL);
+    cache_tokens(3, tokens, LONG);
+    cache_world_run(&w, cache_world_seq(&w, LONG), tokens, 0, LONG, CHUNK, expected);
+    cache_world_close(&w);
+
+    config.n_threads = 3;
+    ck_ok(cache_world_open(&w, &config));
+    fkv_seq seq = cache_world_seq(&w, LONG);
+    cache_world_run(&w, seq, tokens, 0, TAIL, 450, got);
+    cache_world_run(&w, seq, tokens, TAIL, LONG, 1, got);
+    ck_assert(memcmp(got, expected, LONG * w.output_bytes) == 0);
+    cache_world_close(&w);
+    free(tokens);
+    free(expected);
+    free(got);
+}
+END_TEST
+
+TEST_MAIN("same answer", chunks_of_any_size_give_the_same_bits, a_batch_gives_the_same_bits_as_alone,
+          any_number_of_threads_gives_the_same_bits, forks_in_a_page_and_at_its_end_give_the_same_bits,
+          a_step_aborted_on_a_shared_page_leaves_no_trace_in_the_bits, a_prefix_from_the_tree_gives_the_same_bits,
+          a_reloaded_prefix_gives_the_same_bits, pages_written_by_scalar_code_give_the_same_bits,
+          truncated_and_rewritten_tokens_give_the_same_bits, aborted_steps_leave_no_trace_in_the_bits,
+          pages_used_before_give_the_same_bits, random_lives_give_the_same_bits,
+          growing_pieces_of_a_long_history_give_the_same_bits)
