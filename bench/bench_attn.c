@@ -1,0 +1,702 @@
+/* bench_attn: how fast rows go into pages and queries over them, for each codec and shape, without pager and cache.
+ *
+ * Right first: nothing gets a time before its result agrees. A write must leave the bytes of the codec's own encoder; a decode
+ * query must agree with the scalar truth over the whole history; every query of a prefill must have the bits it has alone, and
+ * the first, the middle and the last must agree with the truth.
+ *
+ * Then time: rounds go over all codecs in turn, so that a noisy machine hits all alike, and before every call the machine's read
+ * bandwidth is measured by streaming a buffer several times the last cache. That is the roof, and it leaves the packed history in
+ * memory, not in a cache, as it is in a model of many layers; the step's own rows are brought back, as a model leaves them.
+ *
+ * Owns its options, the roof, the rounds and the tables. The cases are those of the parity test (tests/attn_cases.h).
+ */
+#include "bench_util.h"
+
+#include "../src/attn/truth.h"
+#include "../src/base/memory.h"
+#include "../tests/attn_cases.h"
+
+#include <math.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static const char PROGRAM[] = "bench_attn";
+
+/* Kernels accumulate in float, the truth in double; the parity test holds them to the same. */
+static const double KERNEL_TOLERANCE = 1e-3;
+
+static const uint64_t SEED = 20261115;
+
+enum {
+    PAGE_TOKENS = 64,
+    WRITE_TOKENS = 512, /* rows of one timed write: a prefill chunk */
+    N_CHECKED = 3,      /* prefill queries held against the truth */
+    MAX_LIST = 8,       /* thread counts, shapes */
+    MAX_ROUNDS = 1000,
+    CHUNK_BYTES = 1 << 20 /* of the streamed buffer: one item */
+};
+
+typedef enum op { OP_WRITE = 0, OP_DECODE, OP_PREFILL, N_OPS } op;
+static const char *const op_names[N_OPS] = {"write", "decode", "prefill"};
+
+typedef struct bench_case {
+    attn_shape shape;
+    uint32_t n_cached; /* tokens in the pages, the new ones included */
+} bench_case;
+
+static const bench_case default_cases[] = {{{32, 8, 128}, 16384}, {{9, 3, 64}, 8192}, {{4, 1, 256}, 32768}, {{8, 1, 512}, 8192}};
+static const char default_codecs[] = "16/16,8/8,8/4,4/4,4/2";
+
+typedef struct options {
+    bench_case cases[MAX_LIST];
+    uint32_t n_cases;
+    uint32_t threads[MAX_LIST];
+    uint32_t n_threads;
+    bool codecs[N_ATTN_CODECS];
+    bool ops[N_OPS];
+    uint32_t n_cached; /* 0: each shape's own */
+    uint32_t n_queries;
+    uint32_t n_rounds;
+    bool quick;
+    fkv_isa isa;
+    bench_json json;
+} options;
+
+/* One codec of the shape at hand. */
+typedef struct subject {
+    uint32_t codec;
+    attn_world world;           /* n_queries new tokens; the last of them is the decode query */
+    fkv_attn_layer write_layer; /* the same layer over pages of its own, so that writing leaves the history alone */
+    uint64_t slab_bytes;
+    uint64_t write_slab_bytes;
+    float *truth; /* [N_CHECKED, H, D] */
+    double times[MAX_ROUNDS];
+} subject;
+
+typedef struct result {
+    bench_case c;
+    op what;
+    const char *codec;
+    uint32_t n_threads;
+    uint32_t n_tokens; /* new: rows written or queries */
+    uint32_t n_rounds;
+    bool right;
+    double error; /* worst relative L2 of a head's output; 0 for a write, which is exact or wrong */
+    bench_spread ms;
+    uint64_t packed_bytes; /* read, or written by a write */
+    double roof;           /* bytes a second */
+    double speedup;        /* median over the rounds of 16/16's time by this one's; NAN: not measured beside it */
+} result;
+
+typedef struct bench {
+    const options *options;
+    const fkv_cpu_kernels *kernels;
+    fkv_workers *workers[MAX_LIST];
+    FILE *text;
+
+    uint8_t *stream;
+    uint64_t stream_bytes;
+    double *roofs[MAX_LIST]; /* bytes a second of every pass, by thread count */
+    size_t n_roofs[MAX_LIST];
+    size_t room_roofs[MAX_LIST];
+
+    bench_case c; /* the shape at hand */
+    subject subjects[N_ATTN_CODECS];
+    uint32_t n_subjects;
+    uint32_t n_written; /* tokens of a write */
+    float *k;           /* [n_written, G, D] */
+    float *v;
+    float *out; /* [n_queries, H, D] */
+    float *alone;
+    void *scratch;
+
+    result *results;
+    size_t n_results;
+    size_t room_results;
+} bench;
+
+/* ---- options ---- */
+
+static void print_help(void) {
+    printf("usage: bench_attn [options]\n"
+           "Times write, decode and prefill over packed pages for each codec and shape, checked against the truth first.\n\n"
+           "  --shape H/G/D    query heads / KV heads / head dimension; may be repeated\n"
+           "                   (32/8/128 at 16384, 9/3/64 at 8192, 4/1/256 at 32768, 8/1/512 at 8192)\n"
+           "  --cached N       tokens in the pages, the new ones included (16384 for a shape not in that list)\n"
+           "  --queries N      new tokens of a prefill (64)\n"
+           "  --codec LIST     of K/V bits: %s; or all\n"
+           "  --only LIST      of write, decode, prefill\n"
+           "  --threads LIST   (1 and one for each core)\n"
+           "  --isa NAME       kernels: auto, scalar, neon, avx2, avx512; without it the environment's FKV_ISA\n"
+           "  --rounds N       timed calls of each (15; a third of them, at least 3, for prefill)\n"
+           "  --quick          3 rounds, 16 queries, at most 2048 cached: to see that it runs, not how fast\n"
+           "  --json [FILE]    results as JSON; without FILE to stdout, and the tables to stderr\n"
+           "  --help\n\n"
+           "codecs:",
+           default_codecs);
+    for (uint32_t i = 0; i < N_ATTN_CODECS; i++) printf("%s %s", i == 0 ? "" : ",", attn_codecs[i].name);
+    printf(" (g: group, 64 where it is not named)\n"
+           "exit status: 0 good, 1 a result was wrong, 2 bad usage, 3 not enough memory\n");
+}
+
+/* Cuts the next name off a list with commas; false at its end. */
+static bool next_name(const char **list, char name[BENCH_TEXT]) {
+    if (**list == '\0') return false;
+    size_t length = strcspn(*list, ",");
+    (void)snprintf(name, BENCH_TEXT, "%.*s", (int)length, *list);
+    *list += length + ((*list)[length] == ',');
+    return true;
+}
+
+static void take_codecs(options *o, const char *list) {
+    char name[BENCH_TEXT];
+    bool all = strcmp(list, "all") == 0;
+    for (uint32_t i = 0; i < N_ATTN_CODECS; i++) o->codecs[i] = all;
+    while (!all && next_name(&list, name)) {
+        uint32_t i = 0;
+        while (i < N_ATTN_CODECS && strcmp(attn_codecs[i].name, name) != 0) i++;
+        if (i == N_ATTN_CODECS) bench_die(PROGRAM, BENCH_USAGE, "--codec: there is no codec \"%s\"; --help lists them", name);
+        o->codecs[i] = true;
+    }
+}
+
+static void take_ops(options *o, const char *list) {
+    char name[BENCH_TEXT];
+    memset(o->ops, 0, sizeof o->ops);
+    while (next_name(&list, name)) {
+        uint32_t i = 0;
+        while (i < N_OPS && strcmp(op_names[i], name) != 0) i++;
+        if (i == N_OPS) bench_die(PROGRAM, BENCH_USAGE, "--only: \"%s\" is not write, decode or prefill", name);
+        o->ops[i] = true;
+    }
+}
+
+static void take_threads(options *o, const char *list) {
+    char name[BENCH_TEXT];
+    for (o->n_threads = 0; next_name(&list, name); o->n_threads++) {
+        const char *end = NULL;
+        if (o->n_threads == MAX_LIST) bench_die(PROGRAM, BENCH_USAGE, "--threads: more than %d counts", MAX_LIST);
+        o->threads[o->n_threads] = bench_number(PROGRAM, "--threads", name, 1, FKV_MAX_THREADS, &end);
+        if (*end != '\0') bench_die(PROGRAM, BENCH_USAGE, "--threads: \"%s\" is not a number", name);
+    }
+}
+
+static void take_shape(options *o, const char *text) {
+    static const uint32_t most[3] = {4096, 4096, FKV_MAX_HEAD_DIM};
+    uint32_t parts[3];
+    const char *at = text;
+    for (int i = 0; i < 3; i++) {
+        parts[i] = bench_number(PROGRAM, "--shape", at, 1, most[i], &at);
+        if (*at != (i < 2 ? '/' : '\0')) bench_die(PROGRAM, BENCH_USAGE, "--shape: \"%s\" is not H/G/D", text);
+        at += i < 2;
+    }
+    if (parts[0] % parts[1] != 0 || parts[0] / parts[1] > FKV_MAX_HEADS_PER_KV)
+        bench_die(PROGRAM, BENCH_USAGE, "--shape: %u query heads do not share %u KV heads in whole numbers up to %d", parts[0],
+                  parts[1], FKV_MAX_HEADS_PER_KV);
+    if (parts[2] % 16 != 0) bench_die(PROGRAM, BENCH_USAGE, "--shape: head dimension %u is not a multiple of 16", parts[2]);
+    if (o->n_cases == MAX_LIST) bench_die(PROGRAM, BENCH_USAGE, "--shape: more than %d shapes", MAX_LIST);
+    bench_case *c = &o->cases[o->n_cases++];
+    *c = (bench_case){{parts[0], parts[1], parts[2]}, 16384};
+    for (size_t i = 0; i < sizeof default_cases / sizeof default_cases[0]; i++)
+        if (memcmp(&default_cases[i].shape, &c->shape, sizeof c->shape) == 0) c->n_cached = default_cases[i].n_cached;
+}
+
+static fkv_isa isa_named(const char *from, const char *name) {
+    for (fkv_isa isa = FKV_ISA_AUTO; isa <= FKV_ISA_AVX512; isa++)
+        if (strcmp(name, fkv_isa_name(isa)) == 0) return isa;
+    bench_die(PROGRAM, BENCH_USAGE, "%s: there is no instruction set \"%s\"; --help lists them", from, name);
+}
+
+/* What was not asked for is filled in, and sizes that cannot be are refused. */
+static void complete(options *o) {
+    if (o->n_queries == 0) o->n_queries = o->quick ? 16 : 64;
+    if (o->n_rounds == 0) o->n_rounds = o->quick ? 3 : 15;
+    if (o->n_cases == 0) {
+        o->n_cases = sizeof default_cases / sizeof default_cases[0];
+        memcpy(o->cases, default_cases, sizeof default_cases);
+    }
+    for (uint32_t i = 0; i < o->n_cases; i++) {
+        if (o->quick) o->cases[i].n_cached = fkv_min_u32(o->cases[i].n_cached, 2048);
+        if (o->n_cached != 0) o->cases[i].n_cached = o->n_cached;
+        if (o->cases[i].n_cached < o->n_queries)
+            bench_die(PROGRAM, BENCH_USAGE, "--queries: %u new tokens are more than the %u cached, which include them",
+                      o->n_queries, o->cases[i].n_cached);
+    }
+    bool any_codec = false;
+    for (uint32_t i = 0; i < N_ATTN_CODECS; i++) any_codec = any_codec || o->codecs[i];
+    if (!any_codec || !(o->ops[OP_WRITE] || o->ops[OP_DECODE] || o->ops[OP_PREFILL]))
+        bench_die(PROGRAM, BENCH_USAGE, "--codec or --only names nothing, so there is nothing to time");
+    if (o->n_threads == 0) {
+        o->threads[o->n_threads++] = 1;
+        if (fkv_cpu_count() > 1) o->threads[o->n_threads++] = fkv_cpu_count();
+    }
+}
+
+static void parse(options *o, int argc, char **argv) {
+    const char *from_environment = getenv("FKV_ISA");
+    take_codecs(o, default_codecs);
+    take_ops(o, "write,decode,prefill");
+    if (from_environment != NULL) o->isa = isa_named("FKV_ISA", from_environment);
+    bench_args args = {PROGRAM, argc, argv, 0};
+    while (bench_args_next(&args)) {
+        if (bench_args_is(&args, "--help")) {
+            print_help();
+            exit(BENCH_GOOD);
+        } else if (bench_args_is(&args, "--shape"))
+            take_shape(o, bench_args_value(&args));
+        else if (bench_args_is(&args, "--cached"))
+            o->n_cached = bench_args_number(&args, 1, 1u << 26);
+        else if (bench_args_is(&args, "--queries"))
+            o->n_queries = bench_args_number(&args, 1, 1u << 16);
+        else if (bench_args_is(&args, "--codec"))
+            take_codecs(o, bench_args_value(&args));
+        else if (bench_args_is(&args, "--only"))
+            take_ops(o, bench_args_value(&args));
+        else if (bench_args_is(&args, "--threads"))
+            take_threads(o, bench_args_value(&args));
+        else if (bench_args_is(&args, "--isa"))
+            o->isa = isa_named("--isa", bench_args_value(&args));
+        else if (bench_args_is(&args, "--rounds"))
+            o->n_rounds = bench_args_number(&args, 1, MAX_ROUNDS);
+        else if (bench_args_is(&args, "--quick"))
+            o->quick = true;
+        else if (bench_args_is(&args, "--json")) {
+            o->json.wanted = true;
+            o->json.path = bench_args_optional(&args);
+        } else
+            bench_args_unknown(&args);
+    }
+    complete(o);
+}
+
+/* ---- the machine ---- */
+
+static void *map(uint64_t bytes) {
+    void *place = NULL;
+    if (fkv_map_open(bytes, true, &place) != FKV_OK) bench_die(PROGRAM, BENCH_NO_MEMORY, "%s", fkv_message());
+    return place;
+}
+
+static void *grow(void *block, size_t bytes) {
+    void *wider = realloc(block, bytes);
+    if (wider == NULL) bench_die(PROGRAM, BENCH_NO_MEMORY, "the system has no %zu bytes for the results", bytes);
+    return wider;
+}
+
+static fkv_workers *workers_open(uint32_t n_threads) {
+    fkv_workers *workers = NULL;
+    if (fkv_workers_open(bench_take(fkv_workers_bytes(n_threads)), n_threads, &workers) != FKV_OK)
+        bench_die(PROGRAM, BENCH_NO_MEMORY, "%s", fkv_message());
+    return workers;
+}
+
+/* Four times the last cache where the system tells its size, and between a quarter and one GiB. */
+static uint64_t stream_size(bool quick) {
+    uint64_t bytes = UINT64_C(512) << 20;
+#ifdef _SC_LEVEL3_CACHE_SIZE
+    long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
+    if (cache > 0) bytes = 4 * (uint64_t)cache;
+#endif
+    if (bytes < UINT64_C(256) << 20 || quick) bytes = UINT64_C(256) << 20;
+    if (bytes > UINT64_C(1) << 30) bytes = UINT64_C(1) << 30;
+    return fkv_align_up(bytes, CHUNK_BYTES);
+}
+
+/* Reads eight words at a time. */
+static uint64_t sum_bytes(const void *bytes, size_t n) {
+    const uint64_t *words = bytes;
+    uint64_t sums[8] = {0};
+    for (size_t i = 0; i + 8 <= n / sizeof *words; i += 8)
+        for (size_t j = 0; j < 8; j++) sums[j] += words[i + j];
+    uint64_t sum = 0;
+    for (size_t j = 0; j < 8; j++) sum += sums[j];
+    return sum;
+}
+
+static _Atomic uint64_t sink; /* where sums go, so that no compiler leaves the reading out */
+
+static void stream_chunk(void *context, uint32_t item, uint32_t thread) {
+    (void)thread;
+    const bench *b = context;
+    sink = sum_bytes(b->stream + (size_t)item * CHUNK_BYTES, CHUNK_BYTES);
+}
+
+static void nothing(void *context, uint32_t item, uint32_t thread) { (void)context, (void)item, (void)thread; }
+
+/* One pass over the buffer: a sample of the roof, and the caches are full of it afterwards. */
+static double stream(bench *b, uint32_t t) {
+    double start = bench_seconds();
+    fkv_workers_run(b->workers[t], stream_chunk, b, (uint32_t)(b->stream_bytes / CHUNK_BYTES));
+    double roof = (double)b->stream_bytes / (bench_seconds() - start);
+    if (b->n_roofs[t] == b->room_roofs[t]) {
+        b->room_roofs[t] = b->room_roofs[t] * 2 + 256;
+        b->roofs[t] = grow(b->roofs[t], b->room_roofs[t] * sizeof *b->roofs[t]);
+    }
+    return b->roofs[t][b->n_roofs[t]++] = roof;
+}
+
+/* ---- the cases of one shape ---- */
+
+static size_t row_numbers(const bench *b) { return (size_t)b->c.shape.n_q_heads * b->c.shape.head_dim; }
+
+/* The query among n_queries that check i looks at. */
+static uint32_t checked_query(const bench *b, uint32_t i) { return (b->options->n_queries - 1) * i / (N_CHECKED - 1); }
+
+static fkv_attn_row row_of_query(const subject *s, uint32_t query) {
+    fkv_attn_row row = s->world.rows[0];
+    row.start += query;
+    row.n_tokens = 1;
+    return row;
+}
+
+static const float *query_rows(const bench *b, const subject *s, uint32_t query) {
+    return (const float *)s->world.q + query * row_numbers(b);
+}
+
+static void find_truth(void *context, uint32_t item, uint32_t thread) {
+    (void)thread;
+    const bench *b = context;
+    const subject *s = &b->subjects[item / N_CHECKED];
+    uint32_t query = checked_query(b, item % N_CHECKED);
+    fkv_attn_row row = row_of_query(s, query);
+    fkv_attn_truth(&s->world.layer, &row, 1, query_rows(b, s, query), s->truth + item % N_CHECKED * row_numbers(b));
+}
+
+/* False where the codec's group does not divide the head dimension. */
+static bool subject_open(bench *b, subject *s, uint32_t codec, fkv_workers *workers) {
+    attn_case c = {.shape = b->c.shape, .codec = codec, .page_tokens = PAGE_TOKENS, .page_type = FKV_F16, .n_rows = 1};
+    c.rows[0] = (attn_mix){b->c.n_cached - b->options->n_queries, b->options->n_queries};
+    memset(s, 0, sizeof *s);
+    s->codec = codec;
+    if (!attn_world_open(&s->world, &c, b->kernels, workers, SEED)) return false;
+
+    /* the pages lie in a map like a cache's own, huge pages included */
+    uint64_t page_bytes = (uint64_t)b->c.shape.n_kv_heads * s->world.layer.block.bytes;
+    s->slab_bytes = fkv_ceil_div(b->c.n_cached, PAGE_TOKENS) * page_bytes;
+    uint8_t *slab = map(s->slab_bytes);
+    memcpy(slab, s->world.pages, s->slab_bytes);
+    free(s->world.pages);
+    s->world.pages = NULL;
+    s->world.layer.pages = slab;
+    s->write_layer = s->world.layer;
+    s->write_slab_bytes = fkv_ceil_div(b->n_written, PAGE_TOKENS) * page_bytes;
+    s->write_layer.pages = map(s->write_slab_bytes);
+    s->truth = bench_take(N_CHECKED * row_numbers(b) * sizeof *s->truth);
+    return true;
+}
+
+static void subject_close(subject *s) {
+    fkv_map_close(s->world.layer.pages, s->slab_bytes);
+    fkv_map_close(s->write_layer.pages, s->write_slab_bytes);
+    attn_world_close(&s->world);
+    free(s->truth);
+}
+
+static void shape_open(bench *b, bench_case c) {
+    const options *o = b->options;
+    fkv_workers *widest = b->workers[0];
+    for (uint32_t t = 1; t < o->n_threads; t++)
+        if (fkv_workers_count(b->workers[t]) > fkv_workers_count(widest)) widest = b->workers[t];
+    b->c = c;
+    b->n_written = fkv_min_u32(c.n_cached, WRITE_TOKENS);
+    b->n_subjects = 0;
+    for (uint32_t i = 0; i < N_ATTN_CODECS; i++)
+        if (o->codecs[i]) b->n_subjects += subject_open(b, &b->subjects[b->n_subjects], i, widest);
+    if (o->ops[OP_DECODE] || o->ops[OP_PREFILL]) fkv_workers_run(widest, find_truth, b, b->n_subjects * N_CHECKED);
+
+    size_t n = (size_t)b->n_written * c.shape.n_kv_heads * c.shape.head_dim;
+    uint64_t state = SEED;
+    uint64_t scratch = 64;
+    b->k = bench_take(n * sizeof *b->k);
+    b->v = bench_take(n * sizeof *b->v);
+    attn_random_rows(&state, FKV_F32, c.shape.head_dim, true, n, b->k);
+    attn_random_rows(&state, FKV_F32, c.shape.head_dim, true, n, b->v);
+    b->out = bench_take(o->n_queries * row_numbers(b) * sizeof *b->out);
+    b->alone = bench_take(row_numbers(b) * sizeof *b->alone);
+    for (uint32_t i = 0; i < b->n_subjects; i++) {
+        uint64_t bytes = fkv_attn_scratch_bytes(&b->subjects[i].world.layer, 1, fkv_workers_count(widest));
+        if (bytes > scratch) scratch = bytes;
+    }
+    b->scratch = bench_take(scratch);
+}
+
+static void shape_close(bench *b) {
+    for (uint32_t i = 0; i < b->n_subjects; i++) subject_close(&b->subjects[i]);
+    free(b->k);
+    free(b->v);
+    free(b->out);
+    free(b->alone);
+    free(b->scratch);
+}
+
+/* ---- one call, checked and timed ---- */
+
+static fkv_attn_row write_row_of(const bench *b) {
+    static uint32_t pages[WRITE_TOKENS / PAGE_TOKENS];
+    for (uint32_t i = 0; i < WRITE_TOKENS / PAGE_TOKENS; i++) pages[i] = i;
+    return (fkv_attn_row){pages, fkv_ceil_div(b->n_written, PAGE_TOKENS), 1, 0, b->n_written};
+}
+
+/* Returns the packed bytes read, or written. */
+static uint64_t call(bench *b, const subject *s, op what, fkv_workers *workers) {
+    const fkv_attn_layer *layer = &s->world.layer;
+    if (what == OP_PREFILL) return fkv_attn_attend(b->kernels, layer, s->world.rows, 1, s->world.q, b->out, b->scratch, workers);
+    if (what == OP_DECODE) {
+        uint32_t last = b->options->n_queries - 1;
+        fkv_attn_row row = row_of_query(s, last);
+        return fkv_attn_attend(b->kernels, layer, &row, 1, query_rows(b, s, last), b->out, b->scratch, workers);
+    }
+    fkv_attn_row row = write_row_of(b);
+    fkv_attn_write(b->kernels, &s->write_layer, &row, 1, b->k, b->v, workers);
+    return s->world.kv_bytes / b->c.n_cached * b->n_written;
+}
+
+/* Every row that was written holds what the codec's own encoder makes of it. */
+static bool written_right(const bench *b, const subject *s) {
+    const fkv_block *block = &s->write_layer.block;
+    uint32_t n_heads = b->c.shape.n_kv_heads;
+    for (size_t i = 0; i < (size_t)b->n_written * n_heads; i++) {
+        uint32_t token = (uint32_t)(i / n_heads);
+        uint8_t *bytes = s->write_layer.pages + (token / PAGE_TOKENS * n_heads + i % n_heads) * block->bytes;
+        for (int side = 0; side < FKV_N_SIDES; side++) {
+            uint8_t expected[FKV_N_PARTS][2 * FKV_MAX_HEAD_DIM];
+            uint8_t *const to[FKV_N_PARTS] = {expected[0], expected[1], expected[2]};
+            uint8_t *got[FKV_N_PARTS];
+            fkv_codec_encode(&block->codec[side], (side == FKV_SIDE_K ? b->k : b->v) + i * b->c.shape.head_dim, to);
+            fkv_block_row(block, bytes, (fkv_side)side, token % PAGE_TOKENS, got);
+            for (int p = 0; p < FKV_N_PARTS; p++)
+                if (memcmp(got[p], expected[p], block->codec[side].row_bytes[p]) != 0) return false;
+        }
+    }
+    return true;
+}
+
+/* The worst head of one query's output against check i of the truth. */
+static double worst_error(const bench *b, const subject *s, uint32_t i, const float *out) {
+    const float *truth = s->truth + i * row_numbers(b);
+    double worst = 0;
+    for (size_t at = 0; at < row_numbers(b); at += b->c.shape.head_dim)
+        worst = fmax(worst, attn_relative_l2(out + at, truth + at, b->c.shape.head_dim));
+    return worst;
+}
+
+static bool check(bench *b, const subject *s, op what, fkv_workers *workers, double *error) {
+    *error = 0;
+    if (what == OP_WRITE) memset(s->write_layer.pages, 0xff, s->write_slab_bytes);
+    (void)call(b, s, what, workers);
+    if (what == OP_WRITE) return written_right(b, s);
+    if (what == OP_DECODE) {
+        *error = worst_error(b, s, N_CHECKED - 1, b->out);
+        return *error <= KERNEL_TOLERANCE;
+    }
+    for (uint32_t i = 0; i < N_CHECKED; i++)
+        *error = fmax(*error, worst_error(b, s, i, b->out + checked_query(b, i) * row_numbers(b)));
+    for (uint32_t query = 0; query < b->options->n_queries; query++) {
+        fkv_attn_row row = row_of_query(s, query);
+        (void)fkv_attn_attend(b->kernels, &s->world.layer, &row, 1, query_rows(b, s, query), b->alone, b->scratch, workers);
+        if (memcmp(b->alone, b->out + query * row_numbers(b), row_numbers(b) * sizeof *b->alone) != 0) return false;
+    }
+    return *error <= KERNEL_TOLERANCE;
+}
+
+/* Seconds of one call on a history that is in no cache. The rows of the step are, and the threads are awake. */
+static double time_call(bench *b, const subject *s, op what, uint32_t t) {
+    (void)stream(b, t);
+    if (what == OP_WRITE) {
+        size_t bytes = (size_t)b->n_written * b->c.shape.n_kv_heads * b->c.shape.head_dim * sizeof *b->k;
+        sink = sum_bytes(b->k, bytes) + sum_bytes(b->v, bytes);
+    } else {
+        sink = sum_bytes(s->world.q, b->options->n_queries * row_numbers(b) * sizeof(float));
+    }
+    fkv_workers_run(b->workers[t], nothing, NULL, b->options->threads[t]);
+    double start = bench_seconds();
+    (void)call(b, s, what, b->workers[t]);
+    return bench_seconds() - start;
+}
+
+/* ---- rounds and tables ---- */
+
+static result *add_result(bench *b) {
+    if (b->n_results == b->room_results) {
+        b->room_results = b->room_results * 2 + 64;
+        b->results = grow(b->results, b->room_results * sizeof *b->results);
+    }
+    return &b->results[b->n_results++];
+}
+
+static void print_wrong(const bench *b, const result *r) {
+    if (r->what == OP_WRITE)
+        (void)fprintf(b->text, "  WRONG: other bytes in the pages than the codec's encoder makes");
+    else if (r->error <= KERNEL_TOLERANCE)
+        (void)fprintf(b->text, "  WRONG: a query has other bits than it has alone");
+    else
+        (void)fprintf(b->text, "  WRONG: relative L2 error %.1e against the truth, %.0e allowed", r->error, KERNEL_TOLERANCE);
+    (void)fprintf(b->text, "; no time for a wrong result\n");
+}
+
+static void print_result(const bench *b, const result *r) {
+    (void)fprintf(b->text, "  %-8s %-13s %7u", op_names[r->what], r->codec, r->n_threads);
+    if (!r->right) {
+        print_wrong(b, r);
+        return;
+    }
+    double rate = (double)r->packed_bytes / r->ms.p50 * 1e3;
+    (void)fprintf(b->text, " %10.3f %9.3f %9.3f %9.2f %8.2f", r->ms.p50, r->ms.p10, r->ms.p90, r->ms.p50 * 1e3 / r->n_tokens,
+                  rate * 1e-9);
+    if (r->what == OP_WRITE)
+        (void)fprintf(b->text, " %8s", "-");
+    else
+        (void)fprintf(b->text, " %6.1f %%", rate / r->roof * 100);
+    if (isnan(r->speedup))
+        (void)fprintf(b->text, " %8s", "-");
+    else
+        (void)fprintf(b->text, " %7.2fx", r->speedup);
+    if (r->what == OP_WRITE)
+        (void)fprintf(b->text, " %9s\n", "same bits");
+    else
+        (void)fprintf(b->text, " %9.1e\n", r->error);
+}
+
+static void print_heading(const bench *b) {
+    (void)fprintf(b->text,
+                  "\n%u query heads, %u KV head%s, head dimension %u: %u tokens cached, %u written, %u queries in a prefill\n"
+                  "  %-8s %-13s %7s %10s %9s %9s %9s %8s %8s %8s %9s\n"
+                  "  %-8s %-13s %7s %10s %9s %9s %9s %8s %8s %8s %9s\n",
+                  b->c.shape.n_q_heads, b->c.shape.n_kv_heads, b->c.shape.n_kv_heads == 1 ? "" : "s", b->c.shape.head_dim,
+                  b->c.n_cached, b->n_written, b->options->n_queries, "", "K/V", "", "median", "p10", "p90", "each", "packed",
+                  "of read", "speed", "error", "what", "bits", "threads", "ms", "ms", "ms", "us/token", "GB/s", "roof",
+                  "to 16/16", "rel. L2");
+}
+
+/* All codecs, one operation, one number of threads. */
+static void run_rounds(bench *b, op what, uint32_t t) {
+    uint32_t asked = b->options->n_rounds;
+    uint32_t n_rounds = what == OP_PREFILL ? fkv_max_u32(fkv_min_u32(asked, 3), asked / 3) : asked;
+    size_t first = b->n_results;
+    size_t first_roof = b->n_roofs[t];
+    for (uint32_t i = 0; i < b->n_subjects; i++) {
+        subject *s = &b->subjects[i];
+        result *r = add_result(b);
+        *r = (result){b->c, what, attn_codecs[s->codec].name, b->options->threads[t], .n_rounds = n_rounds, .speedup = NAN};
+        r->n_tokens = what == OP_WRITE ? b->n_written : what == OP_DECODE ? 1 : b->options->n_queries;
+        r->right = check(b, s, what, b->workers[t], &r->error);
+        if (r->right) r->packed_bytes = call(b, s, what, b->workers[t]); /* and warm-up */
+    }
+    for (uint32_t round = 0; round < n_rounds; round++)
+        for (uint32_t i = 0; i < b->n_subjects; i++)
+            if (b->results[first + i].right) b->subjects[i].times[round] = time_call(b, &b->subjects[i], what, t) * 1e3;
+
+    size_t n_roofs = b->n_roofs[t] - first_roof;
+    double roof = n_roofs > 0 ? bench_spread_of(b->roofs[t] + first_roof, n_roofs).p50 : NAN;
+    bool has_reference = b->n_subjects > 0 && b->subjects[0].codec == 0 && b->results[first].right;
+    double reference[MAX_ROUNDS];
+    if (has_reference) memcpy(reference, b->subjects[0].times, n_rounds * sizeof *reference);
+    for (uint32_t i = 0; i < b->n_subjects; i++) {
+        result *r = &b->results[first + i];
+        double ratios[MAX_ROUNDS];
+        double *times = b->subjects[i].times;
+        r->roof = roof;
+        for (uint32_t round = 0; r->right && has_reference && round < n_rounds; round++)
+            ratios[round] = reference[round] / times[round];
+        if (r->right && has_reference) r->speedup = bench_spread_of(ratios, n_rounds).p50;
+        if (r->right) r->ms = bench_spread_of(times, n_rounds);
+        print_result(b, r);
+    }
+    (void)fflush(b->text);
+}
+
+static void write_json(bench *b, bench_json *json) {
+    bench_json_begin(json, PROGRAM);
+    bench_json_string(json, "bench", PROGRAM);
+    bench_json_string(json, "version", fkv_version());
+    bench_json_string(json, "isa", fkv_cpu_kernels_name(b->kernels));
+    bench_json_integer(json, "roof_buffer_bytes", b->stream_bytes);
+    bench_json_array(json, "read_roof");
+    for (uint32_t t = 0; t < b->options->n_threads; t++) {
+        bench_json_object(json, NULL);
+        bench_json_integer(json, "threads", b->options->threads[t]);
+        bench_json_number(json, "gb_s", b->n_roofs[t] > 0 ? bench_spread_of(b->roofs[t], b->n_roofs[t]).p50 * 1e-9 : NAN);
+        bench_json_close(json);
+    }
+    bench_json_close(json);
+    bench_json_array(json, "results");
+    for (size_t i = 0; i < b->n_results; i++) {
+        const result *r = &b->results[i];
+        double rate = r->right ? (double)r->packed_bytes / r->ms.p50 * 1e3 : NAN;
+        bench_json_object(json, NULL);
+        bench_json_string(json, "op", op_names[r->what]);
+        bench_json_string(json, "codec", r->codec);
+        bench_json_integer(json, "threads", r->n_threads);
+        bench_json_integer(json, "q_heads", r->c.shape.n_q_heads);
+        bench_json_integer(json, "kv_heads", r->c.shape.n_kv_heads);
+        bench_json_integer(json, "head_dim", r->c.shape.head_dim);
+        bench_json_integer(json, "cached", r->c.n_cached);
+        bench_json_integer(json, "tokens", r->n_tokens);
+        bench_json_integer(json, "rounds", r->n_rounds);
+        bench_json_bool(json, "right", r->right);
+        bench_json_number(json, "error_l2", r->error);
+        bench_json_number(json, "ms_p50", r->right ? r->ms.p50 : NAN);
+        bench_json_number(json, "ms_p10", r->right ? r->ms.p10 : NAN);
+        bench_json_number(json, "ms_p90", r->right ? r->ms.p90 : NAN);
+        bench_json_integer(json, "packed_bytes", r->packed_bytes);
+        bench_json_number(json, "packed_gb_s", rate * 1e-9);
+        bench_json_number(json, "read_roof_gb_s", r->roof * 1e-9);
+        bench_json_number(json, "roof_share", r->what == OP_WRITE ? NAN : rate / r->roof);
+        bench_json_number(json, "speed_to_16bit", r->speedup);
+        bench_json_close(json);
+    }
+    bench_json_end(json, PROGRAM);
+}
+
+static void run_shape(bench *b, bench_case c) {
+    if (isatty(STDERR_FILENO)) (void)fprintf(stderr, "checking against the truth ...\r");
+    shape_open(b, c);
+    if (isatty(STDERR_FILENO)) (void)fprintf(stderr, "%30s\r", "");
+    print_heading(b);
+    for (uint32_t i = 0, next = 0; i < N_ATTN_CODECS; i++) {
+        bool there = next < b->n_subjects && b->subjects[next].codec == i;
+        if (b->options->codecs[i] && !there)
+            (void)fprintf(b->text, "  %s left out: its group does not divide %u\n", attn_codecs[i].name, c.shape.head_dim);
+        next += there;
+    }
+    bool between = false;
+    for (op what = 0; what < N_OPS; what++) {
+        if (!b->options->ops[what]) continue;
+        if (between) (void)fputc('\n', b->text);
+        for (uint32_t t = 0; t < b->options->n_threads; t++) run_rounds(b, what, t);
+        between = true;
+    }
+    shape_close(b);
+}
+
+int main(int argc, char **argv) {
+    static options o;
+    static bench b;
+    parse(&o, argc, argv);
+    if (o.json.wanted) bench_writable(PROGRAM, o.json.path);
+    b.options = &o;
+    b.kernels = fkv_cpu_kernels_for(o.isa);
+    b.text = o.json.wanted && o.json.path == NULL ? stderr : stdout;
+    if (b.kernels == NULL)
+        bench_die(PROGRAM, BENCH_USAGE, "this machine or build has no %s kernels; choose auto", fkv_isa_name(o.isa));
+    for (uint32_t t = 0; t < o.n_threads; t++) b.workers[t] = workers_open(o.threads[t]);
+    b.stream_bytes = stream_size(o.quick);
+    b.stream = map(b.stream_bytes);
+    (void)fprintf(b.text, "flatkv %s, %s kernels; medians of %u rounds; before each call %llu MiB are streamed (the read roof)\n",
+                  fkv_version(), fkv_cpu_kernels_name(b.kernels), o.n_rounds, (unsigned long long)(b.stream_bytes >> 20));
+    for (uint32_t i = 0; i < o.n_cases; i++) run_shape(&b, o.cases[i]);
+
+    (void)fprintf(b.text, "\nread roof:");
+    for (uint32_t t = 0; t < o.n_threads; t++) {
+        if (b.n_roofs[t] == 0) continue;
+        bench_spread roof = bench_spread_of(b.roofs[t], b.n_roofs[t]);
+        (void)fprintf(b.text, "%s %u thread%s %.1f GB/s (p10 %.1f, p90 %.1f)", t == 0 ? "" : ",", o.threads[t],
+                      o.threads[t] == 1 ? "" : "s", roof.p50 * 1e-9, roof.p10 * 1e-9, roof.p90 * 1e-9);
+    }
+    size_t n_wrong = 0;
+    for (size_t i = 0; i < b.n_results; i++) n_wrong += !b.results[i].right;
+    (void)fprintf(b.text, "\n%zu results, %zu wrong\n", b.n_results, n_wrong);
+    if (o.json.wanted) write_json(&b, &o.json);
+    return n_wrong == 0 && b.n_results > 0 ? BENCH_GOOD : BENCH_FAILED;
+}

@@ -1,0 +1,191 @@
+/* See bench_plot.h. Owns the layout: one frame of fixed size, the legend in two columns above it, the values at the right ends
+ * moved apart where they would lie on each other.
+ */
+#include "bench_plot.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+
+enum { WIDTH = 960, MAX_LINES = 16 };
+
+static const double LEFT = 84;
+static const double RIGHT = 862; /* of the frame; the values at the line ends go beyond */
+static const double TOP_WITHOUT_LEGEND = 92;
+static const double LEGEND_ROW = 22;
+static const double LEGEND_COLUMN = 400;
+static const double FRAME_HEIGHT = 360;
+static const double BELOW_FRAME = 86;
+static const double MAX_TICKS = 8;
+static const double LABEL_GAP = 17; /* least distance of two values at the right */
+
+static const char *const token_suffixes[] = {"", "K", "M", "G"};
+static const char *const byte_suffixes[] = {" B", " KiB", " MiB", " GiB", " TiB"};
+const plot_axis PLOT_TOKENS = {"tokens", token_suffixes, sizeof token_suffixes / sizeof token_suffixes[0]};
+const plot_axis PLOT_BYTES = {"memory", byte_suffixes, sizeof byte_suffixes / sizeof byte_suffixes[0]};
+
+/* An axis with its numbers: the frame spans 0 to top. */
+typedef struct scale {
+    double top;
+    double step;
+    double unit; /* the power of 1024 that the labels count in */
+    const char *suffix;
+    double from; /* pixels */
+    double to;
+} scale;
+
+static scale make_scale(const plot_axis *axis, double max, double from, double to) {
+    scale s = {.top = max > 0 ? max : 1, .step = 1, .unit = 1, .from = from, .to = to};
+    while (s.top / s.step > MAX_TICKS) s.step *= 2;
+    size_t i = 0;
+    for (; i + 1 < axis->n_suffixes && s.top >= 2 * 1024 * s.unit; i++) s.unit *= 1024;
+    s.suffix = axis->suffixes[i];
+    return s;
+}
+
+static double place(const scale *s, double value) { return s->from + (s->to - s->from) * value / s->top; }
+
+static int n_steps(const scale *s) { return (int)(s->top / s->step); }
+
+static void put_text(FILE *file, const char *text) {
+    for (; *text != '\0'; text++) {
+        switch (*text) {
+        case '&': (void)fputs("&amp;", file); break;
+        case '<': (void)fputs("&lt;", file); break;
+        case '>': (void)fputs("&gt;", file); break;
+        default: (void)fputc(*text, file);
+        }
+    }
+}
+
+static void draw_text(FILE *file, double x, double y, const char *style, const char *text) {
+    (void)fprintf(file, "<text x=\"%.1f\" y=\"%.1f\" class=\"%s\">", x, y, style);
+    put_text(file, text);
+    (void)fputs("</text>\n", file);
+}
+
+static const char *value_text(const scale *s, double value, int decimals, char text[64]) {
+    if (decimals < 0)
+        (void)snprintf(text, 64, "%g%s", value / s->unit, value == 0 ? "" : s->suffix);
+    else
+        (void)snprintf(text, 64, "%.*f%s", decimals, value / s->unit, s->suffix);
+    return text;
+}
+
+static void draw_axes(FILE *file, const plot *p, const scale *x, const scale *y) {
+    char text[64];
+    for (int i = 0; i <= n_steps(y); i++) {
+        double at = i * y->step;
+        (void)fprintf(file, "<line class=\"grid\" x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\"/>\n", x->from, place(y, at),
+                      x->to, place(y, at));
+        draw_text(file, x->from - 9, place(y, at) + 4, "tick end", value_text(y, at, -1, text));
+    }
+    for (int i = 0; i <= n_steps(x); i++) {
+        double at = i * x->step;
+        (void)fprintf(file, "<line class=\"axis\" x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\"/>\n", place(x, at), y->from,
+                      place(x, at), y->from + 5);
+        draw_text(file, place(x, at), y->from + 20, "tick middle", value_text(x, at, -1, text));
+    }
+    (void)fprintf(file, "<path class=\"axis\" d=\"M%.1f %.1fV%.1fH%.1f\"/>\n", x->from, y->to, y->from, x->to);
+    draw_text(file, (x->from + x->to) / 2, y->from + 42, "label middle", p->x.label);
+    (void)fprintf(file, "<text class=\"label middle\" transform=\"translate(20 %.1f) rotate(-90)\">", (y->from + y->to) / 2);
+    put_text(file, p->y.label);
+    (void)fputs("</text>\n", file);
+}
+
+static void put_stroke(FILE *file, const plot_line *line) {
+    (void)fprintf(file, "fill=\"none\" stroke=\"%s\" stroke-width=\"%.1f\" stroke-linejoin=\"round\"", line->color, line->width);
+    if (line->dash != NULL) (void)fprintf(file, " stroke-dasharray=\"%s\"", line->dash);
+    (void)fputs("/>\n", file);
+}
+
+static void draw_line(FILE *file, const plot_line *line, const scale *x, const scale *y) {
+    (void)fputs("<path d=\"", file);
+    for (size_t i = 0; i < line->n; i++)
+        (void)fprintf(file, "%c%.1f %.1f", i == 0 ? 'M' : 'L', place(x, line->x[i]), place(y, line->y[i]));
+    (void)fputs("\" ", file);
+    put_stroke(file, line);
+}
+
+static void draw_legend(FILE *file, const plot *p) {
+    for (size_t i = 0; i < p->n_lines; i++) {
+        size_t row = i / 2;
+        double left = LEFT + (double)(i % 2) * LEGEND_COLUMN;
+        double middle = TOP_WITHOUT_LEGEND - 12 + (double)row * LEGEND_ROW;
+        (void)fprintf(file, "<path d=\"M%.1f %.1fh34\" ", left, middle);
+        put_stroke(file, &p->lines[i]);
+        draw_text(file, left + 42, middle + 4, "legend", p->lines[i].name);
+    }
+}
+
+/* The last value of each line, from the lowest up, each at least LABEL_GAP above the one before. */
+static void draw_ends(FILE *file, const plot *p, const scale *x, const scale *y) {
+    bool done[MAX_LINES] = {false};
+    double floor = INFINITY;
+    for (size_t count = 0; count < p->n_lines; count++) {
+        size_t lowest = p->n_lines;
+        for (size_t i = 0; i < p->n_lines; i++) {
+            if (done[i] || p->lines[i].n == 0) continue;
+            if (lowest == p->n_lines || p->lines[i].y[p->lines[i].n - 1] < p->lines[lowest].y[p->lines[lowest].n - 1]) lowest = i;
+        }
+        if (lowest == p->n_lines) return;
+        const plot_line *line = &p->lines[lowest];
+        double value = line->y[line->n - 1];
+        double at = fmin(place(y, value) + 4, floor - LABEL_GAP);
+        char text[64];
+        (void)fprintf(file, "<text class=\"value\" x=\"%.1f\" y=\"%.1f\" style=\"fill:%s\">", x->to + 10, at,
+                      line->ink != NULL ? line->ink : line->color);
+        put_text(file, value_text(y, value, 2, text));
+        (void)fputs("</text>\n", file);
+        done[lowest] = true;
+        floor = at;
+    }
+}
+
+static void draw(FILE *file, const plot *p) {
+    double x_max = 0;
+    double y_max = 0;
+    for (size_t i = 0; i < p->n_lines; i++) {
+        for (size_t j = 0; j < p->lines[i].n; j++) {
+            x_max = fmax(x_max, p->lines[i].x[j]);
+            y_max = fmax(y_max, p->lines[i].y[j]);
+        }
+    }
+    size_t legend_rows = (p->n_lines + 1) / 2;
+    double top = TOP_WITHOUT_LEGEND + (double)legend_rows * LEGEND_ROW;
+    double bottom = top + FRAME_HEIGHT;
+    scale x = make_scale(&p->x, x_max, LEFT, RIGHT);
+    scale y = make_scale(&p->y, y_max * 1.03, bottom, top);
+    double height = bottom + BELOW_FRAME;
+
+    (void)fprintf(
+        file, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %.0f\" width=\"%d\" height=\"%.0f\" role=\"img\">\n",
+        WIDTH, height, WIDTH, height);
+    (void)fputs("<style>text{font-family:system-ui,'Helvetica Neue',Arial,sans-serif;fill:#24292f}"
+                ".title{font-size:20px;font-weight:600}.subtitle{font-size:13px;fill:#57606a}.tick{font-size:12px;fill:#57606a}"
+                ".label{font-size:13px}.legend{font-size:13px}.note{font-size:11.5px;fill:#6e7781}"
+                ".middle{text-anchor:middle}.end{text-anchor:end}.grid{stroke:#e3e7eb}.axis{stroke:#57606a;fill:none}"
+                ".value{font-size:12.5px;font-weight:600}</style>\n",
+                file);
+    (void)fprintf(file, "<rect width=\"%d\" height=\"%.0f\" rx=\"8\" fill=\"#ffffff\"/>\n", WIDTH, height);
+    draw_text(file, 24, 36, "title", p->title);
+    draw_text(file, 24, 58, "subtitle", p->subtitle);
+    draw_legend(file, p);
+    draw_axes(file, p, &x, &y);
+    for (size_t i = 0; i < p->n_lines; i++) draw_line(file, &p->lines[i], &x, &y);
+    draw_ends(file, p, &x, &y);
+    draw_text(file, 24, height - 16, "note", p->footnote);
+    (void)fputs("</svg>\n", file);
+}
+
+bool plot_write_svg(const plot *p, const char *path) {
+    if (p->n_lines > MAX_LINES) {
+        errno = EINVAL;
+        return false;
+    }
+    FILE *file = fopen(path, "w");
+    if (file == NULL) return false;
+    draw(file, p);
+    bool good = ferror(file) == 0;
+    return fclose(file) == 0 && good;
+}

@@ -1,0 +1,44 @@
+/* A line chart as an SVG file, drawn without any tool: axes with ticks in human units, a legend, the last value beside each line.
+ * The chart stands on its own white ground, so that it reads the same on light and dark pages.
+ */
+#ifndef FKV_BENCH_PLOT_H
+#define FKV_BENCH_PLOT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+typedef struct plot_line {
+    const char *name; /* in the legend */
+    const double *x;  /* ascending */
+    const double *y;
+    size_t n;
+    const char *color; /* "#rrggbb" */
+    double width;
+    const char *dash; /* SVG dash pattern; NULL: solid */
+    const char *ink;  /* of the value at its end, for a line too pale to write in; NULL: color */
+} plot_line;
+
+/* Values in powers of two: suffixes[i] names 1024^i. */
+typedef struct plot_axis {
+    const char *label;
+    const char *const *suffixes;
+    size_t n_suffixes;
+} plot_axis;
+
+typedef struct plot {
+    const char *title;
+    const char *subtitle;
+    const char *footnote;
+    plot_axis x;
+    plot_axis y;
+    const plot_line *lines; /* later ones lie on top */
+    size_t n_lines;
+} plot;
+
+extern const plot_axis PLOT_TOKENS;
+extern const plot_axis PLOT_BYTES;
+
+/* Both axes begin at 0. False, with errno set, where the file cannot be written. */
+bool plot_write_svg(const plot *p, const char *path);
+
+#endif
