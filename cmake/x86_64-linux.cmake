@@ -1,0 +1,6 @@
+# Cross build for x86_64 Linux: static programs that qemu-user can run without a sysroot. Its "max" processor has AVX2.
+set(CMAKE_SYSTEM_NAME Linux)
+set(CMAKE_SYSTEM_PROCESSOR x86_64)
+set(CMAKE_C_COMPILER x86_64-linux-gnu-gcc)
+set(CMAKE_EXE_LINKER_FLAGS_INIT -static)
+set(CMAKE_CROSSCOMPILING_EMULATOR "qemu-x86_64;-cpu;max")
