@@ -275,9 +275,8 @@ fkv_status fkv_step_begin(fkv_cache *cache, const fkv_row *rows, uint32_t n_rows
     const fkv_step_row *assigned = fkv_pager_step_rows(cache->pager, &step->n_rows);
     for (uint32_t g = 0; g < cache->plan.n_groups; g++) {
         for (uint32_t r = 0; r < step->n_rows; r++) {
-            fkv_page_view view = fkv_pager_view(cache->pager, g, assigned[r].slot);
             step->rows[(size_t)g * cache->shape.pager.max_seqs + r] =
-                (fkv_attn_row){view.pages, view.n_fixed, view.n_ring, assigned[r].start, assigned[r].n_tokens};
+                (fkv_attn_row){fkv_pager_view(cache->pager, g, assigned[r].slot), assigned[r].start, assigned[r].n_tokens};
         }
     }
     memset(step->written, 0, cache->shape.n_layers * sizeof *step->written);

@@ -100,7 +100,7 @@ bool attn_world_open(attn_world *w, const attn_case *c, const fkv_cpu_kernels *k
     for (uint32_t r = 0; r < c->n_rows; r++) {
         uint32_t n_tokens = c->rows[r].start + c->rows[r].n_tokens;
         uint32_t n_table = fkv_ceil_div(n_tokens, c->page_tokens);
-        w->rows[r] = (fkv_attn_row){w->tables + used, n_table, 1, c->rows[r].start, c->rows[r].n_tokens};
+        w->rows[r] = (fkv_attn_row){{w->tables + used, n_table, 1}, c->rows[r].start, c->rows[r].n_tokens};
         used += n_table;
         w->n_new += c->rows[r].n_tokens;
         for (int side = 0; side < FKV_N_SIDES; side++)

@@ -226,9 +226,7 @@ static uint64_t walk(const job *j, query_tile tile, uint32_t head, const thread_
         if (page >= end) break;
         close_pieces(j, tile, s, before, page);
         before = page;
-        const fkv_attn_row *row = tile.row;
-        uint32_t at = page < row->n_fixed ? page : row->n_fixed + (page - row->n_fixed) % row->n_ring;
-        const uint8_t *block = blocks + row->pages[at] * stride;
+        const uint8_t *block = blocks + fkv_page_at(tile.row->view, page) * stride;
         for (uint32_t slot = 0; slot < page_tokens; slot += j->tile_tokens) {
             uint32_t base = page * page_tokens + slot;
             if (base >= seen_end) break;

@@ -10,6 +10,7 @@
 #ifndef FKV_ATTN_H
 #define FKV_ATTN_H
 
+#include "../base/page_view.h"
 #include "../base/workers.h"
 #include "../codec/block.h"
 #include "../codec/rotation.h"
@@ -30,11 +31,9 @@ typedef struct fkv_attn_layer {
     uint8_t *pages; /* block of (page 0, head 0); (page, head) is at (page * G + head) * block.bytes */
 } fkv_attn_layer;
 
-/* One sequence's share of a step. Logical page i is pages[i < n_fixed ? i : n_fixed + (i - n_fixed) % n_ring]. */
+/* One sequence's share of a step. */
 typedef struct fkv_attn_row {
-    const uint32_t *pages;
-    uint32_t n_fixed;
-    uint32_t n_ring;
+    fkv_page_view view;
     uint32_t start;    /* position of the first new token */
     uint32_t n_tokens; /* new */
 } fkv_attn_row;

@@ -17,10 +17,8 @@ typedef struct query {
 
 static void decode(const query *x, uint32_t token, fkv_side side, float *out) {
     const fkv_attn_layer *layer = x->layer;
-    const fkv_attn_row *row = x->row;
-    uint32_t page = token / layer->block.page_tokens;
-    uint32_t at = page < row->n_fixed ? page : row->n_fixed + (page - row->n_fixed) % row->n_ring;
-    uint8_t *block = layer->pages + ((size_t)row->pages[at] * layer->n_kv_heads + x->head) * layer->block.bytes;
+    uint32_t page = fkv_page_at(x->row->view, token / layer->block.page_tokens);
+    uint8_t *block = layer->pages + ((size_t)page * layer->n_kv_heads + x->head) * layer->block.bytes;
     uint8_t *part[FKV_N_PARTS];
     fkv_block_row(&layer->block, block, side, token % layer->block.page_tokens, part);
     fkv_codec_decode(&layer->block.codec[side], (const uint8_t *const *)part, out);

@@ -43,10 +43,9 @@ static void write_tokens(void *context, uint32_t item, uint32_t thread) {
             row++;
         }
         uint32_t position = row->start + (token - row_start);
-        uint32_t logical = position / layer->block.page_tokens;
-        uint32_t at = logical < row->n_fixed ? logical : row->n_fixed + (logical - row->n_fixed) % row->n_ring;
+        uint32_t page = fkv_page_at(row->view, position / layer->block.page_tokens);
         uint32_t slot = position % layer->block.page_tokens;
-        uint8_t *blocks = layer->pages + (size_t)row->pages[at] * layer->n_kv_heads * layer->block.bytes;
+        uint8_t *blocks = layer->pages + (size_t)page * layer->n_kv_heads * layer->block.bytes;
         for (uint32_t head = 0; head < layer->n_kv_heads; head++) {
             size_t from = ((size_t)token * layer->n_kv_heads + head) * layer->head_dim;
             uint8_t *block = blocks + (size_t)head * layer->block.bytes;

@@ -36,6 +36,7 @@
 
 #include "../base/base.h"
 #include "../base/carve.h"
+#include "../base/page_view.h"
 
 typedef struct fkv_pager fkv_pager;
 
@@ -84,17 +85,6 @@ typedef struct fkv_page_copy {
     uint32_t from;
     uint32_t to;
 } fkv_page_copy;
-
-/* The page table of one sequence in one group, as attention walks it. */
-typedef struct fkv_page_view {
-    const uint32_t *pages;
-    uint32_t n_fixed;
-    uint32_t n_ring;
-} fkv_page_view;
-
-FKV_INLINE uint32_t fkv_page_at(fkv_page_view view, uint32_t logical) {
-    return view.pages[logical < view.n_fixed ? logical : view.n_fixed + (logical - view.n_fixed) % view.n_ring];
-}
 
 typedef struct fkv_step_row {
     uint32_t slot;     /* of the sequence */
