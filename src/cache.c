@@ -164,7 +164,7 @@ static void fill(fkv_cache *cache, const fkv_shape *shape, const fkv_plan *plan,
 fkv_status fkv_cache_open(const fkv_config *config, fkv_cache **out) {
     FKV_REQUIRE(config != NULL && out != NULL, FKV_BAD_ARGUMENT, "fkv_cache_open: config or cache is NULL");
     fkv_shape shape;
-    fkv_plan plan;
+    fkv_plan plan = {0};
     FKV_TRY(fkv_shape_make(config, &shape));
     FKV_TRY(make_plan(&shape, &plan));
     const fkv_cpu_kernels *kernels = fkv_cpu_kernels_for(config->isa);
@@ -184,6 +184,7 @@ fkv_status fkv_cache_open(const fkv_config *config, fkv_cache **out) {
         fkv_carve in_tables = {.base = tables, .size = plan.tables_bytes};
         fkv_carve in_scratch = {.base = scratch, .size = plan.scratch_bytes};
         layout_tables(&in_tables, &shape, &cache);
+        FKV_ASSERT(cache != NULL);
         layout_scratch(&in_scratch, &shape, cache);
         fill(cache, &shape, &plan, slab);
         status = fkv_workers_open(cache->workers_place, shape.n_threads, &workers);

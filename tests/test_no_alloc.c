@@ -18,7 +18,7 @@
 
 enum { PAGE = 16, MAX_TOKENS = 2048, MAX_SEQS = 6, STEP_TOKENS = 64, N_TOKENS = 400 };
 
-/* Worker stacks are touched where the first step needs them. */
+/* What the C library of a process may touch of its own. */
 static const uint64_t SLACK_BYTES = 64 * 1024;
 
 static const fkv_layer_config LAYERS[] = {
