@@ -30,7 +30,7 @@ static fkv_status check_config(const fkv_config *c) {
                 (int)c->page_type);
     FKV_REQUIRE((unsigned)c->rotate <= FKV_ROTATE_KV, FKV_BAD_CONFIG, "rotate %d: FKV_ROTATE_NONE, _K, _V or _KV",
                 (int)c->rotate);
-    FKV_REQUIRE((unsigned)c->isa <= FKV_ISA_AVX512, FKV_BAD_CONFIG, "isa %d is none that flatkv knows", (int)c->isa);
+    FKV_REQUIRE((unsigned)c->isa <= FKV_ISA_AVX512VNNI, FKV_BAD_CONFIG, "isa %d is none that flatkv knows", (int)c->isa);
     FKV_REQUIRE(fkv_is_pow2(c->page_tokens) && c->page_tokens >= 16 && c->page_tokens <= 256, FKV_BAD_CONFIG,
                 "pages of %u tokens: a power of two from 16 to 256 (64 is a good choice)", c->page_tokens);
     FKV_REQUIRE(c->max_tokens > 0 && c->max_tokens <= INT32_MAX, FKV_BAD_CONFIG, "max_tokens %u: 1 to %d", c->max_tokens,
@@ -41,7 +41,13 @@ static fkv_status check_config(const fkv_config *c) {
     FKV_REQUIRE(c->n_threads <= FKV_MAX_THREADS, FKV_BAD_CONFIG, "%u threads: at most %d", c->n_threads, FKV_MAX_THREADS);
     FKV_REQUIRE(memchr(c->rope_id, 0, sizeof c->rope_id) != NULL, FKV_BAD_CONFIG, "rope_id has no terminating 0 within %zu bytes",
                 sizeof c->rope_id);
-    for (uint32_t l = 0; l < c->n_layers; l++) FKV_TRY(check_layer(fkv_shape_layer(c, l), l));
+    for (uint32_t l = 0; l < c->n_layers; l++) {
+        const fkv_layer_config *layer = fkv_shape_layer(c, l);
+        FKV_TRY(check_layer(layer, l));
+        FKV_REQUIRE((uint64_t)layer->n_kv_heads * c->max_step_tokens <= UINT32_MAX, FKV_BAD_CONFIG,
+                    "layer %u: %u KV heads in steps of %u tokens are more rows than have numbers: lower max_step_tokens", l,
+                    layer->n_kv_heads, c->max_step_tokens);
+    }
     return FKV_OK;
 }
 
@@ -52,7 +58,8 @@ static uint32_t group_of(const fkv_pager_spec *pager, const fkv_layer_config *l)
 }
 
 /* Groups by first appearance, then their pages. Any max_seqs sequences whose max_tokens add up to config.max_tokens fit: each may
- * leave one page partly empty. A window group has room for max_seqs sequences at their most. */
+ * leave one page partly empty. A window group needs no more
+ * than max_seqs sequences hold at their most. */
 static fkv_status make_groups(const fkv_config *c, fkv_pager_spec *pager) {
     *pager = (fkv_pager_spec){.page_tokens = c->page_tokens,
                               .max_seqs = c->max_seqs,
@@ -70,10 +77,11 @@ static fkv_status make_groups(const fkv_config *c, fkv_pager_spec *pager) {
     uint32_t most = fkv_ceil_div(c->max_tokens, c->page_tokens);
     for (uint32_t g = 0; g < pager->n_groups; g++) {
         uint64_t pages = (uint64_t)most + c->max_seqs - 1;
-        if (pager->groups[g].window != 0) pages = (uint64_t)c->max_seqs * fkv_min_u32(most, fkv_pager_window_cap(pager, g));
-        FKV_REQUIRE(pages < FKV_NO_PAGE, FKV_BAD_CONFIG, "%llu pages in one layer group: lower max_tokens or max_seqs",
-                    (unsigned long long)pages);
-        pager->groups[g].n_pages = (uint32_t)pages;
+        if (pager->groups[g].window != 0) {
+            uint64_t at_most = (uint64_t)c->max_seqs * fkv_min_u32(most, fkv_pager_window_cap(pager, g));
+            pages = at_most < pages ? at_most : pages;
+        }
+        pager->groups[g].n_pages = (uint32_t)pages; /* below 2^28: max_tokens and max_seqs are bounded */
     }
     return FKV_OK;
 }

@@ -1,5 +1,5 @@
 /* What follows from a configuration: groups, page counts, block layouts, bytes. Made once by fkv_shape_make(), the same for the
- * plan and the open, so that they cannot differ. Private to plan.c and cache.c.
+ * plan and the open, so that they cannot differ. Private to shape.c and cache.c.
  */
 #ifndef FKV_SHAPE_H
 #define FKV_SHAPE_H
@@ -17,7 +17,7 @@ typedef struct fkv_shape {
     uint32_t n_layers;
     uint64_t token_bytes;
     uint64_t scratch_bytes; /* of attention, the largest over the layers */
-    fkv_slab slab;          /* `layers` is filled only by fkv_shape_layers() */
+    fkv_slab slab;          /* `layers` is set only by fkv_shape_fill_layers() */
 } fkv_shape;
 
 /* The arrays of one element a layer that a cache keeps, carved with the rest of its tables. */

@@ -30,7 +30,7 @@ static const struct {
     {"page_type f32", {SET(page_type, FKV_F32)}},
     {"page_type of no name", {SET(page_type, 7)}},
     {"rotate of no name", {SET(rotate, 4)}},
-    {"isa of no name", {SET(isa, 5)}},
+    {"isa of no name", {SET(isa, FKV_ISA_AVX512VNNI + 1)}},
     {"isa negative", {SET(isa, -2)}},
     {"pages of 0 tokens", {SET(page_tokens, 0)}},
     {"pages of 8 tokens", {SET(page_tokens, 8)}},
@@ -153,11 +153,9 @@ START_TEST(sizes_beyond_any_machine_are_refused) {
     check_refused(&config, FKV_BAD_CONFIG, "a slab beyond 64 bits");
 
     config = plain_config();
-    config.layer =
-        (fkv_layer_config){.n_q_heads = 1, .n_kv_heads = 1, .head_dim = 16, .window = INT32_MAX, .k = {16, 0}, .v = {16, 0}};
-    config.max_tokens = INT32_MAX;
-    config.max_seqs = 65535;
-    check_refused(&config, FKV_BAD_CONFIG, "more pages than have numbers");
+    config.layer = (fkv_layer_config){.n_q_heads = 8192, .n_kv_heads = 8192, .head_dim = 16, .k = {16, 0}, .v = {16, 0}};
+    config.max_step_tokens = 1 << 20;
+    check_refused(&config, FKV_BAD_CONFIG, "more rows of one step than have numbers");
 
     config = plain_config();
     config.max_tokens = INT32_MAX;
@@ -193,7 +191,7 @@ START_TEST(plans_that_pass_64_bits_by_a_little_are_refused) {
 END_TEST
 
 START_TEST(kernels_of_another_machine_are_not_supported) {
-    static const fkv_isa isas[] = {FKV_ISA_NEON, FKV_ISA_AVX2, FKV_ISA_AVX512};
+    static const fkv_isa isas[] = {FKV_ISA_NEON, FKV_ISA_AVX2, FKV_ISA_AVX512, FKV_ISA_AVX512VNNI};
     uint32_t n_unsupported = 0;
     for (size_t i = 0; i < N_OF(isas); i++) {
         fkv_config config = plain_config();

@@ -24,8 +24,9 @@ enum {
 };
 
 typedef struct thread_scratch {
-    float *q;      /* [tile rows, D] */
-    float *scores; /* [tile rows, FKV_TILE_TOKENS] */
+    float *q;       /* [tile rows, D] */
+    void *prepared; /* of q */
+    float *scores;  /* [tile rows, FKV_TILE_TOKENS] */
     fkv_row_mask *masks;
     fkv_softmax piece; /* since the last boundary */
     fkv_softmax total; /* of the pieces before it */
@@ -33,9 +34,10 @@ typedef struct thread_scratch {
 
 typedef struct scratch {
     uint32_t *first_tile;             /* [rows + 1]: tiles of the rows before */
+    uint32_t *first_token;            /* [rows]: tokens of the rows before */
     thread_scratch *threads;          /* [n_threads] */
     _Atomic uint32_t *pieces_to_come; /* [split items]: of each (tile, head) */
-    fkv_softmax *pieces;              /* [split items * FKV_ATTN_MAX_SPLITS] */
+    float *pieces;                    /* [split items * FKV_ATTN_MAX_SPLITS, piece_floats()]: see piece_at() */
 } scratch;
 
 typedef struct job {
@@ -76,6 +78,11 @@ static void carve_softmax(fkv_carve *carve, uint64_t rows, uint64_t dim, fkv_sof
     s->out = FKV_CARVE(carve, rows * dim, float);
 }
 
+/* Of one piece of one KV head's rows; out starts on a multiple of 16 floats. */
+static uint64_t piece_floats(uint64_t heads_per_kv, uint64_t dim) {
+    return fkv_align_up(2 * heads_per_kv, 16) + heads_per_kv * dim;
+}
+
 /* One walk for plan and use: while counting, the arrays of structs are not there and only their pieces are counted. */
 static void layout(fkv_carve *carve, const fkv_attn_layer *layer, uint32_t max_rows, uint32_t n_threads, scratch *s) {
     uint64_t dim = layer->head_dim;
@@ -84,10 +91,12 @@ static void layout(fkv_carve *carve, const fkv_attn_layer *layer, uint32_t max_r
     uint64_t split_items = n_threads > 1 ? (uint64_t)n_threads * ITEMS_PER_THREAD : 0;
 
     s->first_tile = FKV_CARVE(carve, (uint64_t)max_rows + 1, uint32_t);
+    s->first_token = FKV_CARVE(carve, max_rows, uint32_t);
     s->threads = FKV_CARVE(carve, n_threads, thread_scratch);
     for (uint32_t i = 0; i < n_threads; i++) {
         thread_scratch t = {0};
         t.q = FKV_CARVE(carve, tile_rows * dim, float);
+        t.prepared = fkv_carve_take(carve, 1, fkv_prepared_bytes(tile_rows, dim));
         t.scores = FKV_CARVE(carve, tile_rows * FKV_TILE_TOKENS, float);
         t.masks = FKV_CARVE(carve, tile_rows, fkv_row_mask);
         carve_softmax(carve, tile_rows, dim, &t.piece);
@@ -95,12 +104,14 @@ static void layout(fkv_carve *carve, const fkv_attn_layer *layer, uint32_t max_r
         if (carve->base != NULL) s->threads[i] = t;
     }
     s->pieces_to_come = FKV_CARVE(carve, split_items, _Atomic uint32_t);
-    s->pieces = FKV_CARVE(carve, split_items * FKV_ATTN_MAX_SPLITS, fkv_softmax);
-    for (uint64_t i = 0; i < split_items * FKV_ATTN_MAX_SPLITS; i++) {
-        fkv_softmax piece;
-        carve_softmax(carve, heads_per_kv, dim, &piece);
-        if (carve->base != NULL) s->pieces[i] = piece;
-    }
+    s->pieces = FKV_CARVE(carve, split_items * FKV_ATTN_MAX_SPLITS * piece_floats(heads_per_kv, dim), float);
+}
+
+/* Piece `split` of one (tile, head): max, sum and out of its rows. */
+static fkv_softmax piece_at(const job *j, uint32_t work, uint32_t split) {
+    uint64_t floats = piece_floats(j->heads_per_kv, j->layer->head_dim);
+    float *at = j->scratch.pieces + ((uint64_t)work * FKV_ATTN_MAX_SPLITS + split) * floats;
+    return (fkv_softmax){at, at + j->heads_per_kv, at + floats - (uint64_t)j->heads_per_kv * j->layer->head_dim};
 }
 
 uint64_t fkv_attn_scratch_bytes(const fkv_attn_layer *layer, uint32_t max_rows, uint32_t n_threads) {
@@ -120,11 +131,10 @@ static query_tile tile_at(const job *j, uint32_t tile) {
         else
             high = middle;
     }
-    uint32_t first_token = 0;
-    for (uint32_t r = 0; r < low; r++) first_token += j->rows[r].n_tokens;
     const fkv_attn_row *row = &j->rows[low];
     uint32_t offset = (tile - j->scratch.first_tile[low]) * j->tile_queries;
-    return (query_tile){row, first_token + offset, row->start + offset, fkv_min_u32(j->tile_queries, row->n_tokens - offset)};
+    return (query_tile){row, j->scratch.first_token[low] + offset, row->start + offset,
+                        fkv_min_u32(j->tile_queries, row->n_tokens - offset)};
 }
 
 static fkv_softmax rows_from(fkv_softmax s, uint32_t row, uint32_t dim) {
@@ -137,18 +147,19 @@ static void clear_rows(fkv_softmax s, uint32_t n_rows, uint32_t dim) {
     memset(s.out, 0, (size_t)n_rows * dim * sizeof *s.out);
 }
 
-/* Queries to floats, scaled and rotated as the keys are. */
-static void load_queries(const job *j, query_tile tile, uint32_t head, float *q) {
+/* Queries to floats, scaled and rotated as the keys are, and prepared. */
+static void load_queries(const job *j, query_tile tile, uint32_t head, const thread_scratch *s) {
     const fkv_attn_layer *layer = j->layer;
     uint32_t n = j->heads_per_kv * layer->head_dim;
     for (uint32_t i = 0; i < tile.n_queries; i++) {
         size_t at = ((size_t)(tile.first_token + i) * layer->n_q_heads + (size_t)head * j->heads_per_kv) * layer->head_dim;
-        float *to = q + (size_t)i * n;
+        float *to = s->q + (size_t)i * n;
         fkv_rows_to_f32(layer->row_type, j->q + at * fkv_type_bytes(layer->row_type), to, n);
         for (uint32_t d = 0; d < n; d++) to[d] *= layer->scale;
         if (layer->rotate_k != NULL)
             for (uint32_t h = 0; h < j->heads_per_kv; h++) fkv_rotation_apply(layer->rotate_k, to + (size_t)h * layer->head_dim);
     }
+    j->kernels->prepare(&layer->block.codec[FKV_SIDE_K], s->q, tile.n_queries * j->heads_per_kv, s->prepared);
 }
 
 static void store_outputs(const job *j, query_tile tile, uint32_t head, fkv_softmax total) {
@@ -176,8 +187,14 @@ static uint32_t window_begin(const fkv_attn_layer *layer, uint32_t position) {
     return layer->window != 0 && position + 1 > layer->window ? position + 1 - layer->window : 0;
 }
 
-/* One kernel tile: tokens [base, base + n_tokens) of the page against every row of the query tile. */
-static void meet(const job *j, query_tile tile, const thread_scratch *s, const uint8_t *block, uint32_t slot, uint32_t base,
+/* Where a kernel tile lies: a block of the slab and a slot in it. */
+typedef struct place {
+    const uint8_t *block;
+    uint32_t slot;
+} place;
+
+/* One kernel tile: tokens [base, base + n_tokens) against every row of the query tile, while `next` is fetched. */
+static void meet(const job *j, query_tile tile, const thread_scratch *s, place here, place next, uint32_t base,
                  uint32_t n_tokens) {
     const fkv_attn_layer *layer = j->layer;
     uint32_t n_rows = tile.n_queries * j->heads_per_kv;
@@ -189,13 +206,18 @@ static void meet(const job *j, query_tile tile, const thread_scratch *s, const u
         for (uint32_t h = 0; h < j->heads_per_kv; h++) s->masks[i * j->heads_per_kv + h] = mask;
     }
     const uint8_t *part[FKV_N_SIDES][FKV_N_PARTS];
-    for (int side = 0; side < FKV_N_SIDES; side++)
-        for (int p = 0; p < FKV_N_PARTS; p++)
-            part[side][p] = block + layer->block.offset[side][p] + (size_t)slot * layer->block.codec[side].row_bytes[p];
-
-    j->kernels->scores(&layer->block.codec[FKV_SIDE_K], part[FKV_SIDE_K], n_tokens, s->q, n_rows, s->scores);
+    const uint8_t *next_codes[FKV_N_SIDES];
+    for (int side = 0; side < FKV_N_SIDES; side++) {
+        const uint32_t *offset = layer->block.offset[side];
+        const uint32_t *row_bytes = layer->block.codec[side].row_bytes;
+        for (int p = 0; p < FKV_N_PARTS; p++) part[side][p] = here.block + offset[p] + (size_t)here.slot * row_bytes[p];
+        next_codes[side] = next.block + offset[FKV_PART_CODES] + (size_t)next.slot * row_bytes[FKV_PART_CODES];
+    }
+    j->kernels->scores(&layer->block.codec[FKV_SIDE_K], part[FKV_SIDE_K], next_codes[FKV_SIDE_K], n_tokens, s->q, s->prepared,
+                       n_rows, s->scores);
     j->kernels->softmax(s->scores, j->tile_tokens, s->masks, n_rows, layer->head_dim, layer->softcap, s->piece);
-    j->kernels->values(&layer->block.codec[FKV_SIDE_V], part[FKV_SIDE_V], n_tokens, s->scores, n_rows, s->piece.out);
+    j->kernels->values(&layer->block.codec[FKV_SIDE_V], part[FKV_SIDE_V], next_codes[FKV_SIDE_V], n_tokens, s->scores, n_rows,
+                       s->piece.out);
 }
 
 static void close_pieces(const job *j, query_tile tile, const thread_scratch *s, uint32_t from_page, uint32_t to_page) {
@@ -221,19 +243,22 @@ static uint64_t walk(const job *j, query_tile tile, uint32_t head, const thread_
     const uint8_t *blocks = layer->pages + (size_t)head * layer->block.bytes;
     uint64_t tokens_read = 0;
     uint32_t before = first;
-    for (uint32_t page = first; page < end; page++) {
-        if (page >= sink_pages && page < window_page) page = window_page;
-        if (page >= end) break;
-        close_pieces(j, tile, s, before, page);
-        before = page;
+    uint32_t page = first >= sink_pages ? fkv_max_u32(first, window_page) : first;
+    while (page < end) {
+        uint32_t after = page + 1 >= sink_pages ? fkv_max_u32(page + 1, window_page) : page + 1;
         const uint8_t *block = blocks + fkv_page_at(tile.row->view, page) * stride;
+        const uint8_t *next_block = after < end ? blocks + fkv_page_at(tile.row->view, after) * stride : block;
+        close_pieces(j, tile, s, before, page);
         for (uint32_t slot = 0; slot < page_tokens; slot += j->tile_tokens) {
             uint32_t base = page * page_tokens + slot;
             if (base >= seen_end) break;
             uint32_t n_tokens = fkv_min_u32(j->tile_tokens, seen_end - base);
-            meet(j, tile, s, block, slot, base, n_tokens);
+            place next = slot + j->tile_tokens < page_tokens ? (place){block, slot + j->tile_tokens} : (place){next_block, 0};
+            meet(j, tile, s, (place){block, slot}, next, base, n_tokens);
             tokens_read += n_tokens;
         }
+        before = page;
+        page = after;
     }
     return tokens_read;
 }
@@ -249,7 +274,7 @@ static void attend_whole(void *context, uint32_t item, uint32_t thread) {
     uint32_t dim = j->layer->head_dim;
     clear_rows(s->piece, n_rows, dim);
     clear_rows(s->total, n_rows, dim);
-    load_queries(j, tile, head, s->q);
+    load_queries(j, tile, head, s);
     uint32_t end = (tile.position + tile.n_queries - 1) / j->layer->block.page_tokens + 1;
     count_tokens(j, walk(j, tile, head, s, 0, end));
     j->kernels->fold(s->total, s->piece, n_rows, dim);
@@ -269,16 +294,15 @@ static void attend_piece(void *context, uint32_t item, uint32_t thread) {
     uint32_t n_splits = fkv_ceil_div(n_pages, pages);
     if (split >= n_splits) return;
 
-    fkv_softmax *pieces = &j->scratch.pieces[(size_t)work * FKV_ATTN_MAX_SPLITS];
     thread_scratch s = j->scratch.threads[thread];
-    s.piece = pieces[split];
+    s.piece = piece_at(j, work, split);
     clear_rows(s.piece, j->heads_per_kv, dim);
-    load_queries(j, tile, head, s.q);
+    load_queries(j, tile, head, &s);
     count_tokens(j, walk(j, tile, head, &s, split * pages, fkv_min_u32((split + 1) * pages, n_pages)));
 
     if (atomic_fetch_sub_explicit(&j->scratch.pieces_to_come[work], 1, memory_order_acq_rel) != 1) return;
     clear_rows(s.total, j->heads_per_kv, dim);
-    for (uint32_t i = 0; i < n_splits; i++) j->kernels->fold(s.total, pieces[i], j->heads_per_kv, dim);
+    for (uint32_t i = 0; i < n_splits; i++) j->kernels->fold(s.total, piece_at(j, work, i), j->heads_per_kv, dim);
     store_outputs(j, tile, head, s.total);
 }
 
@@ -316,8 +340,11 @@ uint64_t fkv_attn_attend(const fkv_cpu_kernels *kernels, const fkv_attn_layer *l
     layout(&carve, layer, n_rows, n_threads, &j.scratch);
 
     uint32_t n_tiles = 0;
+    uint32_t n_tokens = 0;
     for (uint32_t r = 0; r < n_rows; r++) {
         j.scratch.first_tile[r] = n_tiles;
+        j.scratch.first_token[r] = n_tokens;
+        n_tokens += rows[r].n_tokens;
         n_tiles += fkv_ceil_div(rows[r].n_tokens, j.tile_queries);
     }
     j.scratch.first_tile[n_rows] = n_tiles;

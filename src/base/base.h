@@ -1,6 +1,7 @@
 /* What every module stands on: answers with messages, asserts, checked integer arithmetic.
  *
- * This is the one header with compiler and operating system switches. It includes nothing of flatkv but the public header.
+ * Compiler and operating system switches live in src/base, the common ones here. It includes nothing of flatkv but the public
+ * header.
  */
 #ifndef FKV_BASE_H
 #define FKV_BASE_H

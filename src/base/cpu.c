@@ -24,10 +24,13 @@ static bool runs_avx512(void) {
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
 
+static bool runs_avx512vnni(void) { return runs_avx512() && __builtin_cpu_supports("avx512vnni"); }
+
 #else
 
 static bool runs_avx2(void) { return false; }
 static bool runs_avx512(void) { return false; }
+static bool runs_avx512vnni(void) { return false; }
 
 #endif
 
@@ -38,12 +41,13 @@ bool fkv_cpu_runs(fkv_isa isa) {
     case FKV_ISA_NEON: return FKV_ARCH_ARM;
     case FKV_ISA_AVX2: return runs_avx2();
     case FKV_ISA_AVX512: return runs_avx512();
+    case FKV_ISA_AVX512VNNI: return runs_avx512vnni();
     }
     return false;
 }
 
 fkv_isa fkv_cpu_best_isa(void) {
-    static const fkv_isa best_first[] = {FKV_ISA_AVX512, FKV_ISA_AVX2, FKV_ISA_NEON};
+    static const fkv_isa best_first[] = {FKV_ISA_AVX512VNNI, FKV_ISA_AVX512, FKV_ISA_AVX2, FKV_ISA_NEON};
     for (size_t i = 0; i < sizeof best_first / sizeof best_first[0]; i++)
         if (fkv_cpu_runs(best_first[i])) return best_first[i];
     return FKV_ISA_SCALAR;
@@ -56,6 +60,7 @@ const char *fkv_isa_name(fkv_isa isa) {
     case FKV_ISA_NEON: return "neon";
     case FKV_ISA_AVX2: return "avx2";
     case FKV_ISA_AVX512: return "avx512";
+    case FKV_ISA_AVX512VNNI: return "avx512vnni";
     }
     return "unknown";
 }

@@ -6,7 +6,7 @@ const fkv_cpu_kernels *fkv_cpu_kernels_for(fkv_isa isa) {
     if (isa == FKV_ISA_AUTO) isa = fkv_cpu_best_isa();
     if (!fkv_cpu_runs(isa)) return NULL;
     switch (isa) {
-    case FKV_ISA_SCALAR: return &fkv_kernels_plain;
+    case FKV_ISA_SCALAR: return &fkv_kernels_scalar;
     case FKV_ISA_NEON: return &fkv_kernels_neon;
     default: return NULL;
     }

@@ -31,13 +31,21 @@ typedef struct fkv_softmax {
     float *out; /* [rows, D] */
 } fkv_softmax;
 
+/* Two bytes for each number, a float for each 32 of them and one for the row, in four arrays: the most that any kernels prepare.
+ */
+FKV_INLINE uint64_t fkv_prepared_bytes(uint64_t n_rows, uint64_t dim) { return n_rows * (2 * dim + dim / 8 + 4) + 4 * 64; }
+
 struct fkv_cpu_kernels {
     const char *name;
 
+    /* What scores() wants to have of the queries beside their floats, made once for all tiles that they meet. q: [rows, D];
+     * prepared: fkv_prepared_bytes(), 64-byte aligned. */
+    void (*prepare)(const fkv_codec *codec, const float *q, uint32_t n_rows, void *prepared);
+
     /* scores[r][t] = q[r] . k[t] for t < n_tokens; what is behind n_tokens is not defined. q: [rows, D], 64-byte aligned.
-     * part: the parts of the tile's first token. */
-    void (*scores)(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t n_tokens, const float *q,
-                   uint32_t n_rows, float *scores);
+     * part: the parts of the tile's first token; next: the codes of the tile that comes after it, to be fetched meanwhile. */
+    void (*scores)(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], const uint8_t *next, uint32_t n_tokens,
+                   const float *q, const void *prepared, uint32_t n_rows, float *scores);
 
     /* Caps and masks the scores, moves the running maximum, rescales state, and leaves p in scores (0 where masked). width:
      * tokens of a full tile, a multiple of 16. */
@@ -45,8 +53,8 @@ struct fkv_cpu_kernels {
                     fkv_softmax state);
 
     /* out[r] += sum over t < n_tokens of p[r][t] * v[t]. */
-    void (*values)(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t n_tokens, const float *p,
-                   uint32_t n_rows, float *out);
+    void (*values)(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], const uint8_t *next, uint32_t n_tokens,
+                   const float *p, uint32_t n_rows, float *out);
 
     /* into = into + piece, for rows where piece has seen a token. */
     void (*fold)(fkv_softmax into, fkv_softmax piece, uint32_t n_rows, uint32_t dim);
@@ -55,9 +63,10 @@ struct fkv_cpu_kernels {
     void (*encode)(const fkv_codec *codec, const float *x, uint8_t *const part[FKV_N_PARTS]);
 };
 
-extern const struct fkv_cpu_kernels fkv_kernels_plain;
+extern const struct fkv_cpu_kernels fkv_kernels_scalar;
 extern const struct fkv_cpu_kernels fkv_kernels_avx2;
 extern const struct fkv_cpu_kernels fkv_kernels_avx512;
+extern const struct fkv_cpu_kernels fkv_kernels_avx512vnni;
 extern const struct fkv_cpu_kernels fkv_kernels_neon;
 
 #endif

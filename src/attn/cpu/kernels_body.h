@@ -24,6 +24,7 @@ enum { CHUNK_VECS = CHUNK_UNITS * UNIT_VECS, MAX_GROUPS_PER_ROW = FKV_MAX_HEAD_D
 
 typedef struct tile {
     const uint8_t *codes;
+    const uint8_t *next; /* codes of the tile after this one */
     uint32_t row_bytes;
     uint32_t n_groups;
     uint32_t group_shift;
@@ -45,8 +46,10 @@ static void widen(fkv_type type, const uint8_t *from, uint32_t n, float *to) {
     }
 }
 
-static void tile_open(tile *t, const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t n_tokens) {
+static void tile_open(tile *t, const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], const uint8_t *next,
+                      uint32_t n_tokens) {
     t->codes = part[FKV_PART_CODES];
+    t->next = next;
     t->row_bytes = codec->row_bytes[FKV_PART_CODES];
     t->n_units = codec->dim / 16;
     if (codec->kind != FKV_CODEC_AFFINE) return;
@@ -54,6 +57,13 @@ static void tile_open(tile *t, const fkv_codec *codec, const uint8_t *const part
     t->group_shift = codec->group == 32 ? 5 : codec->group == 64 ? 6 : 7;
     widen(codec->type, part[FKV_PART_SCALES], n_tokens * t->n_groups, t->scales);
     widen(codec->type, part[FKV_PART_BIASES], n_tokens * t->n_groups, t->biases);
+}
+
+/* Asks for the rows of n_tokens tokens of the next tile, a few at a time: pages lie anywhere, which no prefetcher of a processor
+ * foresees, and all at once would fill its queue. */
+FKV_INLINE void fetch_next(const tile *t, uint32_t token, uint32_t n_tokens) {
+    const uint8_t *from = t->next + (size_t)token * t->row_bytes;
+    for (uint32_t i = 0; i < n_tokens * t->row_bytes; i += 64) FKV_PREFETCH(from + i);
 }
 
 /* n_tokens x n_units units from (token, unit) on. group_units: units that surely share a group; divides n_units. All counts and
@@ -116,6 +126,7 @@ FKV_INLINE void scores_form(int form, int group_units, const tile *t, uint32_t n
                             float *scores) {
     vf lanes[FKV_MAX_TILE_ROWS][BLOCK_TOKENS];
     for (uint32_t token = 0; token < n_tokens; token += BLOCK_TOKENS) {
+        fetch_next(t, token, BLOCK_TOKENS);
         uint32_t unit = 0;
         for (; unit + CHUNK_UNITS <= t->n_units; unit += CHUNK_UNITS)
             scores_chunk(form, group_units, CHUNK_UNITS, t, token, unit, q, n_rows, lanes, scores);
@@ -157,8 +168,10 @@ FKV_INLINE void values_block(int form, int group_units, int n_block, const tile 
 FKV_INLINE void values_form(int form, int group_units, const tile *t, uint32_t n_tokens, const float *p, uint32_t n_rows,
                             float *out) {
     uint32_t token = 0;
-    for (; token + BLOCK_TOKENS <= n_tokens; token += BLOCK_TOKENS)
+    for (; token + BLOCK_TOKENS <= n_tokens; token += BLOCK_TOKENS) {
+        fetch_next(t, token, BLOCK_TOKENS);
         values_block(form, group_units, BLOCK_TOKENS, t, token, p, n_rows, out);
+    }
     for (; token < n_tokens; token++) values_block(form, group_units, 1, t, token, p, n_rows, out);
 }
 
@@ -191,19 +204,24 @@ enum { GROUP_32_UNITS = CHUNK_UNITS < 2 ? CHUNK_UNITS : 2 };
         }                                                                                                                        \
     } while (0)
 
-static void kernel_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t n_tokens, const float *q,
-                          uint32_t n_rows, float *scores) {
+static void kernel_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows, void *prepared) { /* floats are enough */
+    (void)codec, (void)q, (void)n_rows, (void)prepared;
+}
+
+static void kernel_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], const uint8_t *next, uint32_t n_tokens,
+                          const float *q, const void *prepared, uint32_t n_rows, float *scores) {
+    (void)prepared;
     tile t;
-    tile_open(&t, codec, part, n_tokens);
+    tile_open(&t, codec, part, next, n_tokens);
 #define SCORES(form, units) scores_form(form, units, &t, n_tokens, q, n_rows, scores)
     EACH_FORM(SCORES);
 #undef SCORES
 }
 
-static void kernel_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t n_tokens, const float *p,
-                          uint32_t n_rows, float *out) {
+static void kernel_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], const uint8_t *next, uint32_t n_tokens,
+                          const float *p, uint32_t n_rows, float *out) {
     tile t;
-    tile_open(&t, codec, part, n_tokens);
+    tile_open(&t, codec, part, next, n_tokens);
 #define VALUES(form, units) values_form(form, units, &t, n_tokens, p, n_rows, out)
     EACH_FORM(VALUES);
 #undef VALUES
@@ -211,9 +229,12 @@ static void kernel_values(const fkv_codec *codec, const uint8_t *const part[FKV_
 
 /* ---- softmax ---- */
 
-/* exp(x) for x <= 88, within 2 ulp; 0 below -87. Cephes' polynomial. */
+/* What is not a number must come out as such, never as a plausible weight. On x86 the minimum and maximum of a pair with a NaN is
+ * the second of the two: bounds come first where a NaN has to pass, second where it has to be left out. */
+
+/* exp(x), within 2 ulp; 0 below -87, exp(88) above 88. Cephes' polynomial. */
 FKV_INLINE vf vf_exp(vf x) {
-    vf clamped = vf_max(x, vf_set(-87.0f));
+    vf clamped = vf_min(vf_set(88.0f), vf_max(vf_set(-87.0f), x));
     vf n = vf_round(vf_mul(clamped, vf_set(1.44269504088896341f)));
     vf r = vf_fma(n, vf_set(-0.693359375f), clamped);
     r = vf_fma(n, vf_set(2.12194440e-4f), r);
@@ -236,7 +257,7 @@ static float exp_one(float x) {
 /* cap * tanh(x / cap), as cap * (1 - 2 / (exp(2 x / cap) + 1)) */
 FKV_INLINE vf vf_softcap(vf x, float cap) {
     vf y = vf_mul(x, vf_set(2.0f / cap));
-    y = vf_min(vf_max(y, vf_set(-40.0f)), vf_set(40.0f));
+    y = vf_min(vf_set(40.0f), vf_max(vf_set(-40.0f), y));
     vf tanh = vf_sub(vf_set(1.0f), vf_div(vf_set(2.0f), vf_add(vf_exp(y), vf_set(1.0f))));
     return vf_mul(tanh, vf_set(cap));
 }
@@ -260,8 +281,8 @@ static void kernel_softmax(float *scores, uint32_t width, const fkv_row_mask *ma
         for (uint32_t t = mask.sinks; t < mask.begin && t < width; t++) s[t] = -INFINITY;
         for (uint32_t t = mask.end; t < width; t++) s[t] = -INFINITY;
 
-        vf max = vf_load(s);
-        for (uint32_t t = VL; t < width; t += VL) max = vf_max(max, vf_load(s + t));
+        vf max = vf_set(-INFINITY);
+        for (uint32_t t = 0; t < width; t += VL) max = vf_max(vf_load(s + t), max);
         float now = vf_reduce_max(max);
         if (now > state.max[r]) {
             float factor = exp_one(state.max[r] - now);
@@ -282,7 +303,7 @@ static void kernel_softmax(float *scores, uint32_t width, const fkv_row_mask *ma
 
 static void kernel_fold(fkv_softmax into, fkv_softmax piece, uint32_t n_rows, uint32_t dim) {
     for (uint32_t r = 0; r < n_rows; r++) {
-        if (piece.max[r] == -INFINITY) continue;
+        if (piece.max[r] == -INFINITY && piece.sum[r] == 0.0f) continue; /* saw nothing */
         float max = into.max[r] > piece.max[r] ? into.max[r] : piece.max[r];
         float a = exp_one(into.max[r] - max);
         float b = exp_one(piece.max[r] - max);
@@ -376,6 +397,5 @@ static void kernel_encode(const fkv_codec *codec, const float *x, uint8_t *const
     pack(codec->bits, codes, codec->dim, part[FKV_PART_CODES]);
 }
 
-#define FKV_KERNELS(isa)                                                                                                         \
-    const struct fkv_cpu_kernels fkv_kernels_##isa = {#isa,          kernel_scores, kernel_softmax,                              \
-                                                      kernel_values, kernel_fold,   kernel_encode}
+#define FKV_KERNELS(isa, prepare, scores, values)                                                                                \
+    const struct fkv_cpu_kernels fkv_kernels_##isa = {#isa, prepare, scores, kernel_softmax, values, kernel_fold, kernel_encode}

@@ -21,7 +21,7 @@ FKV_INLINE vf vf_min(vf a, vf b) { return _mm512_min_ps(a, b); }
 FKV_INLINE vf vf_max(vf a, vf b) { return _mm512_max_ps(a, b); }
 FKV_INLINE vf vf_round(vf a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 FKV_INLINE vf vf_not_nan(vf a) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, a, _CMP_ORD_Q), a); }
-FKV_INLINE vf vf_zero_below(vf x, vf limit, vf y) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_GE_OQ), y); }
+FKV_INLINE vf vf_zero_below(vf x, vf limit, vf y) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ), y); }
 FKV_INLINE vf vf_pow2(vf n) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
 }

@@ -22,7 +22,7 @@ FKV_INLINE vf vf_max(vf a, vf b) { return vmaxq_f32(a, b); }
 FKV_INLINE vf vf_round(vf a) { return vrndnq_f32(a); }
 FKV_INLINE vf vf_not_nan(vf a) { return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(a), vceqq_f32(a, a))); }
 FKV_INLINE vf vf_zero_below(vf x, vf limit, vf y) {
-    return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(y), vcgeq_f32(x, limit)));
+    return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(y), vcltq_f32(x, limit)));
 }
 FKV_INLINE vf vf_pow2(vf n) { return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(n), vdupq_n_s32(127)), 23)); }
 FKV_INLINE float vf_reduce_add(vf a) { return vaddvq_f32(a); }
