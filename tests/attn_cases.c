@@ -121,7 +121,7 @@ bool attn_world_open(attn_world *w, const attn_case *c, const fkv_cpu_kernels *k
     }
     size_t n = (size_t)w->n_new * c->shape.n_q_heads * c->shape.head_dim;
     w->q = take(n * fkv_type_bytes(c->row_type));
-    attn_random_rows(&state, c->row_type, c->shape.head_dim, false, n, w->q);
+    attn_random_rows(&state, c->row_type, c->shape.head_dim, c->outliers, n, w->q);
     return true;
 }
 

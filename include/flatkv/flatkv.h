@@ -128,7 +128,7 @@ typedef struct fkv_config {
     uint64_t rotation_seed;
 
     uint32_t page_tokens;     /* a power of two, 16 to 256 */
-    uint32_t max_tokens;      /* tokens of all sequences and cached prefixes together */
+    uint32_t max_tokens;      /* of all sequences and cached prefixes together; max_seqs sequences that add up to it always fit */
     uint32_t max_seqs;        /* sequences open at once */
     uint32_t max_step_tokens; /* rows in one step: the prefill chunk and the decode rows beside it */
 
@@ -185,10 +185,10 @@ FKV_API void fkv_cache_close(fkv_cache *cache);
 typedef struct fkv_group_stats {
     uint32_t pages;    /* total = free + held + cached */
     uint32_t free;     /* held by nobody */
-    uint32_t held;     /* in the table of at least one sequence */
+    uint32_t held;     /* in the table of a sequence, or on the way to such a page in the prefix tree: cannot be given up */
     uint32_t shared;   /* of the held: by two holders or more, the prefix tree counts as one */
     uint32_t cached;   /* by the prefix tree alone: given up, oldest leaf first, when a promise needs them */
-    uint32_t pinned;   /* in the prefix tree and in use by a sequence: never given up */
+    uint32_t pinned;   /* of the held: in the prefix tree */
     uint32_t promised; /* not yet taken, but sure to be there for the open sequences */
 } fkv_group_stats;
 
@@ -281,11 +281,14 @@ FKV_API fkv_status fkv_step_abort(fkv_step *step);
 /* ---- page files ---------------------------------------------------------------------------------------------- */
 
 /* Saves the first n_tokens tokens of seq (0: all of them) with their pages. tokens: [n_tokens], what the rows were computed
- * from. The file appears under its name complete or not at all. FKV_GONE if a windowed layer has dropped what is needed. */
+ * from. The file appears under its name complete or not at all (it is made as path.part, a name that no finished file may have);
+ * FKV_IO can also mean that it is there but the folder could not be synced. FKV_GONE if a windowed layer has dropped what is
+ * needed. */
 FKV_API fkv_status fkv_seq_save(fkv_cache *cache, fkv_seq seq, const uint32_t *tokens, uint32_t n_tokens, const char *path);
 
 /* Opens a sequence and fills it from a file that was verified in full first. config as for fkv_seq_open(); a prompt, where
- * given, must begin with the saved tokens (else FKV_BAD_ARGUMENT). */
+ * given, must begin with the saved tokens (else FKV_BAD_ARGUMENT). A file that changes while it is read is refused too, but
+ * prefixes that nobody uses may have been given up for it by then. */
 FKV_API fkv_status fkv_seq_load(fkv_cache *cache, const fkv_seq_config *config, const char *path, fkv_seq *seq);
 
 typedef struct fkv_file_info {

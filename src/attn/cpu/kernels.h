@@ -31,9 +31,9 @@ typedef struct fkv_softmax {
     float *out; /* [rows, D] */
 } fkv_softmax;
 
-/* Two bytes for each number, a float for each 32 of them and one for the row, in four arrays: the most that any kernels prepare.
- */
-FKV_INLINE uint64_t fkv_prepared_bytes(uint64_t n_rows, uint64_t dim) { return n_rows * (2 * dim + dim / 8 + 4) + 4 * 64; }
+/* Three bytes for each number, a float for each 32 of them and one for the row, in five arrays: the most that any kernels
+ * prepare. */
+FKV_INLINE uint64_t fkv_prepared_bytes(uint64_t n_rows, uint64_t dim) { return n_rows * (3 * dim + dim / 8 + 4) + 5 * 64; }
 
 struct fkv_cpu_kernels {
     const char *name;

@@ -1,17 +1,20 @@
 /* The kernels over AVX-512 with VNNI: 8- and 4-bit codes go into integer dot products (vpdpbusd: unsigned codes times signed
  * bytes) without ever becoming floats. 16- and 2-bit sides take the float kernels of kernels_body.h.
  *
- * The float side of a product (queries; softmax weights times scales) is rounded to 16-bit integers in two signed bytes,
- * x = step * (256 * high + low), with the step from the largest number of the row. Sums of code * x are then exact, so neither
- * their order nor the rows and tokens beside them can change a bit. What the rounding leaves is kept away from the bias, which
- * can be far larger than the numbers it serves: queries are summed after rounding, and the rest of a weight is added at the code
- * that means 0.
+ * The float side of a product is rounded to integers, with a step from the largest number of the row: softmax weights times
+ * scales to 16 bits in two signed bytes, x = step * (256 * high + low); queries to 24, with what is left in a third byte, because
+ * an error of a query is multiplied by keys whose large channels can be 20 times the others. Sums of code * x are exact, so
+ * neither their order nor the rows and tokens beside them can change a bit. What the rounding leaves is kept away from the bias,
+ * which can be far larger than the numbers it serves: queries are summed after rounding, and the rest of a weight is added at the
+ * code that means 0.
  *
- *   scores:  16 tokens are the lanes; four numbers of each token (a quad) are one dword, so a 4x4 transpose of dwords feeds the
- * dot product and no sum over lanes is needed. score = sum over groups scale * step * dot + bias * sum(q) values:  16 numbers of
- * the head dimension are the lanes; the codes of four tokens are one dword. out += step * dot + sum(p * bias)
+ * Scores: 16 tokens are the lanes; four numbers of each token (a quad) are one dword, so a 4x4 transpose of dwords feeds the dot
+ * product and no sum over lanes is needed. score = sum over groups of scale * step * dot + bias * sum(q).
  *
- * Ladder: docs/performance.md.
+ * Values: 16 numbers of the head dimension are the lanes; the codes of four tokens are one dword.
+ * out += step * dot + sum(p * bias).
+ *
+ * The ladder is in docs/performance.md.
  */
 #include "vec_avx512.h"
 
@@ -28,6 +31,7 @@ enum {
 /* The largest |x| / step: 127 * 256. Rows of numbers all below SMALLEST count as 0: their step would be no float's inverse. */
 static const float LARGEST = 32512.0f;
 static const float SMALLEST = 1e-30f;
+static const float REST_STEPS = 254.0f; /* half a step is 127 of them */
 
 typedef struct bytes2 {
     __m128i high;
@@ -68,7 +72,8 @@ typedef struct int_queries {
     float *step;  /* [rows] */
     float *sum;   /* [rows, units], of the rounded numbers: an error of q then meets k, not k - bias */
     int8_t *high; /* [rows, D] */
-    int8_t *low;
+    int8_t *low;  /* [rows, D] */
+    int8_t *rest; /* [rows, D]: of 1 / REST_STEPS of a step */
 } int_queries;
 
 static int_queries queries_in(void *prepared, uint32_t n_rows, uint32_t dim) {
@@ -81,7 +86,20 @@ static int_queries queries_in(void *prepared, uint32_t n_rows, uint32_t dim) {
     iq.high = (int8_t *)at;
     at += fkv_align_up((size_t)n_rows * dim, 64);
     iq.low = (int8_t *)at;
+    at += fkv_align_up((size_t)n_rows * dim, 64);
+    iq.rest = (int8_t *)at;
     return iq;
+}
+
+/* 16 numbers in steps to three bytes each; returns the sum of what was stored. */
+FKV_INLINE float store_query(const int_queries *iq, size_t at, vf x) {
+    __m512i whole = _mm512_cvtps_epi32(x);
+    bytes2 bytes = split(whole);
+    __m512i rest = _mm512_cvtps_epi32(vf_mul(vf_sub(x, _mm512_cvtepi32_ps(whole)), vf_set(REST_STEPS)));
+    _mm_storeu_si128((__m128i *)(iq->high + at), bytes.high);
+    _mm_storeu_si128((__m128i *)(iq->low + at), bytes.low);
+    _mm_storeu_si128((__m128i *)(iq->rest + at), _mm512_cvtepi32_epi8(rest));
+    return (float)_mm512_reduce_add_epi32(whole) + (float)_mm512_reduce_add_epi32(rest) / REST_STEPS;
 }
 
 static bool has_integer_kernel(const fkv_codec *codec) { return codec->kind == FKV_CODEC_AFFINE && codec->bits >= 4; }
@@ -108,17 +126,15 @@ static void int_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows,
         vf inverse = vf_set(largest > SMALLEST ? LARGEST / largest : 0.0f);
         iq.step[r] = not_finite != 0 ? NAN : largest / LARGEST; /* such a query has no answer, and must not seem to have one */
         for (uint32_t d = 0; d < dim; d += UNIT_NUMBERS) {
-            __m512i a = _mm512_cvtps_epi32(vf_mul(vf_load(row + d), inverse));
-            __m512i b = _mm512_cvtps_epi32(vf_mul(vf_load(row + d + VL), inverse));
-            iq.sum[(r * dim + d) / UNIT_NUMBERS] = (float)_mm512_reduce_add_epi32(_mm512_add_epi32(a, b)) * iq.step[r];
-            bool by_halves = codec->bits == 4;
-            bytes2 x = split(by_halves ? _mm512_permutex2var_epi32(a, even, b) : a);
-            bytes2 y = split(by_halves ? _mm512_permutex2var_epi32(a, odd, b) : b);
-            size_t at = (size_t)r * dim + d;
-            _mm_storeu_si128((__m128i *)(iq.high + at), x.high);
-            _mm_storeu_si128((__m128i *)(iq.low + at), x.low);
-            _mm_storeu_si128((__m128i *)(iq.high + at + 16), y.high);
-            _mm_storeu_si128((__m128i *)(iq.low + at + 16), y.low);
+            vf x = vf_mul(vf_load(row + d), inverse);
+            vf y = vf_mul(vf_load(row + d + VL), inverse);
+            if (codec->bits == 4) {
+                vf evens = _mm512_permutex2var_ps(x, even, y);
+                y = _mm512_permutex2var_ps(x, odd, y);
+                x = evens;
+            }
+            float sum = store_query(&iq, (size_t)r * dim + d, x) + store_query(&iq, (size_t)r * dim + d + VL, y);
+            iq.sum[(r * dim + d) / UNIT_NUMBERS] = sum * iq.step[r];
         }
     }
 }
@@ -173,12 +189,15 @@ FKV_INLINE void int_scores_chunk(int bits, int n_units, const tile *t, uint32_t 
         size_t at = (size_t)(r * row_units + unit) * UNIT_NUMBERS;
         __m512i high[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
         __m512i low[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
+        __m512i rest[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
         FKV_UNROLL
         for (int j = 0; j < n_units * UNIT_QUADS; j++) {
             high[j % 2] = _mm512_dpbusd_epi32(high[j % 2], quads[j], _mm512_set1_epi32(dword(iq->high + at + 4 * j)));
             low[j % 2] = _mm512_dpbusd_epi32(low[j % 2], quads[j], _mm512_set1_epi32(dword(iq->low + at + 4 * j)));
+            rest[j % 2] = _mm512_dpbusd_epi32(rest[j % 2], quads[j], _mm512_set1_epi32(dword(iq->rest + at + 4 * j)));
         }
         vf dot = join(_mm512_add_epi32(high[0], high[1]), _mm512_add_epi32(low[0], low[1]));
+        dot = vf_fma(_mm512_cvtepi32_ps(_mm512_add_epi32(rest[0], rest[1])), vf_set(1.0f / REST_STEPS), dot);
         float sum = iq->sum[r * row_units + unit];
         if (n_units == 2) sum += iq->sum[r * row_units + unit + 1];
         float *to = scores + (size_t)r * FKV_TILE_TOKENS + token;
