@@ -172,6 +172,72 @@ START_TEST(arenas_count_apart_and_can_be_opened_again) {
 }
 END_TEST
 
+#ifdef FKV_HAVE_JEMALLOC
+START_TEST(a_closed_arena_is_used_again_and_counts_from_zero) {
+    enum { ROUNDS = 200 };
+    fkv_arena arena;
+    ck_ok(fkv_arena_open(&arena));
+    const uint32_t index = arena.index;
+    fkv_arena_close(&arena);
+    for (uint64_t i = 0; i < ROUNDS; i++) {
+        const uint64_t bytes = 100 + i * i * 50; /* small classes and large ones */
+        ck_ok(fkv_arena_open(&arena));
+        ck_assert_uint_eq(arena.index, index);
+        ck_assert_uint_eq(fkv_arena_measured(&arena), 0);
+        uint8_t *block = fkv_arena_take(&arena, bytes);
+        ck_assert_ptr_nonnull(block);
+        ck_assert(is_zero(block, bytes));
+        ck_assert_uint_eq(fkv_arena_measured(&arena), fkv_memory_rounded(bytes));
+        memset(block, 0xcd, bytes);
+        fkv_arena_give(&arena, block, bytes);
+        fkv_arena_close(&arena);
+    }
+}
+END_TEST
+#else
+START_TEST(a_closed_arena_is_used_again_and_counts_from_zero) {
+    printf("built without jemalloc: there is no arena to use again\n");
+}
+END_TEST
+#endif
+
+/* Opens and closes, two at a time, and looks whether anybody else is in its arenas. */
+static void *come_and_go(void *good) {
+    bool *all_good = good;
+    for (uint64_t i = 0; i < 300; i++) {
+        fkv_arena arenas[2];
+        void *blocks[2];
+        const uint64_t bytes[2] = {64 + i * 16, 20000 + i * 100};
+        for (int a = 0; a < 2; a++) {
+            if (fkv_arena_open(&arenas[a]) != FKV_OK) return NULL;
+            *all_good &= fkv_arena_measured(&arenas[a]) == 0;
+            blocks[a] = fkv_arena_take(&arenas[a], bytes[a]);
+        }
+        for (int a = 0; a < 2; a++) {
+            *all_good &= blocks[a] != NULL && fkv_arena_measured(&arenas[a]) == fkv_memory_rounded(bytes[a]);
+            fkv_arena_give(&arenas[a], blocks[a], bytes[a]);
+            fkv_arena_close(&arenas[a]);
+        }
+    }
+    return good;
+}
+
+START_TEST(an_arena_has_one_owner_however_many_threads_open_and_close) {
+    enum { N_THREADS = 6 };
+    pthread_t threads[N_THREADS];
+    bool good[N_THREADS];
+    for (int i = 0; i < N_THREADS; i++) {
+        good[i] = true;
+        ck_assert_int_eq(pthread_create(&threads[i], NULL, come_and_go, &good[i]), 0);
+    }
+    for (int i = 0; i < N_THREADS; i++) {
+        void *finished = NULL;
+        ck_assert_int_eq(pthread_join(threads[i], &finished), 0);
+        ck_assert(finished == &good[i] && good[i]);
+    }
+}
+END_TEST
+
 START_TEST(a_block_no_system_has_is_refused_and_not_counted) {
     fkv_arena arena;
     ck_ok(fkv_arena_open(&arena));
@@ -554,7 +620,7 @@ START_TEST(the_best_instruction_set_runs_here) {
     ck_assert(!fkv_cpu_runs((fkv_isa)99));
     ck_assert_str_eq(fkv_isa_name(FKV_ISA_AVX512), "avx512");
     ck_assert_str_eq(fkv_isa_name((fkv_isa)99), "unknown");
-    for (int isa = FKV_ISA_AUTO; isa <= FKV_ISA_AVX512; isa++) ck_assert_str_ne(fkv_isa_name((fkv_isa)isa), "unknown");
+    for (int isa = FKV_ISA_AUTO; isa <= FKV_ISA_AVX512VNNI; isa++) ck_assert_str_ne(fkv_isa_name((fkv_isa)isa), "unknown");
 }
 END_TEST
 
@@ -567,7 +633,8 @@ END_TEST
 TEST_MAIN("base", a_failure_carries_its_status_and_message, messages_belong_to_their_thread, every_status_has_its_own_name,
           the_version_is_the_one_of_the_header, counting_and_carving_take_the_same_bytes,
           a_carve_that_does_not_fit_64_bits_says_so, blocks_are_zeroed_aligned_and_counted_to_the_byte,
-          arenas_count_apart_and_can_be_opened_again, a_block_no_system_has_is_refused_and_not_counted,
+          arenas_count_apart_and_can_be_opened_again, a_closed_arena_is_used_again_and_counts_from_zero,
+          an_arena_has_one_owner_however_many_threads_open_and_close, a_block_no_system_has_is_refused_and_not_counted,
           a_committed_map_is_zero_and_resident_in_full, a_lazy_map_is_committed_by_touch,
           a_map_beyond_the_machine_is_refused_with_numbers, text_numbers_are_found_at_line_starts_only, no_cgroups_mean_no_limit,
           the_tightest_v2_cgroup_on_the_way_up_binds, a_container_sees_its_own_cgroup_at_the_mount, v1_cgroups_bind_too,

@@ -1,5 +1,5 @@
-/* Flat: after fkv_cache_open() the process takes no more. Thousands of calls of every kind (files apart), good and refused, and
- * neither the allocator's counters nor resident memory move.
+/* Flat: after fkv_cache_open() the process takes no more. Thousands of calls of every kind, files included, good and refused,
+ * and neither the allocator's counters nor resident memory move.
  *
  * The counters are jemalloc's, for the whole process: the driving thread's allocations and what all threads together hold. Built
  * without jemalloc only resident memory is looked at, under a sanitizer not even that; the output says so. Between two counts
@@ -102,8 +102,40 @@ static void expect(tally *t, fkv_status got, fkv_status expected) {
     t->n_wrong += got != expected;
 }
 
+typedef struct file_paths {
+    char saved[512];
+    char missing[512];
+    char unfinished[512]; /* a name that cannot be saved to */
+} file_paths;
+
+static void make_paths(file_paths *paths) {
+    (void)cache_path(paths->saved, "saved.fkv");
+    (void)cache_path(paths->missing, "missing.fkv");
+    (void)cache_path(paths->unfinished, "saved.fkv.part");
+}
+
+/* To a file, back from it, and whatever is refused on both ways. */
+static void travel(cache_world *w, fkv_seq seq, const uint32_t *tokens, const uint32_t *strange, const file_paths *paths,
+                   tally *t) {
+    fkv_seq loaded = 0;
+    fkv_file_info info;
+    uint32_t n_tokens = 0;
+    fkv_seq_config good = {.max_tokens = N_TOKENS};
+    fkv_seq_config other = {.max_tokens = N_TOKENS, .prompt = strange, .n_prompt = N_TOKENS};
+    expect(t, fkv_seq_save(w->cache, seq, tokens, 0, paths->saved), FKV_OK);
+    expect(t, fkv_seq_load(w->cache, &good, paths->saved, &loaded), FKV_OK);
+    expect(t, fkv_seq_save(w->cache, loaded, tokens, 0, paths->saved), FKV_OK);
+    expect(t, fkv_seq_close(w->cache, loaded), FKV_OK);
+    expect(t, fkv_file_inspect(paths->saved, true, &info), FKV_OK);
+    expect(t, fkv_file_tokens(paths->saved, NULL, 0, &n_tokens), FKV_OK);
+    expect(t, fkv_seq_save(w->cache, seq, tokens, 0, paths->unfinished), FKV_BAD_ARGUMENT);
+    expect(t, fkv_seq_load(w->cache, &other, paths->saved, &loaded), FKV_BAD_ARGUMENT);
+    expect(t, fkv_seq_load(w->cache, &good, paths->missing, &loaded), FKV_IO);
+}
+
 /* One sequence from the cradle to the grave, with forks, detours and refusals on the way. */
-static void live(cache_world *w, const uint32_t *tokens, const uint32_t *strange, uint32_t chunk, tally *t) {
+static void live(cache_world *w, const uint32_t *tokens, const uint32_t *strange, const file_paths *paths, uint32_t chunk,
+                 tally *t) {
     fkv_seq seq = 0;
     uint32_t at = 0;
     fkv_seq_config opened = {.max_tokens = N_TOKENS, .tenant = 3, .prompt = tokens, .n_prompt = N_TOKENS - 100};
@@ -127,8 +159,38 @@ static void live(cache_world *w, const uint32_t *tokens, const uint32_t *strange
         expect(t, fkv_seq_fork(w->cache, seq, MAX_TOKENS + 1, &child), FKV_POOL_FULL);
         if (round % 16 == 15) expect(t, fkv_prefix_clear(w->cache), FKV_OK);
     }
+    travel(w, seq, tokens, strange, paths, t);
     expect(t, fkv_seq_close(w->cache, seq), FKV_OK);
 }
+
+/* Nothing before this has saved or loaded, so what a library sets up at its first use would be seen. Must run first. */
+START_TEST(the_first_save_and_load_take_nothing) {
+    fkv_config config = small_config();
+    cache_world w;
+    file_paths paths;
+    uint32_t tokens[N_TOKENS];
+    ck_ok(cache_world_open(&w, &config));
+    make_paths(&paths);
+    cache_tokens(7, tokens, N_TOKENS);
+    fkv_seq seq = cache_world_seq(&w, N_TOKENS);
+    fkv_seq loaded = 0;
+    fkv_seq_config opened = {.max_tokens = N_TOKENS};
+    cache_world_run(&w, seq, tokens, 0, N_TOKENS, STEP_TOKENS, NULL);
+    (void)count();
+
+    counters before = count();
+    fkv_status save = fkv_seq_save(w.cache, seq, tokens, 0, paths.saved);
+    counters saved = count();
+    fkv_status load = fkv_seq_load(w.cache, &opened, paths.saved, &loaded);
+    counters after = count();
+
+    ck_ok(save);
+    ck_ok(load);
+    check_flat(before, saved, "the first save");
+    check_flat(saved, after, "the first load");
+    cache_world_close(&w);
+}
+END_TEST
 
 START_TEST(nothing_is_taken_between_open_and_close) {
     enum { N_LIVES = 8 };
@@ -137,7 +199,9 @@ START_TEST(nothing_is_taken_between_open_and_close) {
     cache_world w;
     uint32_t tokens[N_LIVES][N_TOKENS];
     uint32_t strange[N_TOKENS];
+    file_paths paths;
     say_what_is_counted();
+    make_paths(&paths);
     ck_ok(cache_world_open(&w, &config));
     for (int i = 0; i < 3; i++) memset(w.rows[i], 1, (size_t)STEP_TOKENS * 4 * 64 * sizeof(float)); /* the test's own memory */
     memset(w.out, 1, (size_t)STEP_TOKENS * 4 * 64 * sizeof(float));
@@ -147,7 +211,7 @@ START_TEST(nothing_is_taken_between_open_and_close) {
 
     counters before = count();
     tally t = {0};
-    for (uint32_t i = 0; i < N_LIVES; i++) live(&w, tokens[i], strange, chunks[i % N_OF(chunks)], &t);
+    for (uint32_t i = 0; i < N_LIVES; i++) live(&w, tokens[i], strange, &paths, chunks[i % N_OF(chunks)], &t);
     counters after = count();
 
     printf("%" PRIu64 " calls\n", t.n_calls);
@@ -198,5 +262,5 @@ START_TEST(an_allocation_would_be_seen) {
 }
 END_TEST
 
-TEST_MAIN("no alloc", nothing_is_taken_between_open_and_close, the_line_is_flat_from_the_first_token_to_the_last,
-          an_allocation_would_be_seen)
+TEST_MAIN("no alloc", the_first_save_and_load_take_nothing, nothing_is_taken_between_open_and_close,
+          the_line_is_flat_from_the_first_token_to_the_last, an_allocation_would_be_seen)

@@ -237,7 +237,7 @@ START_TEST(crc32c_and_sha256_are_the_standard_ones) {
     ck_ok(fkv_sha256_close(&sha, digest));
     ck_assert_mem_eq(digest, sha_abc, sizeof digest);
     fkv_sha256 broken = {.sound = false};
-    ck_status(fkv_sha256_close(&broken, digest), FKV_NO_MEMORY);
+    ck_status(fkv_sha256_close(&broken, digest), FKV_UNSUPPORTED);
 }
 END_TEST
 
@@ -350,6 +350,25 @@ START_TEST(a_save_that_cannot_start_says_why) {
     ck_status(world_save(&w, seq, 1, 10, ""), FKV_BAD_ARGUMENT);
     ck_status(world_save(&w, seq, 1, 10, NULL), FKV_BAD_ARGUMENT);
     ck_status(fkv_page_file_save(&w.identity, &w.slab, w.pager, 0, NULL, 10, "x.fkv", w.buffer), FKV_BAD_ARGUMENT);
+    world_close(&w);
+}
+END_TEST
+
+/* The unfinished file of a save to `a` is `a.part`: a finished one of that name would be taken for it and emptied. */
+START_TEST(a_name_that_only_unfinished_files_have_is_refused) {
+    static const char *const names[] = {"kept.fkv.part", ".part", "kept.fkv.PART"}; /* some file systems fold case */
+    world w;
+    world_open(&w, &WORLD_SMALL, 0);
+    const fkv_seq seq = world_fill(&w, 1, 10, 10);
+    for (size_t i = 0; i < N_OF(names); i++) {
+        const char *path = world_path(names[i]);
+        ck_status(world_save(&w, seq, 1, 10, path), FKV_BAD_ARGUMENT);
+        ck_assert_ptr_nonnull(strstr(fkv_message(), "another name"));
+        ck_assert_ptr_nonnull(strstr(fkv_message(), names[i]));
+        ck_assert(!exists(path));
+    }
+    ck_ok(world_save(&w, seq, 1, 10, world_path("part")));
+    ck_ok(world_save(&w, seq, 1, 10, world_path("a.part.fkv")));
     world_close(&w);
 }
 END_TEST
@@ -514,7 +533,7 @@ TEST_MAIN("page_file", a_sequence_comes_back_bit_for_bit_in_other_pages, a_loade
           crc32c_and_sha256_are_the_standard_ones, a_load_that_does_not_fit_the_call_changes_nothing,
           what_is_not_a_regular_file_is_refused_without_waiting,
           a_file_that_changes_between_the_two_readings_is_refused_and_the_sequence_closed, a_save_that_cannot_start_says_why,
-          a_path_without_a_folder_is_in_the_working_folder, a_save_onto_a_folder_or_into_a_closed_one_leaves_nothing,
-          a_disk_that_ends_anywhere_leaves_the_old_file_and_no_part,
+          a_name_that_only_unfinished_files_have_is_refused, a_path_without_a_folder_is_in_the_working_folder,
+          a_save_onto_a_folder_or_into_a_closed_one_leaves_nothing, a_disk_that_ends_anywhere_leaves_the_old_file_and_no_part,
           what_stands_in_the_place_of_the_part_file_is_taken_over_or_refused, a_save_under_way_elsewhere_is_not_disturbed,
           a_link_at_the_name_is_replaced_not_followed, the_temporary_folder_can_be_emptied)

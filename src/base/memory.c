@@ -6,7 +6,11 @@
  * Invariants
  *   A block is resident in full, up to its size class, from the moment it is taken: what the plan counts is what the process
  *   holds, and no later write makes it hold more. That is why blocks are zeroed by writing them and not by asking for zeroed
- *   pages. Built without jemalloc (sanitizers, fuzzing, cross builds) a block is rounded to 64 bytes and nothing else differs.
+ *   pages.
+ *   A jemalloc arena is never destroyed: destroying one keeps its address space and a page of its books for good, so caches that
+ *   come and go would eat the process. Arenas without a cache wait, empty, for the next one.
+ *
+ * Built without jemalloc (sanitizers, fuzzing, cross builds) a block is rounded to 64 bytes and nothing else differs.
  */
 #include "memory.h"
 
@@ -14,6 +18,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -35,22 +40,54 @@ static const uint64_t HUGE_BYTES = UINT64_C(2) << 20;
 
 #ifdef FKV_HAVE_JEMALLOC
 
+enum { IDLE_WORDS = 64, WORD_BITS = 64 }; /* jemalloc numbers its arenas below 4096 */
+
+/* A bit for each arena that was created here and has no cache. Set after the arena was emptied, cleared by who takes it. */
+static _Atomic uint64_t idle_arenas[IDLE_WORDS];
+
+static bool idle_take(uint32_t *index) {
+    for (uint32_t w = 0; w < IDLE_WORDS; w++) {
+        uint64_t bits = atomic_load(&idle_arenas[w]);
+        while (bits != 0) {
+            if (!atomic_compare_exchange_weak(&idle_arenas[w], &bits, bits & (bits - 1))) continue;
+            *index = w * WORD_BITS + (uint32_t)__builtin_ctzll(bits);
+            return true;
+        }
+    }
+    return false;
+}
+
+static void idle_give(uint32_t index) {
+    FKV_ASSERT(index < IDLE_WORDS * WORD_BITS);
+    (void)atomic_fetch_or(&idle_arenas[index / WORD_BITS], UINT64_C(1) << index % WORD_BITS);
+}
+
+static int arena_control(uint32_t index, const char *what, void *value, size_t value_bytes) {
+    char name[64];
+    (void)snprintf(name, sizeof name, "arena.%" PRIu32 ".%s", index, what);
+    return mallctl(name, NULL, NULL, value, value_bytes);
+}
+
 static int arena_flags(uint32_t index) { return MALLOCX_ALIGN(BLOCK_ALIGN) | MALLOCX_ARENA(index) | MALLOCX_TCACHE_NONE; }
 
 fkv_status fkv_arena_open(fkv_arena *arena) {
+    *arena = (fkv_arena){0};
+    if (idle_take(&arena->index)) return FKV_OK;
     unsigned index = 0;
     size_t size = sizeof index;
     int error = mallctl("arenas.create", &index, &size, NULL, 0);
     FKV_REQUIRE(error == 0, FKV_NO_MEMORY, "jemalloc could not create an arena for the cache: %s", strerror(error));
-    *arena = (fkv_arena){.index = index};
+    arena->index = index;
+    ssize_t at_once = 0; /* pages go back to the system when their block does; where this fails, at close */
+    (void)arena_control(index, "dirty_decay_ms", &at_once, sizeof at_once);
+    (void)arena_control(index, "muzzy_decay_ms", &at_once, sizeof at_once);
     return FKV_OK;
 }
 
 void fkv_arena_close(fkv_arena *arena) {
-    char name[64];
     FKV_ASSERT(arena->live_bytes == 0);
-    (void)snprintf(name, sizeof name, "arena.%" PRIu32 ".destroy", arena->index);
-    (void)mallctl(name, NULL, NULL, NULL, 0);
+    (void)arena_control(arena->index, "purge", NULL, 0);
+    idle_give(arena->index);
 }
 
 /* The arena does not matter to the size class. 0 where there is none so large. */

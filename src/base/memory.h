@@ -6,7 +6,8 @@
 
 #include "base.h"
 
-/* An arena of one cache. live_bytes = sum of fkv_memory_rounded() over the blocks taken and not given back. */
+/* An arena of one cache, its own from open to close; closed ones are used again. Any thread may open and close. live_bytes = sum
+ * of fkv_memory_rounded() over the blocks taken and not given back. */
 typedef struct fkv_arena {
     uint32_t index; /* of the jemalloc arena; unused without jemalloc */
     uint64_t live_bytes;

@@ -5,13 +5,15 @@
  * pass is enough and nothing is kept but a piece of the index.
  *
  * Who holds the lock of `name.part` may truncate, rename or unlink it; nobody else touches it. A save that was killed leaves a
- * part file without a lock, which the next save to the name takes over.
+ * part file without a lock, which the next save to the name takes over. Names that end like a part file's are refused, so that no
+ * finished file is ever taken for one.
  */
 #include "page_file_format.h"
 
 #include "../base/file_sync.h"
 
 #include <stdio.h>
+#include <strings.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 
@@ -22,6 +24,8 @@ enum {
     INDEX_BYTES = INDEX_ENTRIES * (int)sizeof(fkv_file_entry),        /* at the end of the buffer */
     PIECE_BYTES = (FKV_FILE_BUFFER_BYTES - INDEX_BYTES) / 4096 * 4096 /* of a page, written at once */
 };
+
+static const char PART_END[] = ".part";
 
 typedef struct part_file {
     const char *path; /* as the caller wrote it */
@@ -70,12 +74,19 @@ static fkv_status part_open_folder(part_file *part) {
         folder[n] = '\0';
     }
     FKV_REQUIRE(part->name[0] != '\0', FKV_IO, "cannot save: this names a folder, not a file: %s", part->path);
-    int n = snprintf(part->part_name, sizeof part->part_name, "%s.part", part->name);
+    int n = snprintf(part->part_name, sizeof part->part_name, "%s%s", part->name, PART_END);
     FKV_REQUIRE(n >= 0 && n < NAME_BYTES, FKV_IO, "cannot save: the file's name is longer than %d bytes: %s",
-                NAME_BYTES - (int)sizeof ".part", part->name);
+                NAME_BYTES - (int)sizeof PART_END, part->name);
     part->folder = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (part->folder < 0) return fkv_file_os_failed("cannot open the folder to save in", part->path);
     return FKV_OK;
+}
+
+/* Of any case: some file systems do not tell them apart. */
+static bool names_part_file(const char *path) {
+    const size_t n = strlen(path);
+    const size_t n_end = strlen(PART_END);
+    return n >= n_end && strcasecmp(path + n - n_end, PART_END) == 0;
 }
 
 /* Makes the part file ours alone: locked, still under its name, empty. */
@@ -203,6 +214,9 @@ static fkv_status write_all(const page_writer *writer, fkv_file_header *header, 
 fkv_status fkv_page_file_save(const fkv_file_identity *identity, const fkv_slab *slab, const fkv_pager *pager, uint32_t slot,
                               const uint32_t *tokens, uint32_t n_tokens, const char *path, uint8_t *buffer) {
     FKV_REQUIRE(path != NULL && path[0] != '\0', FKV_BAD_ARGUMENT, "a page file needs a path to be saved to");
+    FKV_REQUIRE(!names_part_file(path), FKV_BAD_ARGUMENT,
+                "a name that ends in %s is kept for unfinished files: a later save may empty it; save under another name: %s",
+                PART_END, path);
     FKV_REQUIRE(tokens != NULL || n_tokens == 0, FKV_BAD_ARGUMENT, "tokens is NULL: a page file is saved with its tokens");
     FKV_ASSERT(fkv_pager_covers(pager, slot, n_tokens));
     fkv_file_header header;
