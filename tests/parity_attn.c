@@ -26,12 +26,15 @@ static void *take(size_t bytes) {
     return block;
 }
 
-static fkv_workers *workers_open(uint32_t n_threads) {
-    void *place = take(fkv_workers_bytes(n_threads));
-    memset(place, 0, fkv_workers_bytes(n_threads));
-    fkv_workers *workers = NULL;
-    if (fkv_workers_open(place, n_threads, &workers) != FKV_OK) abort();
-    return workers;
+/* Opened once, for the life of the program. */
+static fkv_workers *workers_of(uint32_t n_threads) {
+    static fkv_workers *opened[4];
+    if (opened[n_threads] == NULL) {
+        void *place = take(fkv_workers_bytes(n_threads));
+        memset(place, 0, fkv_workers_bytes(n_threads));
+        if (fkv_workers_open(place, n_threads, &opened[n_threads]) != FKV_OK) abort();
+    }
+    return opened[n_threads];
 }
 
 static const char *describe(const attn_case *c) {
@@ -86,9 +89,7 @@ static void check_same_bits(const fkv_cpu_kernels *kernels, const attn_world *w,
 }
 
 static void check_case(const attn_case *c, fkv_isa only) {
-    static fkv_workers *workers[3];
-    if (workers[0] == NULL)
-        for (uint32_t i = 0; i < 3; i++) workers[i] = workers_open(i + 1);
+    fkv_workers *workers[] = {workers_of(1), workers_of(2), workers_of(3)};
     attn_world w;
     if (!attn_world_open(&w, c, fkv_cpu_kernels_for(FKV_ISA_SCALAR), workers[0], 20261115)) return;
 
@@ -240,7 +241,7 @@ static bool all_finite(const float *x, size_t n) {
 /* What is not a number, in a query or in a page, makes that answer not a number, and no other one. Never a plausible number. */
 static void not_a_number_is_never_hidden(fkv_isa only) {
     enum { HEADS = 4, TOKENS = 3 };
-    fkv_workers *workers = workers_open(1);
+    fkv_workers *workers = workers_of(1);
     for (uint32_t codec = 0; codec < 4; codec++) { /* 16/16, 8/8, 8/4, 4/4 */
         for (uint32_t what = 0; what < 5; what++) {
             attn_case c = {.shape = {HEADS, 1, 64}, .codec = codec, .page_tokens = 64, .page_type = FKV_F16, .n_rows = 2};
@@ -273,7 +274,6 @@ static void not_a_number_is_never_hidden(fkv_isa only) {
             attn_world_close(&w);
         }
     }
-    fkv_workers_close(workers);
 }
 
 int main(int argc, char **argv) {

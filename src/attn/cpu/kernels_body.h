@@ -52,8 +52,9 @@ static void tile_open(tile *t, const fkv_codec *codec, const uint8_t *const part
     t->next = next;
     t->row_bytes = codec->row_bytes[FKV_PART_CODES];
     t->n_units = codec->dim / 16;
-    if (codec->kind != FKV_CODEC_AFFINE) return;
+    if (codec->kind == FKV_CODEC_HALF) return; /* no groups */
     t->n_groups = codec->dim / codec->group;
+    FKV_ASSERT(n_tokens > 0 && t->n_groups > 0);
     t->group_shift = codec->group == 32 ? 5 : codec->group == 64 ? 6 : 7;
     widen(codec->type, part[FKV_PART_SCALES], n_tokens * t->n_groups, t->scales);
     widen(codec->type, part[FKV_PART_BIASES], n_tokens * t->n_groups, t->biases);
