@@ -33,7 +33,7 @@ typedef struct thread_scratch {
 } thread_scratch;
 
 typedef struct scratch {
-    uint32_t *first_tile;             /* [rows + 1]: tiles of the rows before */
+    uint32_t *first_tile;             /* [rows]: tiles of the rows before */
     uint32_t *first_token;            /* [rows]: tokens of the rows before */
     thread_scratch *threads;          /* [n_threads] */
     _Atomic uint32_t *pieces_to_come; /* [split items]: of each (tile, head) */
@@ -90,7 +90,7 @@ static void layout(fkv_carve *carve, const fkv_attn_layer *layer, uint32_t max_r
     uint64_t tile_rows = (uint64_t)queries_per_tile(heads_per_kv) * heads_per_kv;
     uint64_t split_items = n_threads > 1 ? (uint64_t)n_threads * ITEMS_PER_THREAD : 0;
 
-    s->first_tile = FKV_CARVE(carve, (uint64_t)max_rows + 1, uint32_t);
+    s->first_tile = FKV_CARVE(carve, max_rows, uint32_t);
     s->first_token = FKV_CARVE(carve, max_rows, uint32_t);
     s->threads = FKV_CARVE(carve, n_threads, thread_scratch);
     for (uint32_t i = 0; i < n_threads; i++) {
@@ -347,7 +347,6 @@ uint64_t fkv_attn_attend(const fkv_cpu_kernels *kernels, const fkv_attn_layer *l
         n_tokens += rows[r].n_tokens;
         n_tiles += fkv_ceil_div(rows[r].n_tokens, j.tile_queries);
     }
-    j.scratch.first_tile[n_rows] = n_tiles;
 
     if (cut_into_pieces(&j, n_tiles, n_threads))
         fkv_workers_run(workers, attend_piece, &j, n_tiles * layer->n_kv_heads * j.max_splits);
