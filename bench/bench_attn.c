@@ -477,7 +477,7 @@ static double worst_error(const bench *b, const subject *s, uint32_t i, const fl
     const float *truth = s->truth + i * row_numbers(b);
     double worst = 0;
     for (size_t at = 0; at < row_numbers(b); at += b->c.shape.head_dim)
-        worst = fmax(worst, attn_relative_l2(out + at, truth + at, b->c.shape.head_dim));
+        worst = fmax(worst, relative_l2(out + at, truth + at, b->c.shape.head_dim));
     return worst;
 }
 

@@ -129,7 +129,7 @@ fkv_status fkv_shape_make(const fkv_config *config, fkv_shape *shape) {
         fkv_attn_layer attn;
         FKV_TRY(make_layer(config, l, &attn));
         layers[i] = make_slab_layer(&attn, group_of(&shape->pager, l));
-        for (int p = 0; p < FKV_SLAB_PARTS; p++) shape->token_bytes += (uint64_t)l->n_kv_heads * layers[i].parts[p].row_bytes;
+        shape->token_bytes += (uint64_t)l->n_kv_heads * attn.block.token_bytes;
         uint64_t scratch = fkv_attn_scratch_bytes(&attn, config->max_seqs, shape->n_threads);
         if (scratch > shape->scratch_bytes) shape->scratch_bytes = scratch;
     }

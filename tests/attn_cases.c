@@ -34,18 +34,6 @@ void attn_random_rows(uint64_t *state, fkv_type type, uint32_t dim, bool outlier
     }
 }
 
-double attn_relative_l2(const float *a, const float *b, size_t n) {
-    double error = 0;
-    double size = 0;
-    for (size_t i = 0; i < n; i++) {
-        double difference = (double)a[i] - (double)b[i];
-        error += difference * difference;
-        size += (double)b[i] * (double)b[i];
-    }
-    double relative = sqrt(error / (size > 0 ? size : 1));
-    return relative == relative ? relative : INFINITY;
-}
-
 static void *take(size_t bytes) {
     void *block = aligned_alloc(64, fkv_align_up(bytes + 1, 64));
     if (block == NULL) abort();
@@ -103,9 +91,7 @@ bool attn_world_open(attn_world *w, const attn_case *c, const fkv_cpu_kernels *k
         w->rows[r] = (fkv_attn_row){{w->tables + used, n_table, 1}, c->rows[r].start, c->rows[r].n_tokens};
         used += n_table;
         w->n_new += c->rows[r].n_tokens;
-        for (int side = 0; side < FKV_N_SIDES; side++)
-            for (int p = 0; p < FKV_N_PARTS; p++)
-                w->kv_bytes += (uint64_t)n_tokens * c->shape.n_kv_heads * w->layer.block.codec[side].row_bytes[p];
+        w->kv_bytes += (uint64_t)n_tokens * c->shape.n_kv_heads * w->layer.block.token_bytes;
 
         fkv_attn_row whole = w->rows[r];
         whole.start = 0;

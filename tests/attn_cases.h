@@ -4,6 +4,8 @@
 #ifndef FKV_ATTN_CASES_H
 #define FKV_ATTN_CASES_H
 
+#include "relative_l2.h"
+
 #include "../src/attn/attn.h"
 
 typedef struct attn_shape {
@@ -74,8 +76,5 @@ float attn_gaussian(uint64_t *state);
 
 /* n numbers of row_type; outliers: channels 3, 17 and dim - 2 of each row of `dim` are 20 times larger. */
 void attn_random_rows(uint64_t *state, fkv_type type, uint32_t dim, bool outliers, size_t n, void *out);
-
-/* sqrt(sum (a - b)^2 / sum b^2), infinite where anything is not a number. */
-double attn_relative_l2(const float *a, const float *b, size_t n);
 
 #endif

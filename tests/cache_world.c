@@ -300,18 +300,6 @@ void cache_world_output(const cache_world *w, const uint8_t *outputs, uint32_t p
     for (size_t i = 0; i < n; i++) out[i] = load(w->config.row_type, from + i * bytes);
 }
 
-double cache_relative_l2(const float *a, const float *b, size_t n) {
-    double error = 0;
-    double size = 0;
-    for (size_t i = 0; i < n; i++) {
-        double difference = (double)a[i] - (double)b[i];
-        error += difference * difference;
-        size += (double)b[i] * (double)b[i];
-    }
-    double relative = sqrt(error / (size > 0 ? size : 1));
-    return relative == relative ? relative : INFINITY;
-}
-
 /* ---- the process and its files ------------------------------------------------------------------------------- */
 
 /* The number after `key` in a file of /proc, in bytes; 0 where there is none. */

@@ -9,6 +9,8 @@
 #ifndef FKV_CACHE_WORLD_H
 #define FKV_CACHE_WORLD_H
 
+#include "relative_l2.h"
+
 #include <flatkv/flatkv.h>
 
 /* Sanitizers keep books of their own: resident memory then says nothing about the cache. */
@@ -87,9 +89,6 @@ void cache_world_truth(const cache_world *w, const uint32_t *tokens, uint32_t fr
 
 /* Outputs as floats. out: [H, D] */
 void cache_world_output(const cache_world *w, const uint8_t *outputs, uint32_t position, uint32_t layer, float *out);
-
-/* sqrt(sum (a - b)^2 / sum b^2), infinite where anything is not a number. */
-double cache_relative_l2(const float *a, const float *b, size_t n);
 
 /* ---- the process and its files ---- */
 

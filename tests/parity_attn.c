@@ -110,7 +110,7 @@ static void check_case(const attn_case *c, fkv_isa only) {
         run(kernels, &w32, w.rows, c->n_rows, w32.q, got32, workers[0]);
         double worst = 0;
         for (size_t row = 0; row < n; row += c->shape.head_dim) {
-            double error = attn_relative_l2(got32 + row, truth + row, c->shape.head_dim);
+            double error = relative_l2(got32 + row, truth + row, c->shape.head_dim);
             if (!(error <= worst)) worst = error;
         }
         report(worst <= KERNEL_TOLERANCE, fkv_cpu_kernels_name(kernels), c, "relative L2 error against the truth", worst);

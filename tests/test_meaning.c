@@ -156,10 +156,10 @@ static double error_of(const cache_world *w, const uint32_t *tokens, const uint8
     for (uint32_t t = from; t < to; t++) {
         float *one = got + (t - from) * n;
         cache_world_output(w, outputs, t, layer, one);
-        double error = cache_relative_l2(one, truth + (t - from) * n, n);
+        double error = relative_l2(one, truth + (t - from) * n, n);
         ck_assert_msg(error <= TOKEN_SLACK * tolerance, "%s: layer %u token %u is off by %g", name, layer, t, error);
     }
-    double error = cache_relative_l2(got, truth, (to - from) * n);
+    double error = relative_l2(got, truth, (to - from) * n);
     free(got);
     free(truth);
     return error;
@@ -235,7 +235,7 @@ static double outputs_under(const setting *set, float *outputs) {
     cache_world_run(&w, cache_world_seq(&w, N_SETTING), tokens, 0, N_SETTING, 8, (uint8_t *)outputs);
     cache_world_truth(&w, tokens, 0, N_SETTING, 0, truth);
     cache_world_close(&w);
-    return cache_relative_l2(outputs, truth, N_OF(truth));
+    return relative_l2(outputs, truth, N_OF(truth));
 }
 
 START_TEST(every_setting_of_codec_and_rotation_reaches_the_pages) {
@@ -331,11 +331,11 @@ START_TEST(the_truth_can_tell_a_wrong_mask) {
     cache_world other = w;
     other.config.layer.n_sinks = 0;
     cache_world_truth(&other, tokens, 200, 201, 0, wrong);
-    ck_assert_double_gt(cache_relative_l2(wrong, right, 4 * 64), 3 * AFFINE_8);
+    ck_assert_double_gt(relative_l2(wrong, right, 4 * 64), 3 * AFFINE_8);
     other.config.layer.n_sinks = SINKS;
     other.config.layer.window = WINDOW - 1;
     cache_world_truth(&other, tokens, 200, 201, 0, wrong);
-    ck_assert_double_gt(cache_relative_l2(wrong, right, 4 * 64), 10 * HALF_F16);
+    ck_assert_double_gt(relative_l2(wrong, right, 4 * 64), 10 * HALF_F16);
     cache_world_close(&w);
 }
 END_TEST

@@ -33,9 +33,10 @@ typedef struct thread_scratch {
 } thread_scratch;
 
 typedef struct scratch {
-    uint32_t *first_tile;             /* [rows]: tiles of the rows before */
-    uint32_t *first_token;            /* [rows]: tokens of the rows before */
-    thread_scratch *threads;          /* [n_threads] */
+    uint32_t *first_tile;  /* [rows]: tiles of the rows before */
+    uint32_t *first_token; /* [rows]: tokens of the rows before */
+    uint8_t *threads;      /* [n_threads, thread_bytes]: see scratch_of() */
+    uint64_t thread_bytes;
     _Atomic uint32_t *pieces_to_come; /* [split items]: of each (tile, head) */
     float *pieces;                    /* [split items * FKV_ATTN_MAX_SPLITS, piece_floats()]: see piece_at() */
 } scratch;
@@ -83,7 +84,18 @@ static uint64_t piece_floats(uint64_t heads_per_kv, uint64_t dim) {
     return fkv_align_up(2 * heads_per_kv, 16) + heads_per_kv * dim;
 }
 
-/* One walk for plan and use: while counting, the arrays of structs are not there and only their pieces are counted. */
+static thread_scratch carve_thread(fkv_carve *carve, uint64_t tile_rows, uint64_t dim) {
+    thread_scratch t;
+    t.q = FKV_CARVE(carve, tile_rows * dim, float);
+    t.prepared = fkv_carve_take(carve, 1, fkv_prepared_bytes(tile_rows, dim));
+    t.scores = FKV_CARVE(carve, tile_rows * FKV_TILE_TOKENS, float);
+    t.masks = FKV_CARVE(carve, tile_rows, fkv_row_mask);
+    carve_softmax(carve, tile_rows, dim, &t.piece);
+    carve_softmax(carve, tile_rows, dim, &t.total);
+    return t;
+}
+
+/* One walk for plan and use: counts while the carve does. */
 static void layout(fkv_carve *carve, const fkv_attn_layer *layer, uint32_t max_rows, uint32_t n_threads, scratch *s) {
     uint64_t dim = layer->head_dim;
     uint32_t heads_per_kv = layer->n_q_heads / layer->n_kv_heads;
@@ -92,19 +104,18 @@ static void layout(fkv_carve *carve, const fkv_attn_layer *layer, uint32_t max_r
 
     s->first_tile = FKV_CARVE(carve, max_rows, uint32_t);
     s->first_token = FKV_CARVE(carve, max_rows, uint32_t);
-    s->threads = FKV_CARVE(carve, n_threads, thread_scratch);
-    for (uint32_t i = 0; i < n_threads; i++) {
-        thread_scratch t = {0};
-        t.q = FKV_CARVE(carve, tile_rows * dim, float);
-        t.prepared = fkv_carve_take(carve, 1, fkv_prepared_bytes(tile_rows, dim));
-        t.scores = FKV_CARVE(carve, tile_rows * FKV_TILE_TOKENS, float);
-        t.masks = FKV_CARVE(carve, tile_rows, fkv_row_mask);
-        carve_softmax(carve, tile_rows, dim, &t.piece);
-        carve_softmax(carve, tile_rows, dim, &t.total);
-        if (carve->base != NULL) s->threads[i] = t;
-    }
+    fkv_carve one = {0};
+    (void)carve_thread(&one, tile_rows, dim);
+    s->thread_bytes = fkv_align_up(one.used, FKV_CARVE_ALIGN);
+    s->threads = fkv_carve_take(carve, n_threads, s->thread_bytes);
     s->pieces_to_come = FKV_CARVE(carve, split_items, _Atomic uint32_t);
     s->pieces = FKV_CARVE(carve, split_items * FKV_ATTN_MAX_SPLITS * piece_floats(heads_per_kv, dim), float);
+}
+
+static thread_scratch scratch_of(const job *j, uint32_t thread) {
+    const scratch *s = &j->scratch;
+    fkv_carve carve = {.base = s->threads + thread * s->thread_bytes, .size = s->thread_bytes};
+    return carve_thread(&carve, (uint64_t)j->tile_queries * j->heads_per_kv, j->layer->head_dim);
 }
 
 /* Piece `split` of one (tile, head): max, sum and out of its rows. */
@@ -269,16 +280,16 @@ static void attend_whole(void *context, uint32_t item, uint32_t thread) {
     job *j = context;
     uint32_t head = item % j->layer->n_kv_heads;
     query_tile tile = tile_at(j, item / j->layer->n_kv_heads);
-    const thread_scratch *s = &j->scratch.threads[thread];
+    const thread_scratch s = scratch_of(j, thread);
     uint32_t n_rows = tile.n_queries * j->heads_per_kv;
     uint32_t dim = j->layer->head_dim;
-    clear_rows(s->piece, n_rows, dim);
-    clear_rows(s->total, n_rows, dim);
-    load_queries(j, tile, head, s);
+    clear_rows(s.piece, n_rows, dim);
+    clear_rows(s.total, n_rows, dim);
+    load_queries(j, tile, head, &s);
     uint32_t end = (tile.position + tile.n_queries - 1) / j->layer->block.page_tokens + 1;
-    count_tokens(j, walk(j, tile, head, s, 0, end));
-    j->kernels->fold(s->total, s->piece, n_rows, dim);
-    store_outputs(j, tile, head, s->total);
+    count_tokens(j, walk(j, tile, head, &s, 0, end));
+    j->kernels->fold(s.total, s.piece, n_rows, dim);
+    store_outputs(j, tile, head, s.total);
 }
 
 /* The piece `split` of one (tile, head) of a single query; whoever ends last folds them all. */
@@ -294,7 +305,7 @@ static void attend_piece(void *context, uint32_t item, uint32_t thread) {
     uint32_t n_splits = fkv_ceil_div(n_pages, pages);
     if (split >= n_splits) return;
 
-    thread_scratch s = j->scratch.threads[thread];
+    thread_scratch s = scratch_of(j, thread);
     s.piece = piece_at(j, work, split);
     clear_rows(s.piece, j->heads_per_kv, dim);
     load_queries(j, tile, head, &s);
@@ -353,8 +364,5 @@ uint64_t fkv_attn_attend(const fkv_cpu_kernels *kernels, const fkv_attn_layer *l
     else
         fkv_workers_run(workers, attend_whole, &j, n_tiles * layer->n_kv_heads);
 
-    uint64_t token_bytes = 0;
-    for (int side = 0; side < FKV_N_SIDES; side++)
-        for (int p = 0; p < FKV_N_PARTS; p++) token_bytes += layer->block.codec[side].row_bytes[p];
-    return atomic_load_explicit(&j.tokens_read, memory_order_relaxed) * token_bytes;
+    return atomic_load_explicit(&j.tokens_read, memory_order_relaxed) * layer->block.token_bytes;
 }

@@ -17,6 +17,7 @@ void fkv_block_make(const fkv_codec *k, const fkv_codec *v, uint32_t page_tokens
     for (int side = 0; side < FKV_N_SIDES; side++) {
         for (int part = 0; part < FKV_N_PARTS; part++) {
             block->offset[side][part] = (uint32_t)end;
+            block->token_bytes += block->codec[side].row_bytes[part];
             end += fkv_align_up((uint64_t)page_tokens * block->codec[side].row_bytes[part], FKV_BLOCK_ALIGN);
         }
     }

@@ -15,6 +15,7 @@ typedef struct fkv_block {
     uint32_t page_tokens;
     uint32_t offset[FKV_N_SIDES][FKV_N_PARTS]; /* of each part from the start of the block */
     uint32_t bytes;                            /* of the block, a multiple of FKV_BLOCK_ALIGN */
+    uint32_t token_bytes;                      /* of one token in all parts of both sides */
 } fkv_block;
 
 void fkv_block_make(const fkv_codec *k, const fkv_codec *v, uint32_t page_tokens, fkv_block *block);

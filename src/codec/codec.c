@@ -23,11 +23,6 @@
 
 enum { MAX_AFFINE_GROUP = 128, LANES = 16 };
 
-typedef struct affine {
-    float scale;
-    float bias;
-} affine;
-
 float fkv_codec_limit(fkv_type type) { return type == FKV_BF16 ? 0x1p126f : 65504.0f; }
 
 fkv_status fkv_codec_make(fkv_codec_config config, uint32_t dim, fkv_type type, fkv_codec *codec) {
@@ -78,9 +73,23 @@ FKV_INLINE uint16_t load_half(const uint8_t *bytes, uint32_t i) {
     return half;
 }
 
+fkv_affine fkv_codec_fit(float lo, float hi, float bins) {
+    bool low = fabsf(lo) > fabsf(hi);
+    float edge = low ? lo : hi;
+    float step = (hi - lo) / bins;
+    step = step > 1e-7f ? step : 1e-7f;
+    fkv_affine line = {.scale = low ? step : -step, .bias = 0.0f};
+    float q = rintf(edge / line.scale);
+    if (q != 0.0f) {
+        line.scale = edge / q;
+        line.bias = edge;
+    }
+    return line;
+}
+
 /* x: [group] -> w: [group], the storable numbers, and the line through them. Largest and smallest are kept in lanes, which a
  * compiler turns into vector registers; the order of the comparisons can change only the sign of a zero, which nothing sees. */
-static affine fit(const float *x, uint32_t group, float limit, float bins, float *w) {
+static fkv_affine fit(const float *x, uint32_t group, float limit, float bins, float *w) {
     float hi_of[LANES];
     float lo_of[LANES];
     for (uint32_t lane = 0; lane < LANES; lane++) {
@@ -102,23 +111,13 @@ static affine fit(const float *x, uint32_t group, float limit, float bins, float
         lo = lo_of[lane] < lo ? lo_of[lane] : lo;
     }
 
-    bool low = fabsf(lo) > fabsf(hi);
-    float edge = low ? lo : hi;
-    float step = (hi - lo) / bins;
-    step = step > 1e-7f ? step : 1e-7f;
-    affine line = {.scale = low ? step : -step, .bias = 0.0f};
-    float q = rintf(edge / line.scale);
-    if (q != 0.0f) {
-        line.scale = edge / q;
-        line.bias = edge;
-    }
-    return line;
+    return fkv_codec_fit(lo, hi, bins);
 }
 
 /* (w - bias) / scale lies within -1 .. bins + 2, so clamping first is the same as rounding first, and adding 2^23 rounds to the
  * nearest whole number (ties to even), which is then the low bits of the sum. A constant group so large that q overflows (beyond
  * 3e31, FKV_BF16 only) has scale -0 or 0 and 0 / 0 here: the first comparison makes that code 0, and decoding gives the bias. */
-static void code_of(const float *w, uint32_t group, affine line, float bins, uint8_t *code) {
+static void code_of(const float *w, uint32_t group, fkv_affine line, float bins, uint8_t *code) {
     for (uint32_t j = 0; j < group; j++) {
         float position = (w[j] - line.bias) / line.scale;
         position = position > 0.0f ? position : 0.0f;
@@ -162,7 +161,7 @@ void fkv_codec_encode(const fkv_codec *codec, const float *x, uint8_t *const par
     for (uint32_t g = 0; g < codec->dim / group; g++) {
         float w[MAX_AFFINE_GROUP];
         uint8_t code[MAX_AFFINE_GROUP];
-        affine line = fit(x + (size_t)g * group, group, limit, bins, w);
+        fkv_affine line = fit(x + (size_t)g * group, group, limit, bins, w);
         code_of(w, group, line, bins, code);
         pack(code, group, codec->bits, part[FKV_PART_CODES] + (size_t)g * group * codec->bits / 8);
         store_half(part[FKV_PART_SCALES], g, fkv_f32_to_half(codec->type, line.scale));

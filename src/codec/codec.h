@@ -31,6 +31,15 @@ fkv_status fkv_codec_make(fkv_codec_config config, uint32_t dim, fkv_type type, 
 
 float fkv_codec_limit(fkv_type type);
 
+/* The line of an affine group before it is rounded to the page type: value = scale * code + bias. */
+typedef struct fkv_affine {
+    float scale;
+    float bias;
+} fkv_affine;
+
+/* From the smallest and the largest number of the group; bins: the largest code. */
+fkv_affine fkv_codec_fit(float lo, float hi, float bins);
+
 /* x: [D], in place: the storable numbers. For a row that is rotated before it is encoded. */
 void fkv_codec_clean(const fkv_codec *codec, float *x);
 

@@ -139,6 +139,18 @@ static void int_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows,
     }
 }
 
+/* Within each 128-bit lane: dword k of to[i] is dword i of from[k]. */
+FKV_INLINE void transpose_dwords(const __m512i from[4], __m512i to[4]) {
+    __m512i low01 = _mm512_unpacklo_epi32(from[0], from[1]);
+    __m512i high01 = _mm512_unpackhi_epi32(from[0], from[1]);
+    __m512i low23 = _mm512_unpacklo_epi32(from[2], from[3]);
+    __m512i high23 = _mm512_unpackhi_epi32(from[2], from[3]);
+    to[0] = _mm512_unpacklo_epi64(low01, low23);
+    to[1] = _mm512_unpackhi_epi64(low01, low23);
+    to[2] = _mm512_unpacklo_epi64(high01, high23);
+    to[3] = _mm512_unpackhi_epi64(high01, high23);
+}
+
 FKV_INLINE __m128i load16(const uint8_t *p) { return _mm_loadu_si128((const __m128i *)p); }
 
 /* One unit of 16 tokens: quads[j] has, in lane t, the four codes of quad j of token t. */
@@ -154,15 +166,7 @@ FKV_INLINE void unit_quads(int bits, const uint8_t *codes, size_t stride, __m512
             a[i] = _mm512_inserti32x4(a[i], load16(from + 8 * stride), 2);
             a[i] = _mm512_inserti32x4(a[i], load16(from + 12 * stride), 3);
         }
-        __m512i low01 = _mm512_unpacklo_epi32(a[0], a[1]);
-        __m512i high01 = _mm512_unpackhi_epi32(a[0], a[1]);
-        __m512i low23 = _mm512_unpacklo_epi32(a[2], a[3]);
-        __m512i high23 = _mm512_unpackhi_epi32(a[2], a[3]);
-        __m512i *q = &quads[4 * quarter];
-        q[0] = _mm512_unpacklo_epi64(low01, low23);
-        q[1] = _mm512_unpackhi_epi64(low01, low23);
-        q[2] = _mm512_unpacklo_epi64(high01, high23);
-        q[3] = _mm512_unpackhi_epi64(high01, high23);
+        transpose_dwords(a, &quads[4 * quarter]);
     }
     if (bits == 4) {
         __m512i half = _mm512_set1_epi8(15);
@@ -351,14 +355,10 @@ FKV_INLINE group_weights weigh(const token_facts *f, uint32_t group, const float
 
 /* Four registers of 16 dwords, a lane's each, to [k % 4][k / 4][lane]. */
 FKV_INLINE void store_by_quad(const __m512i lane[4], int8_t (*to)[4][16]) {
-    __m512i low01 = _mm512_unpacklo_epi32(lane[0], lane[1]);
-    __m512i high01 = _mm512_unpackhi_epi32(lane[0], lane[1]);
-    __m512i low23 = _mm512_unpacklo_epi32(lane[2], lane[3]);
-    __m512i high23 = _mm512_unpackhi_epi32(lane[2], lane[3]);
-    _mm512_storeu_si512(to[0], _mm512_unpacklo_epi64(low01, low23));
-    _mm512_storeu_si512(to[1], _mm512_unpackhi_epi64(low01, low23));
-    _mm512_storeu_si512(to[2], _mm512_unpacklo_epi64(high01, high23));
-    _mm512_storeu_si512(to[3], _mm512_unpackhi_epi64(high01, high23));
+    __m512i quad[4];
+    transpose_dwords(lane, quad);
+    FKV_UNROLL
+    for (int k = 0; k < 4; k++) _mm512_storeu_si512(to[k], quad[k]);
 }
 
 static void weights_open(weights *w, const strip *s, const token_facts *f, const float *p, uint32_t n_tokens) {

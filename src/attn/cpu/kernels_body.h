@@ -182,7 +182,7 @@ enum { GROUP_32_UNITS = CHUNK_UNITS < 2 ? CHUNK_UNITS : 2 };
 
 #define EACH_FORM(call)                                                                                                          \
     do {                                                                                                                         \
-        bool small = codec->group == 32; /* a group of 32 is 2 units; a larger one covers any chunk */                           \
+        bool small = codec->group == 32;                                                                                         \
         if (codec->kind == FKV_CODEC_HALF && codec->type == FKV_BF16) {                                                          \
             call(FORM_BF16, CHUNK_UNITS);                                                                                        \
         } else if (codec->kind == FKV_CODEC_HALF) {                                                                              \
@@ -370,29 +370,18 @@ static void kernel_encode(const fkv_codec *codec, const float *x, uint8_t *const
             low = vf_min(low, value);
             high = vf_max(high, value);
         }
-        float min = vf_reduce_min(low);
-        float max = vf_reduce_max(high);
-        bool from_min = fabsf(min) > fabsf(max);
-        float scale = fmaxf((max - min) / n_bins, 1e-7f);
-        if (!from_min) scale = -scale;
-        float edge = from_min ? min : max;
-        float steps = rintf(edge / scale);
-        float bias = 0.0f;
-        if (steps != 0.0f) {
-            scale = edge / steps;
-            bias = edge;
-        }
+        fkv_affine line = fkv_codec_fit(vf_reduce_min(low), vf_reduce_max(high), n_bins);
         for (uint32_t d = 0; d < codec->group; d += 16) {
             vf unit[UNIT_VECS];
             for (int v = 0; v < UNIT_VECS; v++) {
-                vf code = vf_div(vf_sub(vf_load(clean + d + v * VL), vf_set(bias)), vf_set(scale));
+                vf code = vf_div(vf_sub(vf_load(clean + d + v * VL), vf_set(line.bias)), vf_set(line.scale));
                 unit[v] = vf_min(vf_max(vf_round(code), vf_set(0.0f)), vf_set(n_bins));
             }
             vf_store_u8(unit, codes + start + d);
         }
-        uint16_t half = fkv_f32_to_half(codec->type, scale);
+        uint16_t half = fkv_f32_to_half(codec->type, line.scale);
         memcpy(part[FKV_PART_SCALES] + 2 * (size_t)g, &half, 2);
-        half = fkv_f32_to_half(codec->type, bias);
+        half = fkv_f32_to_half(codec->type, line.bias);
         memcpy(part[FKV_PART_BIASES] + 2 * (size_t)g, &half, 2);
     }
     pack(codec->bits, codes, codec->dim, part[FKV_PART_CODES]);
