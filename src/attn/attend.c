@@ -115,7 +115,9 @@ static void layout(fkv_carve *carve, const fkv_attn_layer *layer, uint32_t max_r
 static thread_scratch scratch_of(const job *j, uint32_t thread) {
     const scratch *s = &j->scratch;
     fkv_carve carve = {.base = s->threads + thread * s->thread_bytes, .size = s->thread_bytes};
-    return carve_thread(&carve, (uint64_t)j->tile_queries * j->heads_per_kv, j->layer->head_dim);
+    thread_scratch t = carve_thread(&carve, (uint64_t)j->tile_queries * j->heads_per_kv, j->layer->head_dim);
+    FKV_ASSERT(carve.base != NULL && !carve.overflow); /* as it was when the scratch was planned */
+    return t;
 }
 
 /* Piece `split` of one (tile, head): max, sum and out of its rows. */
