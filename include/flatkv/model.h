@@ -1,0 +1,174 @@
+/* flatkv/model.h: models on top of flatkv.h. Load weights, tokenize, run a forward pass over packed pages, sample.
+ *
+ * Who owns what
+ *   A fkv_model is the weights and the vocabulary of one file: read-only after fkv_model_load(), used by any number of runners,
+ *   closed after the last of them. A fkv_runner is a cache, worker threads and the activations of one step: everything it will
+ *   ever take is taken by fkv_runner_open() and was known from fkv_runner_plan(). Its sequences, prefixes and page files are
+ *   those of its cache (fkv_runner_cache()) and are handled with flatkv.h. One thread drives a runner.
+ *
+ * Files come from strangers: every count, offset, shape and string is checked before it is used, and a file that is not right is
+ * refused with FKV_FILE_FORMAT, FKV_FILE_DAMAGED or FKV_UNSUPPORTED and a message that says where and why.
+ */
+#ifndef FLATKV_MODEL_H
+#define FLATKV_MODEL_H
+
+#include "flatkv.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- models -------------------------------------------------------------------------------------------------- */
+
+typedef struct fkv_model fkv_model;
+
+typedef struct fkv_model_config {
+    uint32_t n_threads; /* that repack weights; 0: one for each core the process may use */
+    fkv_isa isa;        /* kernels the weights are laid out for and that will run; AUTO: the best of this machine */
+    fkv_log_fn log;     /* NULL, or told a line about noteworthy events */
+    void *log_user;
+} fkv_model_config;
+
+FKV_API fkv_model_config fkv_model_config_default(void);
+
+/* path: a .gguf file, or a folder with config.json and .safetensors files. */
+FKV_API fkv_status fkv_model_load(const char *path, const fkv_model_config *config, fkv_model **model);
+FKV_API void fkv_model_close(fkv_model *model); /* NULL is allowed */
+
+enum { FKV_NO_TOKEN = UINT32_MAX, FKV_MAX_END_TOKENS = 8 };
+
+typedef struct fkv_model_info {
+    const char *architecture; /* "llama", "qwen2", "qwen3", "gemma3" */
+    const char *name;         /* as the file calls itself, or "" */
+    const char *tokenizer;    /* "byte", "bpe", "spm" */
+    uint32_t n_layers;
+    uint32_t dim;
+    uint32_t ffn_dim;
+    uint32_t n_q_heads;
+    uint32_t n_kv_heads;
+    uint32_t head_dim;
+    uint32_t window;  /* of the windowed layers; 0: none */
+    uint32_t context; /* tokens the model was trained for */
+    uint32_t n_vocab;
+    uint32_t bos;   /* or FKV_NO_TOKEN */
+    bool add_bos;   /* prompts begin with it */
+    bool has_chat;  /* a ChatML model; others complete text */
+    uint32_t n_end; /* tokens that end a text */
+    uint32_t end[FKV_MAX_END_TOKENS];
+    uint64_t n_parameters;
+    uint64_t file_bytes;    /* mapped */
+    uint64_t packed_bytes;  /* of weights repacked into memory of our own: anonymous, taken at load */
+    uint8_t weights_id[32]; /* SHA-256 over the files' headers and tensor samples; see docs */
+    char rope_id[64];
+} fkv_model_info;
+
+FKV_API const fkv_model_info *fkv_model_about(const fkv_model *model);
+
+/* ---- tokens -------------------------------------------------------------------------------------------------- */
+
+typedef enum fkv_tokenize_flags {
+    FKV_TOKENIZE_PLAIN = 0,
+    FKV_TOKENIZE_BOS = 1,     /* begin with bos where the model wants it (add_bos) */
+    FKV_TOKENIZE_SPECIAL = 2, /* "<|im_end|>" and the like become their tokens; else they are text: for what users type */
+} fkv_tokenize_flags;
+
+/* Any bytes are taken; what is not UTF-8 is tokenized byte by byte as the reference does. tokens: [capacity] or NULL where
+ * capacity is 0; *n_tokens is how many there are, also when that is more than capacity (only the first capacity are written). */
+FKV_API fkv_status fkv_tokenize(const fkv_model *model, const char *text, size_t n_bytes, unsigned flags, uint32_t *tokens,
+                                size_t capacity, size_t *n_tokens);
+
+/* The bytes a token stands for in a text, possibly a part of a character; "" for a token out of range, and for special tokens
+ * unless `special`. The pointer lives as long as the model. */
+FKV_API const char *fkv_token_text(const fkv_model *model, uint32_t token, bool special, size_t *n_bytes);
+
+/* One message of a chat as ChatML, with the opening of the assistant's answer behind it where `answer`: to be tokenized with
+ * FKV_TOKENIZE_SPECIAL by the caller, who passes the content separately as plain text so that a user cannot forge a role:
+ * before = "<|im_start|>user\n", after = "<|im_end|>\n<|im_start|>assistant\n". FKV_UNSUPPORTED for a model without has_chat. */
+typedef struct fkv_chat_frame {
+    char before[64];
+    char after[64];
+} fkv_chat_frame;
+FKV_API fkv_status fkv_chat_frame_of(const fkv_model *model, const char *role, bool answer, fkv_chat_frame *frame);
+
+/* ---- runners ------------------------------------------------------------------------------------------------- */
+
+typedef struct fkv_runner fkv_runner;
+
+typedef struct fkv_runner_config {
+    uint32_t max_tokens; /* 0: the context of the model */
+    uint32_t max_seqs;
+    uint32_t max_step_tokens; /* the prefill chunk and the decode rows beside it */
+    uint32_t max_logit_rows;  /* rows of one step whose logits are asked for; at most max_step_tokens */
+    fkv_codec_config k;       /* a group that does not divide the head dimension pads the heads inside pages */
+    fkv_codec_config v;
+    fkv_rotate rotate;
+    uint64_t rotation_seed;
+    uint32_t max_kv;  /* bounded context: every full layer becomes a window of so many tokens; 0: no bound */
+    uint32_t n_sinks; /* with it */
+    uint32_t page_tokens;
+    uint32_t n_threads; /* 0: one for each core */
+    fkv_isa isa;
+    bool lazy;
+    uint64_t memory_limit; /* of the plan without the weights; 0: none */
+    fkv_log_fn log;
+    void *log_user;
+} fkv_runner_config;
+
+/* K8/V4 in groups of 64, the model's context, one sequence, steps of 512, one row of logits. */
+FKV_API fkv_runner_config fkv_runner_config_default(void);
+
+/* Everything a running model takes. total = cache.total + activations; weights are their own lines. */
+typedef struct fkv_runner_plan {
+    uint64_t total_bytes;       /* taken by fkv_runner_open(): anonymous, resident (pages: unless lazy) */
+    uint64_t activations_bytes; /* of one step, logits included, and the worker stacks; does not depend on max_tokens */
+    uint64_t packed_bytes;      /* weights repacked at load */
+    uint64_t mapped_bytes;      /* weights used where the file is mapped */
+    fkv_plan cache;
+} fkv_runner_plan;
+
+FKV_API fkv_status fkv_runner_plan_make(const fkv_model *model, const fkv_runner_config *config, fkv_runner_plan *plan);
+FKV_API fkv_status fkv_runner_open(const fkv_model *model, const fkv_runner_config *config, fkv_runner **runner);
+FKV_API void fkv_runner_close(fkv_runner *runner); /* NULL is allowed */
+
+/* The runner's cache: sequences are opened, forked, truncated, saved, loaded and closed on it. Its steps are the runner's. */
+FKV_API fkv_cache *fkv_runner_cache(fkv_runner *runner);
+
+typedef enum fkv_logits { FKV_LOGITS_NONE = 0, FKV_LOGITS_LAST = 1, FKV_LOGITS_ALL = 2 } fkv_logits;
+
+typedef struct fkv_tokens {
+    fkv_seq seq; /* each sequence at most once in a step */
+    const uint32_t *tokens;
+    uint32_t n_tokens;
+    fkv_logits logits; /* of which of these tokens */
+} fkv_tokens;
+
+/* One step over any mix of prefill chunks and decode rows. *logits (may be NULL where none is asked for): [rows asked for,
+ * n_vocab] in the order of `rows`, good until the next call. A failure leaves every sequence as it was. The logits of a token
+ * depend on its own sequence alone, to the last bit. */
+FKV_API fkv_status fkv_runner_forward(fkv_runner *runner, const fkv_tokens *rows, uint32_t n_rows, const float **logits);
+
+/* ---- sampling ------------------------------------------------------------------------------------------------ */
+
+typedef struct fkv_sampler_config {
+    float temperature; /* 0: greedy */
+    uint32_t top_k;    /* 0: off */
+    float top_p;       /* 1: off */
+    float min_p;       /* 0: off */
+    uint64_t seed;
+} fkv_sampler_config;
+
+typedef struct fkv_sampler fkv_sampler;
+
+FKV_API fkv_sampler_config fkv_sampler_config_default(void); /* greedy */
+FKV_API fkv_status fkv_sampler_open(const fkv_sampler_config *config, uint32_t n_vocab, fkv_sampler **sampler);
+FKV_API void fkv_sampler_close(fkv_sampler *sampler); /* NULL is allowed */
+
+/* The next token. Filters in the order top_k, top_p, min_p, temperature, as llama.cpp. Same seed and logits, same token. Of equal
+ * logits the lower token wins greedily. FKV_BAD_ARGUMENT where a logit is no number. */
+FKV_API fkv_status fkv_sample(fkv_sampler *sampler, const float *logits, uint32_t *token);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

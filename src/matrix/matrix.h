@@ -1,0 +1,71 @@
+/* Weights as rows of codes, and their product with activations: the score side of attention with weights for keys.
+ *
+ * A matrix [R rows, C columns] is cut into panels of 16 rows, because 16 is the number of lanes: in a panel four columns of one
+ * row (a quad) are one dword, and the dwords of the 16 rows lie side by side, which is what the score kernels make of a tile of
+ * keys before they use it (kernels_avx512vnni.c), what the dot products of every instruction set read, and the layout of a tile
+ * of AMX. For each group of columns a panel holds the codes, then 16 scales, then 16 biases (f16): value = scale * code + bias.
+ *
+ *   AFFINE8, AFFINE4: groups of 16 (AFFINE8 only) or 32. 4-bit bytes hold in the low half a column of the group's first half and
+ *   in the high half one of its second half.
+ *   F16, BF16, F32: no groups; 16 rows side by side for each column.
+ *
+ * Rows are padded to a whole panel (with zeros); columns must be a multiple of 32.
+ *
+ * For every row of activations the product is a function of that row and the matrix alone, to the last bit.
+ */
+#ifndef FKV_MATRIX_H
+#define FKV_MATRIX_H
+
+#include "../base/workers.h"
+
+typedef enum fkv_matrix_kind {
+    FKV_MATRIX_AFFINE4,
+    FKV_MATRIX_AFFINE8,
+    FKV_MATRIX_F16,
+    FKV_MATRIX_BF16,
+    FKV_MATRIX_F32
+} fkv_matrix_kind;
+
+enum { FKV_PANEL_ROWS = 16 };
+
+typedef struct fkv_matrix {
+    fkv_matrix_kind kind;
+    uint32_t group;  /* 16 or 32; 0 for floats */
+    uint32_t n_rows; /* R, outputs */
+    uint32_t n_cols; /* C, inputs */
+    uint64_t panel_bytes;
+    uint8_t *panels; /* [ceil(R / 16), panel_bytes], 64-byte aligned; owned by whoever made it */
+} fkv_matrix;
+
+/* Fills in all but `panels`; FKV_UNSUPPORTED, with the numbers, for columns that do not fit. */
+fkv_status fkv_matrix_make(fkv_matrix_kind kind, uint32_t group, uint32_t n_rows, uint32_t n_cols, fkv_matrix *matrix);
+uint64_t fkv_matrix_bytes(const fkv_matrix *matrix);
+
+/* Rows may be set by several threads at once if they are of different panels. Panels must be zeroed before. */
+void fkv_matrix_set_codes(fkv_matrix *matrix, uint32_t row, const uint8_t *codes /* [C], one each */,
+                          const float *scales /* [C / group] */, const float *biases /* [C / group] */);
+void fkv_matrix_set_floats(fkv_matrix *matrix, uint32_t row, const void *numbers /* [C] of the kind's own type */);
+
+/* One row as floats: the truth of the format, and the lookup of an embedding. */
+void fkv_matrix_get_row(const fkv_matrix *matrix, uint32_t row, float *out /* [C] */);
+
+/* Activations made ready once for all the matrices they meet. */
+uint64_t fkv_product_input_bytes(uint32_t n_tokens, uint32_t n_cols);
+
+/* One matrix of a job; jobs of one call share their input. out: [T, out_stride], column `row` gets the product (+ bias[row]
+ * where bias is not NULL). */
+typedef struct fkv_product {
+    const fkv_matrix *matrix;
+    const float *bias; /* [R] or NULL */
+    float *out;        /* [T, out_stride] */
+    uint32_t out_stride;
+} fkv_product;
+
+enum { FKV_MAX_PRODUCTS = 4 };
+
+/* out = x . matrixT for up to FKV_MAX_PRODUCTS matrices with the same columns. x: [T, C], rows x_stride apart; input:
+ * fkv_product_input_bytes(T, C), 64-byte aligned. Allocates nothing. isa must run on this machine (FKV_ISA_AUTO is not taken). */
+void fkv_product_run(fkv_workers *workers, fkv_isa isa, const fkv_product *products, uint32_t n_products, const float *x,
+                     uint32_t n_tokens, uint32_t x_stride, void *input);
+
+#endif
