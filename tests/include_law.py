@@ -32,7 +32,7 @@ EXCEPTIONS = {"bench/bench_attn.c": {"base", "codec", "attn", "tests"}}
 FENCED = {
     "immintrin.h": "src/attn/cpu", "x86intrin.h": "src/attn/cpu", "arm_neon.h": "src/attn/cpu", "arm_sve.h": "src/attn/cpu",
     "mlx/": "src/attn/mlx", "Metal/": "src/attn/mlx", "cuda": "src/attn/kernels",
-    "jemalloc/": "src/base", "mach/": "src/base", "isa-l": "src/pager", "xxhash.h": "src/pager",
+    "jemalloc/": "src/base", "mach/": "src/base", "isa-l": "src/base", "openssl/": "src/base", "xxhash.h": "src/pager",
     "pcre2.h": "src/model", "jansson.h": "src/model",
 }
 # Fences hold inside the library; tests and programs use what they like.

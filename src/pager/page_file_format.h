@@ -9,7 +9,7 @@
 #ifndef FKV_PAGE_FILE_FORMAT_H
 #define FKV_PAGE_FILE_FORMAT_H
 
-#include "checksum.h"
+#include "../base/checksum.h"
 #include "page_file.h"
 
 #include <stddef.h>

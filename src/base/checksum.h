@@ -4,7 +4,7 @@
 #ifndef FKV_CHECKSUM_H
 #define FKV_CHECKSUM_H
 
-#include "../base/base.h"
+#include "base.h"
 
 enum { FKV_SHA256_BYTES = 32, FKV_SHA256_STATE_BYTES = 112 };
 
