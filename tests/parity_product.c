@@ -88,7 +88,7 @@ static void set_random_row(fkv_matrix *m, uint32_t row, uint64_t *state, float *
     for (uint32_t g = 0; m->group != 0 && g < m->n_cols / m->group; g++) {
         /* around 0, as weights are, or all on one side, where the bias is what matters */
         float scale = fkv_f16_to_f32(fkv_f32_to_f16((0.02f + 0.01f * fabsf(attn_gaussian(state))) / (float)top));
-        float bias = -scale * (float)top * (g % 5 == 4 ? 3.0f : 0.5f);
+        float bias = -scale * (float)top * (g % 5 == 4 ? 1.0f : 0.5f);
         scales[g] = scale;
         biases[g] = fkv_f16_to_f32(fkv_f32_to_f16(bias));
         for (uint32_t c = g * m->group; c < (g + 1) * m->group; c++) expected[c] = scales[g] * (float)codes[c] + biases[g];
