@@ -308,7 +308,7 @@ static fkv_status fill_info(fkv_model *m) {
         info->n_parameters += (uint64_t)tensor->n_rows * tensor->n_cols;
     }
     info->file_bytes = fkv_weights_file_bytes(m->weights);
-    fkv_weights_id(m->weights, info->weights_id);
+    FKV_TRY(fkv_weights_id(m->weights, info->weights_id));
     return fkv_architecture_rope_id(m->architecture, h, info->rope_id);
 }
 
