@@ -122,7 +122,7 @@ START_TEST(heads_that_no_group_divides_are_padded_inside_pages) {
         model_run(runner, model_seq(runner, PLAIN_TOKENS), tokens, PLAIN_TOKENS, 16, MODEL_WORLD_VOCAB, got);
         double apart = relative_l2(got, expected, PLAIN_TOKENS * MODEL_WORLD_VOCAB);
         printf("8 bits, heads of 24 in groups of 32 and 64, rotation %d: %.2e apart\n", (int)rotations[i], apart);
-        ck_assert_double_le(apart, 2e-2); /* 8-bit codes: a step is 1/256 of a group's range */
+        ck_assert_double_le(apart, 3e-2); /* 8-bit codes of sharp attention; a head out of place is off by more than a half */
         fkv_runner_close(runner);
     }
     fkv_model_close(model);
@@ -392,9 +392,9 @@ END_TEST
 START_TEST(a_refused_step_leaves_no_trace) {
     static float expected[SAME_TOKENS * NEEDLE_VOCAB];
     static float got[SAME_TOKENS * NEEDLE_VOCAB];
-    uint32_t tokens[SAME_TOKENS];
+    uint32_t tokens[SAME_TOKENS + 1]; /* one row below is one too long */
     const uint32_t foreign[] = {5, NEEDLE_VOCAB};
-    book_tokens(3000, tokens, SAME_TOKENS);
+    book_tokens(3000, tokens, SAME_TOKENS + 1);
     fkv_model *model = load("models/needle");
     fkv_runner_config config = fkv_runner_config_default();
     config.max_tokens = 4 * SAME_TOKENS;
