@@ -277,4 +277,4 @@ static void amx_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_P
     fkv_tiles_close();
 }
 
-FKV_KERNELS(amx, int_prepare, amx_scores, amx_values);
+FKV_KERNELS(amx, int_prepare, amx_scores, amx_values, int_prepare_tokens, int_product);
