@@ -165,11 +165,14 @@ FKV_INLINE void int_scores_chunk(int bits, int n_units, const tile *t, uint32_t 
     vf bias = token_lanes(t->biases, t->n_groups, group, token);
     uint32_t row_units = t->n_units * 16 / UNIT_NUMBERS;
     for (uint32_t r = 0; r < n_rows; r++) {
+        enum { QUERY_BYTES = 3 };
         size_t at = (size_t)(r * row_units + unit) * UNIT_NUMBERS;
-        vf dot =
-            join(dot_quads(n_units * UNIT_QUADS, quads, iq->high + at), dot_quads(n_units * UNIT_QUADS, quads, iq->low + at));
-        __m512i rest = dot_quads(n_units * UNIT_QUADS, quads, iq->rest + at);
-        dot = vf_fma(_mm512_cvtepi32_ps(rest), vf_set(1.0f / REST_STEPS), dot);
+        const int8_t *bytes[QUERY_BYTES] = {iq->high + at, iq->low + at, iq->rest + at};
+        __m512i even[QUERY_BYTES] = {_mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
+        __m512i odd[QUERY_BYTES] = {_mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
+        dot_quads(QUERY_BYTES, n_units * UNIT_QUADS, quads, bytes, even, odd);
+        vf dot = join(_mm512_add_epi32(even[0], odd[0]), _mm512_add_epi32(even[1], odd[1]));
+        dot = vf_fma(_mm512_cvtepi32_ps(_mm512_add_epi32(even[2], odd[2])), vf_set(1.0f / REST_STEPS), dot);
         float sum = iq->sum[r * row_units + unit];
         if (n_units == 2) sum += iq->sum[r * row_units + unit + 1];
         float *to = scores + (size_t)r * FKV_TILE_TOKENS + token;
