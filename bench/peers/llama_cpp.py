@@ -1,0 +1,343 @@
+#!/usr/bin/env python3
+"""llama.cpp as a peer: its tokens, logits, perplexities and rates, to compare flatkv's with. Not needed by any test.
+
+    python3 -m venv peers && peers/bin/pip install xllamacpp numpy        (or llama-cpp-python, which builds for this machine)
+    peers/bin/python bench/peers/llama_cpp.py tokens -m MODEL -f FILE
+    peers/bin/python bench/peers/llama_cpp.py greedy -m MODEL -p PROMPT -n 64
+    peers/bin/python bench/peers/llama_cpp.py logits -m MODEL -f FILE -n 512 --out logits.npz
+    peers/bin/python bench/peers/llama_cpp.py ppl -m MODEL -f FILE -c 2048 --windows 4 --caches f16,q8_0,q8_0/q4_0
+    peers/bin/python bench/peers/llama_cpp.py rates -m MODEL --caches f16,q8_0,q4_0 --depths 0,7168
+
+Both packages carry llama.cpp as a shared library; this drives its C interface. The interface passes structs of parameters whose
+layout changes between versions, so fields are found by the values that llama.cpp itself gives as defaults, and an unknown layout
+is refused. Results go to standard output as one JSON object.
+"""
+
+import argparse
+import ctypes
+import importlib.metadata
+import json
+import math
+import os
+import pathlib
+import statistics
+import sys
+import time
+
+import numpy as np
+
+CACHE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8}
+PARAMS_BYTES = 512  # more than either struct of any version; what is too much is never read
+
+
+class Params(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_ubyte * PARAMS_BYTES)]
+
+    def ints(self):
+        return np.frombuffer(self, dtype=np.int32)
+
+    def floats(self):
+        return np.frombuffer(self, dtype=np.float32)
+
+    def octets(self):
+        return np.frombuffer(self, dtype=np.uint8)
+
+
+class Batch(ctypes.Structure):
+    _fields_ = [
+        ("n_tokens", ctypes.c_int32),
+        ("token", ctypes.c_void_p),
+        ("embd", ctypes.c_void_p),
+        ("pos", ctypes.c_void_p),
+        ("n_seq_id", ctypes.c_void_p),
+        ("seq_id", ctypes.c_void_p),
+        ("logits", ctypes.c_void_p),
+    ]
+
+
+def open_library(package):
+    """The shared library with llama.cpp in it, and what to call it in results."""
+    if package == "xllamacpp":
+        import xllamacpp
+
+        return ctypes.CDLL(xllamacpp.xllamacpp.__file__)
+    import llama_cpp
+
+    folder = pathlib.Path(llama_cpp.__file__).parent / "lib"
+    return ctypes.CDLL(str(folder / "libllama.so"))
+
+
+class Llama:
+    """One model of one llama.cpp. Contexts are opened on it with `context`."""
+
+    def __init__(self, package, path, n_threads):
+        self.lib = lib = open_library(package)
+        self.n_threads = n_threads
+        self.quiet = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda level, text, user: None)
+        pointer, i32 = ctypes.c_void_p, ctypes.c_int32
+        for name, result, arguments in (
+            ("llama_log_set", None, [pointer, pointer]),
+            ("llama_backend_init", None, []),
+            ("llama_print_system_info", ctypes.c_char_p, []),
+            ("llama_model_default_params", Params, []),
+            ("llama_context_default_params", Params, []),
+            ("llama_model_load_from_file", pointer, [ctypes.c_char_p, Params]),
+            ("llama_model_get_vocab", pointer, [pointer]),
+            ("llama_model_free", None, [pointer]),
+            ("llama_vocab_n_tokens", i32, [pointer]),
+            ("llama_vocab_bos", i32, [pointer]),
+            ("llama_vocab_is_eog", ctypes.c_bool, [pointer, i32]),
+            ("llama_vocab_get_add_bos", ctypes.c_bool, [pointer]),
+            ("llama_tokenize", i32, [pointer, ctypes.c_char_p, i32, pointer, i32, ctypes.c_bool, ctypes.c_bool]),
+            ("llama_token_to_piece", i32, [pointer, i32, ctypes.c_char_p, i32, i32, ctypes.c_bool]),
+            ("llama_init_from_model", pointer, [pointer, Params]),
+            ("llama_free", None, [pointer]),
+            ("llama_get_memory", pointer, [pointer]),
+            ("llama_memory_clear", None, [pointer, ctypes.c_bool]),
+            ("llama_memory_seq_cp", None, [pointer, i32, i32, i32, i32]),
+            ("llama_memory_seq_rm", ctypes.c_bool, [pointer, i32, i32, i32]),
+            ("llama_memory_seq_pos_max", i32, [pointer, i32]),
+            ("llama_decode", i32, [pointer, Batch]),
+            ("llama_get_logits_ith", pointer, [pointer, i32]),
+        ):
+            function = getattr(lib, name)
+            function.restype, function.argtypes = result, arguments
+        lib.llama_log_set(ctypes.cast(self.quiet, pointer), None)
+        lib.llama_backend_init()
+        self.system = lib.llama_print_system_info().decode()
+        self.model = lib.llama_model_load_from_file(os.fsencode(path), lib.llama_model_default_params())
+        if not self.model:
+            raise SystemExit(f"llama.cpp does not load {path}")
+        self.vocab = lib.llama_model_get_vocab(self.model)
+        self.n_vocab = lib.llama_vocab_n_tokens(self.vocab)
+        self.bos = lib.llama_vocab_bos(self.vocab)
+        self.add_bos = lib.llama_vocab_get_add_bos(self.vocab)
+
+    def tokenize(self, text, bos=True, special=False):
+        room = np.zeros(len(text) + 16, dtype=np.int32)
+        n = self.lib.llama_tokenize(self.vocab, text, len(text), room.ctypes.data, len(room), bos, special)
+        if n < 0:
+            raise SystemExit("llama.cpp does not tokenize this text")
+        return room[:n].copy()
+
+    def piece(self, token):
+        room = ctypes.create_string_buffer(512)
+        length = self.lib.llama_token_to_piece(self.vocab, int(token), room, len(room), 0, True)
+        return room.raw[:length]
+
+    def context(self, n_ctx, cache, n_seqs=1):
+        return Context(self, n_ctx, cache, n_seqs)
+
+
+def patched(defaults, n_ctx, k_type, v_type, n_threads, n_seqs):
+    """The context parameters with ours in the places where llama.cpp's defaults show these fields to be."""
+    ints, floats, octets = defaults.ints(), defaults.floats(), defaults.octets()
+    fours = [i for i in range(4, 10) if ints[i] == 4 and ints[i + 1] == 4]
+    modes = [i for i in range(8, 20) if (ints[i : i + 3] == -1).all() and ints[i + 3] == -1]
+    yarn = [i for i in range(10, 24) if (floats[i : i + 4] == -1.0).all() or (floats[i] == -1.0 and floats[i + 2] == 32.0)]
+    types = [i for i in range(20, 40) if ints[i] == 1 and ints[i + 1] == 1]
+    flags = octets.tobytes().find(bytes([0, 1, 1, 1, 1, 0]), 4 * types[0] + 8 if types else 0)
+    if tuple(ints[:3]) != (512, 2048, 512) or not (fours and modes and yarn and types) or flags < 0:
+        raise SystemExit("this version of llama.cpp has context parameters of a layout that is not known here")
+    ints[0], ints[1], ints[3] = n_ctx, 2048, n_seqs
+    ints[fours[0]] = ints[fours[0] + 1] = n_threads
+    ints[modes[0] + 3] = 1  # flash attention: quantized values need it, and 16-bit ones are to be measured the same way
+    ints[types[0]], ints[types[0] + 1] = k_type, v_type
+    octets[flags + 5] = 1 if n_seqs > 1 else 0  # one buffer for all sequences
+    return defaults
+
+
+class Context:
+    def __init__(self, llama, n_ctx, cache, n_seqs):
+        self.llama, self.lib = llama, llama.lib
+        k_name, _, v_name = cache.partition("/")
+        types = CACHE_TYPES[k_name], CACHE_TYPES[v_name or k_name]
+        params = patched(self.lib.llama_context_default_params(), n_ctx, *types, llama.n_threads, n_seqs)
+        self.handle = self.lib.llama_init_from_model(llama.model, params)
+        if not self.handle:
+            raise SystemExit(f"llama.cpp opens no context of {n_ctx} tokens with a {cache} cache")
+        self.memory = self.lib.llama_get_memory(self.handle)
+
+    def close(self):
+        self.lib.llama_free(self.handle)
+
+    def clear(self):
+        self.lib.llama_memory_clear(self.memory, True)
+
+    def decode(self, tokens, position, rows=None, seq=0):
+        """One call over tokens that begin at this position; returns logits [len(rows), n_vocab], of the last token where None."""
+        n = len(tokens)
+        rows = [n - 1] if rows is None else rows
+        token = np.ascontiguousarray(tokens, dtype=np.int32)
+        pos = np.arange(position, position + n, dtype=np.int32)
+        n_seq_id = np.ones(n, dtype=np.int32)
+        seq_of = np.full(n, seq, dtype=np.int32)
+        seq_id = seq_of.ctypes.data + 4 * np.arange(n, dtype=np.uintp)
+        wanted = np.zeros(n, dtype=np.int8)
+        wanted[rows] = 1
+        batch = Batch(n, *(a if a is None else a.ctypes.data for a in (token, None, pos, n_seq_id, seq_id, wanted)))
+        status = self.lib.llama_decode(self.handle, batch)
+        if status != 0:
+            raise SystemExit(f"llama_decode says {status}")
+        out = np.empty((len(rows), self.llama.n_vocab), dtype=np.float32)
+        for i, row in enumerate(rows):
+            address = self.lib.llama_get_logits_ith(self.handle, int(row))
+            out[i] = np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(ctypes.c_float)), (self.llama.n_vocab,))
+        return out
+
+
+def log_softmax(logits):
+    top = logits.max(axis=-1, keepdims=True)
+    return logits - top - np.log(np.exp(logits - top, dtype=np.float64).sum(axis=-1, keepdims=True)).astype(np.float32)
+
+
+def command_tokens(llama, options):
+    return {"tokens": llama.tokenize(options.file.read_bytes(), bos=options.bos).tolist()}
+
+
+def command_greedy(llama, options):
+    tokens = llama.tokenize(options.prompt.encode(), special=True)
+    context = llama.context(len(tokens) + options.n, options.caches[0])
+    new, fed, position = [], tokens, 0
+    while len(new) < options.n:
+        logits = context.decode(fed, position)
+        position += len(fed)
+        fed = logits.argmax(axis=-1)
+        if llama.lib.llama_vocab_is_eog(llama.vocab, int(fed[0])):
+            break
+        new.append(int(fed[0]))
+    context.close()
+    return {"prompt_tokens": tokens.tolist(), "tokens": new, "text": b"".join(map(llama.piece, new)).decode(errors="replace")}
+
+
+def command_logits(llama, options):
+    tokens = llama.tokenize(options.file.read_bytes()[: 16 * options.n])[: options.n]
+    context = llama.context(len(tokens), options.caches[0])
+    logits = context.decode(tokens, 0, rows=range(len(tokens)))
+    np.savez(options.out, tokens=tokens, logits=logits, top1=logits.argmax(axis=-1))
+    return {"tokens": len(tokens), "out": str(options.out)}
+
+
+def command_ppl(llama, options):
+    """Windows as llama.cpp's own perplexity tool cuts them: the second half of each is scored, with all before it as context."""
+    text = options.file.read_bytes()
+    tokens = llama.tokenize(text[: options.windows * options.context * 16])
+    n_windows = min(options.windows, len(tokens) // options.context)
+    contexts = {cache: llama.context(options.context, cache) for cache in options.caches}
+    sums = {cache: {"nll": 0.0, "tokens": 0, "kl": [], "same": 0, "seconds": 0.0, "nlls": []} for cache in options.caches}
+    first = options.context // 2
+    for window in range(n_windows):
+        ids = tokens[window * options.context : (window + 1) * options.context].copy()
+        if llama.add_bos:
+            ids[0] = llama.bos
+        reference = None
+        for cache in options.caches:
+            context, result = contexts[cache], sums[cache]
+            context.clear()
+            start = time.perf_counter()
+            parts = []
+            for at in range(0, options.context, options.chunk):
+                scored = [i for i in range(options.chunk) if first <= at + i < options.context - 1]
+                parts.append(context.decode(ids[at : at + options.chunk], at, scored))
+            result["seconds"] += time.perf_counter() - start
+            logs = np.concatenate(parts)
+            for row in logs:
+                row[:] = log_softmax(row)
+            nll = -float(logs[np.arange(len(logs)), ids[first + 1 :]].sum(dtype=np.float64))
+            result["nll"] += nll
+            result["nlls"].append(nll)
+            result["tokens"] += len(logs)
+            if reference is None:
+                reference = logs
+            else:
+                for ours, theirs in zip(logs, reference):
+                    result["kl"].append(float((np.exp(theirs) * (theirs - ours)).sum(dtype=np.float64)))
+                    result["same"] += int(ours.argmax() == theirs.argmax())
+        so_far = ", ".join(f"{cache} {math.exp(s['nll'] / s['tokens']):.4f}" for cache, s in sums.items())
+        print(f"window {window + 1}: {so_far}", file=sys.stderr, flush=True)
+    found = []
+    for cache, s in sums.items():
+        row = {"cache": cache, "ppl": math.exp(s["nll"] / s["tokens"]), "tokens": s["tokens"], "seconds": s["seconds"]}
+        row["window_ppl"] = [math.exp(n / (s["tokens"] / n_windows)) for n in s["nlls"]]
+        if s["kl"]:
+            row |= {"kl_mean": float(np.mean(s["kl"])), "kl_p99": float(np.quantile(s["kl"], 0.99))}
+            row["top1"] = s["same"] / s["tokens"]
+        found.append(row)
+    return {"windows": n_windows, "context": options.context, "chunk": options.chunk, "caches": found}
+
+
+def fill(llama, context, depth, rng):
+    """Puts `depth` tokens behind sequence 0 in pieces that do not see each other: what a step over them costs is the same, and
+    filling a quantized cache does not take minutes."""
+    for number, at in enumerate(range(0, depth, 512)):
+        context.decode(rng.integers(1000, llama.n_vocab - 1000, min(512, depth - at)), at, seq=number + 1)
+        context.lib.llama_memory_seq_cp(context.memory, number + 1, 0, -1, -1)
+        context.lib.llama_memory_seq_rm(context.memory, number + 1, -1, -1)
+    if depth and context.lib.llama_memory_seq_pos_max(context.memory, 0) != depth - 1:
+        raise SystemExit("the cache was not filled as deep as asked for")
+
+
+def command_rates(llama, options):
+    rng = np.random.default_rng(1)
+    found = []
+    for cache in options.caches:
+        for depth in options.depths:
+            context = llama.context(depth + 1024, cache, n_seqs=2 + depth // 512)
+            prompt = rng.integers(1000, llama.n_vocab - 1000, 512)
+            prefill, decode = [], []
+            fill(llama, context, depth, rng)
+            for attempt in range(options.repeat + 1):
+                context.lib.llama_memory_seq_rm(context.memory, 0, depth, -1)
+                start = time.perf_counter()
+                context.decode(prompt, depth)
+                took = time.perf_counter() - start
+                if attempt or took > 20:  # the first is for warming up, unless it is too long to be thrown away
+                    prefill.append(len(prompt) / took)
+                if took > 20:
+                    break
+            context.lib.llama_memory_seq_rm(context.memory, 0, depth, -1)
+            for step in range(options.n + 2):
+                start = time.perf_counter()
+                context.decode(prompt[step : step + 1], depth + step)
+                if step >= 2:
+                    decode.append(1 / (time.perf_counter() - start))
+            context.close()
+            row = {"cache": cache, "depth": depth}
+            row |= {"prefill_tps": statistics.median(prefill), "decode_tps": statistics.median(decode)}
+            print(row, file=sys.stderr, flush=True)
+            found.append(row)
+    return {"threads": llama.n_threads, "rates": found}
+
+
+def main():
+    def names(text):
+        return text.split(",")
+
+    parser = argparse.ArgumentParser(description="llama.cpp as a peer of flatkv.")
+    parser.add_argument("command", choices=("tokens", "greedy", "logits", "ppl", "rates"))
+    parser.add_argument("-m", "--model", required=True)
+    parser.add_argument("-f", "--file", type=pathlib.Path)
+    parser.add_argument("-p", "--prompt", default="")
+    parser.add_argument("-n", type=int, default=32, help="tokens: made by greedy, measured by logits and rates")
+    parser.add_argument("-c", "--context", type=int, default=2048)
+    parser.add_argument("--chunk", type=int, default=512, help="tokens of one call in ppl")
+    parser.add_argument("--windows", type=int, default=4)
+    parser.add_argument("--caches", type=names, default=["f16"], help="K/V types, the first is the reference: f16,q8_0,q8_0/q4_0")
+    parser.add_argument("--depths", type=lambda text: [int(d) for d in text.split(",")], default=[0])
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--bos", action="store_true", help="tokens: with the token that the model begins texts with")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--out", type=pathlib.Path)
+    parser.add_argument("--package", choices=("xllamacpp", "llama-cpp-python"), default="xllamacpp")
+    options = parser.parse_args()
+    llama = Llama(options.package, options.model, options.threads)
+    result = globals()[f"command_{options.command}"](llama, options)
+    version = importlib.metadata.version(options.package)
+    about = {"peer": "llama.cpp", "package": options.package, "version": version, "system": llama.system}
+    about |= {"command": " ".join(sys.argv[1:]), "model": pathlib.Path(options.model).stem}
+    json.dump(about | result, sys.stdout, indent=1)
+    print()
+
+
+if __name__ == "__main__":
+    main()
