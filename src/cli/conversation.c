@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 /* One line; false at the end of the input or at Ctrl-C. */
-static bool read_turn(text *turn) {
+static bool read_turn(text_buffer *turn) {
     char *line = NULL;
     size_t room = 0;
     if (isatty(STDIN_FILENO) != 0) {
@@ -24,13 +24,13 @@ static bool read_turn(text *turn) {
 }
 
 /* What the session needs to hear before and with this turn. */
-static int next_tokens(const generation *g, bool chat, const char *system, const text *turn, token_list *list) {
+static int next_tokens(const generation *g, bool chat, const char *system, const text_buffer *turn, token_list *list) {
     const fkv_model *model = g->session->model;
     list->n = 0;
     if (!g->last_is_fed) token_list_add(list, g->tokens.tokens + g->tokens.n - 1, 1);
     bool first = g->session->length == 0 && list->n == 0;
     if (!chat) {
-        text line = {0};
+        text_buffer line = {0};
         text_add(&line, turn->bytes, turn->n);
         text_add(&line, "\n", 1);
         int code = first ? prompt_add_plain(list, model, &line)
@@ -41,7 +41,7 @@ static int next_tokens(const generation *g, bool chat, const char *system, const
     int code = EXIT_GOOD;
     if (!first) code = prompt_close_answer(list, model);
     if (first && system != NULL) {
-        text words = {.bytes = (char *)(uintptr_t)system, .n = strlen(system)};
+        text_buffer words = {.bytes = (char *)(uintptr_t)system, .n = strlen(system)};
         code = prompt_add_message(list, model, "system", &words, false);
     }
     return code == EXIT_GOOD ? prompt_add_message(list, model, "user", turn, true) : code;
@@ -49,7 +49,7 @@ static int next_tokens(const generation *g, bool chat, const char *system, const
 
 static int answer(generation *g, const token_list *list) {
     const float *logits = NULL;
-    progress progress = progress_begin("reading", list->n);
+    progress_bar progress = progress_begin("reading", list->n);
     int code = session_feed(g->session, list->tokens, list->n, &logits, &progress);
     progress_end(&progress);
     if (code != EXIT_GOOD) return code;
@@ -61,7 +61,7 @@ static int answer(generation *g, const token_list *list) {
 }
 
 int conversation_hold(generation *g, bool chat, const char *system) {
-    text turn = {0};
+    text_buffer turn = {0};
     token_list list = {0};
     int code = EXIT_GOOD;
     while (code == EXIT_GOOD && read_turn(&turn)) {

@@ -34,7 +34,7 @@ typedef struct flat {
     token_list tokens;
     fkv_runner_config config;
     uint64_t weights_bytes; /* measured: anonymous memory that loading took */
-    session session;
+    model_session session;
     memory_line line;
     double seconds;
     double decode_seconds;
@@ -59,7 +59,7 @@ static int load(flat *f) {
 }
 
 static int fill(flat *f) {
-    progress progress = progress_begin("filling", f->n_tokens);
+    progress_bar progress = progress_begin("filling", f->n_tokens);
     uint32_t prefilled = f->n_tokens - DECODED;
     int code = session_feed(&f->session, f->tokens.tokens, prefilled, NULL, &progress);
     double middle = kit_seconds();

@@ -17,14 +17,14 @@ typedef enum stop_reason {
 const char *stop_reason_name(stop_reason reason);
 
 typedef struct generation {
-    session *session;
+    model_session *session;
     fkv_sampler *sampler;
     uint32_t max_new;
     bool ignore_end; /* go on where the model would end */
     text_stream out;
 
     token_list tokens; /* drawn, the end token not among them */
-    text text;
+    text_buffer text;
     stop_reason stop;
     bool last_is_fed; /* whether the session has the last of the tokens */
     double seconds;   /* of the steps */

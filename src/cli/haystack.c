@@ -17,7 +17,7 @@ static const struct {
 } plain[] = {{"\r\n", "\n"},        {"\xe2\x80\x9c", "\""}, {"\xe2\x80\x9d", "\""},
              {"\xe2\x80\x98", "'"}, {"\xe2\x80\x99", "'"},  {"\xe2\x80\x94", "--"}};
 
-static void keep_ascii(const text *in, text *out) {
+static void keep_ascii(const text_buffer *in, text_buffer *out) {
     for (size_t i = 0; i < in->n;) {
         size_t used = 0;
         for (size_t p = 0; p < sizeof plain / sizeof plain[0] && used == 0; p++) {
@@ -32,7 +32,7 @@ static void keep_ascii(const text *in, text *out) {
 }
 
 /* Single newlines become blanks, blanks in a row one, three newlines or more two. */
-static void join_lines(const text *in, text *out) {
+static void join_lines(const text_buffer *in, text_buffer *out) {
     for (size_t i = 0; i < in->n;) {
         size_t lines = strspn(in->bytes + i, "\n");
         if (lines >= 2) {
@@ -59,11 +59,11 @@ static int read_book(haystack *h, const char *file) {
         if (code != EXIT_GOOD) return code;
         file = path;
     }
-    text raw = {0};
-    text ascii = {0};
-    text clean = {0};
+    text_buffer raw = {0};
+    text_buffer ascii = {0};
+    text_buffer clean = {0};
     int code = text_read(&raw, file);
-    text *used = &raw;
+    text_buffer *used = &raw;
     if (code == EXIT_GOOD && strcmp(fkv_model_about(h->model)->tokenizer, "byte") == 0) {
         keep_ascii(&raw, &ascii);
         join_lines(&ascii, &clean);

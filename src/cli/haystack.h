@@ -12,7 +12,7 @@
 
 #include <jansson.h>
 
-enum { FACT_WORD = 32, FACT_DIGITS = 7, FACT_TEXT = 160 };
+enum { FACT_WORD = 32, FACT_DIGITS = 7, FACT_TEXT = 192 };
 
 typedef struct fact {
     char kind[FACT_WORD];

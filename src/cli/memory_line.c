@@ -32,7 +32,7 @@ static void sample(void *user) {
     line->bytes[line->n++] = (double)now.anonymous_bytes - (double)line->before.anonymous_bytes;
 }
 
-void memory_line_watch(memory_line *line, session *s) {
+void memory_line_watch(memory_line *line, model_session *s) {
     line->session = s;
     sample(line);
     s->after_step = sample;

@@ -19,14 +19,14 @@ typedef struct memory_line {
     double *bytes; /* anonymous, beyond `before` */
     size_t n;
     size_t room;
-    const session *session;
+    const model_session *session;
 } memory_line;
 
 /* Takes room for the samples of n_steps steps and has a first look. Before the runner is opened. Exit code, said. */
 int memory_line_begin(memory_line *line, size_t n_steps);
 
 /* After the runner was opened: from now on every step of s is sampled. */
-void memory_line_watch(memory_line *line, session *s);
+void memory_line_watch(memory_line *line, model_session *s);
 
 typedef struct memory_verdict {
     double plan_bytes;

@@ -34,7 +34,7 @@ typedef struct niah {
     double depths[MAX_DEPTHS];
     uint32_t n_haystacks;
 
-    session session; /* of the codec at hand */
+    model_session session; /* of the codec at hand */
     memory_line line;
 } niah;
 

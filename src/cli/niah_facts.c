@@ -159,7 +159,7 @@ static int ask(niah *n, const question *q, score *s) {
     return EXIT_GOOD;
 }
 
-static int run_haystack(niah *n, uint32_t length, uint32_t index, progress *progress, score *s) {
+static int run_haystack(niah *n, uint32_t length, uint32_t index, progress_bar *progress, score *s) {
     planted p = {0};
     planted_open(n, &p);
     int code = plant(n, length, n->o->model.seed + 1000003 * (uint64_t)index, &p);
@@ -174,7 +174,7 @@ int niah_facts_run(niah *n, const codec_choice *codec, json_t *object) {
     score s = {0};
     uint32_t length = n->lengths[0];
     int code = EXIT_GOOD;
-    progress progress = progress_begin("asking", (uint64_t)length * n->n_haystacks);
+    progress_bar progress = progress_begin("asking", (uint64_t)length * n->n_haystacks);
     for (uint32_t i = 0; code == EXIT_GOOD && i < n->n_haystacks; i++) code = run_haystack(n, length, i, &progress, &s);
     progress_end(&progress);
     if (code != EXIT_GOOD) return code;

@@ -29,7 +29,7 @@ typedef struct grid {
     size_t n_cells;
     size_t n_found;
     generation generation;
-    progress progress;
+    progress_bar progress;
     double seconds;
 } grid;
 
@@ -50,7 +50,7 @@ static int cell_tokens(const grid *g, const cell *c, token_list *planted, token_
 
 /* Brings the session to where the answer begins. */
 static int feed_cell(grid *g, stack *s, const cell *c, const float **logits) {
-    session *session = &g->n->session;
+    model_session *session = &g->n->session;
     token_list planted = {0};
     token_list question = {0};
     int code = cell_tokens(g, c, &planted, &question);

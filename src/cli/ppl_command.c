@@ -37,7 +37,7 @@ typedef struct ppl_options {
 
 typedef struct lane {
     codec_choice codec;
-    session session;
+    model_session session;
     double nll;      /* sum over scored tokens */
     uint64_t n_same; /* scored tokens where it agrees with the reference about the likeliest next one */
     double *kl;      /* [scored tokens] */
@@ -55,11 +55,11 @@ typedef struct ppl {
     uint32_t n_windows;
     uint64_t n_scored;
     float *exps; /* [n_vocab] of the reference */
-    progress progress;
+    progress_bar progress;
     double seconds;
 } ppl;
 
-static bool is_reference(const ppl *p, uint32_t lane) { return p->o->kl && lane == 0; }
+static bool is_reference(const ppl *p, uint32_t i) { return p->o->kl && i == 0; }
 
 /* ---- opening ---- */
 
@@ -82,7 +82,7 @@ static int open_lanes(ppl *p) {
 }
 
 static int read_text(ppl *p) {
-    text content = {0};
+    text_buffer content = {0};
     int code = text_read(&content, p->o->file);
     if (code == EXIT_GOOD)
         code = token_list_add_text(&p->text, p->model, content.bytes, content.n,
@@ -122,7 +122,7 @@ static void score_row(ppl *p, const float *const *logits, uint32_t row, uint32_t
 static int take_step(ppl *p, const uint32_t *window, uint32_t at, uint32_t n, bool scored) {
     const float *logits[MAX_CODECS + 1];
     for (uint32_t i = 0; i < p->n_lanes; i++) {
-        session *s = &p->lanes[i].session;
+        model_session *s = &p->lanes[i].session;
         int code = scored ? session_feed_all(s, window + at, n, &logits[i]) : session_feed(s, window + at, n, NULL, NULL);
         if (code != EXIT_GOOD) return code;
         if (cli_interrupted()) return EXIT_INTERRUPTED;

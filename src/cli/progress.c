@@ -10,12 +10,12 @@ enum { BAR = 24, LINE = 78 };
 
 static const double EVERY = 0.1; /* seconds between drawings */
 
-progress progress_begin(const char *what, uint64_t total) {
+progress_bar progress_begin(const char *what, uint64_t total) {
     double now = kit_seconds();
-    return (progress){.what = what, .total = total, .start = now, .shown = now, .terminal = isatty(STDERR_FILENO) != 0};
+    return (progress_bar){.what = what, .total = total, .start = now, .shown = now, .terminal = isatty(STDERR_FILENO) != 0};
 }
 
-void progress_add(progress *p, uint64_t n) {
+void progress_add(progress_bar *p, uint64_t n) {
     if (p == NULL) return;
     p->done += n;
     double now = kit_seconds();
@@ -32,6 +32,6 @@ void progress_add(progress *p, uint64_t n) {
     (void)fflush(stderr);
 }
 
-void progress_end(progress *p) {
+void progress_end(progress_bar *p) {
     if (p->terminal) (void)fprintf(stderr, "\r%*s\r", LINE, "");
 }

@@ -7,17 +7,17 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-typedef struct progress {
+typedef struct progress_bar {
     const char *what;
     uint64_t total;
     uint64_t done;
     double start;
     double shown; /* when the line was last drawn */
     bool terminal;
-} progress;
+} progress_bar;
 
-progress progress_begin(const char *what, uint64_t total);
-void progress_add(progress *p, uint64_t n); /* p may be NULL */
-void progress_end(progress *p);             /* wipes the line */
+progress_bar progress_begin(const char *what, uint64_t total);
+void progress_add(progress_bar *p, uint64_t n); /* p may be NULL */
+void progress_end(progress_bar *p);             /* wipes the line */
 
 #endif

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-int prompt_add_plain(token_list *list, const fkv_model *model, const text *content) {
+int prompt_add_plain(token_list *list, const fkv_model *model, const text_buffer *content) {
     return token_list_add_text(list, model, content->bytes, content->n, list->n == 0 ? FKV_TOKENIZE_BOS : FKV_TOKENIZE_PLAIN);
 }
 
@@ -26,7 +26,7 @@ int prompt_close_message(token_list *list, const fkv_model *model, const char *r
     return status == FKV_OK ? add_frame(list, model, frame.after) : cli_fail_status(status);
 }
 
-int prompt_add_message(token_list *list, const fkv_model *model, const char *role, const text *content, bool answer) {
+int prompt_add_message(token_list *list, const fkv_model *model, const char *role, const text_buffer *content, bool answer) {
     int code = prompt_open_message(list, model, role);
     if (code == EXIT_GOOD) code = token_list_add_text(list, model, content->bytes, content->n, FKV_TOKENIZE_PLAIN);
     return code == EXIT_GOOD ? prompt_close_message(list, model, role, answer) : code;

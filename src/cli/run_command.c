@@ -44,7 +44,7 @@ typedef struct run {
     bool chat;
     token_list prompt;
     uint32_t n_loaded; /* tokens whose pages came from a file */
-    session session;
+    model_session session;
     generation generation;
     double prefill_seconds;
     uint32_t n_prefilled;
@@ -60,7 +60,7 @@ static void look_at_memory(run *r) {
 
 /* ---- the prompt ---- */
 
-static int read_prompt(const run *r, text *content) {
+static int read_prompt(const run *r, text_buffer *content) {
     const run_options *o = r->o;
     if (o->file != NULL) {
         int code = text_read(content, o->file);
@@ -90,13 +90,13 @@ static int read_prefix_tokens(run *r) {
 }
 
 static int make_prompt(run *r) {
-    text content = {0};
+    text_buffer content = {0};
     int code = read_prompt(r, &content);
     if (code == EXIT_GOOD && content.n == 0) {
         if (r->o->prefix != NULL) code = read_prefix_tokens(r);
     } else if (code == EXIT_GOOD && r->chat) {
         if (r->o->system != NULL) {
-            text words = {.bytes = (char *)(uintptr_t)r->o->system, .n = strlen(r->o->system)};
+            text_buffer words = {.bytes = (char *)(uintptr_t)r->o->system, .n = strlen(r->o->system)};
             code = prompt_add_message(&r->prompt, r->model, "system", &words, false);
         }
         if (code == EXIT_GOOD) code = prompt_add_message(&r->prompt, r->model, "user", &content, true);
@@ -137,7 +137,7 @@ static int choose_context(const run *r, uint32_t *max_tokens) {
 
 /* The saved pages become the beginning of the sequence. One token at least is left to compute, for its logits. */
 static int load_prefix(run *r) {
-    session *s = &r->session;
+    model_session *s = &r->session;
     fkv_seq_config config = {.max_tokens = s->max_tokens, .prompt = r->prompt.tokens, .n_prompt = (uint32_t)r->prompt.n};
     fkv_status status = fkv_seq_load(s->cache, &config, r->o->prefix, &s->seq);
     if (status == FKV_BAD_ARGUMENT)
@@ -186,7 +186,7 @@ static int open_session(run *r) {
 static int prefill(run *r, const float **logits) {
     size_t n = r->prompt.n - r->session.length;
     uint32_t before = r->session.length;
-    progress progress = progress_begin("prefill", n);
+    progress_bar progress = progress_begin("prefill", n);
     double start = kit_seconds();
     int code = session_feed(&r->session, r->prompt.tokens + before, n, logits, &progress);
     r->prefill_seconds = kit_seconds() - start;

@@ -7,7 +7,7 @@
 
 #include <flatkv/model.h>
 
-typedef struct session {
+typedef struct model_session {
     const fkv_model *model;
     fkv_runner *runner;
     fkv_cache *cache;
@@ -19,25 +19,25 @@ typedef struct session {
 
     void (*after_step)(void *user); /* NULL, or called after every step */
     void *after_step_user;
-} session;
+} model_session;
 
 /* Plans and opens; the sequence may grow to config->max_tokens. Exit code, said; session_close() is then still right. */
-int session_open(session *s, const fkv_model *model, const fkv_runner_config *config);
+int session_open(model_session *s, const fkv_model *model, const fkv_runner_config *config);
 
 /* The same without a sequence: for one that will come from a page file. */
-int session_open_empty(session *s, const fkv_model *model, const fkv_runner_config *config);
-int session_begin(session *s); /* opens the sequence */
+int session_open_empty(model_session *s, const fkv_model *model, const fkv_runner_config *config);
+int session_begin(model_session *s); /* opens the sequence */
 
 /* Feeds tokens in chunks, between which an interrupt is noticed (EXIT_INTERRUPTED, silently; the sequence keeps what it got).
  * *logits, where logits is not NULL, are those of the last token. progress may be NULL. */
-int session_feed(session *s, const uint32_t *tokens, size_t n, const float **logits, progress *progress);
+int session_feed(model_session *s, const uint32_t *tokens, size_t n, const float **logits, progress_bar *progress);
 
 /* One step of at most `chunk` tokens with the logits of every one: [n, n_vocab]. */
-int session_feed_all(session *s, const uint32_t *tokens, uint32_t n, const float **logits);
+int session_feed_all(model_session *s, const uint32_t *tokens, uint32_t n, const float **logits);
 
 /* Back to the first n tokens; where a windowed layer has let go of what that needs, back to none. */
-int session_truncate(session *s, uint32_t n);
+int session_truncate(model_session *s, uint32_t n);
 
-void session_close(session *s);
+void session_close(model_session *s);
 
 #endif

@@ -11,7 +11,7 @@
 static const char REPLACEMENT[] = "\xef\xbf\xbd"; /* U+FFFD */
 static const size_t MAX_FILE = (size_t)1 << 30;
 
-void text_add(text *t, const char *bytes, size_t n) {
+void text_add(text_buffer *t, const char *bytes, size_t n) {
     if (t->n + n + 1 > t->room) {
         t->room = 2 * (t->n + n + 1);
         t->bytes = cli_take_more(t->bytes, t->room);
@@ -21,12 +21,12 @@ void text_add(text *t, const char *bytes, size_t n) {
     t->bytes[t->n] = 0;
 }
 
-void text_free(text *t) {
+void text_free(text_buffer *t) {
     free(t->bytes);
-    *t = (text){0};
+    *t = (text_buffer){0};
 }
 
-int text_read(text *t, const char *path) {
+int text_read(text_buffer *t, const char *path) {
     bool standard = strcmp(path, "-") == 0;
     FILE *file = standard ? stdin : fopen(path, "rb");
     if (file == NULL) return cli_fail(EXIT_FAILED, "cannot open %s: %s", path, strerror(errno));
@@ -68,7 +68,7 @@ static int character(const unsigned char *p, size_t n) {
 }
 
 char *text_sound(const char *bytes, size_t n) {
-    text out = {0};
+    text_buffer out = {0};
     text_add(&out, "", 0);
     const unsigned char *p = (const unsigned char *)bytes;
     for (size_t i = 0; i < n;) {

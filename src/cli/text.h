@@ -8,17 +8,17 @@
 #include <stdio.h>
 
 /* Grows as bytes are added. bytes has a 0 behind it once anything was added, and is NULL before. */
-typedef struct text {
+typedef struct text_buffer {
     char *bytes;
     size_t n;
     size_t room;
-} text;
+} text_buffer;
 
-void text_add(text *t, const char *bytes, size_t n);
-void text_free(text *t);
+void text_add(text_buffer *t, const char *bytes, size_t n);
+void text_free(text_buffer *t);
 
 /* The whole file, or standard input where path is "-", behind what is in t. Exit code, said why. */
-int text_read(text *t, const char *path);
+int text_read(text_buffer *t, const char *path);
 
 /* A copy that is UTF-8, 0-terminated, to be freed: what is not, and zeros, becomes U+FFFD. */
 char *text_sound(const char *bytes, size_t n);

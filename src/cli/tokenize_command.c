@@ -75,12 +75,12 @@ int cli_tokenize(int argc, char **argv) {
     int code = EXIT_GOOD;
     if (!cli_options_parse(usage, tables, argc, argv, &code)) return code;
     if (o.prompt != NULL && o.file != NULL) return cli_fail(EXIT_USAGE, "-p and -f do not go together");
-    model_options model_options = model_options_default();
-    model_options.model = o.model;
+    model_options usual = model_options_default();
+    usual.model = o.model;
     fkv_model *model = NULL;
-    text content = {0};
+    text_buffer content = {0};
     token_list list = {0};
-    code = model_options_load(&model_options, &model);
+    code = model_options_load(&usual, &model);
     if (code == EXIT_GOOD && o.prompt != NULL) text_add(&content, o.prompt, strlen(o.prompt));
     if (code == EXIT_GOOD && o.prompt == NULL) code = text_read(&content, o.file != NULL ? o.file : "-");
     unsigned flags = (o.bos ? (unsigned)FKV_TOKENIZE_BOS : 0) | (o.special ? (unsigned)FKV_TOKENIZE_SPECIAL : 0);
