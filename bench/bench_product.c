@@ -60,7 +60,7 @@ typedef struct result {
     uint32_t n_rounds;
     bool right;
     double error;
-    bench_spread ms;
+    kit_spread ms;
     uint64_t weight_bytes;
     double roof; /* bytes a second */
 } result;
@@ -314,15 +314,15 @@ static void run_rounds(bench *b, shape s, uint32_t n_tokens, uint32_t t) {
             (void)bench_roof_stream(&b->roof, PROGRAM, b->workers[t], t);
             bench_read(b->x, (size_t)n_tokens * s.n_cols * sizeof *b->x);
             bench_wake(b->workers[t]);
-            double start = bench_seconds();
+            double start = kit_seconds();
             call(b, k, b->x, n_tokens, b->out, b->workers[t]);
-            b->times[k][round] = (bench_seconds() - start) * 1e3;
+            b->times[k][round] = (kit_seconds() - start) * 1e3;
         }
     }
     for (size_t i = first; i < b->n_results; i++) {
         result *r = &b->results[i];
         r->roof = bench_roof_median(&b->roof, t, first_roof);
-        if (r->right) r->ms = bench_spread_of(b->times[r->kind], b->o.n_rounds);
+        if (r->right) r->ms = kit_spread_of(b->times[r->kind], b->o.n_rounds);
         print_result(b, r);
     }
     (void)fflush(b->text);
