@@ -209,6 +209,8 @@ void fkv_cache_close(fkv_cache *cache) {
     release(cache->arena, cache, cache->scratch, cache->shape.slab.base, &plan);
 }
 
+fkv_workers *fkv_cache_workers(fkv_cache *cache) { return cache->workers; }
+
 fkv_status fkv_cache_stats(const fkv_cache *cache, fkv_stats *stats) {
     FKV_REQUIRE(cache != NULL && stats != NULL, FKV_BAD_ARGUMENT, "fkv_cache_stats: cache or stats is NULL");
     *stats = (fkv_stats){.planned_bytes = cache->plan.total_bytes,

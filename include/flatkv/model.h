@@ -120,7 +120,7 @@ FKV_API fkv_runner_config fkv_runner_config_default(void);
 /* Everything a running model takes. total = cache.total + activations; weights are their own lines. */
 typedef struct fkv_runner_plan {
     uint64_t total_bytes;       /* taken by fkv_runner_open(): anonymous, resident (pages: unless lazy) */
-    uint64_t activations_bytes; /* of one step, logits included, and the worker stacks; does not depend on max_tokens */
+    uint64_t activations_bytes; /* of one step, logits included; does not depend on max_tokens. Threads are the cache's */
     uint64_t packed_bytes;      /* weights repacked at load */
     uint64_t mapped_bytes;      /* weights used where the file is mapped */
     fkv_plan cache;

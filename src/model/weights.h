@@ -25,11 +25,13 @@ enum { FKV_MAX_TENSOR_NAME = 128 };
 typedef struct fkv_tensor {
     char name[FKV_MAX_TENSOR_NAME]; /* GGUF's names for both kinds of file: "blk.3.attn_q.weight", "token_embd.weight" */
     fkv_tensor_type type;
-    uint32_t n_rows; /* 1 for a vector */
-    uint32_t n_cols; /* consecutive in memory */
-    const uint8_t *data;
+    uint32_t n_rows;     /* 1 for a vector */
+    uint32_t n_cols;     /* consecutive in memory */
+    const uint8_t *data; /* [n_rows, row_bytes], aligned as the numbers of the type ask */
     uint64_t row_bytes;
 } fkv_tensor;
+
+const char *fkv_tensor_type_name(fkv_tensor_type type); /* "Q4_K" */
 
 /* What a model file says of itself. The strings live as long as the weights. */
 typedef struct fkv_hparams {
@@ -87,8 +89,9 @@ const fkv_tensor *fkv_weights_find(const fkv_weights *weights, const char *name)
 
 uint64_t fkv_weights_file_bytes(const fkv_weights *weights);
 
-/* SHA-256 over what tells weights apart: names, types, shapes, sizes and a sample of every tensor's bytes. */
-void fkv_weights_id(const fkv_weights *weights, uint8_t id[32]);
+/* SHA-256 over what tells weights apart: the architecture and its numbers, names, types, shapes and a sample of every tensor's
+ * bytes; the same however a model is cut into files. FKV_UNSUPPORTED where libcrypto refuses. */
+fkv_status fkv_weights_id(const fkv_weights *weights, uint8_t id[32]);
 
 /* Tells the system that the mapped bytes of a tensor are not needed again soon (after repacking). */
 void fkv_weights_release(const fkv_weights *weights, const fkv_tensor *tensor);

@@ -2,5 +2,6 @@
 #include "vec_avx512.h"
 
 #include "kernels_body.h"
+#include "product_body.h"
 
-FKV_KERNELS(avx512, kernel_prepare, kernel_scores, kernel_values);
+FKV_KERNELS(avx512, kernel_prepare, kernel_scores, kernel_values, NULL, kernel_product);

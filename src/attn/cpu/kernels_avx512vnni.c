@@ -19,39 +19,17 @@
 #include "vec_avx512.h"
 
 #include "kernels_body.h"
+#include "product_body.h"
+
+#include "product_vnni.h"
 
 enum {
-    UNIT_NUMBERS = 32, /* along the head dimension: 8 quads of 16 tokens */
-    UNIT_QUADS = 8,
     LANE_TOKENS = 16,
     STRIP_BYTES = 64, /* of a value row: one register */
     MAX_STRIP_VECS = 8
 };
 
-/* The largest |x| / step: 127 * 256. Rows of numbers all below SMALLEST count as 0: their step would be no float's inverse. */
-static const float LARGEST = 32512.0f;
-static const float SMALLEST = 1e-30f;
 static const float REST_STEPS = 254.0f; /* half a step is 127 of them */
-
-typedef struct bytes2 {
-    __m128i high;
-    __m128i low;
-} bytes2;
-
-/* 16 whole numbers of at most LARGEST to high and low bytes, both signed. */
-FKV_INLINE bytes2 split(__m512i x) {
-    __m512i high = _mm512_srai_epi32(_mm512_add_epi32(x, _mm512_set1_epi32(128)), 8);
-    __m512i low = _mm512_sub_epi32(x, _mm512_slli_epi32(high, 8));
-    return (bytes2){_mm512_cvtepi32_epi8(high), _mm512_cvtepi32_epi8(low)};
-}
-
-FKV_INLINE vf join(__m512i high, __m512i low) { return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, 8), low)); }
-
-FKV_INLINE int32_t dword(const int8_t *p) {
-    int32_t x;
-    memcpy(&x, p, sizeof x);
-    return x;
-}
 
 /* The scales (or biases) of one group for 16 tokens from `token` on, a lane each. all: [tokens, n_groups]. */
 FKV_INLINE vf token_lanes(const float *all, uint32_t n_groups, uint32_t group, uint32_t token) {
@@ -168,14 +146,7 @@ FKV_INLINE void unit_quads(int bits, const uint8_t *codes, size_t stride, __m512
         }
         transpose_dwords(a, &quads[4 * quarter]);
     }
-    if (bits == 4) {
-        __m512i half = _mm512_set1_epi8(15);
-        FKV_UNROLL
-        for (int j = 0; j < 4; j++) {
-            quads[4 + j] = _mm512_and_si512(_mm512_srli_epi16(quads[j], 4), half);
-            quads[j] = _mm512_and_si512(quads[j], half);
-        }
-    }
+    if (bits == 4) split_halves(4, quads);
 }
 
 /* 16 tokens from `token` on, n_units units of one group, every row. */
@@ -191,17 +162,10 @@ FKV_INLINE void int_scores_chunk(int bits, int n_units, const tile *t, uint32_t 
     uint32_t row_units = t->n_units * 16 / UNIT_NUMBERS;
     for (uint32_t r = 0; r < n_rows; r++) {
         size_t at = (size_t)(r * row_units + unit) * UNIT_NUMBERS;
-        __m512i high[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
-        __m512i low[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
-        __m512i rest[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
-        FKV_UNROLL
-        for (int j = 0; j < n_units * UNIT_QUADS; j++) {
-            high[j % 2] = _mm512_dpbusd_epi32(high[j % 2], quads[j], _mm512_set1_epi32(dword(iq->high + at + 4 * j)));
-            low[j % 2] = _mm512_dpbusd_epi32(low[j % 2], quads[j], _mm512_set1_epi32(dword(iq->low + at + 4 * j)));
-            rest[j % 2] = _mm512_dpbusd_epi32(rest[j % 2], quads[j], _mm512_set1_epi32(dword(iq->rest + at + 4 * j)));
-        }
-        vf dot = join(_mm512_add_epi32(high[0], high[1]), _mm512_add_epi32(low[0], low[1]));
-        dot = vf_fma(_mm512_cvtepi32_ps(_mm512_add_epi32(rest[0], rest[1])), vf_set(1.0f / REST_STEPS), dot);
+        vf dot =
+            join(dot_quads(n_units * UNIT_QUADS, quads, iq->high + at), dot_quads(n_units * UNIT_QUADS, quads, iq->low + at));
+        __m512i rest = dot_quads(n_units * UNIT_QUADS, quads, iq->rest + at);
+        dot = vf_fma(_mm512_cvtepi32_ps(rest), vf_set(1.0f / REST_STEPS), dot);
         float sum = iq->sum[r * row_units + unit];
         if (n_units == 2) sum += iq->sum[r * row_units + unit + 1];
         float *to = scores + (size_t)r * FKV_TILE_TOKENS + token;
@@ -455,4 +419,4 @@ static void int_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_P
         int_values_bits(4, &t, n_tokens, p, n_rows, out);
 }
 
-FKV_KERNELS(avx512vnni, int_prepare, int_scores, int_values);
+FKV_KERNELS(avx512vnni, int_prepare, int_scores, int_values, int_prepare_tokens, int_product);

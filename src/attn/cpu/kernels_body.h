@@ -387,5 +387,6 @@ static void kernel_encode(const fkv_codec *codec, const float *x, uint8_t *const
     pack(codec->bits, codes, codec->dim, part[FKV_PART_CODES]);
 }
 
-#define FKV_KERNELS(isa, prepare, scores, values)                                                                                \
-    const struct fkv_cpu_kernels fkv_kernels_##isa = {#isa, prepare, scores, kernel_softmax, values, kernel_fold, kernel_encode}
+#define FKV_KERNELS(isa, prepare, scores, values, prepare_tokens, product)                                                       \
+    const struct fkv_cpu_kernels fkv_kernels_##isa = {#isa,        prepare,       scores,         kernel_softmax, values,        \
+                                                      kernel_fold, kernel_encode, prepare_tokens, product}

@@ -7,7 +7,7 @@
 #include <immintrin.h>
 
 typedef __m256 vf;
-enum { VL = 8, UNIT_VECS = 2, BLOCK_TOKENS = 2, CHUNK_UNITS = 2 };
+enum { VL = 8, UNIT_VECS = 2, BLOCK_TOKENS = 2, CHUNK_UNITS = 2, PRODUCT_TOKENS = 2 };
 
 FKV_INLINE vf vf_load(const float *p) { return _mm256_loadu_ps(p); }
 FKV_INLINE void vf_store(float *p, vf a) { _mm256_storeu_ps(p, a); }
@@ -55,6 +55,13 @@ FKV_INLINE vf bf16_widen(__m128i h) { return _mm256_castsi256_ps(_mm256_slli_epi
 FKV_INLINE void vf_load_bf16(const uint8_t *p, vf out[UNIT_VECS]) {
     out[0] = bf16_widen(_mm_loadu_si128((const __m128i *)p));
     out[1] = bf16_widen(_mm_loadu_si128((const __m128i *)(p + 16)));
+}
+
+FKV_INLINE void vf_load_bits(const uint8_t *p, int shift, uint32_t mask, vf out[UNIT_VECS]) {
+    for (int i = 0; i < UNIT_VECS; i++) {
+        __m256i dwords = _mm256_srli_epi32(_mm256_loadu_si256((const __m256i *)(p + 32 * i)), shift);
+        out[i] = _mm256_cvtepi32_ps(_mm256_and_si256(dwords, _mm256_set1_epi32((int)mask)));
+    }
 }
 
 typedef struct vf_affine {

@@ -7,7 +7,7 @@
 #include <immintrin.h>
 
 typedef __m512 vf;
-enum { VL = 16, UNIT_VECS = 1, BLOCK_TOKENS = 4, CHUNK_UNITS = 4 };
+enum { VL = 16, UNIT_VECS = 1, BLOCK_TOKENS = 4, CHUNK_UNITS = 4, PRODUCT_TOKENS = 8 };
 
 FKV_INLINE vf vf_load(const float *p) { return _mm512_loadu_ps(p); }
 FKV_INLINE void vf_store(float *p, vf a) { _mm512_storeu_ps(p, a); }
@@ -50,6 +50,12 @@ FKV_INLINE void vf_load_f16(const uint8_t *p, vf out[UNIT_VECS]) {
 }
 FKV_INLINE void vf_load_bf16(const uint8_t *p, vf out[UNIT_VECS]) {
     out[0] = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16));
+}
+
+/* Of 16 dwords the bits from `shift` on that `mask` keeps. */
+FKV_INLINE void vf_load_bits(const uint8_t *p, int shift, uint32_t mask, vf out[UNIT_VECS]) {
+    __m512i dwords = _mm512_srli_epi32(_mm512_loadu_si512(p), (unsigned)shift);
+    out[0] = _mm512_cvtepi32_ps(_mm512_and_si512(dwords, _mm512_set1_epi32((int)mask)));
 }
 
 /* value = scale * code + bias. For 4 and 2 bits all values of a group fit one register, so that decoding is a table look-up:

@@ -7,7 +7,7 @@
 #include <arm_neon.h>
 
 typedef float32x4_t vf;
-enum { VL = 4, UNIT_VECS = 4, BLOCK_TOKENS = 4, CHUNK_UNITS = 1 };
+enum { VL = 4, UNIT_VECS = 4, BLOCK_TOKENS = 4, CHUNK_UNITS = 1, PRODUCT_TOKENS = 2 };
 
 FKV_INLINE vf vf_load(const float *p) { return vld1q_f32(p); }
 FKV_INLINE void vf_store(float *p, vf a) { vst1q_f32(p, a); }
@@ -38,6 +38,13 @@ FKV_INLINE void vf_load_f16(const uint8_t *p, vf out[UNIT_VECS]) {
 }
 FKV_INLINE void vf_load_bf16(const uint8_t *p, vf out[UNIT_VECS]) {
     for (int i = 0; i < UNIT_VECS; i++) out[i] = vreinterpretq_f32_u32(vshll_n_u16(vreinterpret_u16_u8(vld1_u8(p + 8 * i)), 16));
+}
+
+FKV_INLINE void vf_load_bits(const uint8_t *p, int shift, uint32_t mask, vf out[UNIT_VECS]) {
+    for (int i = 0; i < UNIT_VECS; i++) {
+        uint32x4_t dwords = vshlq_u32(vreinterpretq_u32_u8(vld1q_u8(p + 16 * i)), vdupq_n_s32(-shift));
+        out[i] = vcvtq_f32_u32(vandq_u32(dwords, vdupq_n_u32(mask)));
+    }
 }
 
 typedef struct vf_affine {

@@ -9,7 +9,7 @@
 typedef struct vf {
     float lane[4];
 } vf;
-enum { VL = 4, UNIT_VECS = 4, BLOCK_TOKENS = 1, CHUNK_UNITS = 1 };
+enum { VL = 4, UNIT_VECS = 4, BLOCK_TOKENS = 1, CHUNK_UNITS = 1, PRODUCT_TOKENS = 1 };
 
 #define EACH_LANE(expr)                                                                                                          \
     do {                                                                                                                         \
@@ -49,6 +49,14 @@ FKV_INLINE void vf_load_f16(const uint8_t *p, vf out[UNIT_VECS]) {
 }
 FKV_INLINE void vf_load_bf16(const uint8_t *p, vf out[UNIT_VECS]) {
     for (int i = 0; i < 16; i++) out[i / VL].lane[i % VL] = fkv_bf16_to_f32(half_at(p, i));
+}
+
+FKV_INLINE void vf_load_bits(const uint8_t *p, int shift, uint32_t mask, vf out[UNIT_VECS]) {
+    for (int i = 0; i < 16; i++) {
+        uint32_t dword;
+        memcpy(&dword, p + 4 * i, sizeof dword);
+        out[i / VL].lane[i % VL] = (float)(dword >> shift & mask);
+    }
 }
 
 typedef struct vf_affine {

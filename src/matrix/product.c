@@ -1,0 +1,140 @@
+/* Products of activations with up to four matrices: readies the activations once, cuts the work into items for the threads.
+ *
+ * An item is some panels of one matrix and some tokens: panels few enough to stay in a core's own cache while all the item's
+ * tokens pass over them. How the work is cut changes no bit of a result (kernels.h promises it for each row), so the cut is free
+ * to depend on the number of threads.
+ */
+#include "matrix.h"
+
+#include "../attn/attn.h"
+#include "../attn/cpu/kernels.h"
+
+_Static_assert((int)FKV_PANEL_ROWS == (int)FKV_PANEL_LANES, "panels are as wide as the kernels read them");
+
+enum {
+    ITEM_BYTES = 128 * 1024, /* of weights: half a core's cache in most machines, and long enough to be worth handing out */
+    ITEM_TOKENS = 16 * FKV_BLOCK_TOKENS,
+    ITEMS_PER_THREAD = 4, /* at least, where there are panels enough: threads then end together */
+    PREPARE_TOKENS = 4,
+    ALONE_TOKENS = 2 /* so few are readied before another thread has heard of it */
+};
+
+/* How the panels of one product are cut; item = (panel cut, token cut), tokens fastest. */
+typedef struct cut {
+    uint32_t first_item;
+    uint32_t n_panels;
+    uint32_t item_panels;
+} cut;
+
+typedef struct job {
+    const fkv_cpu_kernels *kernels;
+    const fkv_product *products;
+    uint32_t n_products;
+    fkv_activations in;
+    uint32_t n_token_cuts;
+    cut cuts[FKV_MAX_PRODUCTS];
+} job;
+
+static const fkv_panel_form form_of[] = {
+    [FKV_MATRIX_AFFINE4] = FKV_PANEL_AFFINE4, [FKV_MATRIX_AFFINE8] = FKV_PANEL_AFFINE8, [FKV_MATRIX_F16] = FKV_PANEL_F16,
+    [FKV_MATRIX_BF16] = FKV_PANEL_BF16,       [FKV_MATRIX_F32] = FKV_PANEL_F32,
+};
+
+uint64_t fkv_product_input_bytes(uint32_t n_tokens, uint32_t n_cols) { return fkv_activation_bytes(n_tokens, n_cols); }
+
+/* Tokens [token, token + n_tokens), panels [panel, panel + n_panels), all of them whole. */
+static void whole_panels(const job *j, const fkv_product *p, uint32_t panel, uint32_t n_panels, uint32_t token, uint32_t n_tokens,
+                         float *out, size_t out_stride) {
+    const fkv_matrix *m = p->matrix;
+    fkv_panels panels = {.form = form_of[m->kind],
+                         .group = m->group,
+                         .n_cols = m->n_cols,
+                         .n_panels = n_panels,
+                         .panel_bytes = m->panel_bytes,
+                         .first = m->panels + panel * m->panel_bytes};
+    j->kernels->product(&panels, &j->in, token, n_tokens, out, out_stride);
+}
+
+/* The last panel when it has rows of padding: there is no room for them in out. */
+static void padded_panel(const job *j, const fkv_product *p, uint32_t panel, uint32_t token, uint32_t n_tokens, float *out) {
+    size_t n_rows = p->matrix->n_rows % FKV_PANEL_ROWS;
+    for (uint32_t t = 0; t < n_tokens; t += FKV_BLOCK_TOKENS) {
+        float block[FKV_BLOCK_TOKENS][FKV_PANEL_ROWS];
+        uint32_t n = fkv_min_u32(n_tokens - t, FKV_BLOCK_TOKENS);
+        whole_panels(j, p, panel, 1, token + t, n, block[0], FKV_PANEL_ROWS);
+        for (uint32_t i = 0; i < n; i++) memcpy(out + (size_t)(t + i) * p->out_stride, block[i], n_rows * sizeof **block);
+    }
+}
+
+static void product_item(void *context, uint32_t item, uint32_t thread) {
+    (void)thread;
+    const job *j = context;
+    uint32_t i = 0;
+    while (i + 1 < j->n_products && item >= j->cuts[i + 1].first_item) i++;
+    const fkv_product *p = &j->products[i];
+    const cut *c = &j->cuts[i];
+    item -= c->first_item;
+    uint32_t token = item % j->n_token_cuts * ITEM_TOKENS;
+    uint32_t n_tokens = fkv_min_u32(j->in.n_tokens - token, ITEM_TOKENS);
+    uint32_t panel = item / j->n_token_cuts * c->item_panels;
+    uint32_t end = fkv_min_u32(panel + c->item_panels, c->n_panels);
+    uint32_t whole = fkv_min_u32(end, p->matrix->n_rows / FKV_PANEL_ROWS);
+    uint32_t first_row = panel * FKV_PANEL_ROWS;
+    uint32_t end_row = fkv_min_u32(end * FKV_PANEL_ROWS, p->matrix->n_rows);
+    float *out = p->out + (size_t)token * p->out_stride;
+    if (whole > panel) whole_panels(j, p, panel, whole - panel, token, n_tokens, out + first_row, p->out_stride);
+    if (end > whole) padded_panel(j, p, whole, token, n_tokens, out + (size_t)whole * FKV_PANEL_ROWS);
+    if (p->bias == NULL) return;
+    for (uint32_t t = 0; t < n_tokens; t++, out += p->out_stride)
+        for (uint32_t r = first_row; r < end_row; r++) out[r] += p->bias[r];
+}
+
+static void prepare_item(void *context, uint32_t item, uint32_t thread) {
+    (void)thread;
+    const job *j = context;
+    uint32_t token = item * PREPARE_TOKENS;
+    j->kernels->prepare_tokens(&j->in, token, fkv_min_u32(j->in.n_tokens - token, PREPARE_TOKENS));
+}
+
+static bool wants_preparation(const job *j) {
+    if (j->kernels->prepare_tokens == NULL) return false;
+    for (uint32_t i = 0; i < j->n_products; i++)
+        if (j->products[i].matrix->group != 0) return true;
+    return false;
+}
+
+/* Returns the number of items. */
+static uint32_t cut_panels(job *j, uint32_t n_threads) {
+    uint64_t n_panels = 0;
+    for (uint32_t i = 0; i < j->n_products; i++) n_panels += fkv_ceil_div(j->products[i].matrix->n_rows, FKV_PANEL_ROWS);
+    uint64_t fair = n_panels * j->n_token_cuts / ((uint64_t)n_threads * ITEMS_PER_THREAD);
+    uint32_t n_items = 0;
+    for (uint32_t i = 0; i < j->n_products; i++) {
+        const fkv_matrix *m = j->products[i].matrix;
+        uint64_t most = ITEM_BYTES / m->panel_bytes;
+        uint64_t panels = most < fair ? most : fair;
+        j->cuts[i] = (cut){n_items, fkv_ceil_div(m->n_rows, FKV_PANEL_ROWS), panels == 0 ? 1 : (uint32_t)panels};
+        n_items += fkv_ceil_div(j->cuts[i].n_panels, j->cuts[i].item_panels) * j->n_token_cuts;
+    }
+    return n_items;
+}
+
+void fkv_product_run(fkv_workers *workers, fkv_isa isa, const fkv_product *products, uint32_t n_products, const float *x,
+                     uint32_t n_tokens, uint32_t x_stride, void *input) {
+    FKV_ASSERT(isa != FKV_ISA_AUTO && n_products > 0 && n_products <= FKV_MAX_PRODUCTS);
+    if (n_tokens == 0) return;
+    job j = {.kernels = fkv_cpu_kernels_for(isa), .products = products, .n_products = n_products};
+    FKV_ASSERT(j.kernels != NULL);
+    j.in = (fkv_activations){
+        .x = x, .x_stride = x_stride, .n_tokens = n_tokens, .n_cols = products[0].matrix->n_cols, .prepared = input};
+    for (uint32_t i = 1; i < n_products; i++) FKV_ASSERT(products[i].matrix->n_cols == j.in.n_cols);
+
+    if (wants_preparation(&j)) {
+        if (n_tokens <= ALONE_TOKENS)
+            j.kernels->prepare_tokens(&j.in, 0, n_tokens);
+        else
+            fkv_workers_run(workers, prepare_item, &j, fkv_ceil_div(n_tokens, PREPARE_TOKENS));
+    }
+    j.n_token_cuts = fkv_ceil_div(n_tokens, ITEM_TOKENS);
+    fkv_workers_run(workers, product_item, &j, cut_panels(&j, fkv_workers_count(workers)));
+}

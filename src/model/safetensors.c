@@ -1,0 +1,283 @@
+/* Safetensors: 8 bytes of header length, a JSON object with type, shape and place of every tensor, the data. A folder may hold
+ * several such files, and an index that says which tensor is in which.
+ *
+ * The JSON is jansson's; here every number of it is held against the file: places inside the data, as long as type and shape say,
+ * and (in weights.c) no two on the same bytes.
+ */
+#include "safetensors.h"
+
+#include "hf_config.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+enum { MAX_PATH = 4096, BYTE_VOCAB = 256 };
+
+/* ---- one file ------------------------------------------------------------------------------------------------ */
+
+static fkv_status type_of(const json_t *about, const char *name, const char *path, fkv_tensor_type *type) {
+    const char *dtype = json_string_value(json_object_get(about, "dtype"));
+    FKV_REQUIRE(dtype != NULL, FKV_FILE_FORMAT, "tensor %s has no dtype: %s", fkv_show_text(name).text, path);
+    for (fkv_tensor_type t = FKV_TENSOR_F32; t <= FKV_TENSOR_BF16; t++) {
+        if (strcmp(fkv_tensor_type_name(t), dtype) != 0) continue;
+        *type = t;
+        return FKV_OK;
+    }
+    return fkv_fail(FKV_UNSUPPORTED, "tensor %s is of type %s; F32, F16 and BF16 are read: %s", fkv_show_text(name).text,
+                    fkv_show_text(dtype).text, path);
+}
+
+/* An array of whole numbers from 0 on. */
+static fkv_status numbers_of(const json_t *about, const char *key, const char *name, const char *path, uint64_t *numbers,
+                             uint32_t max, uint32_t *n) {
+    const json_t *array = json_object_get(about, key);
+    FKV_REQUIRE(json_is_array(array) && json_array_size(array) <= max, FKV_FILE_FORMAT,
+                "tensor %s: %s is not an array of at most %u numbers: %s", fkv_show_text(name).text, key, max, path);
+    *n = (uint32_t)json_array_size(array);
+    for (uint32_t i = 0; i < *n; i++) {
+        const json_t *number = json_array_get(array, i);
+        FKV_REQUIRE(json_is_integer(number) && json_integer_value(number) >= 0, FKV_FILE_FORMAT,
+                    "tensor %s: %s has something else than whole numbers: %s", fkv_show_text(name).text, key, path);
+        numbers[i] = (uint64_t)json_integer_value(number);
+    }
+    return FKV_OK;
+}
+
+static fkv_status read_tensor(const json_t *about, const char *hf_name, const char *name, const uint8_t *data,
+                              uint64_t data_bytes, const char *path, fkv_tensor *tensor) {
+    fkv_tensor_type type = FKV_TENSOR_F32;
+    uint64_t dims[FKV_MAX_DIMS] = {0};
+    uint64_t span[2] = {0};
+    uint64_t bytes = 0;
+    uint32_t n_dims = 0;
+    uint32_t n_span = 0;
+    FKV_REQUIRE(json_is_object(about), FKV_FILE_FORMAT, "tensor %s is no object: %s", fkv_show_text(hf_name).text, path);
+    FKV_TRY(type_of(about, hf_name, path, &type));
+    FKV_TRY(numbers_of(about, "shape", hf_name, path, dims, FKV_MAX_DIMS, &n_dims));
+    FKV_TRY(numbers_of(about, "data_offsets", hf_name, path, span, 2, &n_span));
+    FKV_TRY(fkv_tensor_describe(tensor, (fkv_bytes){.data = name, .size = strlen(name)}, type, dims, n_dims, path, &bytes));
+    FKV_REQUIRE(n_span == 2 && span[0] <= span[1] && span[1] <= data_bytes, FKV_FILE_DAMAGED,
+                "tensor %s lies from %" PRIu64 " to %" PRIu64 " of %" PRIu64 " bytes; is the download complete? %s",
+                fkv_show_text(hf_name).text, span[0], span[1], data_bytes, path);
+    FKV_REQUIRE(span[1] - span[0] == bytes, FKV_FILE_DAMAGED,
+                "tensor %s has %" PRIu64 " bytes where its type and shape need %" PRIu64 ": %s", fkv_show_text(hf_name).text,
+                span[1] - span[0], bytes, path);
+    tensor->data = data + span[0];
+    return FKV_OK;
+}
+
+static fkv_status read_tensors(fkv_weights *weights, json_t *header, const uint8_t *data, uint64_t data_bytes, const char *path) {
+    fkv_tensor *next = NULL;
+    const char *hf_name = NULL;
+    json_t *about = NULL;
+    FKV_TRY(fkv_weights_reserve(weights, json_object_size(header), &next));
+    json_object_foreach(header, hf_name, about) {
+        char name[FKV_MAX_TENSOR_NAME];
+        if (strcmp(hf_name, "__metadata__") == 0) continue;
+        FKV_REQUIRE(strlen(hf_name) < FKV_MAX_TENSOR_NAME, FKV_UNSUPPORTED, "tensor name %s is longer than %d: %s",
+                    fkv_show_text(hf_name).text, FKV_MAX_TENSOR_NAME - 1, path);
+        if (!fkv_hf_tensor_name(weights->architecture, hf_name, name)) continue;
+        if (weights->is_tied && strcmp(name, "output.weight") == 0) continue; /* a copy of the embedding */
+        FKV_TRY(read_tensor(about, hf_name, name, data, data_bytes, path, next++));
+        weights->n_tensors++;
+    }
+    return FKV_OK;
+}
+
+fkv_status fkv_safetensors_read(fkv_weights *weights, const uint8_t *bytes, uint64_t size, const char *path) {
+    uint64_t header_bytes = 0;
+    json_t *header = NULL;
+    FKV_REQUIRE(size >= sizeof header_bytes, FKV_FILE_FORMAT, "a file of %" PRIu64 " bytes is no safetensors file: %s", size,
+                path);
+    memcpy(&header_bytes, bytes, sizeof header_bytes);
+    const uint8_t *text = bytes + sizeof header_bytes;
+    const uint64_t left = size - sizeof header_bytes;
+    FKV_REQUIRE(header_bytes <= left, FKV_FILE_DAMAGED, "a header of %" PRIu64 " bytes in a file of %" PRIu64 ": %s",
+                header_bytes, size, path);
+    FKV_TRY(fkv_json_read((const char *)text, (size_t)header_bytes, path, &header));
+    const fkv_status status = read_tensors(weights, header, text + header_bytes, left - header_bytes, path);
+    json_decref(header);
+    return status;
+}
+
+/* ---- a folder ------------------------------------------------------------------------------------------------ */
+
+typedef struct file_list {
+    char **names;
+    size_t n;
+} file_list;
+
+static void list_close(file_list *list) {
+    for (size_t i = 0; i < list->n; i++) free(list->names[i]);
+    free(list->names);
+    *list = (file_list){0};
+}
+
+static fkv_status list_add(file_list *list, const char *name, const char *path) {
+    FKV_REQUIRE(list->n < FKV_MAX_SHARDS, FKV_UNSUPPORTED, "more than %d safetensors files: %s", FKV_MAX_SHARDS, path);
+    char **names = realloc(list->names, (list->n + 1) * sizeof *names);
+    if (names != NULL) list->names = names;
+    char *copy = names == NULL ? NULL : strdup(name);
+    FKV_REQUIRE(copy != NULL, FKV_NO_MEMORY, "no memory for a list of files: %s", path);
+    list->names[list->n++] = copy;
+    return FKV_OK;
+}
+
+static bool list_has(const file_list *list, const char *name) {
+    for (size_t i = list->n; i-- > 0;)
+        if (strcmp(list->names[i], name) == 0) return true;
+    return false;
+}
+
+static int compare_texts(const void *a, const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
+
+static bool is_shard_name(const char *name) {
+    static const char end[] = ".safetensors";
+    const size_t n = strlen(name);
+    return n > sizeof end - 1 && strcmp(name + n - (sizeof end - 1), end) == 0 && name[0] != '.' && strchr(name, '/') == NULL;
+}
+
+static fkv_status join(const char *folder, const char *name, char path[MAX_PATH]) {
+    const int n = snprintf(path, MAX_PATH, "%s/%s", folder, name);
+    FKV_REQUIRE(n > 0 && n < MAX_PATH, FKV_BAD_ARGUMENT, "a path of more than %d bytes: %s", MAX_PATH, folder);
+    return FKV_OK;
+}
+
+static fkv_status is_there(const char *folder, const char *name, bool *there) {
+    char path[MAX_PATH];
+    FKV_TRY(join(folder, name, path));
+    *there = access(path, F_OK) == 0;
+    return FKV_OK;
+}
+
+/* Every *.safetensors of the folder. */
+static fkv_status list_folder(const char *folder, file_list *list) {
+    DIR *open_folder = opendir(folder);
+    FKV_REQUIRE(open_folder != NULL, FKV_IO, "%s: %s", strerror(errno), folder);
+    fkv_status status = FKV_OK;
+    for (struct dirent *entry = readdir(open_folder); entry != NULL && status == FKV_OK; entry = readdir(open_folder))
+        if (is_shard_name(entry->d_name)) status = list_add(list, entry->d_name, folder);
+    (void)closedir(open_folder);
+    FKV_TRY(status);
+    FKV_REQUIRE(list->n > 0, FKV_FILE_FORMAT, "a folder without .safetensors files: %s", folder);
+    qsort(list->names, list->n, sizeof *list->names, compare_texts);
+    return FKV_OK;
+}
+
+/* The files that the index names, each once. */
+static fkv_status list_index(const json_t *index, const char *path, file_list *list) {
+    json_t *map = json_object_get(index, "weight_map");
+    const char *name = NULL;
+    json_t *file = NULL;
+    FKV_REQUIRE(json_is_object(map) && json_object_size(map) > 0, FKV_FILE_FORMAT, "no weight_map: %s", path);
+    json_object_foreach(map, name, file) {
+        const char *text = json_string_value(file);
+        FKV_REQUIRE(text != NULL && is_shard_name(text), FKV_FILE_FORMAT,
+                    "tensor %s is said to be in '%s', which is not the name of a safetensors file: %s", fkv_show_text(name).text,
+                    fkv_show_text(text == NULL ? "" : text).text, path);
+        if (!list_has(list, text)) FKV_TRY(list_add(list, text, path));
+    }
+    return FKV_OK;
+}
+
+static fkv_status read_shards(fkv_weights *weights, const char *folder, const file_list *list) {
+    for (size_t i = 0; i < list->n; i++) {
+        char path[MAX_PATH];
+        fkv_mapped mapped;
+        FKV_TRY(join(folder, list->names[i], path));
+        FKV_TRY(fkv_weights_map(weights, path, &mapped));
+        FKV_TRY(fkv_safetensors_read(weights, mapped.bytes, mapped.size, path));
+    }
+    FKV_TRY(fkv_weights_finish(weights, folder));
+    FKV_REQUIRE(!weights->says_untied || fkv_weights_find(weights, "output.weight") != NULL, FKV_FILE_DAMAGED,
+                "the config has an output of its own (tie_word_embeddings is false), the files have no lm_head.weight: %s",
+                folder);
+    return FKV_OK;
+}
+
+/* Every tensor that the index names is there: a shard that was cut off between two tensors would not show otherwise. */
+static fkv_status check_index(const fkv_weights *weights, const json_t *index, const char *path) {
+    json_t *map = json_object_get(index, "weight_map");
+    const char *hf_name = NULL;
+    json_t *file = NULL;
+    json_object_foreach(map, hf_name, file) {
+        char name[FKV_MAX_TENSOR_NAME];
+        if (!fkv_hf_tensor_name(weights->architecture, hf_name, name)) continue;
+        if (weights->is_tied && strcmp(name, "output.weight") == 0) continue;
+        FKV_REQUIRE(fkv_weights_find(weights, name) != NULL, FKV_FILE_DAMAGED, "tensor %s is in the index and in no file: %s",
+                    fkv_show_text(hf_name).text, path);
+    }
+    return FKV_OK;
+}
+
+static fkv_status read_indexed(fkv_weights *weights, const char *folder, const char *path, const json_t *index, file_list *list) {
+    FKV_TRY(list_index(index, path, list));
+    FKV_TRY(read_shards(weights, folder, list));
+    return check_index(weights, index, path);
+}
+
+/* Maps a JSON file only for as long as it is read. */
+static fkv_status read_index(const char *path, json_t **index) {
+    fkv_mapped mapped;
+    fkv_weights *holder = fkv_weights_new();
+    FKV_REQUIRE(holder != NULL, FKV_NO_MEMORY, "no memory to read %s", path);
+    fkv_status status = fkv_weights_map(holder, path, &mapped);
+    if (status == FKV_OK) status = fkv_json_read((const char *)mapped.bytes, (size_t)mapped.size, path, index);
+    fkv_weights_close(holder);
+    return status;
+}
+
+static fkv_status open_shards(fkv_weights *weights, const char *folder, file_list *list) {
+    char path[MAX_PATH];
+    bool has_index = false;
+    json_t *index = NULL;
+    FKV_TRY(is_there(folder, "model.safetensors.index.json", &has_index));
+    if (!has_index) {
+        FKV_TRY(list_folder(folder, list));
+        return read_shards(weights, folder, list);
+    }
+    FKV_TRY(join(folder, "model.safetensors.index.json", path));
+    FKV_TRY(read_index(path, &index));
+    const fkv_status status = read_indexed(weights, folder, path, index, list);
+    json_decref(index);
+    return status;
+}
+
+/* ---- vocabulary ---------------------------------------------------------------------------------------------- */
+
+static fkv_status find_vocab(fkv_weights *weights, const char *folder) {
+    bool has_tokenizer = false;
+    FKV_TRY(is_there(folder, "tokenizer.json", &has_tokenizer));
+    FKV_REQUIRE(weights->hparams.n_vocab == BYTE_VOCAB && !has_tokenizer, FKV_UNSUPPORTED,
+                "tokenizer files are not read, only models of %d bytes go without; convert this one (%u tokens) to GGUF: %s",
+                BYTE_VOCAB, weights->hparams.n_vocab, folder);
+    weights->vocab.model = (fkv_bytes){.data = "byte", .size = 4};
+    weights->vocab.n_tokens = BYTE_VOCAB;
+    return FKV_OK;
+}
+
+static void name_after_folder(fkv_weights *weights, const char *folder) {
+    size_t end = strlen(folder);
+    while (end > 1 && folder[end - 1] == '/') end--;
+    size_t first = end;
+    while (first > 0 && folder[first - 1] != '/') first--;
+    fkv_show_into((fkv_bytes){.data = folder + first, .size = end - first}, weights->name, sizeof weights->name);
+}
+
+fkv_status fkv_safetensors_open(fkv_weights *weights, const char *folder) {
+    char path[MAX_PATH];
+    fkv_mapped config;
+    file_list list = {0};
+    FKV_TRY(join(folder, "config.json", path));
+    FKV_TRY(fkv_weights_map(weights, path, &config));
+    FKV_TRY(fkv_hf_config_read(weights, (const char *)config.bytes, (size_t)config.size, path));
+    FKV_TRY(find_vocab(weights, folder));
+    name_after_folder(weights, folder);
+    const fkv_status status = open_shards(weights, folder, &list);
+    list_close(&list);
+    return status;
+}

@@ -1,0 +1,368 @@
+/* Products of every matrix kind on every instruction set against sums in double precision, and against themselves: the same
+ * token gives the same bits alone and among others, with any number of threads, beside any other matrix. Plain main, no test
+ * library: this program is also cross-compiled and run under an emulator. An argument names one instruction set; without it, all
+ * that this machine runs are tried.
+ */
+#include "attn_cases.h"
+
+#include "../src/codec/half.h"
+#include "../src/matrix/matrix.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* 16 bits for an activation, with a step from the largest of 32: 1.5e-5 of that at most; sums of floats are well below. */
+static const double PRODUCT_TOLERANCE = 1e-4;
+
+static const float UNTOUCHED = 12345.0f; /* in out, where nothing is to be written */
+enum { MARGIN = 3 };                     /* floats between the rows of out, and behind those of x */
+
+static const fkv_isa isas[] = {FKV_ISA_SCALAR, FKV_ISA_NEON, FKV_ISA_AVX2, FKV_ISA_AVX512, FKV_ISA_AVX512VNNI};
+enum { N_ISAS = sizeof isas / sizeof isas[0] };
+
+typedef struct kind_case {
+    const char *name;
+    fkv_matrix_kind kind;
+    uint32_t group;
+} kind_case;
+
+static const kind_case kinds[] = {{"affine4/32", FKV_MATRIX_AFFINE4, 32}, {"affine8/32", FKV_MATRIX_AFFINE8, 32},
+                                  {"affine8/16", FKV_MATRIX_AFFINE8, 16}, {"f16", FKV_MATRIX_F16, 0},
+                                  {"bf16", FKV_MATRIX_BF16, 0},           {"f32", FKV_MATRIX_F32, 0}};
+enum { N_KINDS = sizeof kinds / sizeof kinds[0] };
+
+static double worst_of[N_ISAS];
+static int n_passed;
+static int n_failed;
+static fkv_isa only = FKV_ISA_AUTO;
+
+static bool tried(size_t i) { return fkv_cpu_runs(isas[i]) && (only == FKV_ISA_AUTO || only == isas[i]); }
+
+static void report(bool good, fkv_isa isa, const char *kind, const fkv_matrix *m, uint32_t n_tokens, const char *what,
+                   double value) {
+    if (good) {
+        n_passed++;
+        return;
+    }
+    n_failed++;
+    printf("FAILED %s: %s [%u, %u], %u tokens: %s (%g)\n", fkv_isa_name(isa), kind, m->n_rows, m->n_cols, n_tokens, what, value);
+}
+
+static void *take(size_t bytes) {
+    void *block = aligned_alloc(64, fkv_align_up(bytes + 1, 64));
+    if (block == NULL) abort();
+    memset(block, 0, fkv_align_up(bytes + 1, 64));
+    return block;
+}
+
+/* Opened once, for the life of the program. */
+static fkv_workers *workers_of(uint32_t n_threads) {
+    static fkv_workers *opened[4];
+    if (opened[n_threads] == NULL &&
+        fkv_workers_open(take(fkv_workers_bytes(n_threads)), n_threads, &opened[n_threads]) != FKV_OK)
+        abort();
+    return opened[n_threads];
+}
+
+/* ---- matrices and activations ---- */
+
+/* Row r as it was given to the matrix; get_row must give it back. scales and biases are halves already. */
+static void set_random_row(fkv_matrix *m, uint32_t row, uint64_t *state, float *expected) {
+    uint8_t *codes = take(m->n_cols);
+    float *scales = take(m->n_cols * sizeof *scales);
+    float *biases = take(m->n_cols * sizeof *biases);
+    uint32_t top = m->kind == FKV_MATRIX_AFFINE4 ? 15 : 255;
+    for (uint32_t c = 0; c < m->n_cols; c++) {
+        float x = 0.05f * attn_gaussian(state);
+        codes[c] = (uint8_t)(attn_random(state) % (top + 1));
+        if (m->kind == FKV_MATRIX_F32) {
+            expected[c] = x;
+            memcpy((float *)(void *)scales + c, &x, sizeof x);
+        } else if (m->group == 0) {
+            uint16_t h = m->kind == FKV_MATRIX_F16 ? fkv_f32_to_f16(x) : fkv_f32_to_bf16(x);
+            expected[c] = m->kind == FKV_MATRIX_F16 ? fkv_f16_to_f32(h) : fkv_bf16_to_f32(h);
+            memcpy((uint8_t *)scales + 2 * (size_t)c, &h, sizeof h);
+        }
+    }
+    for (uint32_t g = 0; m->group != 0 && g < m->n_cols / m->group; g++) {
+        /* around 0, as weights are, or all on one side, where the bias is what matters */
+        float scale = fkv_f16_to_f32(fkv_f32_to_f16((0.02f + 0.01f * fabsf(attn_gaussian(state))) / (float)top));
+        float bias = -scale * (float)top * (g % 5 == 4 ? 1.0f : 0.5f);
+        scales[g] = scale;
+        biases[g] = fkv_f16_to_f32(fkv_f32_to_f16(bias));
+        for (uint32_t c = g * m->group; c < (g + 1) * m->group; c++) expected[c] = scales[g] * (float)codes[c] + biases[g];
+    }
+    if (m->group != 0)
+        fkv_matrix_set_codes(m, row, codes, scales, biases);
+    else
+        fkv_matrix_set_floats(m, row, scales);
+    free(codes);
+    free(scales);
+    free(biases);
+}
+
+typedef struct world {
+    fkv_matrix m;
+    const char *kind;
+    uint32_t n_tokens;
+    uint32_t x_stride;
+    uint32_t out_stride;
+    float *weights; /* [R, C] */
+    float *x;       /* [T, x_stride] */
+    float *bias;    /* [R] */
+    double *truth;  /* [T, R] */
+    float *out;     /* [T, out_stride] */
+    float *alone;   /* [T, out_stride] */
+    void *input;
+} world;
+
+static void world_open(world *w, const kind_case *kind, uint32_t n_rows, uint32_t n_cols, uint32_t n_tokens, bool outliers) {
+    uint64_t state = 20261115 + n_rows + n_cols;
+    *w = (world){.kind = kind->name, .n_tokens = n_tokens, .x_stride = n_cols + MARGIN, .out_stride = n_rows + MARGIN};
+    if (fkv_matrix_make(kind->kind, kind->group, n_rows, n_cols, &w->m) != FKV_OK) abort();
+    w->m.panels = take(fkv_matrix_bytes(&w->m));
+    w->weights = take((size_t)n_rows * n_cols * sizeof(float));
+    w->x = take((size_t)n_tokens * w->x_stride * sizeof(float));
+    w->bias = take(n_rows * sizeof(float));
+    w->truth = take((size_t)n_tokens * n_rows * sizeof(double));
+    w->out = take((size_t)n_tokens * w->out_stride * sizeof(float));
+    w->alone = take((size_t)n_tokens * w->out_stride * sizeof(float));
+    w->input = take(fkv_product_input_bytes(n_tokens, n_cols));
+    for (uint32_t r = 0; r < n_rows; r++) {
+        set_random_row(&w->m, r, &state, w->weights + (size_t)r * n_cols);
+        w->bias[r] = attn_gaussian(&state);
+    }
+    for (uint32_t t = 0; t < n_tokens; t++) {
+        float *x = w->x + (size_t)t * w->x_stride;
+        for (uint32_t c = 0; c < n_cols; c++) x[c] = attn_gaussian(&state) * (outliers && c % 97 == 5 ? 1000.0f : 1.0f);
+        for (uint32_t i = 0; i < MARGIN; i++) x[n_cols + i] = NAN; /* behind a row; never read */
+    }
+    for (uint32_t t = 0; t < n_tokens; t++) {
+        for (uint32_t r = 0; r < n_rows; r++) {
+            double sum = w->bias[r];
+            for (uint32_t c = 0; c < n_cols; c++)
+                sum += (double)w->weights[(size_t)r * n_cols + c] * (double)w->x[(size_t)t * w->x_stride + c];
+            w->truth[(size_t)t * n_rows + r] = sum;
+        }
+    }
+}
+
+static void world_close(world *w) {
+    free(w->m.panels);
+    free(w->weights);
+    free(w->x);
+    free(w->bias);
+    free(w->truth);
+    free(w->out);
+    free(w->alone);
+    free(w->input);
+}
+
+static void clear(const world *w, float *out) {
+    for (size_t i = 0; i < (size_t)w->n_tokens * w->out_stride; i++) out[i] = UNTOUCHED;
+}
+
+/* Tokens [token, token + n_tokens) in a call of their own. */
+static void run(const world *w, fkv_isa isa, uint32_t n_threads, uint32_t token, uint32_t n_tokens, float *out) {
+    fkv_product p = {&w->m, w->bias, out + (size_t)token * w->out_stride, w->out_stride};
+    fkv_product_run(workers_of(n_threads), isa, &p, 1, w->x + (size_t)token * w->x_stride, n_tokens, w->x_stride, w->input);
+}
+
+static bool same(const world *w) { return memcmp(w->out, w->alone, (size_t)w->n_tokens * w->out_stride * sizeof(float)) == 0; }
+
+/* ---- checks ---- */
+
+static void rows_come_back(const world *w) {
+    float *row = take(w->m.n_cols * sizeof *row);
+    bool good = true;
+    for (uint32_t r = 0; r < w->m.n_rows; r++) {
+        fkv_matrix_get_row(&w->m, r, row);
+        good = good && memcmp(row, w->weights + (size_t)r * w->m.n_cols, w->m.n_cols * sizeof *row) == 0;
+    }
+    report(good, FKV_ISA_SCALAR, w->kind, &w->m, 0, "a row is not what was set", 0);
+    free(row);
+}
+
+static void agrees_with_the_truth(const world *w, size_t isa) {
+    double error = 0;
+    double size = 0;
+    bool margin = true;
+    for (uint32_t t = 0; t < w->n_tokens; t++) {
+        const float *out = w->out + (size_t)t * w->out_stride;
+        for (uint32_t r = 0; r < w->m.n_rows; r++) {
+            double truth = w->truth[(size_t)t * w->m.n_rows + r];
+            error += ((double)out[r] - truth) * ((double)out[r] - truth);
+            size += truth * truth;
+        }
+        for (uint32_t i = 0; i < MARGIN; i++) margin = margin && out[w->m.n_rows + i] == UNTOUCHED;
+    }
+    double relative = sqrt(error / size);
+    report(relative <= PRODUCT_TOLERANCE, isas[isa], w->kind, &w->m, w->n_tokens, "relative L2 error against the truth",
+           relative);
+    report(margin, isas[isa], w->kind, &w->m, w->n_tokens, "something was written behind the rows", 0);
+    if (!(relative <= worst_of[isa])) worst_of[isa] = relative;
+}
+
+static void has_the_same_bits_in_any_cut(const world *w, fkv_isa isa) {
+    for (uint32_t n_threads = 2; n_threads <= 3; n_threads++) {
+        clear(w, w->alone);
+        run(w, isa, n_threads, 0, w->n_tokens, w->alone);
+        report(same(w), isa, w->kind, &w->m, w->n_tokens, "bits change with the threads", n_threads);
+    }
+    clear(w, w->alone);
+    for (uint32_t t = 0; t < w->n_tokens; t++) run(w, isa, 1 + t % 2, t, 1, w->alone);
+    report(same(w), isa, w->kind, &w->m, w->n_tokens, "bits change when tokens go alone", 0);
+    clear(w, w->alone);
+    for (uint32_t t = 0, n = 1; t < w->n_tokens; t += n, n = n % 23 + 1) {
+        n = fkv_min_u32(n, w->n_tokens - t);
+        run(w, isa, 2, t, n, w->alone);
+    }
+    report(same(w), isa, w->kind, &w->m, w->n_tokens, "bits change with the batch", 0);
+}
+
+static void every_kind_and_shape(void) {
+    static const struct {
+        uint32_t n_rows;
+        uint32_t n_cols;
+        uint32_t n_tokens;
+    } shapes[] = {{16, 32, 1}, {5, 64, 3}, {33, 96, 7}, {80, 576, 40}, {200, 256, 18}, {48, 2048, 2}, {31, 320, 270}};
+    for (size_t k = 0; k < N_KINDS; k++) {
+        for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++) {
+            for (int outliers = 0; outliers < 2; outliers++) {
+                world w;
+                world_open(&w, &kinds[k], shapes[s].n_rows, shapes[s].n_cols, shapes[s].n_tokens, outliers != 0);
+                rows_come_back(&w);
+                for (size_t i = 0; i < N_ISAS; i++) {
+                    if (!tried(i)) continue;
+                    clear(&w, w.out);
+                    run(&w, isas[i], 1, 0, w.n_tokens, w.out);
+                    agrees_with_the_truth(&w, i);
+                    if (outliers == 0) has_the_same_bits_in_any_cut(&w, isas[i]);
+                }
+                world_close(&w);
+            }
+        }
+    }
+}
+
+/* Four matrices of different kinds and rows in one call: what each gives alone. */
+static void shares_an_input(void) {
+    enum { COLS = 320, TOKENS = 21 };
+    world w[FKV_MAX_PRODUCTS];
+    for (uint32_t i = 0; i < FKV_MAX_PRODUCTS; i++) world_open(&w[i], &kinds[i], 24 + 50 * i, COLS, TOKENS, true);
+    for (size_t i = 0; i < N_ISAS; i++) {
+        if (!tried(i)) continue;
+        fkv_product products[FKV_MAX_PRODUCTS];
+        for (uint32_t p = 0; p < FKV_MAX_PRODUCTS; p++) {
+            clear(&w[p], w[p].out);
+            clear(&w[p], w[p].alone);
+            products[p] = (fkv_product){&w[p].m, p % 2 == 0 ? w[p].bias : NULL, w[p].alone, w[p].out_stride};
+            fkv_product_run(workers_of(1), isas[i], &(fkv_product){&w[p].m, products[p].bias, w[p].out, w[p].out_stride}, 1,
+                            w[0].x, TOKENS, w[0].x_stride, w[0].input);
+        }
+        fkv_product_run(workers_of(2), isas[i], products, FKV_MAX_PRODUCTS, w[0].x, TOKENS, w[0].x_stride, w[0].input);
+        for (uint32_t p = 0; p < FKV_MAX_PRODUCTS; p++)
+            report(same(&w[p]), isas[i], w[p].kind, &w[p].m, TOKENS, "bits change beside other matrices", p);
+    }
+    for (uint32_t i = 0; i < FKV_MAX_PRODUCTS; i++) world_close(&w[i]);
+}
+
+/* What is not a number or infinite makes every output of its token so, and no other; in a row of weights, that row of every
+ * token. */
+static void not_a_number_is_never_hidden(void) {
+    enum { ROWS = 40, COLS = 128, TOKENS = 19, BAD_TOKEN = 17, BAD_ROW = 21 };
+    for (size_t k = 0; k < N_KINDS; k++) {
+        for (uint32_t what = 0; what < 4; what++) {
+            world w;
+            world_open(&w, &kinds[k], ROWS, COLS, TOKENS, false);
+            float bad = what == 0 ? NAN : what == 1 ? INFINITY : -INFINITY;
+            if (what < 3) w.x[BAD_TOKEN * w.x_stride + 77] = bad;
+            if (what == 3) {
+                float numbers[COLS];
+                uint8_t codes[COLS] = {0};
+                memset(numbers, 0xff, sizeof numbers); /* no number in any of the three types */
+                if (w.m.group != 0)
+                    fkv_matrix_set_codes(&w.m, BAD_ROW, codes, numbers, numbers);
+                else
+                    fkv_matrix_set_floats(&w.m, BAD_ROW, numbers);
+            }
+            for (size_t i = 0; i < N_ISAS; i++) {
+                if (!tried(i)) continue;
+                run(&w, isas[i], 1, 0, TOKENS, w.out);
+                bool good = true;
+                for (uint32_t t = 0; t < TOKENS; t++)
+                    for (uint32_t r = 0; r < ROWS; r++)
+                        good = good && isfinite(w.out[t * w.out_stride + r]) == (what < 3 ? t != BAD_TOKEN : r != BAD_ROW);
+                report(good, isas[i], w.kind, &w.m, TOKENS, "what is not a number was hidden, or spread", what);
+            }
+            world_close(&w);
+        }
+    }
+}
+
+/* Rows of nothing, of numbers near the ends of a float, and tiny ones beside large ones of another group. */
+static void ends_of_the_range(void) {
+    static const float sizes[] = {0.0f, 1e-38f, 1e-30f, 1e-20f, 1e20f, 1e36f};
+    for (size_t k = 0; k < N_KINDS; k++) {
+        for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
+            world w;
+            world_open(&w, &kinds[k], 64, 64, 4, false);
+            for (uint32_t t = 0; t < 4; t++)
+                for (uint32_t c = 0; c < 64; c++) w.x[t * w.x_stride + c] *= sizes[s];
+            for (size_t i = 0; i < N_ISAS; i++) {
+                if (!tried(i)) continue;
+                run(&w, isas[i], 1, 0, 4, w.out);
+                double error = 0;
+                double size = 0;
+                for (uint32_t t = 0; t < 4; t++) {
+                    for (uint32_t r = 0; r < 64; r++) {
+                        double truth = (w.truth[t * 64 + r] - (double)w.bias[r]) * (double)sizes[s];
+                        double off = (double)w.out[t * w.out_stride + r] - (double)w.bias[r] - truth;
+                        error += off * off;
+                        size += truth * truth + 1e-3; /* below which nothing is seen beside a bias of 1 */
+                    }
+                }
+                report(sqrt(error / size) <= PRODUCT_TOLERANCE, isas[i], w.kind, &w.m, 4, "wrong for activations times",
+                       (double)sizes[s]);
+            }
+            world_close(&w);
+        }
+    }
+}
+
+static void refuses(fkv_matrix_kind kind, uint32_t group, uint32_t n_rows, uint32_t n_cols) {
+    fkv_matrix m = {.n_rows = n_rows, .n_cols = n_cols};
+    fkv_matrix out;
+    report(fkv_matrix_make(kind, group, n_rows, n_cols, &out) == FKV_UNSUPPORTED, FKV_ISA_SCALAR, "any", &m, 0,
+           "a shape that has no layout was taken, group", group);
+}
+
+static void refuses_what_has_no_layout(void) {
+    refuses(FKV_MATRIX_AFFINE4, 32, 16, 48);
+    refuses(FKV_MATRIX_AFFINE4, 16, 16, 64);
+    refuses(FKV_MATRIX_AFFINE8, 64, 16, 64);
+    refuses(FKV_MATRIX_AFFINE8, 0, 16, 64);
+    refuses(FKV_MATRIX_F16, 32, 16, 64);
+    refuses(FKV_MATRIX_F32, 0, 0, 64);
+    refuses(FKV_MATRIX_F32, 0, 16, 0);
+    refuses((fkv_matrix_kind)17, 0, 16, 64);
+}
+
+int main(int argc, char **argv) {
+    for (size_t i = 0; argc > 1 && i < N_ISAS; i++)
+        if (strcmp(argv[1], fkv_isa_name(isas[i])) == 0) only = isas[i];
+    if (argc > 1 && only == FKV_ISA_AUTO) {
+        printf("unknown instruction set %s\n", argv[1]);
+        return EXIT_FAILURE;
+    }
+    refuses_what_has_no_layout();
+    every_kind_and_shape();
+    shares_an_input();
+    not_a_number_is_never_hidden();
+    ends_of_the_range();
+    for (size_t i = 0; i < N_ISAS; i++)
+        if (worst_of[i] > 0) printf("%s: largest relative L2 error %.1e\n", fkv_isa_name(isas[i]), worst_of[i]);
+    printf("%d passed, %d failed\n", n_passed, n_failed);
+    return n_failed == 0 && n_passed > 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
