@@ -2,8 +2,8 @@
  *
  *     peer_logits MODEL TOKENS OUT [THREADS]
  *
- * TOKENS holds uint32 token numbers, OUT receives float32 logits [tokens, n_vocab], both in the machine's byte order. The cache is
- * 16-bit and prefilled in chunks, so that nothing but the model's arithmetic is compared. A client of the public headers.
+ * TOKENS holds uint32 token numbers, OUT receives float32 logits [tokens, n_vocab], both in the machine's byte order. The cache
+ * is 16-bit and prefilled in chunks, so that nothing but the model's arithmetic is compared. A client of the public headers.
  */
 #include <flatkv/model.h>
 
