@@ -4,8 +4,8 @@
     peers/bin/pip install gguf
     peers/bin/python bench/peers/expand.py MODEL.gguf OUT.gguf
 
-For quantized tensors llama.cpp rounds activations to 8 bits; for float32 ones it does not. The expanded file is the same model, so
-the difference between the two is llama.cpp's own rounding. The header's keys are copied byte for byte.
+For quantized tensors llama.cpp rounds activations to 8 bits; for float32 ones it does not. The expanded file is the same model,
+so the difference between the two is llama.cpp's own rounding. The header's keys are copied byte for byte.
 """
 
 import struct

@@ -120,7 +120,8 @@ def main():
         row |= {"window_ppl": [math.exp(nll / n_scored) for nll in nlls], "seconds": time.perf_counter() - start}
         found.append(row)
     about = {"peer": "mlx-lm", "version": importlib.metadata.version("mlx-lm"), "mlx": importlib.metadata.version("mlx")}
-    about |= {"command": " ".join(sys.argv[1:]), "model": pathlib.Path(options.model).stem}
+    words = [pathlib.Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]
+    about |= {"command": " ".join(words), "model": pathlib.Path(options.model).stem}
     about |= {"windows": n_windows, "context": options.context, "chunk": options.chunk, "caches": found}
     json.dump(about, sys.stdout, indent=1)
     print()
