@@ -83,7 +83,7 @@ typedef struct result {
     uint32_t n_rounds;
     bool right;
     double error; /* worst relative L2 of a head's output; 0 for a write, which is exact or wrong */
-    bench_spread ms;
+    kit_spread ms;
     uint64_t packed_bytes; /* read, or written by a write */
     double roof;           /* bytes a second */
     double speedup;        /* median over the rounds of 16/16's time by this one's; NAN: not measured beside it */
@@ -326,9 +326,9 @@ static void nothing(void *context, uint32_t item, uint32_t thread) { (void)conte
 
 /* One pass over the buffer: a sample of the roof, and the caches are full of it afterwards. */
 static double stream(bench *b, uint32_t t) {
-    double start = bench_seconds();
+    double start = kit_seconds();
     fkv_workers_run(b->workers[t], stream_chunk, b, (uint32_t)(b->stream_bytes / CHUNK_BYTES));
-    double roof = (double)b->stream_bytes / (bench_seconds() - start);
+    double roof = (double)b->stream_bytes / (kit_seconds() - start);
     if (b->n_roofs[t] == b->room_roofs[t]) {
         b->room_roofs[t] = b->room_roofs[t] * 2 + 256;
         b->roofs[t] = grow(b->roofs[t], b->room_roofs[t] * sizeof *b->roofs[t]);
@@ -510,9 +510,9 @@ static double time_call(bench *b, const subject *s, op what, uint32_t t) {
         sink = sum_bytes(s->world.q, b->options->n_queries * row_numbers(b) * sizeof(float));
     }
     fkv_workers_run(b->workers[t], nothing, NULL, b->options->threads[t]);
-    double start = bench_seconds();
+    double start = kit_seconds();
     (void)call(b, s, what, b->workers[t]);
-    return bench_seconds() - start;
+    return kit_seconds() - start;
 }
 
 /* ---- rounds and tables ---- */
@@ -588,7 +588,7 @@ static void run_rounds(bench *b, op what, uint32_t t) {
             if (b->results[first + i].right) b->subjects[i].times[round] = time_call(b, &b->subjects[i], what, t) * 1e3;
 
     size_t n_roofs = b->n_roofs[t] - first_roof;
-    double roof = n_roofs > 0 ? bench_spread_of(b->roofs[t] + first_roof, n_roofs).p50 : NAN;
+    double roof = n_roofs > 0 ? kit_spread_of(b->roofs[t] + first_roof, n_roofs).p50 : NAN;
     bool has_reference = b->n_subjects > 0 && b->subjects[0].codec == 0 && b->results[first].right;
     double reference[MAX_ROUNDS];
     if (has_reference) memcpy(reference, b->subjects[0].times, n_rounds * sizeof *reference);
@@ -599,8 +599,8 @@ static void run_rounds(bench *b, op what, uint32_t t) {
         r->roof = roof;
         for (uint32_t round = 0; r->right && has_reference && round < n_rounds; round++)
             ratios[round] = reference[round] / times[round];
-        if (r->right && has_reference) r->speedup = bench_spread_of(ratios, n_rounds).p50;
-        if (r->right) r->ms = bench_spread_of(times, n_rounds);
+        if (r->right && has_reference) r->speedup = kit_spread_of(ratios, n_rounds).p50;
+        if (r->right) r->ms = kit_spread_of(times, n_rounds);
         print_result(b, r);
     }
     (void)fflush(b->text);
@@ -616,7 +616,7 @@ static void write_json(bench *b, bench_json *json) {
     for (uint32_t t = 0; t < b->options->n_threads; t++) {
         bench_json_object(json, NULL);
         bench_json_integer(json, "threads", b->options->threads[t]);
-        bench_json_number(json, "gb_s", b->n_roofs[t] > 0 ? bench_spread_of(b->roofs[t], b->n_roofs[t]).p50 * 1e-9 : NAN);
+        bench_json_number(json, "gb_s", b->n_roofs[t] > 0 ? kit_spread_of(b->roofs[t], b->n_roofs[t]).p50 * 1e-9 : NAN);
         bench_json_close(json);
     }
     bench_json_close(json);
@@ -690,7 +690,7 @@ int main(int argc, char **argv) {
     (void)fprintf(b.text, "\nread roof:");
     for (uint32_t t = 0; t < o.n_threads; t++) {
         if (b.n_roofs[t] == 0) continue;
-        bench_spread roof = bench_spread_of(b.roofs[t], b.n_roofs[t]);
+        kit_spread roof = kit_spread_of(b.roofs[t], b.n_roofs[t]);
         (void)fprintf(b.text, "%s %u thread%s %.1f GB/s (p10 %.1f, p90 %.1f)", t == 0 ? "" : ",", o.threads[t],
                       o.threads[t] == 1 ? "" : "s", roof.p50 * 1e-9, roof.p10 * 1e-9, roof.p90 * 1e-9);
     }

@@ -1,0 +1,372 @@
+/* Opens a vocabulary and leads a text through it: special tokens first, then what lies between them by BPE, SentencePiece or byte
+ * by byte. Owns what tokens mean to a reader: their text, which of them end one, the frames of a chat.
+ *
+ * What a token is follows llama.cpp: the file's types, and a list of names that are control tokens whatever the file says.
+ */
+#include "tokenizer_parts.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum {
+    MAX_TOKENS = 1 << 21, /* of a vocabulary, and of its merges: eight times the largest known */
+    MAX_TEXT_BYTES = 1 << 30,
+};
+
+/* Types of a file, tokenizer.ggml.token_type. */
+enum { TYPE_NORMAL = 1, TYPE_UNKNOWN = 2, TYPE_CONTROL = 3, TYPE_USER_DEFINED = 4, TYPE_BYTE = 6 };
+
+/* What is made of them. */
+enum token_kind {
+    KIND_NORMAL = 1,
+    KIND_BYTE = 2,
+    KIND_USER_DEFINED = 4, /* taken whole in every text */
+    KIND_HIDDEN = 8,       /* control and unknown: found and shown only where asked for */
+};
+
+/* Tokens that are control tokens by their name. Of each family the first one counts, except that all those named ENDS do. */
+typedef enum name_family { ENDS, FIM_PREFIX, FIM_SUFFIX, FIM_MIDDLE, FIM_PAD, FIM_REPO, FIM_FILE, N_FAMILIES } name_family;
+
+typedef struct control_name {
+    const char *name;
+    name_family family;
+    bool ends_text;
+} control_name;
+
+static const control_name CONTROL_NAMES[] = {
+    {"<|im_end|>", ENDS, true},
+    {"<|endoftext|>", ENDS, true},
+    {"<|eot_id|>", ENDS, true},
+    {"<|eom_id|>", ENDS, true},
+    {"<|end_of_text|>", ENDS, true},
+    {"<|end|>", ENDS, true},
+    {"<end_of_turn>", ENDS, true},
+    {"<eos>", ENDS, true},
+    {"</s>", ENDS, true},
+    {"<EOT>", ENDS, true},
+    {"_<EOT>", ENDS, true},
+    {"<end_of_utterance>", ENDS, true},
+    {"<\xef\xbd\x9c"
+     "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>",
+     ENDS, true},
+    {"<|fim_prefix|>", FIM_PREFIX, false},
+    {"<fim-prefix>", FIM_PREFIX, false},
+    {"<fim_prefix>", FIM_PREFIX, false},
+    {"<PRE>", FIM_PREFIX, false},
+    {"<|fim_suffix|>", FIM_SUFFIX, false},
+    {"<fim-suffix>", FIM_SUFFIX, false},
+    {"<fim_suffix>", FIM_SUFFIX, false},
+    {"<SUF>", FIM_SUFFIX, false},
+    {"<|fim_middle|>", FIM_MIDDLE, false},
+    {"<fim-middle>", FIM_MIDDLE, false},
+    {"<fim_middle>", FIM_MIDDLE, false},
+    {"<MID>", FIM_MIDDLE, false},
+    {"<|fim_pad|>", FIM_PAD, true},
+    {"<fim-pad>", FIM_PAD, true},
+    {"<fim_pad>", FIM_PAD, true},
+    {"<PAD>", FIM_PAD, true},
+    {"<|fim_repo|>", FIM_REPO, true},
+    {"<|repo_name|>", FIM_REPO, true},
+    {"<fim-repo>", FIM_REPO, true},
+    {"<REPO>", FIM_REPO, true},
+    {"<reponame>", FIM_REPO, true},
+    {"<|file_sep|>", FIM_FILE, true},
+};
+enum { N_CONTROL_NAMES = sizeof CONTROL_NAMES / sizeof CONTROL_NAMES[0] };
+
+static const char IM_START[] = "<|im_start|>";
+static const char IM_END[] = "<|im_end|>";
+
+/* ---- open: kinds and ends ------------------------------------------------------------------------------------ */
+
+static bool bytes_are(fkv_bytes bytes, const char *text) {
+    return bytes.size == strlen(text) && memcmp(bytes.data, text, bytes.size) == 0;
+}
+
+static uint32_t find_name(const fkv_tokenizer *tokenizer, const char *name) {
+    uint32_t token = fkv_vocab_map_find(&tokenizer->map, name, strlen(name));
+    return token < tokenizer->n_tokens ? token : FKV_NO_TOKEN;
+}
+
+static void add_end(fkv_tokenizer *tokenizer, uint32_t token) {
+    if (token >= tokenizer->n_tokens || tokenizer->n_end == FKV_MAX_END_TOKENS) return;
+    for (uint32_t i = 0; i < tokenizer->n_end; i++) {
+        if (tokenizer->end[i] == token) return;
+    }
+    tokenizer->end[tokenizer->n_end++] = token;
+}
+
+static uint8_t kind_of_type(int32_t type) {
+    switch (type) {
+    case TYPE_NORMAL: return KIND_NORMAL;
+    case TYPE_UNKNOWN:
+    case TYPE_CONTROL: return KIND_HIDDEN;
+    case TYPE_USER_DEFINED: return KIND_USER_DEFINED;
+    case TYPE_BYTE: return KIND_BYTE;
+    default: return 0; /* unused: no text */
+    }
+}
+
+static fkv_status kinds_open(fkv_tokenizer *tokenizer) {
+    const fkv_vocab_source *source = tokenizer->source;
+    tokenizer->kinds = fkv_arena_take(&tokenizer->arena, tokenizer->n_tokens);
+    FKV_REQUIRE(tokenizer->kinds != NULL, FKV_NO_MEMORY, "no memory for the kinds of %" PRIu32 " tokens", tokenizer->n_tokens);
+    for (uint32_t i = 0; i < tokenizer->n_tokens; i++) {
+        tokenizer->kinds[i] = source->types != NULL ? kind_of_type(source->types[i]) : KIND_NORMAL;
+    }
+    bool seen[N_FAMILIES] = {false};
+    add_end(tokenizer, source->eos);
+    add_end(tokenizer, source->eot);
+    for (int i = 0; i < N_CONTROL_NAMES; i++) {
+        const control_name *control = &CONTROL_NAMES[i];
+        uint32_t token = find_name(tokenizer, control->name);
+        if (token == FKV_NO_TOKEN || (control->family != ENDS && seen[control->family])) continue;
+        seen[control->family] = true;
+        tokenizer->kinds[token] |= KIND_HIDDEN;
+        if (control->ends_text) add_end(tokenizer, token);
+    }
+    return FKV_OK;
+}
+
+/* ---- open: texts --------------------------------------------------------------------------------------------- */
+
+static int hex_digit(char c) {
+    if (c >= '0' && c <= '9') return c - '0';
+    if (c >= 'A' && c <= 'F') return c - 'A' + 10;
+    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+/* "<0x41>" to "A". */
+static bool read_byte_token(fkv_bytes token, char *byte) {
+    if (token.size != 6 || memcmp(token.data, "<0x", 3) != 0 || token.data[5] != '>') return false;
+    int high = hex_digit(token.data[3]);
+    int low = hex_digit(token.data[4]);
+    *byte = (char)(high * 16 + low);
+    return high >= 0 && low >= 0;
+}
+
+/* text: [token.size] */
+static size_t write_text(const fkv_tokenizer *tokenizer, uint32_t token, char *text) {
+    fkv_bytes written = tokenizer->source->tokens[token];
+    uint8_t kind = tokenizer->kinds[token];
+    if ((kind & (KIND_HIDDEN | KIND_USER_DEFINED)) != 0) {
+        memcpy(text, written.data, written.size);
+        return written.size;
+    }
+    if (kind == KIND_NORMAL) {
+        return tokenizer->kind == FKV_TOKENIZER_BPE ? fkv_bpe_text(tokenizer, written, text) : fkv_spm_text(written, text);
+    }
+    return kind == KIND_BYTE && read_byte_token(written, text) ? 1 : 0;
+}
+
+static fkv_status texts_open(fkv_tokenizer *tokenizer) {
+    uint64_t n_bytes = 0;
+    for (uint32_t i = 0; i < tokenizer->n_tokens; i++) n_bytes += tokenizer->source->tokens[i].size + 1;
+    FKV_ASSERT(n_bytes <= UINT32_MAX); /* MAX_TOKENS of FKV_MAX_TOKEN_BYTES; the map refused more */
+    tokenizer->texts_bytes = n_bytes;
+    tokenizer->texts = fkv_arena_take(&tokenizer->arena, n_bytes);
+    tokenizer->text_at = fkv_arena_take(&tokenizer->arena, (tokenizer->n_tokens + UINT64_C(1)) * sizeof *tokenizer->text_at);
+    FKV_REQUIRE(tokenizer->texts != NULL && tokenizer->text_at != NULL, FKV_NO_MEMORY,
+                "no memory for the texts of %" PRIu32 " tokens", tokenizer->n_tokens);
+    uint32_t at = 0;
+    for (uint32_t i = 0; i < tokenizer->n_tokens; i++) {
+        tokenizer->text_at[i] = at;
+        at += (uint32_t)write_text(tokenizer, i, tokenizer->texts + at);
+        tokenizer->texts[at++] = 0;
+    }
+    tokenizer->text_at[tokenizer->n_tokens] = at;
+    return FKV_OK;
+}
+
+/* The bytes themselves: 256 tokens. */
+static fkv_status byte_texts_open(fkv_tokenizer *tokenizer) {
+    tokenizer->texts_bytes = 512;
+    tokenizer->texts = fkv_arena_take(&tokenizer->arena, tokenizer->texts_bytes);
+    tokenizer->text_at = fkv_arena_take(&tokenizer->arena, 257 * sizeof *tokenizer->text_at);
+    tokenizer->kinds = fkv_arena_take(&tokenizer->arena, 256);
+    FKV_REQUIRE(tokenizer->texts != NULL && tokenizer->text_at != NULL && tokenizer->kinds != NULL, FKV_NO_MEMORY,
+                "no memory for a tokenizer of bytes");
+    for (uint32_t i = 0; i <= 256; i++) tokenizer->text_at[i] = 2 * i;
+    for (uint32_t i = 0; i < 256; i++) tokenizer->texts[2 * i] = (char)i;
+    add_end(tokenizer, tokenizer->source->eos);
+    add_end(tokenizer, tokenizer->source->eot);
+    return FKV_OK;
+}
+
+/* ---- open ---------------------------------------------------------------------------------------------------- */
+
+static fkv_status specials_open(fkv_tokenizer *tokenizer) {
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < tokenizer->n_tokens; i++) n += (tokenizer->kinds[i] & (KIND_HIDDEN | KIND_USER_DEFINED)) != 0;
+    uint64_t n_bytes = (n + UINT64_C(1)) * sizeof(fkv_special_token);
+    fkv_special_token *list = fkv_arena_take(&tokenizer->arena, n_bytes);
+    FKV_REQUIRE(list != NULL, FKV_NO_MEMORY, "no memory for %" PRIu32 " special tokens", n);
+    n = 0;
+    for (uint32_t i = 0; i < tokenizer->n_tokens; i++) {
+        uint8_t kind = tokenizer->kinds[i];
+        fkv_bytes text = tokenizer->source->tokens[i];
+        if ((kind & (KIND_HIDDEN | KIND_USER_DEFINED)) == 0 || text.size == 0) continue;
+        list[n++] = (fkv_special_token){.text = text, .token = i, .hidden = (kind & KIND_HIDDEN) != 0};
+    }
+    fkv_status status = fkv_special_tokens_open(&tokenizer->specials, &tokenizer->arena, list, n);
+    fkv_arena_give(&tokenizer->arena, list, n_bytes);
+    return status;
+}
+
+static bool mentions(fkv_bytes text, const char *what) { return memmem(text.data, text.size, what, strlen(what)) != NULL; }
+
+static fkv_status vocabulary_open(fkv_tokenizer *tokenizer) {
+    const fkv_vocab_source *source = tokenizer->source;
+    FKV_REQUIRE(source->n_tokens > 0 && source->tokens != NULL, FKV_FILE_FORMAT,
+                "the vocabulary has no tokens (tokenizer.ggml.tokens)");
+    FKV_REQUIRE(source->n_tokens <= MAX_TOKENS && source->n_merges <= MAX_TOKENS, FKV_UNSUPPORTED,
+                "a vocabulary of %" PRIu32 " tokens and %" PRIu32 " merges; at most %d of each are supported", source->n_tokens,
+                source->n_merges, MAX_TOKENS);
+    uint64_t n_strings = source->n_tokens;
+    if (tokenizer->kind == FKV_TOKENIZER_BPE) n_strings += fkv_bpe_n_strings(source);
+    FKV_TRY(fkv_vocab_map_open(&tokenizer->map, &tokenizer->arena, (uint32_t)n_strings));
+    for (uint32_t i = 0; i < source->n_tokens; i++) {
+        uint32_t kept = 0;
+        if (source->tokens[i].size > 0) FKV_TRY(fkv_vocab_map_add(&tokenizer->map, source->tokens[i], i, &kept));
+    }
+    FKV_TRY(kinds_open(tokenizer));
+    FKV_TRY(tokenizer->kind == FKV_TOKENIZER_BPE ? fkv_bpe_open(tokenizer) : fkv_spm_open(tokenizer));
+    FKV_TRY(specials_open(tokenizer));
+    FKV_TRY(texts_open(tokenizer));
+    tokenizer->has_chat = find_name(tokenizer, IM_START) != FKV_NO_TOKEN && find_name(tokenizer, IM_END) != FKV_NO_TOKEN &&
+                          (source->chat_template.size == 0 || mentions(source->chat_template, IM_START));
+    return FKV_OK;
+}
+
+static fkv_status tokenizer_fill(fkv_tokenizer *tokenizer) {
+    if (tokenizer->kind != FKV_TOKENIZER_BYTE) return vocabulary_open(tokenizer);
+    tokenizer->n_tokens = 256;
+    return byte_texts_open(tokenizer);
+}
+
+fkv_status fkv_tokenizer_open(const fkv_vocab_source *source, fkv_tokenizer **tokenizer) {
+    static const struct {
+        const char *model;
+        fkv_tokenizer_kind kind;
+    } models[] = {{"byte", FKV_TOKENIZER_BYTE}, {"gpt2", FKV_TOKENIZER_BPE}, {"llama", FKV_TOKENIZER_SPM}};
+    *tokenizer = NULL;
+    for (size_t i = 0; i < sizeof models / sizeof models[0]; i++) {
+        if (!bytes_are(source->model, models[i].model)) continue;
+        fkv_tokenizer *opened = calloc(1, sizeof *opened);
+        FKV_REQUIRE(opened != NULL, FKV_NO_MEMORY, "no memory for %zu bytes of tokenizer", sizeof *opened);
+        opened->kind = models[i].kind;
+        opened->source = source;
+        opened->n_tokens = source->n_tokens;
+        fkv_status status = fkv_arena_open(&opened->arena);
+        if (status != FKV_OK) {
+            free(opened);
+            return status;
+        }
+        status = tokenizer_fill(opened);
+        if (status == FKV_OK) *tokenizer = opened;
+        if (status != FKV_OK) fkv_tokenizer_close(opened);
+        return status;
+    }
+    return fkv_fail(FKV_UNSUPPORTED, "the tokenizer model \"%.*s\" is not known; gpt2 (BPE), llama (SentencePiece) and byte are",
+                    (int)(source->model.size < 64 ? source->model.size : 64), source->model.data);
+}
+
+void fkv_tokenizer_close(fkv_tokenizer *tokenizer) {
+    if (tokenizer == NULL) return;
+    fkv_arena *arena = &tokenizer->arena;
+    fkv_bpe_close(tokenizer);
+    fkv_spm_close(tokenizer);
+    fkv_special_tokens_close(&tokenizer->specials, arena);
+    fkv_vocab_map_close(&tokenizer->map, arena);
+    fkv_arena_give(arena, tokenizer->kinds, tokenizer->n_tokens);
+    fkv_arena_give(arena, tokenizer->texts, tokenizer->texts_bytes);
+    fkv_arena_give(arena, tokenizer->text_at, (tokenizer->n_tokens + UINT64_C(1)) * sizeof *tokenizer->text_at);
+    fkv_arena_close(arena);
+    free(tokenizer);
+}
+
+/* ---- encode -------------------------------------------------------------------------------------------------- */
+
+static fkv_status encode_plain(const fkv_tokenizer *tokenizer, const char *text, size_t n_bytes, bool space_before,
+                               fkv_encoding *encoding) {
+    if (tokenizer->kind == FKV_TOKENIZER_BPE) return fkv_bpe_encode(tokenizer, text, n_bytes, encoding);
+    return fkv_spm_encode(tokenizer, text, n_bytes, space_before && tokenizer->source->add_space_prefix, encoding);
+}
+
+static fkv_status encode_between_specials(const fkv_tokenizer *tokenizer, fkv_special_scan *scan, fkv_encoding *encoding) {
+    size_t at = 0;
+    fkv_special_hit hit = {0};
+    while (at < scan->n_bytes) {
+        FKV_TRY(fkv_special_scan_next(scan, &hit));
+        /* A text begins, or goes on behind a special token: either way SentencePiece puts its space there. */
+        if (hit.start > at) FKV_TRY(encode_plain(tokenizer, scan->text + at, hit.start - at, true, encoding));
+        if (hit.token != FKV_NO_TOKEN) fkv_encoding_put(encoding, hit.token);
+        at = hit.end;
+    }
+    return FKV_OK;
+}
+
+fkv_status fkv_tokenizer_encode(const fkv_tokenizer *tokenizer, const char *text, size_t n_bytes, unsigned flags,
+                                uint32_t *tokens, size_t capacity, size_t *n_tokens) {
+    *n_tokens = 0;
+    FKV_REQUIRE(n_bytes <= MAX_TEXT_BYTES, FKV_BAD_ARGUMENT, "a text of %zu bytes; at most %d are tokenized at once", n_bytes,
+                MAX_TEXT_BYTES);
+    fkv_encoding encoding = {.tokens = tokens, .capacity = capacity};
+    const fkv_vocab_source *source = tokenizer->source;
+    if ((flags & FKV_TOKENIZE_BOS) != 0 && source->add_bos && source->bos < tokenizer->n_tokens)
+        fkv_encoding_put(&encoding, source->bos);
+    if (tokenizer->kind == FKV_TOKENIZER_BYTE) {
+        for (size_t i = 0; i < n_bytes; i++) fkv_encoding_put(&encoding, (uint8_t)text[i]);
+        *n_tokens = encoding.n_tokens;
+        return FKV_OK;
+    }
+    FKV_TRY(fkv_arena_open(&encoding.arena));
+    encoding.merge.scratch.arena = &encoding.arena;
+    encoding.text.arena = &encoding.arena;
+    fkv_special_scan scan = {.specials = &tokenizer->specials,
+                             .text = text,
+                             .n_bytes = n_bytes,
+                             .with_hidden = (flags & FKV_TOKENIZE_SPECIAL) != 0,
+                             .scratch = {.arena = &encoding.arena}};
+    fkv_status status = encode_between_specials(tokenizer, &scan, &encoding);
+    fkv_scratch_close(&scan.scratch);
+    fkv_scratch_close(&encoding.text);
+    fkv_scratch_close(&encoding.merge.scratch);
+    fkv_arena_close(&encoding.arena);
+    if (status == FKV_OK) *n_tokens = encoding.n_tokens;
+    return status;
+}
+
+/* ---- what tokens mean ---------------------------------------------------------------------------------------- */
+
+const char *fkv_tokenizer_name(const fkv_tokenizer *tokenizer) {
+    static const char *const names[] = {[FKV_TOKENIZER_BYTE] = "byte", [FKV_TOKENIZER_BPE] = "bpe", [FKV_TOKENIZER_SPM] = "spm"};
+    return names[tokenizer->kind];
+}
+
+bool fkv_tokenizer_has_chat(const fkv_tokenizer *tokenizer) { return tokenizer->has_chat; }
+
+uint32_t fkv_tokenizer_ends(const fkv_tokenizer *tokenizer, uint32_t end[FKV_MAX_END_TOKENS]) {
+    memcpy(end, tokenizer->end, sizeof tokenizer->end);
+    return tokenizer->n_end;
+}
+
+const char *fkv_tokenizer_text(const fkv_tokenizer *tokenizer, uint32_t token, bool special, size_t *n_bytes) {
+    *n_bytes = 0;
+    if (token >= tokenizer->n_tokens) return "";
+    if (!special && (tokenizer->kinds[token] & KIND_HIDDEN) != 0) return "";
+    *n_bytes = tokenizer->text_at[token + 1] - tokenizer->text_at[token] - 1;
+    return tokenizer->texts + tokenizer->text_at[token];
+}
+
+fkv_status fkv_tokenizer_chat_frame(const fkv_tokenizer *tokenizer, const char *role, bool answer, fkv_chat_frame *frame) {
+    static const char *const roles[] = {"system", "user", "assistant"};
+    FKV_REQUIRE(tokenizer->has_chat, FKV_UNSUPPORTED, "the model has no ChatML tokens and template: it completes text");
+    bool known = false;
+    for (size_t i = 0; i < sizeof roles / sizeof roles[0]; i++) known = known || strcmp(role, roles[i]) == 0;
+    FKV_REQUIRE(known, FKV_BAD_ARGUMENT, "the role \"%.32s\" is not known; system, user and assistant are", role);
+    (void)snprintf(frame->before, sizeof frame->before, "%s%s\n", IM_START, role);
+    (void)snprintf(frame->after, sizeof frame->after, "%s\n%s%s", IM_END, answer ? IM_START : "", answer ? "assistant\n" : "");
+    return FKV_OK;
+}

@@ -1,0 +1,70 @@
+/* What the files of the tokenizer share: the tokenizer itself, one call of it, and the two kinds of vocabulary behind it.
+ */
+#ifndef FKV_TOKENIZER_PARTS_H
+#define FKV_TOKENIZER_PARTS_H
+
+#include "special_tokens.h"
+#include "token_merge.h"
+#include "tokenizer.h"
+#include "vocab_map.h"
+
+typedef struct fkv_bpe fkv_bpe;
+typedef struct fkv_spm fkv_spm;
+
+typedef enum fkv_tokenizer_kind { FKV_TOKENIZER_BYTE, FKV_TOKENIZER_BPE, FKV_TOKENIZER_SPM } fkv_tokenizer_kind;
+
+struct fkv_tokenizer {
+    fkv_tokenizer_kind kind;
+    const fkv_vocab_source *source;
+    uint32_t n_tokens;
+    fkv_arena arena;   /* of everything below; taken at open, not changed until close */
+    fkv_vocab_map map; /* token texts as the file writes them; bpe adds the halves of merges, numbered from n_tokens on */
+    fkv_special_tokens specials;
+    uint8_t *kinds;    /* [n_tokens] of token_kind, tokenizer.c */
+    uint32_t *text_at; /* [n_tokens + 1] where a token's text starts in texts; a 0 ends each */
+    char *texts;
+    uint64_t texts_bytes;
+    uint32_t n_end;
+    uint32_t end[FKV_MAX_END_TOKENS];
+    bool has_chat;
+    fkv_bpe *bpe;
+    fkv_spm *spm;
+};
+
+/* One fkv_tokenizer_encode() under way: where tokens go, and memory that ends with it. */
+typedef struct fkv_encoding {
+    uint32_t *tokens;
+    size_t capacity;
+    size_t n_tokens;
+    fkv_arena arena;
+    fkv_token_merge merge;
+    fkv_scratch text; /* the text as the vocabulary spells it */
+} fkv_encoding;
+
+FKV_INLINE void fkv_encoding_put(fkv_encoding *encoding, uint32_t token) {
+    if (encoding->n_tokens < encoding->capacity) encoding->tokens[encoding->n_tokens] = token;
+    encoding->n_tokens++;
+}
+
+/* How long the first character is, told by its first byte alone and never past the end. n_bytes > 0. */
+FKV_INLINE uint32_t fkv_utf8_step(const char *text, size_t n_bytes) {
+    static const uint8_t steps[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 3, 4};
+    uint32_t step = steps[(uint8_t)text[0] >> 4];
+    return step <= n_bytes ? step : (uint32_t)n_bytes;
+}
+
+/* Opened after the map of the tokenizer holds its tokens. Texts of encode: no special tokens in them, below 2^30 bytes. close
+ * takes NULL. */
+fkv_status fkv_bpe_open(fkv_tokenizer *tokenizer);
+void fkv_bpe_close(fkv_tokenizer *tokenizer);
+fkv_status fkv_bpe_encode(const fkv_tokenizer *tokenizer, const char *text, size_t n_bytes, fkv_encoding *encoding);
+size_t fkv_bpe_text(const fkv_tokenizer *tokenizer, fkv_bytes token, char *text); /* what it stands for; text: [token.size] */
+uint64_t fkv_bpe_n_strings(const fkv_vocab_source *source);                       /* that bpe adds to the map at most */
+
+fkv_status fkv_spm_open(fkv_tokenizer *tokenizer);
+void fkv_spm_close(fkv_tokenizer *tokenizer);
+fkv_status fkv_spm_encode(const fkv_tokenizer *tokenizer, const char *text, size_t n_bytes, bool space_before,
+                          fkv_encoding *encoding);
+size_t fkv_spm_text(fkv_bytes token, char *text);
+
+#endif

@@ -1,0 +1,182 @@
+/* SentencePiece as llama.cpp does it: characters merge into the token with the best score, the leftmost of equals first; what is
+ * no token in the end becomes byte tokens. Spaces are written U+2581.
+ *
+ * The text is cut wherever no token has the two neighbouring characters inside it: no merge can cross such a place, so the pieces
+ * tokenize as the whole would, in small memory. Which neighbours a vocabulary knows is kept as a set with false positives
+ * (a missed cut is no error).
+ */
+#include "tokenizer_parts.h"
+
+#include <inttypes.h>
+
+enum { NEIGHBOUR_BITS = 22 };
+
+struct fkv_spm {
+    uint32_t byte_token[256]; /* FKV_NO_TOKEN: the vocabulary has none */
+    uint64_t neighbours[(1u << NEIGHBOUR_BITS) / 64];
+};
+
+static const char SPACE[] = "\xe2\x96\x81";
+enum { SPACE_BYTES = sizeof SPACE - 1 };
+
+/* ---- neighbours ---------------------------------------------------------------------------------------------- */
+
+static uint32_t character_at(const char *text, uint32_t n_bytes) {
+    uint32_t character = 0;
+    memcpy(&character, text, n_bytes);
+    return character;
+}
+
+static uint32_t neighbour_bit(uint32_t left, uint32_t right) {
+    return (uint32_t)(fkv_mix_u64((uint64_t)left << 32 | right) >> 8) & ((1u << NEIGHBOUR_BITS) - 1);
+}
+
+static void neighbours_add(fkv_spm *spm, fkv_bytes token) {
+    uint32_t left = 0;
+    for (size_t at = 0; at < token.size;) {
+        uint32_t step = fkv_utf8_step(token.data + at, token.size - at);
+        uint32_t right = character_at(token.data + at, step);
+        uint32_t bit = neighbour_bit(left, right);
+        if (at > 0) spm->neighbours[bit / 64] |= UINT64_C(1) << bit % 64;
+        left = right;
+        at += step;
+    }
+}
+
+static bool neighbours_have(const fkv_spm *spm, uint32_t left, uint32_t right) {
+    uint32_t bit = neighbour_bit(left, right);
+    return (spm->neighbours[bit / 64] >> bit % 64 & 1) != 0;
+}
+
+/* ---- vocabulary ---------------------------------------------------------------------------------------------- */
+
+fkv_status fkv_spm_open(fkv_tokenizer *tokenizer) {
+    const fkv_vocab_source *source = tokenizer->source;
+    fkv_spm *spm = fkv_arena_take(&tokenizer->arena, sizeof *spm);
+    FKV_REQUIRE(spm != NULL, FKV_NO_MEMORY, "no memory for %zu bytes of tokenizer", sizeof *spm);
+    tokenizer->spm = spm;
+    for (uint32_t i = 0; i < source->n_tokens; i++) neighbours_add(spm, source->tokens[i]);
+    for (int byte = 0; byte < 256; byte++) {
+        static const char hex[] = "0123456789ABCDEF";
+        const char name[] = {'<', '0', 'x', hex[byte >> 4], hex[byte & 15], '>'};
+        const char self = (char)byte;
+        uint32_t token = fkv_vocab_map_find(&tokenizer->map, name, sizeof name);
+        if (token == FKV_NO_TOKEN) token = fkv_vocab_map_find(&tokenizer->map, &self, 1);
+        if (token == FKV_NO_TOKEN && source->unk < source->n_tokens) token = source->unk;
+        spm->byte_token[byte] = token;
+    }
+    return FKV_OK;
+}
+
+void fkv_spm_close(fkv_tokenizer *tokenizer) {
+    fkv_arena_give(&tokenizer->arena, tokenizer->spm, sizeof *tokenizer->spm);
+    tokenizer->spm = NULL;
+}
+
+size_t fkv_spm_text(fkv_bytes token, char *text) {
+    size_t n = 0;
+    for (size_t i = 0; i < token.size;) {
+        bool space = token.size - i >= SPACE_BYTES && memcmp(token.data + i, SPACE, SPACE_BYTES) == 0;
+        text[n++] = space ? ' ' : token.data[i];
+        i += space ? SPACE_BYTES : 1;
+    }
+    return n;
+}
+
+/* ---- text ---------------------------------------------------------------------------------------------------- */
+
+typedef struct piece_view {
+    const fkv_tokenizer *tokenizer;
+    const char *text;
+} piece_view;
+
+/* Scores as ranks: the higher score is the lower rank; what is no number comes last. */
+static uint32_t rank_of_score(float score) {
+    uint32_t bits = 0;
+    if (score != score) return FKV_NO_MERGE - 1;
+    score += 0.0f; /* -0 and 0 are equal scores */
+    memcpy(&bits, &score, sizeof bits);
+    return bits >> 31 != 0 ? bits : ~(bits | UINT32_C(1) << 31);
+}
+
+static void pair_rank(const void *context, fkv_symbol *symbols, uint32_t left, uint32_t end) {
+    const piece_view *piece = context;
+    const fkv_vocab_source *source = piece->tokenizer->source;
+    uint32_t token = fkv_vocab_map_find(&piece->tokenizer->map, piece->text + left, end - left);
+    if (token == FKV_NO_TOKEN) return;
+    symbols[left].rank = rank_of_score(source->scores != NULL ? source->scores[token] : 0);
+    symbols[left].merged_id = token;
+}
+
+static void put_symbol(const fkv_tokenizer *tokenizer, const char *text, uint32_t n_bytes, uint32_t token,
+                       fkv_encoding *encoding) {
+    if (token != FKV_NO_TOKEN) {
+        fkv_encoding_put(encoding, token);
+        return;
+    }
+    for (uint32_t i = 0; i < n_bytes; i++) {
+        uint32_t byte_token = tokenizer->spm->byte_token[(uint8_t)text[i]];
+        if (byte_token != FKV_NO_TOKEN) fkv_encoding_put(encoding, byte_token);
+    }
+}
+
+static fkv_status encode_piece(const fkv_tokenizer *tokenizer, const char *text, uint32_t n_bytes, fkv_encoding *encoding) {
+    fkv_token_merge *merge = &encoding->merge;
+    FKV_TRY(fkv_token_merge_prepare(merge, n_bytes));
+    uint32_t prev = FKV_NO_SYMBOL;
+    for (uint32_t at = 0; at < n_bytes;) {
+        uint32_t next = at + fkv_utf8_step(text + at, n_bytes - at);
+        uint32_t token = fkv_vocab_map_find(&tokenizer->map, text + at, next - at);
+        merge->symbols[at] = (fkv_symbol){.prev = prev, .next = next, .id = token};
+        prev = at;
+        at = next;
+    }
+    piece_view piece = {.tokenizer = tokenizer, .text = text};
+    fkv_token_merge_run(merge, pair_rank, &piece);
+    for (uint32_t at = 0; at < n_bytes; at = merge->symbols[at].next) {
+        put_symbol(tokenizer, text + at, merge->symbols[at].next - at, merge->symbols[at].id, encoding);
+    }
+    return FKV_OK;
+}
+
+/* The text with its spaces spelled as the vocabulary spells them. */
+static fkv_status spell_spaces(const char *text, size_t n_bytes, bool space_before, fkv_scratch *scratch, size_t *n_spelled) {
+    size_t n_spaces = space_before;
+    for (size_t i = 0; i < n_bytes; i++) n_spaces += text[i] == ' ';
+    *n_spelled = n_bytes + space_before + n_spaces * (SPACE_BYTES - 1);
+    FKV_TRY(fkv_scratch_need(scratch, *n_spelled));
+    char *out = scratch->block;
+    if (space_before) {
+        memcpy(out, SPACE, SPACE_BYTES);
+        out += SPACE_BYTES;
+    }
+    for (size_t i = 0; i < n_bytes; i++) {
+        if (text[i] != ' ') {
+            *out++ = text[i];
+            continue;
+        }
+        memcpy(out, SPACE, SPACE_BYTES);
+        out += SPACE_BYTES;
+    }
+    return FKV_OK;
+}
+
+fkv_status fkv_spm_encode(const fkv_tokenizer *tokenizer, const char *text, size_t n_bytes, bool space_before,
+                          fkv_encoding *encoding) {
+    size_t n = 0;
+    FKV_TRY(spell_spaces(text, n_bytes, space_before, &encoding->text, &n));
+    const char *spelled = encoding->text.block;
+    uint32_t left = 0;
+    size_t start = 0;
+    for (size_t at = 0; at < n;) {
+        uint32_t step = fkv_utf8_step(spelled + at, n - at);
+        uint32_t right = character_at(spelled + at, step);
+        if (at > start && !neighbours_have(tokenizer->spm, left, right)) {
+            FKV_TRY(encode_piece(tokenizer, spelled + start, (uint32_t)(at - start), encoding));
+            start = at;
+        }
+        left = right;
+        at += step;
+    }
+    return start < n ? encode_piece(tokenizer, spelled + start, (uint32_t)(n - start), encoding) : FKV_OK;
+}
