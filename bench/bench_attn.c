@@ -203,7 +203,7 @@ static void take_shape(options *o, const char *text) {
 }
 
 static fkv_isa isa_named(const char *from, const char *name) {
-    for (fkv_isa isa = FKV_ISA_AUTO; isa <= FKV_ISA_AVX512VNNI; isa++)
+    for (fkv_isa isa = FKV_ISA_AUTO; isa <= FKV_ISA_AMX; isa++)
         if (strcmp(name, fkv_isa_name(isa)) == 0) return isa;
     bench_die(PROGRAM, BENCH_USAGE, "%s: there is no instruction set \"%s\"; --help lists them", from, name);
 }

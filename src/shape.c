@@ -30,7 +30,7 @@ static fkv_status check_config(const fkv_config *c) {
                 (int)c->page_type);
     FKV_REQUIRE((unsigned)c->rotate <= FKV_ROTATE_KV, FKV_BAD_CONFIG, "rotate %d: FKV_ROTATE_NONE, _K, _V or _KV",
                 (int)c->rotate);
-    FKV_REQUIRE((unsigned)c->isa <= FKV_ISA_AVX512VNNI, FKV_BAD_CONFIG, "isa %d is none that flatkv knows", (int)c->isa);
+    FKV_REQUIRE((unsigned)c->isa <= FKV_ISA_AMX, FKV_BAD_CONFIG, "isa %d is none that flatkv knows", (int)c->isa);
     FKV_REQUIRE(fkv_is_pow2(c->page_tokens) && c->page_tokens >= 16 && c->page_tokens <= 256, FKV_BAD_CONFIG,
                 "pages of %u tokens: a power of two from 16 to 256 (64 is a good choice)", c->page_tokens);
     FKV_REQUIRE(c->max_tokens > 0 && c->max_tokens <= INT32_MAX, FKV_BAD_CONFIG, "max_tokens %u: 1 to %d", c->max_tokens,

@@ -14,7 +14,7 @@
 /* Kernels accumulate in float, the truth in double; scores reach a few tens and histories a few thousand tokens. */
 static const double KERNEL_TOLERANCE = 1e-3;
 
-static const fkv_isa isas[] = {FKV_ISA_SCALAR, FKV_ISA_NEON, FKV_ISA_AVX2, FKV_ISA_AVX512, FKV_ISA_AVX512VNNI};
+static const fkv_isa isas[] = {FKV_ISA_SCALAR, FKV_ISA_NEON, FKV_ISA_AVX2, FKV_ISA_AVX512, FKV_ISA_AVX512VNNI, FKV_ISA_AMX};
 
 static double worst_of[sizeof isas / sizeof isas[0]];
 static int n_passed;
@@ -103,6 +103,8 @@ static void check_case(const attn_case *c, fkv_isa only) {
     float *got32 = take(n * sizeof(float));
     void *got = take(n * fkv_type_bytes(c->row_type));
     void *rounded = take(n * fkv_type_bytes(c->row_type));
+    float *vnni32 = take(n * sizeof(float));
+    bool have_vnni = false;
     fkv_attn_truth(&w32.layer, w.rows, c->n_rows, w32.q, truth);
     for (size_t i = 0; i < sizeof isas / sizeof isas[0]; i++) {
         const fkv_cpu_kernels *kernels = fkv_cpu_kernels_for(isas[i]);
@@ -115,6 +117,13 @@ static void check_case(const attn_case *c, fkv_isa only) {
         }
         report(worst <= KERNEL_TOLERANCE, fkv_cpu_kernels_name(kernels), c, "relative L2 error against the truth", worst);
         if (!(worst <= worst_of[i])) worst_of[i] = worst;
+        if (isas[i] == FKV_ISA_AVX512VNNI) {
+            have_vnni = true;
+            memcpy(vnni32, got32, n * sizeof(float));
+        }
+        if (isas[i] == FKV_ISA_AMX && have_vnni)
+            report(memcmp(got32, vnni32, n * sizeof(float)) == 0, fkv_cpu_kernels_name(kernels), c, "bits are not those of VNNI",
+                   0);
         run(kernels, &w, w.rows, c->n_rows, w.q, got, workers[0]);
         fkv_rows_from_f32(c->row_type, got32, rounded, n);
         report(memcmp(got, rounded, n * fkv_type_bytes(c->row_type)) == 0, fkv_cpu_kernels_name(kernels), c,
@@ -123,6 +132,7 @@ static void check_case(const attn_case *c, fkv_isa only) {
     }
     free(w32.q);
     free(truth);
+    free(vnni32);
     free(got32);
     free(got);
     free(rounded);
@@ -278,7 +288,7 @@ static void not_a_number_is_never_hidden(fkv_isa only) {
 
 int main(int argc, char **argv) {
     fkv_isa only = FKV_ISA_AUTO;
-    for (fkv_isa isa = FKV_ISA_SCALAR; argc > 1 && isa <= FKV_ISA_AVX512VNNI; isa++)
+    for (fkv_isa isa = FKV_ISA_SCALAR; argc > 1 && isa <= FKV_ISA_AMX; isa++)
         if (strcmp(argv[1], fkv_isa_name(isa)) == 0) only = isa;
     if (argc > 1 && only == FKV_ISA_AUTO) {
         printf("unknown instruction set %s\n", argv[1]);

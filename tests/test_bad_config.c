@@ -30,7 +30,7 @@ static const struct {
     {"page_type f32", {SET(page_type, FKV_F32)}},
     {"page_type of no name", {SET(page_type, 7)}},
     {"rotate of no name", {SET(rotate, 4)}},
-    {"isa of no name", {SET(isa, FKV_ISA_AVX512VNNI + 1)}},
+    {"isa of no name", {SET(isa, FKV_ISA_AMX + 1)}},
     {"isa negative", {SET(isa, -2)}},
     {"pages of 0 tokens", {SET(page_tokens, 0)}},
     {"pages of 8 tokens", {SET(page_tokens, 8)}},
@@ -191,7 +191,7 @@ START_TEST(plans_that_pass_64_bits_by_a_little_are_refused) {
 END_TEST
 
 START_TEST(kernels_of_another_machine_are_not_supported) {
-    static const fkv_isa isas[] = {FKV_ISA_NEON, FKV_ISA_AVX2, FKV_ISA_AVX512, FKV_ISA_AVX512VNNI};
+    static const fkv_isa isas[] = {FKV_ISA_NEON, FKV_ISA_AVX2, FKV_ISA_AVX512, FKV_ISA_AVX512VNNI, FKV_ISA_AMX};
     uint32_t n_unsupported = 0;
     for (size_t i = 0; i < N_OF(isas); i++) {
         fkv_config config = plain_config();

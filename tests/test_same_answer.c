@@ -64,11 +64,8 @@ static const shape SHAPES[] = {
 static const struct {
     fkv_isa isa;
     const char *name;
-} ISAS[] = {{FKV_ISA_SCALAR, "scalar"},
-            {FKV_ISA_NEON, "NEON"},
-            {FKV_ISA_AVX2, "AVX2"},
-            {FKV_ISA_AVX512, "AVX-512"},
-            {FKV_ISA_AVX512VNNI, "AVX-512 VNNI"}};
+} ISAS[] = {{FKV_ISA_SCALAR, "scalar"},           {FKV_ISA_NEON, "NEON"}, {FKV_ISA_AVX2, "AVX2"}, {FKV_ISA_AVX512, "AVX-512"},
+            {FKV_ISA_AVX512VNNI, "AVX-512 VNNI"}, {FKV_ISA_AMX, "AMX"}};
 
 typedef struct subject {
     const shape *shape;

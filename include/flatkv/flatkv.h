@@ -94,7 +94,15 @@ typedef enum fkv_rotate {
     FKV_ROTATE_KV = 3
 } fkv_rotate;
 
-typedef enum fkv_isa { FKV_ISA_AUTO = 0, FKV_ISA_SCALAR, FKV_ISA_NEON, FKV_ISA_AVX2, FKV_ISA_AVX512, FKV_ISA_AVX512VNNI } fkv_isa;
+typedef enum fkv_isa {
+    FKV_ISA_AUTO = 0,
+    FKV_ISA_SCALAR,
+    FKV_ISA_NEON,
+    FKV_ISA_AVX2,
+    FKV_ISA_AVX512,
+    FKV_ISA_AVX512VNNI,
+    FKV_ISA_AMX
+} fkv_isa;
 
 /* How one side (K or V) is stored: affine codes of 8, 4 or 2 bits in groups of 32, 64 or 128 along the head
  * dimension, or 16 bits unquantized (group is then ignored). */

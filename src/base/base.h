@@ -49,6 +49,11 @@
 #else
 #define FKV_OS_APPLE 0
 #endif
+#if defined(__linux__)
+#define FKV_OS_LINUX 1
+#else
+#define FKV_OS_LINUX 0
+#endif
 
 /* Records the message for fkv_message() of this thread and returns the status. */
 fkv_status fkv_fail(fkv_status status, const char *format, ...) FKV_PRINTF(2, 3);

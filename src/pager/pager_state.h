@@ -60,7 +60,7 @@ typedef struct fkv_node {
     uint32_t n_children;
     uint32_t busy;
     uint32_t next;                  /* in the bucket's chain */
-    uint32_t bucket;                /* where the chain starts */
+    uint32_t hash;                  /* of tenant, parent and tokens; its low bits are the bucket */
     uint32_t used;                  /* bit g: page of group g has refs > 1 */
     uint32_t pages[FKV_MAX_GROUPS]; /* always there in the full group, FKV_NO_PAGE or a page in a window group */
     bool live;
@@ -82,7 +82,7 @@ typedef struct fkv_tree {
     uint32_t n_buckets;
     uint32_t page_tokens;
     uint64_t hash_seed;
-    uint64_t hash_mask; /* all ones; a test clears it to send every node to one bucket */
+    uint64_t hash_mask; /* all ones; a test clears it to make all hashes equal */
     uint64_t clock;
     fkv_node *nodes;
     uint32_t *tokens;                     /* [n_nodes, page_tokens] */

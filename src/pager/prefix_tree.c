@@ -71,18 +71,21 @@ void fkv_tree_reset(fkv_pager *pager) {
 
 static uint32_t *tokens_of(const fkv_tree *tree, uint32_t node) { return &tree->tokens[(uint64_t)node * tree->page_tokens]; }
 
-static uint32_t bucket_of(const fkv_tree *tree, uint64_t tenant, uint32_t parent, const uint32_t *tokens) {
+static uint32_t hash_of(const fkv_tree *tree, uint64_t tenant, uint32_t parent, const uint32_t *tokens) {
     uint64_t above[2] = {tenant, parent};
     uint64_t seed = XXH3_64bits_withSeed(above, sizeof above, tree->hash_seed);
     uint64_t hash = XXH3_64bits_withSeed(tokens, tree->page_tokens * sizeof *tokens, seed);
-    return (uint32_t)(hash & tree->hash_mask & (tree->n_buckets - 1));
+    return (uint32_t)(hash & tree->hash_mask);
 }
 
+static uint32_t *bucket_of(const fkv_tree *tree, uint32_t hash) { return &tree->buckets[hash & (tree->n_buckets - 1)]; }
+
 uint32_t fkv_tree_find(const fkv_tree *tree, uint64_t tenant, uint32_t parent, const uint32_t *tokens) {
-    uint32_t node = tree->buckets[bucket_of(tree, tenant, parent, tokens)];
+    uint32_t hash = hash_of(tree, tenant, parent, tokens);
+    uint32_t node = *bucket_of(tree, hash);
     for (; node != FKV_NO_NODE; node = tree->nodes[node].next) {
         const fkv_node *n = &tree->nodes[node];
-        if (n->parent == parent && n->tenant == tenant &&
+        if (n->hash == hash && n->parent == parent && n->tenant == tenant &&
             memcmp(tokens_of(tree, node), tokens, tree->page_tokens * sizeof *tokens) == 0)
             break;
     }
@@ -216,18 +219,19 @@ uint32_t fkv_tree_add(fkv_pager *pager, uint64_t tenant, uint32_t parent, const 
         fkv_tree_evict_oldest(pager);
     }
     uint32_t node = tree->free[--tree->n_free];
-    uint32_t bucket = bucket_of(tree, tenant, parent, tokens);
+    uint32_t hash = hash_of(tree, tenant, parent, tokens);
+    uint32_t *bucket = bucket_of(tree, hash);
     fkv_node *n = &tree->nodes[node];
     *n = (fkv_node){.tenant = tenant,
                     .last_use = tree->clock,
                     .parent = parent,
                     .depth = parent == FKV_NO_NODE ? 0 : tree->nodes[parent].depth + 1,
-                    .next = tree->buckets[bucket],
-                    .bucket = bucket,
+                    .next = *bucket,
+                    .hash = hash,
                     .live = true};
     for (uint32_t g = 0; g < FKV_MAX_GROUPS; g++) n->pages[g] = FKV_NO_PAGE;
     memcpy(tokens_of(tree, node), tokens, tree->page_tokens * sizeof *tokens);
-    tree->buckets[bucket] = node;
+    *bucket = node;
     tree->n_idle++;
     set_leaf(tree, node);
     if (parent != FKV_NO_NODE) {
@@ -245,7 +249,7 @@ static void remove_leaf(fkv_pager *pager, uint32_t node) {
     FKV_ASSERT(fkv_heap_has(&tree->leaves, node));
     fkv_heap_remove(&tree->leaves, tree->nodes, node);
 
-    uint32_t *link = &tree->buckets[tree->nodes[node].bucket];
+    uint32_t *link = bucket_of(tree, tree->nodes[node].hash);
     while (*link != node) link = &tree->nodes[*link].next;
     *link = tree->nodes[node].next;
 

@@ -10,6 +10,7 @@ const fkv_cpu_kernels *fkv_cpu_kernels_for(fkv_isa isa) {
     case FKV_ISA_AVX2: return &fkv_kernels_avx2;
     case FKV_ISA_AVX512: return &fkv_kernels_avx512;
     case FKV_ISA_AVX512VNNI: return &fkv_kernels_avx512vnni;
+    case FKV_ISA_AMX: return &fkv_kernels_amx;
     default: return NULL;
     }
 }

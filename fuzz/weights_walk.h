@@ -1,0 +1,81 @@
+/* What must hold of weights that a reader let through, whatever the bytes were; for the fuzzers of both formats. Aborts with a
+ * word where it does not.
+ */
+#ifndef FKV_FUZZ_WEIGHTS_WALK_H
+#define FKV_FUZZ_WEIGHTS_WALK_H
+
+#include "../src/model/tensor_rows.h"
+#include "../src/model/weights_state.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static void must(bool good, const char *what) {
+    if (good) return;
+    (void)fprintf(stderr, "%s: %s\n", what, fkv_message());
+    abort();
+}
+
+static bool walk_listed(fkv_status status) {
+    return status == FKV_OK || status == FKV_FILE_FORMAT || status == FKV_FILE_DAMAGED || status == FKV_UNSUPPORTED;
+}
+
+static bool walk_inside(const void *data, size_t n, const uint8_t *bytes, size_t size) {
+    const uintptr_t at = (uintptr_t)data;
+    const uintptr_t first = (uintptr_t)bytes;
+    return at >= first && at - first <= size && n <= size - (at - first);
+}
+
+static void walk_tensor(const fkv_tensor *tensor, const uint8_t *bytes, size_t size) {
+    uint32_t group = 0;
+    must(walk_inside(tensor->data, (size_t)(tensor->n_rows * tensor->row_bytes), bytes, size), "a tensor outside its file");
+    const size_t n = tensor->n_cols;
+    float *floats = malloc(3 * n * sizeof *floats);
+    uint8_t *codes = malloc(n);
+    must(floats != NULL && codes != NULL, "memory");
+    const fkv_matrix_kind kind = fkv_tensor_matrix_kind(tensor, &group);
+    for (uint32_t row = 0; row < tensor->n_rows; row++) {
+        fkv_tensor_row_floats(tensor, row, floats);
+        if (group == 0) continue;
+        fkv_tensor_row_codes(tensor, row, codes, floats + n, floats + 2 * n);
+        for (size_t i = 0; i < n; i++) must(kind == FKV_MATRIX_AFFINE8 || codes[i] < 16, "a code of more than 4 bits");
+    }
+    free(floats);
+    free(codes);
+}
+
+static void walk_strings(const fkv_bytes *strings, uint32_t n, const uint8_t *bytes, size_t size) {
+    for (uint32_t i = 0; i < n; i++)
+        must(walk_inside(strings[i].data, strings[i].size, bytes, size), "a string outside its file");
+}
+
+static void walk_numbers(const fkv_hparams *hparams) {
+    const float numbers[] = {hparams->rms_eps,    hparams->rope_base, hparams->rope_base_local,
+                             hparams->rope_scale, hparams->softcap,   hparams->query_scale};
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
+        must(isfinite(numbers[i]) && numbers[i] >= 0, "a hyperparameter that is no number");
+    must(hparams->rope_scale > 0, "positions divided by nothing");
+}
+
+static void walk_vocab(const fkv_vocab_source *vocab, const uint8_t *bytes, size_t size) {
+    const uint32_t ids[] = {vocab->bos, vocab->eos, vocab->eot, vocab->unk};
+    if (vocab->tokens == NULL) return;
+    walk_strings(vocab->tokens, vocab->n_tokens, bytes, size);
+    walk_strings(vocab->merges, vocab->n_merges, bytes, size);
+    for (size_t i = 0; i < sizeof ids / sizeof ids[0]; i++) must(ids[i] == FKV_NO_TOKEN || ids[i] < vocab->n_tokens, "a token");
+}
+
+static void walk_weights(const fkv_weights *weights, const uint8_t *bytes, size_t size) {
+    uint8_t id[32];
+    for (uint32_t i = 0; i < fkv_weights_n_tensors(weights); i++) {
+        const fkv_tensor *tensor = fkv_weights_tensor(weights, i);
+        must(fkv_weights_find(weights, tensor->name) == tensor, "a tensor that is not found");
+        walk_tensor(tensor, bytes, size);
+    }
+    walk_numbers(fkv_weights_hparams(weights));
+    walk_vocab(fkv_weights_vocab(weights), bytes, size);
+    must(fkv_weights_id(weights, id) == FKV_OK, "the id");
+}
+
+#endif
