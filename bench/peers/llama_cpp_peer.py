@@ -2,12 +2,12 @@
 """llama.cpp as a peer: its tokens, logits, perplexities and rates, to compare flatkv's with. Not needed by any test.
 
     python3 -m venv peers && peers/bin/pip install xllamacpp numpy        (or llama-cpp-python, which builds for this machine)
-    peers/bin/python bench/peers/llama_cpp.py tokens -m MODEL -f FILE
-    peers/bin/python bench/peers/llama_cpp.py greedy -m MODEL -p PROMPT -n 64
-    peers/bin/python bench/peers/llama_cpp.py logits -m MODEL -f FILE -n 512 --out logits.npz
-    peers/bin/python bench/peers/llama_cpp.py ppl -m MODEL -f FILE -c 2048 --windows 4 --caches f16,q8_0,q8_0/q4_0
-    peers/bin/python bench/peers/llama_cpp.py rates -m MODEL --caches f16,q8_0,q4_0 --depths 0,7168
-    peers/bin/python bench/peers/llama_cpp.py agreement -m MODEL -f FILE -n 512 --flatkv-logits build/release/peer_logits
+    peers/bin/python bench/peers/llama_cpp_peer.py tokens -m MODEL -f FILE
+    peers/bin/python bench/peers/llama_cpp_peer.py greedy -m MODEL -p PROMPT -n 64
+    peers/bin/python bench/peers/llama_cpp_peer.py logits -m MODEL -f FILE -n 512 --out logits.npz
+    peers/bin/python bench/peers/llama_cpp_peer.py ppl -m MODEL -f FILE -c 2048 --windows 4 --caches f16,q8_0,q8_0/q4_0
+    peers/bin/python bench/peers/llama_cpp_peer.py rates -m MODEL --caches f16,q8_0,q4_0 --depths 0,7168
+    peers/bin/python bench/peers/llama_cpp_peer.py agreement -m MODEL -f FILE -n 512 --flatkv-logits build/release/peer_logits
 
 Both packages carry llama.cpp as a shared library; this drives its C interface. The interface passes structs of parameters whose
 layout changes between versions, so fields are found by the values that llama.cpp itself gives as defaults, and an unknown layout
