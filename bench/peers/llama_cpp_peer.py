@@ -228,7 +228,9 @@ def compare(ours, theirs):
     spread = np.linalg.norm(theirs - theirs.mean(axis=-1, keepdims=True))
     margins = theirs[differ, other[differ]] - theirs[differ, mine[differ]]
     result = {"top1": 1 - len(differ) / len(ours), "rel_l2": float(np.linalg.norm(ours - theirs) / spread)}
-    result["kl_mean"] = float(np.mean([(np.exp(b := log_softmax(t)) * (b - log_softmax(o))).sum() for o, t in zip(ours, theirs)]))
+    result["kl_mean"] = float(
+        np.mean([(np.exp(b := log_softmax(t)) * (b - log_softmax(o))).sum() for o, t in zip(ours, theirs)])
+    )
     result["margin_where_different"] = float(np.median(margins)) if len(differ) else 0.0
     runner_up = np.partition(theirs, -2, axis=-1)[:, -2]
     result["margin_median"] = float(np.median(theirs.max(axis=-1) - runner_up))
@@ -360,7 +362,9 @@ def main():
     parser.add_argument("-c", "--context", type=int, default=2048)
     parser.add_argument("--chunk", type=int, default=512, help="tokens of one call in ppl")
     parser.add_argument("--windows", type=int, default=4)
-    parser.add_argument("--caches", type=names, default=["f16"], help="K/V types, the first is the reference: f16,q8_0,q8_0/q4_0")
+    parser.add_argument(
+        "--caches", type=names, default=["f16"], help="K/V types, the first is the reference: f16,q8_0,q8_0/q4_0"
+    )
     parser.add_argument("--depths", type=lambda text: [int(d) for d in text.split(",")], default=[0])
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--bos", action="store_true", help="tokens: with the token that the model begins texts with")
