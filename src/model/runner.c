@@ -194,6 +194,7 @@ fkv_status fkv_runner_open(const fkv_model *model, const fkv_runner_config *conf
     layout(&carve, r);
     r->cache = cache;
     r->workers = fkv_cache_workers(cache);
+    r->ops = fkv_vector_ops_for(c.isa);
     r->bytes = plan.activations_bytes;
     fill_frequencies(r);
     *runner = r;
