@@ -60,6 +60,20 @@ static void choose_depths(niah *n) {
 
 /* ---- one codec ---- */
 
+static int show_line(const niah *n, const codec_choice *codec, const fkv_runner_config *config, json_t *object) {
+    char name[32];
+    char subtitle[160];
+    memory_verdict v = memory_line_judge(&n->line, config->lazy);
+    memory_verdict_json(&v, object);
+    if (!n->o->model.json) {
+        putchar('\n');
+        memory_verdict_print(&n->line, config, &v);
+    }
+    snprintf(subtitle, sizeof subtitle, "%s over %u tokens with a planted fact; %s; prefill in steps of %u", n->o->model.model,
+             longest(n), codec_text(codec, name), config->max_step_tokens);
+    return memory_line_draw(&n->line, config, subtitle, n->o->line);
+}
+
 static int run_codec(niah *n, const codec_choice *codec, json_t *object) {
     fkv_runner_config config = model_options_runner(&n->o->model, longest(n));
     codec_apply(codec, &config);
@@ -69,13 +83,7 @@ static int run_codec(niah *n, const codec_choice *codec, json_t *object) {
     if (code == EXIT_GOOD) code = session_open(&n->session, n->model, &config);
     if (code == EXIT_GOOD && n->o->line != NULL) memory_line_watch(&n->line, &n->session);
     if (code == EXIT_GOOD) code = n->o->n_facts > 0 ? niah_facts_run(n, codec, object) : niah_grid_run(n, codec, object);
-    if (code == EXIT_GOOD && n->o->line != NULL) {
-        char name[32];
-        char subtitle[160];
-        snprintf(subtitle, sizeof subtitle, "%s over %u tokens with a planted fact; %s; prefill in steps of %u",
-                 n->o->model.model, longest(n), codec_text(codec, name), config.max_step_tokens);
-        code = memory_line_draw(&n->line, &config, subtitle, n->o->line);
-    }
+    if (code == EXIT_GOOD && n->o->line != NULL) code = show_line(n, codec, &config, object);
     session_close(&n->session);
     memory_line_free(&n->line);
     return code;
