@@ -82,7 +82,7 @@ typedef struct result {
     uint32_t n_rounds;
     bool right;
     double error; /* worst relative L2 of a head's output; 0 for a write, which is exact or wrong */
-    bench_spread ms;
+    kit_spread ms;
     uint64_t packed_bytes; /* read, or written by a write */
     double roof;           /* bytes a second */
     double speedup;        /* median over the rounds of 16/16's time by this one's; NAN: not measured beside it */
@@ -454,9 +454,9 @@ static double time_call(bench *b, const subject *s, op what, uint32_t t) {
         bench_read(s->world.q, b->options->n_queries * row_numbers(b) * sizeof(float));
     }
     bench_wake(b->workers[t]);
-    double start = bench_seconds();
+    double start = kit_seconds();
     (void)call(b, s, what, b->workers[t]);
-    return bench_seconds() - start;
+    return kit_seconds() - start;
 }
 
 /* ---- rounds and tables ---- */
@@ -542,8 +542,8 @@ static void run_rounds(bench *b, op what, uint32_t t) {
         r->roof = roof;
         for (uint32_t round = 0; r->right && has_reference && round < n_rounds; round++)
             ratios[round] = reference[round] / times[round];
-        if (r->right && has_reference) r->speedup = bench_spread_of(ratios, n_rounds).p50;
-        if (r->right) r->ms = bench_spread_of(times, n_rounds);
+        if (r->right && has_reference) r->speedup = kit_spread_of(ratios, n_rounds).p50;
+        if (r->right) r->ms = kit_spread_of(times, n_rounds);
         print_result(b, r);
     }
     (void)fflush(b->text);
@@ -632,7 +632,7 @@ int main(int argc, char **argv) {
     (void)fprintf(b.text, "\nread roof:");
     for (uint32_t t = 0; t < o.n_threads; t++) {
         if (b.roof.n_samples[t] == 0) continue;
-        bench_spread roof = bench_spread_of(b.roof.samples[t], b.roof.n_samples[t]);
+        kit_spread roof = kit_spread_of(b.roof.samples[t], b.roof.n_samples[t]);
         (void)fprintf(b.text, "%s %u thread%s %.1f GB/s (p10 %.1f, p90 %.1f)", t == 0 ? "" : ",", o.threads[t],
                       o.threads[t] == 1 ? "" : "s", roof.p50 * 1e-9, roof.p10 * 1e-9, roof.p90 * 1e-9);
     }

@@ -60,7 +60,7 @@ typedef struct result {
     uint32_t n_rounds;
     bool right;
     double error;
-    bench_spread ms;
+    kit_spread ms;
     uint64_t weight_bytes;
     double roof; /* bytes a second */
 } result;
@@ -216,7 +216,7 @@ static void matrix_open(fkv_matrix *m, const kind *k, shape s) {
     float top = k->kind == FKV_MATRIX_AFFINE4 ? 15.0f : 255.0f;
     for (uint32_t r = 0; r < s.n_rows; r++) {
         for (uint32_t c = 0; c < s.n_cols; c++) {
-            uint64_t random = bench_random(&state);
+            uint64_t random = kit_random(&state);
             uint32_t single = 0x3c800000u | (uint32_t)(random & 0x807fffffu);
             uint16_t half = (uint16_t)(0x2400u | (random & 0x83ffu));
             uint16_t brain = (uint16_t)(0x3c80u | (random & 0x807fu));
@@ -314,15 +314,15 @@ static void run_rounds(bench *b, shape s, uint32_t n_tokens, uint32_t t) {
             (void)bench_roof_stream(&b->roof, PROGRAM, b->workers[t], t);
             bench_read(b->x, (size_t)n_tokens * s.n_cols * sizeof *b->x);
             bench_wake(b->workers[t]);
-            double start = bench_seconds();
+            double start = kit_seconds();
             call(b, k, b->x, n_tokens, b->out, b->workers[t]);
-            b->times[k][round] = (bench_seconds() - start) * 1e3;
+            b->times[k][round] = (kit_seconds() - start) * 1e3;
         }
     }
     for (size_t i = first; i < b->n_results; i++) {
         result *r = &b->results[i];
         r->roof = bench_roof_median(&b->roof, t, first_roof);
-        if (r->right) r->ms = bench_spread_of(b->times[r->kind], b->o.n_rounds);
+        if (r->right) r->ms = kit_spread_of(b->times[r->kind], b->o.n_rounds);
         print_result(b, r);
     }
     (void)fflush(b->text);
@@ -336,7 +336,7 @@ static void run_shape(bench *b, shape s) {
     b->out = bench_take((size_t)most * s.n_rows * sizeof *b->out);
     b->alone = bench_take(s.n_rows * sizeof *b->alone);
     b->input = bench_take(fkv_product_input_bytes(most, s.n_cols));
-    bench_gaussian(&state, (size_t)most * s.n_cols, b->x);
+    kit_gaussian(&state, (size_t)most * s.n_cols, b->x);
     for (uint32_t k = 0; k < N_KINDS; k++)
         if (b->o.kinds[k]) matrix_open(&b->matrices[k], &kinds[k], s);
     (void)fprintf(

@@ -50,9 +50,9 @@ static void stream_chunk(void *context, uint32_t item, uint32_t thread) {
 }
 
 double bench_roof_stream(bench_roof *roof, const char *program, fkv_workers *workers, uint32_t t) {
-    double start = bench_seconds();
+    double start = kit_seconds();
     fkv_workers_run(workers, stream_chunk, roof, (uint32_t)(roof->bytes / CHUNK_BYTES));
-    double rate = (double)roof->bytes / (bench_seconds() - start);
+    double rate = (double)roof->bytes / (kit_seconds() - start);
     if (roof->n_samples[t] == roof->room[t]) {
         roof->room[t] = roof->room[t] * 2 + 256;
         double *wider = realloc(roof->samples[t], roof->room[t] * sizeof *wider);
@@ -64,7 +64,7 @@ double bench_roof_stream(bench_roof *roof, const char *program, fkv_workers *wor
 
 double bench_roof_median(bench_roof *roof, uint32_t t, size_t first) {
     if (roof->n_samples[t] <= first) return NAN;
-    return bench_spread_of(roof->samples[t] + first, roof->n_samples[t] - first).p50;
+    return kit_spread_of(roof->samples[t] + first, roof->n_samples[t] - first).p50;
 }
 
 static void nothing(void *context, uint32_t item, uint32_t thread) { (void)context, (void)item, (void)thread; }

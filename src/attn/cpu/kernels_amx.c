@@ -14,6 +14,8 @@
 #include "amx_tiles.h"
 #include "kernels_vnni.h"
 
+#include "product_amx.h"
+
 enum {
     BLOCK_ROWS = FKV_TILE_HEIGHT,
     LEAST_ROWS = 8, /* below, rows on vectors are as quick */
@@ -277,4 +279,4 @@ static void amx_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_P
     fkv_tiles_close();
 }
 
-FKV_KERNELS(amx, int_prepare, amx_scores, amx_values, int_prepare_tokens, int_product);
+FKV_KERNELS(amx, int_prepare, amx_scores, amx_values, int_prepare_tokens, amx_product);
