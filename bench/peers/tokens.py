@@ -104,7 +104,8 @@ class Vocabulary:
 
     def text(self, token, special):
         room = ctypes.create_string_buffer(4096)
-        return room.raw[: max(0, self.lib.llama_token_to_piece(self.vocab, token, room, len(room), 0, special))]
+        size = self.lib.llama_token_to_piece(self.vocab, token, room, len(room), 0, special)
+        return room.raw[: max(0, size)]
 
     def ends(self):
         return [token for token in range(self.n_vocab) if self.lib.llama_vocab_is_eog(self.vocab, token)]
