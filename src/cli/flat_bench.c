@@ -44,7 +44,7 @@ static int load(flat *f) {
     process_memory before;
     process_memory after;
     (void)process_memory_now(&before);
-    int code = model_options_load(&f->o->model, &f->model);
+    int code = model_options_load(&f->o->model, false, &f->model);
     if (code != EXIT_GOOD) return code;
     (void)process_memory_now(&after);
     f->weights_bytes = after.anonymous_bytes > before.anonymous_bytes ? after.anonymous_bytes - before.anonymous_bytes : 0;

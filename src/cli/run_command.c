@@ -259,7 +259,7 @@ static int work(run *r, const text_buffer *content) {
     process_memory before = {0};
     (void)process_memory_now(&before);
     r->start_bytes = before.anonymous_bytes;
-    int code = model_options_load(&o->model, &r->model);
+    int code = model_options_load(&o->model, false, &r->model);
     if (code != EXIT_GOOD) return code;
     r->about = fkv_model_about(r->model);
     r->chat = r->about->has_chat && !o->raw;

@@ -11,8 +11,13 @@
 #include <math.h>
 
 fkv_runner_config fkv_runner_config_default(void) {
-    return (fkv_runner_config){
-        .max_seqs = 1, .max_step_tokens = 512, .max_logit_rows = 1, .k = {8, 64}, .v = {4, 64}, .page_tokens = 64};
+    return (fkv_runner_config){.max_seqs = 1,
+                               .max_step_tokens = 512,
+                               .max_logit_rows = 1,
+                               .k = {8, 64},
+                               .v = {4, 64},
+                               .rotate = FKV_ROTATE_KV,
+                               .page_tokens = 64};
 }
 
 /* ---- the cache a model needs ---- */
@@ -31,6 +36,14 @@ static void bound_context(const fkv_runner_config *c, fkv_layer_config *layer) {
     if (c->max_kv == 0 || (layer->window != 0 && layer->window <= c->max_kv)) return;
     layer->window = c->max_kv;
     layer->n_sinks = c->n_sinks;
+}
+
+/* Rotation spreads outliers over a group before it is rounded: 16 bits have no groups. A value that is none is left to the
+ * cache's check. */
+static fkv_rotate rotation_of(const fkv_runner_config *c) {
+    if ((unsigned)c->rotate > FKV_ROTATE_KV) return c->rotate;
+    unsigned quantized = (c->k.bits != 16 ? FKV_ROTATE_K : 0u) | (c->v.bits != 16 ? FKV_ROTATE_V : 0u);
+    return (fkv_rotate)((unsigned)c->rotate & quantized);
 }
 
 /* The configuration of the runner with its zeros resolved, and that of its cache. layers: [FKV_MAX_LAYERS], used by *cache. */
@@ -59,7 +72,7 @@ static fkv_status configure(const fkv_model *model, fkv_runner_config *c, fkv_la
     *cache = fkv_config_default();
     cache->n_layers = h->n_layers;
     cache->layers = layers;
-    cache->rotate = c->rotate;
+    cache->rotate = rotation_of(c);
     cache->rotation_seed = c->rotation_seed;
     cache->page_tokens = c->page_tokens;
     cache->max_tokens = c->max_tokens;
@@ -173,6 +186,7 @@ static void fill_frequencies(fkv_runner *r) {
 fkv_status fkv_runner_open(const fkv_model *model, const fkv_runner_config *config, fkv_runner **runner) {
     FKV_REQUIRE(model != NULL && config != NULL && runner != NULL, FKV_BAD_ARGUMENT,
                 "fkv_runner_open: model, config or runner is NULL");
+    FKV_REQUIRE(!model->config.plan_only, FKV_BAD_STATE, "the model was loaded to plan with (plan_only): load it again");
     fkv_layer_config layers[FKV_MAX_LAYERS];
     fkv_runner_config c = *config;
     fkv_config cache_config;
