@@ -10,6 +10,7 @@
  *
  * Owns its options, the roof, the rounds and the tables. The cases are those of the parity test (tests/attn_cases.h).
  */
+#include "bench_roof.h"
 #include "bench_util.h"
 
 #include "../src/attn/truth.h"
@@ -17,7 +18,6 @@
 #include "../tests/attn_cases.h"
 
 #include <math.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -30,11 +30,10 @@ static const uint64_t SEED = 20261115;
 
 enum {
     PAGE_TOKENS = 64,
-    WRITE_TOKENS = 512, /* rows of one timed write: a prefill chunk */
-    N_CHECKED = 3,      /* prefill queries held against the truth */
-    MAX_LIST = 8,       /* thread counts, shapes */
-    MAX_ROUNDS = 1000,
-    CHUNK_BYTES = 1 << 20 /* of the streamed buffer: one item */
+    WRITE_TOKENS = 512,         /* rows of one timed write: a prefill chunk */
+    N_CHECKED = 3,              /* prefill queries held against the truth */
+    MAX_LIST = BENCH_MAX_ROOFS, /* thread counts, shapes */
+    MAX_ROUNDS = 1000
 };
 
 typedef enum op { OP_WRITE = 0, OP_DECODE, OP_PREFILL, N_OPS } op;
@@ -83,7 +82,7 @@ typedef struct result {
     uint32_t n_rounds;
     bool right;
     double error; /* worst relative L2 of a head's output; 0 for a write, which is exact or wrong */
-    bench_spread ms;
+    kit_spread ms;
     uint64_t packed_bytes; /* read, or written by a write */
     double roof;           /* bytes a second */
     double speedup;        /* median over the rounds of 16/16's time by this one's; NAN: not measured beside it */
@@ -95,11 +94,7 @@ typedef struct bench {
     fkv_workers *workers[MAX_LIST];
     FILE *text;
 
-    uint8_t *stream;
-    uint64_t stream_bytes;
-    double *roofs[MAX_LIST]; /* bytes a second of every pass, by thread count */
-    size_t n_roofs[MAX_LIST];
-    size_t room_roofs[MAX_LIST];
+    bench_roof roof;
 
     bench_case c; /* the shape at hand */
     subject subjects[N_ATTN_CODECS];
@@ -284,58 +279,6 @@ static void *grow(void *block, size_t bytes) {
     return wider;
 }
 
-static fkv_workers *workers_open(uint32_t n_threads) {
-    fkv_workers *workers = NULL;
-    if (fkv_workers_open(bench_take(fkv_workers_bytes(n_threads)), n_threads, &workers) != FKV_OK)
-        bench_die(PROGRAM, BENCH_NO_MEMORY, "%s", fkv_message());
-    return workers;
-}
-
-/* Four times the last cache where the system tells its size, and between a quarter and one GiB. */
-static uint64_t stream_size(bool quick) {
-    uint64_t bytes = UINT64_C(512) << 20;
-#ifdef _SC_LEVEL3_CACHE_SIZE
-    long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
-    if (cache > 0) bytes = 4 * (uint64_t)cache;
-#endif
-    if (bytes < UINT64_C(256) << 20 || quick) bytes = UINT64_C(256) << 20;
-    if (bytes > UINT64_C(1) << 30) bytes = UINT64_C(1) << 30;
-    return fkv_align_up(bytes, CHUNK_BYTES);
-}
-
-/* Reads eight words at a time. */
-static uint64_t sum_bytes(const void *bytes, size_t n) {
-    const uint64_t *words = bytes;
-    uint64_t sums[8] = {0};
-    for (size_t i = 0; i + 8 <= n / sizeof *words; i += 8)
-        for (size_t j = 0; j < 8; j++) sums[j] += words[i + j];
-    uint64_t sum = 0;
-    for (size_t j = 0; j < 8; j++) sum += sums[j];
-    return sum;
-}
-
-static _Atomic uint64_t sink; /* where sums go, so that no compiler leaves the reading out */
-
-static void stream_chunk(void *context, uint32_t item, uint32_t thread) {
-    (void)thread;
-    const bench *b = context;
-    sink = sum_bytes(b->stream + (size_t)item * CHUNK_BYTES, CHUNK_BYTES);
-}
-
-static void nothing(void *context, uint32_t item, uint32_t thread) { (void)context, (void)item, (void)thread; }
-
-/* One pass over the buffer: a sample of the roof, and the caches are full of it afterwards. */
-static double stream(bench *b, uint32_t t) {
-    double start = bench_seconds();
-    fkv_workers_run(b->workers[t], stream_chunk, b, (uint32_t)(b->stream_bytes / CHUNK_BYTES));
-    double roof = (double)b->stream_bytes / (bench_seconds() - start);
-    if (b->n_roofs[t] == b->room_roofs[t]) {
-        b->room_roofs[t] = b->room_roofs[t] * 2 + 256;
-        b->roofs[t] = grow(b->roofs[t], b->room_roofs[t] * sizeof *b->roofs[t]);
-    }
-    return b->roofs[t][b->n_roofs[t]++] = roof;
-}
-
 /* ---- the cases of one shape ---- */
 
 static size_t row_numbers(const bench *b) { return (size_t)b->c.shape.n_q_heads * b->c.shape.head_dim; }
@@ -502,17 +445,18 @@ static bool check(bench *b, const subject *s, op what, fkv_workers *workers, dou
 
 /* Seconds of one call on a history that is in no cache. The rows of the step are, and the threads are awake. */
 static double time_call(bench *b, const subject *s, op what, uint32_t t) {
-    (void)stream(b, t);
+    (void)bench_roof_stream(&b->roof, PROGRAM, b->workers[t], t);
     if (what == OP_WRITE) {
         size_t bytes = (size_t)b->n_written * b->c.shape.n_kv_heads * b->c.shape.head_dim * sizeof *b->k;
-        sink = sum_bytes(b->k, bytes) + sum_bytes(b->v, bytes);
+        bench_read(b->k, bytes);
+        bench_read(b->v, bytes);
     } else {
-        sink = sum_bytes(s->world.q, b->options->n_queries * row_numbers(b) * sizeof(float));
+        bench_read(s->world.q, b->options->n_queries * row_numbers(b) * sizeof(float));
     }
-    fkv_workers_run(b->workers[t], nothing, NULL, b->options->threads[t]);
-    double start = bench_seconds();
+    bench_wake(b->workers[t]);
+    double start = kit_seconds();
     (void)call(b, s, what, b->workers[t]);
-    return bench_seconds() - start;
+    return kit_seconds() - start;
 }
 
 /* ---- rounds and tables ---- */
@@ -574,7 +518,7 @@ static void run_rounds(bench *b, op what, uint32_t t) {
     uint32_t asked = b->options->n_rounds;
     uint32_t n_rounds = what == OP_PREFILL ? fkv_max_u32(fkv_min_u32(asked, 3), asked / 3) : asked;
     size_t first = b->n_results;
-    size_t first_roof = b->n_roofs[t];
+    size_t first_roof = b->roof.n_samples[t];
     for (uint32_t i = 0; i < b->n_subjects; i++) {
         subject *s = &b->subjects[i];
         result *r = add_result(b);
@@ -587,8 +531,7 @@ static void run_rounds(bench *b, op what, uint32_t t) {
         for (uint32_t i = 0; i < b->n_subjects; i++)
             if (b->results[first + i].right) b->subjects[i].times[round] = time_call(b, &b->subjects[i], what, t) * 1e3;
 
-    size_t n_roofs = b->n_roofs[t] - first_roof;
-    double roof = n_roofs > 0 ? bench_spread_of(b->roofs[t] + first_roof, n_roofs).p50 : NAN;
+    double roof = bench_roof_median(&b->roof, t, first_roof);
     bool has_reference = b->n_subjects > 0 && b->subjects[0].codec == 0 && b->results[first].right;
     double reference[MAX_ROUNDS];
     if (has_reference) memcpy(reference, b->subjects[0].times, n_rounds * sizeof *reference);
@@ -599,8 +542,8 @@ static void run_rounds(bench *b, op what, uint32_t t) {
         r->roof = roof;
         for (uint32_t round = 0; r->right && has_reference && round < n_rounds; round++)
             ratios[round] = reference[round] / times[round];
-        if (r->right && has_reference) r->speedup = bench_spread_of(ratios, n_rounds).p50;
-        if (r->right) r->ms = bench_spread_of(times, n_rounds);
+        if (r->right && has_reference) r->speedup = kit_spread_of(ratios, n_rounds).p50;
+        if (r->right) r->ms = kit_spread_of(times, n_rounds);
         print_result(b, r);
     }
     (void)fflush(b->text);
@@ -611,12 +554,12 @@ static void write_json(bench *b, bench_json *json) {
     bench_json_string(json, "bench", PROGRAM);
     bench_json_string(json, "version", fkv_version());
     bench_json_string(json, "isa", fkv_cpu_kernels_name(b->kernels));
-    bench_json_integer(json, "roof_buffer_bytes", b->stream_bytes);
+    bench_json_integer(json, "roof_buffer_bytes", b->roof.bytes);
     bench_json_array(json, "read_roof");
     for (uint32_t t = 0; t < b->options->n_threads; t++) {
         bench_json_object(json, NULL);
         bench_json_integer(json, "threads", b->options->threads[t]);
-        bench_json_number(json, "gb_s", b->n_roofs[t] > 0 ? bench_spread_of(b->roofs[t], b->n_roofs[t]).p50 * 1e-9 : NAN);
+        bench_json_number(json, "gb_s", bench_roof_median(&b->roof, t, 0) * 1e-9);
         bench_json_close(json);
     }
     bench_json_close(json);
@@ -680,17 +623,16 @@ int main(int argc, char **argv) {
     b.text = o.json.wanted && o.json.path == NULL ? stderr : stdout;
     if (b.kernels == NULL)
         bench_die(PROGRAM, BENCH_USAGE, "this machine or build has no %s kernels; choose auto", fkv_isa_name(o.isa));
-    for (uint32_t t = 0; t < o.n_threads; t++) b.workers[t] = workers_open(o.threads[t]);
-    b.stream_bytes = stream_size(o.quick);
-    b.stream = map(b.stream_bytes);
+    for (uint32_t t = 0; t < o.n_threads; t++) b.workers[t] = bench_workers_open(PROGRAM, o.threads[t]);
+    bench_roof_open(&b.roof, PROGRAM, o.quick);
     (void)fprintf(b.text, "flatkv %s, %s kernels; medians of %u rounds; before each call %llu MiB are streamed (the read roof)\n",
-                  fkv_version(), fkv_cpu_kernels_name(b.kernels), o.n_rounds, (unsigned long long)(b.stream_bytes >> 20));
+                  fkv_version(), fkv_cpu_kernels_name(b.kernels), o.n_rounds, (unsigned long long)(b.roof.bytes >> 20));
     for (uint32_t i = 0; i < o.n_cases; i++) run_shape(&b, o.cases[i]);
 
     (void)fprintf(b.text, "\nread roof:");
     for (uint32_t t = 0; t < o.n_threads; t++) {
-        if (b.n_roofs[t] == 0) continue;
-        bench_spread roof = bench_spread_of(b.roofs[t], b.n_roofs[t]);
+        if (b.roof.n_samples[t] == 0) continue;
+        kit_spread roof = kit_spread_of(b.roof.samples[t], b.roof.n_samples[t]);
         (void)fprintf(b.text, "%s %u thread%s %.1f GB/s (p10 %.1f, p90 %.1f)", t == 0 ? "" : ",", o.threads[t],
                       o.threads[t] == 1 ? "" : "s", roof.p50 * 1e-9, roof.p10 * 1e-9, roof.p90 * 1e-9);
     }

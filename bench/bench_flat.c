@@ -10,8 +10,9 @@
  * Sees flatkv as any program does, through the public header. Every buffer of its own is taken and touched before the first
  * sample, so what is measured beyond that sample is the cache.
  */
-#include "bench_plot.h"
 #include "bench_util.h"
+
+#include "../src/kit/plot.h"
 
 #include <flatkv/flatkv.h>
 
@@ -77,7 +78,7 @@ typedef struct feed {
 typedef struct depth {
     uint32_t tokens;
     double write_ms; /* a step of STEP_TOKENS, all layers */
-    bench_spread decode_ms;
+    kit_spread decode_ms;
     double decode_gb_s;
     double prefill_ms; /* one layer, a whole step of queries; NAN: not here */
 } depth;
@@ -94,7 +95,7 @@ typedef struct run {
     double seconds; /* of the whole fill */
     double open_seconds;
 
-    bench_memory before;
+    process_memory before;
     double *sample_tokens;
     double *sample_bytes; /* anonymous, beyond `before` */
     size_t n_samples;
@@ -225,15 +226,15 @@ static void feed_open(feed *f, const options *o) {
     f->out = bench_take(n_q * sizeof *f->out);
     f->first = bench_take(tokens * sizeof *f->first);
     f->scores = bench_take(tokens * sizeof *f->scores);
-    bench_gaussian(&state, n_kv, f->k);
-    bench_gaussian(&state, n_kv, f->v);
-    bench_gaussian(&state, n_q, f->q);
+    kit_gaussian(&state, n_kv, f->k);
+    kit_gaussian(&state, n_kv, f->v);
+    kit_gaussian(&state, n_q, f->q);
 }
 
 /* Where in the pool the rows of a step begin: drawn from its first token and the layer. */
 static size_t pool_begin(const feed *f, uint32_t first, uint32_t layer) {
     uint64_t state = f->seed ^ (uint64_t)first << 20 ^ layer;
-    return (size_t)(bench_random(&state) % (POOL_TOKENS - STEP_TOKENS + 1));
+    return (size_t)(kit_random(&state) % (POOL_TOKENS - STEP_TOKENS + 1));
 }
 
 static const float *pool_row(const feed *f, const float *pool, uint32_t token, uint32_t layer, uint32_t head) {
@@ -256,13 +257,13 @@ static step_times take_step(fkv_cache *cache, fkv_seq seq, feed *f, uint32_t sta
     must(fkv_step_begin(cache, &row, 1, &step));
     for (uint32_t layer = 0; layer < n_layers; layer++) {
         size_t begin = pool_begin(f, start, layer) * G * D;
-        double before = bench_seconds();
+        double before = kit_seconds();
         must(fkv_write(step, layer, f->k + begin, f->v + begin));
-        double between = bench_seconds();
+        double between = kit_seconds();
         times.write_ms += (between - before) * 1e3;
         if ((layer + n_layers - from) % n_layers >= n_attends) continue;
         must(fkv_attend(step, layer, f->q, f->out));
-        times.attend_ms += (bench_seconds() - between) * 1e3;
+        times.attend_ms += (kit_seconds() - between) * 1e3;
     }
     must(fkv_step_commit(step));
     return times;
@@ -313,7 +314,7 @@ static double output_error(feed *f, uint32_t n_tokens, uint32_t layer, uint32_t 
 /* ---- the line ---- */
 
 static void sample(run *r) {
-    bench_memory now = bench_memory_now();
+    process_memory now = bench_memory_now();
     r->sample_tokens[r->n_samples] = r->length;
     r->sample_bytes[r->n_samples++] = (double)now.anonymous_bytes - (double)r->before.anonymous_bytes;
 }
@@ -359,9 +360,9 @@ static void visit_depth(run *r, double prefill_ms) {
         rates[i] = (double)read / times.attend_ms * 1e-6;
         r->read_once = r->read_once && read == r->plan.token_bytes * r->length;
     }
-    *d = (depth){.tokens = r->length, .prefill_ms = prefill_ms, .write_ms = bench_spread_of(r->steps_ms, r->n_steps).p50};
-    d->decode_ms = bench_spread_of(ms, DECODES);
-    d->decode_gb_s = bench_spread_of(rates, DECODES).p50;
+    *d = (depth){.tokens = r->length, .prefill_ms = prefill_ms, .write_ms = kit_spread_of(r->steps_ms, r->n_steps).p50};
+    d->decode_ms = kit_spread_of(ms, DECODES);
+    d->decode_gb_s = kit_spread_of(rates, DECODES).p50;
     verify(r, n_layers - 1, 0);
     r->n_steps = 0;
 
@@ -383,7 +384,7 @@ static uint32_t next_step(uint32_t room) { return room <= STEP_TOKENS ? room : r
 static void fill(run *r) {
     const options *o = r->options;
     uint32_t n_passed = 0; /* depths */
-    double start = bench_seconds();
+    double start = kit_seconds();
     while (r->length < o->tokens) {
         uint32_t room = o->tokens - TAIL - r->length;
         uint32_t n = next_step(room);
@@ -401,9 +402,9 @@ static void fill(run *r) {
         visit_depth(r, chunk_attends ? times.attend_ms / n_attends : NAN);
         n_passed = (uint32_t)((uint64_t)r->length * N_DEPTHS / o->tokens);
     }
-    r->seconds = bench_seconds() - start;
-    uint64_t peak = bench_memory_peak();
-    bench_memory now = bench_memory_now();
+    r->seconds = kit_seconds() - start;
+    uint64_t peak = process_memory_peak();
+    process_memory now = bench_memory_now();
     r->high_water = peak > 0 ? (double)peak - (double)now.file_bytes - (double)r->before.anonymous_bytes : NAN;
 }
 
@@ -524,9 +525,9 @@ static void lane_open(lane *l, const options *o, feed *f, uint32_t max_tokens) {
 
 /* One decode step as the last token of CAPACITY_TOKENS, then as if it had not been. */
 static double lane_decode(lane *l, feed *f) {
-    double start = bench_seconds();
+    double start = kit_seconds();
     (void)take_step(l->cache, l->seq, f, CAPACITY_TOKENS - 1, 1, CAPACITY_LAYERS, 0, CAPACITY_LAYERS);
-    double ms = (bench_seconds() - start) * 1e3;
+    double ms = (kit_seconds() - start) * 1e3;
     must(fkv_seq_truncate(l->cache, l->seq, CAPACITY_TOKENS - 1));
     return ms;
 }
@@ -552,9 +553,9 @@ static capacity compare_capacities(const options *o, feed *f) {
         fkv_cache_close(large.cache);
     }
     return (capacity){.done = true,
-                      .small_ms = bench_spread_of(small.ms, CAPACITY_PAIRS).p50,
-                      .large_ms = bench_spread_of(large.ms, CAPACITY_PAIRS).p50,
-                      .ratio = bench_spread_of(ratios, CAPACITY_PAIRS).p50};
+                      .small_ms = kit_spread_of(small.ms, CAPACITY_PAIRS).p50,
+                      .large_ms = kit_spread_of(large.ms, CAPACITY_PAIRS).p50,
+                      .ratio = kit_spread_of(ratios, CAPACITY_PAIRS).p50};
 }
 
 static void print_capacity(const run *r, const capacity *c) {
@@ -654,9 +655,9 @@ static void open_cache(run *r) {
     r->read_once = true;
     (void)bench_memory_now(); /* whatever the first look takes */
     r->before = bench_memory_now();
-    double start = bench_seconds();
+    double start = kit_seconds();
     must(fkv_cache_open(&config, &r->cache));
-    r->open_seconds = bench_seconds() - start;
+    r->open_seconds = kit_seconds() - start;
     sample(r);
     must(fkv_seq_open(r->cache, &seq, &r->seq, NULL));
 }

@@ -1,65 +1,11 @@
-/* See bench_util.h.
- *
- * Holds the one operating system switch of the benches: how a process learns what it occupies. Benches see the public header of
- * flatkv only, so src/base, where such switches live for the library, is out of reach.
- */
+/* See bench_util.h. */
 #include "bench_util.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-#include <unistd.h>
-
-#ifdef __APPLE__
-#include <mach/mach.h>
-#endif
-
-/* ---- numbers ---- */
-
-double bench_seconds(void) {
-    struct timespec now;
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
-
-static int ascending(const void *left, const void *right) {
-    double a = *(const double *)left;
-    double b = *(const double *)right;
-    return (a > b) - (a < b);
-}
-
-/* Between neighbours in proportion, so that p50 of an even count is the mean of the middle two. */
-static double quantile(const double *sorted, size_t n, double q) {
-    double at = q * (double)(n - 1);
-    size_t below = (size_t)at;
-    size_t above = below + 1 < n ? below + 1 : below;
-    return sorted[below] + (sorted[above] - sorted[below]) * (at - (double)below);
-}
-
-bench_spread bench_spread_of(double *values, size_t n) {
-    qsort(values, n, sizeof *values, ascending);
-    return (bench_spread){quantile(values, n, 0.1), quantile(values, n, 0.5), quantile(values, n, 0.9)};
-}
-
-uint64_t bench_random(uint64_t *state) {
-    uint64_t z = *state += UINT64_C(0x9e3779b97f4a7c15);
-    z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
-    return z ^ z >> 31;
-}
-
-void bench_gaussian(uint64_t *state, size_t n, float *values) {
-    for (size_t i = 0; i < n; i++) {
-        uint64_t bits = bench_random(state);
-        float sum = 0; /* of four uniforms */
-        for (int part = 0; part < 4; part++) sum += (float)(bits >> 16 * part & 0xffff) / 65536.0f - 0.5f;
-        values[i] = sum * 1.7320508f;
-    }
-}
 
 /* ---- memory ---- */
 
@@ -71,65 +17,11 @@ void *bench_take(size_t bytes) {
     return block;
 }
 
-#ifdef __APPLE__
-
-bench_memory bench_memory_now(void) {
-    task_vm_info_data_t info;
-    mach_msg_type_number_t count = TASK_VM_INFO_COUNT;
-    if (task_info(mach_task_self(), TASK_VM_INFO, (task_info_t)&info, &count) != KERN_SUCCESS)
-        bench_die("bench", BENCH_FAILED, "the system does not say what this process occupies");
-    return (bench_memory){.anonymous_bytes = info.phys_footprint};
+process_memory bench_memory_now(void) {
+    process_memory now;
+    if (!process_memory_now(&now)) bench_die("bench", BENCH_FAILED, "the system does not say what this process occupies");
+    return now;
 }
-
-uint64_t bench_memory_peak(void) { return 0; }
-
-#else
-
-/* A file under /proc, whole, through the stack: measuring must not take memory. */
-enum { PROC_TEXT = 8192 };
-
-static bool proc_read(const char *path, char text[PROC_TEXT]) {
-    int file = open(path, O_RDONLY | O_CLOEXEC);
-    if (file < 0) return false;
-    size_t used = 0;
-    ssize_t got = 0;
-    while (used < PROC_TEXT - 1 && (got = read(file, text + used, PROC_TEXT - 1 - used)) > 0) used += (size_t)got;
-    (void)close(file);
-    text[used] = '\0';
-    return used > 0;
-}
-
-/* The KiB after `key` where key begins a line. */
-static bool proc_bytes(const char *text, const char *key, uint64_t *bytes) {
-    for (const char *line = text; line != NULL; line = strchr(line, '\n')) {
-        line += *line == '\n';
-        if (strncmp(line, key, strlen(key)) != 0) continue;
-        *bytes = strtoull(line + strlen(key), NULL, 10) * 1024;
-        return true;
-    }
-    return false;
-}
-
-/* smaps_rollup walks the page tables and is exact; the counters in status lag by some pages for each core, so they are second. */
-bench_memory bench_memory_now(void) {
-    char text[PROC_TEXT];
-    uint64_t anonymous = 0;
-    uint64_t other = 0;
-    if (proc_read("/proc/self/smaps_rollup", text) && proc_bytes(text, "Anonymous:", &anonymous) &&
-        proc_bytes(text, "Rss:", &other))
-        return (bench_memory){anonymous, other - anonymous};
-    if (proc_read("/proc/self/status", text) && proc_bytes(text, "RssAnon:", &anonymous) && proc_bytes(text, "RssFile:", &other))
-        return (bench_memory){anonymous, other};
-    bench_die("bench", BENCH_FAILED, "neither smaps_rollup nor status under /proc/self says what this process occupies");
-}
-
-uint64_t bench_memory_peak(void) {
-    char text[PROC_TEXT];
-    uint64_t peak = 0;
-    return proc_read("/proc/self/status", text) && proc_bytes(text, "VmHWM:", &peak) ? peak : 0;
-}
-
-#endif
 
 const char *bench_bytes(double bytes, char text[BENCH_TEXT]) {
     static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};

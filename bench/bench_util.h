@@ -1,9 +1,12 @@
-/* What the benches share: a clock, medians, resident memory, options and JSON. Knows nothing of flatkv.
+/* What the benches share beside src/kit: buffers, options and JSON. Knows nothing of flatkv.
  *
  * Benches are programs: a helper that cannot go on says why on stderr and ends the process with one of the exit codes below.
  */
 #ifndef FKV_BENCH_UTIL_H
 #define FKV_BENCH_UTIL_H
+
+#include "../src/kit/numbers.h"
+#include "../src/kit/process.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -13,38 +16,13 @@
 
 enum bench_exit { BENCH_GOOD = 0, BENCH_FAILED = 1, BENCH_USAGE = 2, BENCH_NO_MEMORY = 3 };
 
-/* ---- numbers ---- */
-
-double bench_seconds(void); /* monotonic */
-
-typedef struct bench_spread {
-    double p10;
-    double p50;
-    double p90;
-} bench_spread;
-
-/* Sorts the values. n > 0. */
-bench_spread bench_spread_of(double *values, size_t n);
-
-uint64_t bench_random(uint64_t *state);                        /* splitmix64 */
-void bench_gaussian(uint64_t *state, size_t n, float *values); /* mean 0, deviation 1, near enough */
-
 /* ---- memory ---- */
 
 /* Aligned to 64 bytes, every page of it written: what is taken here never grows later. Ends the program if there is none. */
 void *bench_take(size_t bytes);
 
-/* What the process holds in memory now. Linux: anonymous pages, counted page by page, and file pages apart. macOS: the physical
- * footprint, which leaves clean file pages out, and no figure for those. */
-typedef struct bench_memory {
-    uint64_t anonymous_bytes;
-    uint64_t file_bytes;
-} bench_memory;
-
-bench_memory bench_memory_now(void);
-
-/* The most that anonymous and file pages together ever were, as the system kept it; 0 where it does not say. */
-uint64_t bench_memory_peak(void);
+/* Ends the program where the system does not say. */
+process_memory bench_memory_now(void);
 
 /* "6.52 GiB" into text, which is returned. */
 enum { BENCH_TEXT = 32 };

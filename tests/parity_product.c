@@ -18,7 +18,7 @@ static const double PRODUCT_TOLERANCE = 1e-4;
 static const float UNTOUCHED = 12345.0f; /* in out, where nothing is to be written */
 enum { MARGIN = 3 };                     /* floats between the rows of out, and behind those of x */
 
-static const fkv_isa isas[] = {FKV_ISA_SCALAR, FKV_ISA_NEON, FKV_ISA_AVX2, FKV_ISA_AVX512, FKV_ISA_AVX512VNNI};
+static const fkv_isa isas[] = {FKV_ISA_SCALAR, FKV_ISA_NEON, FKV_ISA_AVX2, FKV_ISA_AVX512, FKV_ISA_AVX512VNNI, FKV_ISA_AMX};
 enum { N_ISAS = sizeof isas / sizeof isas[0] };
 
 typedef struct kind_case {

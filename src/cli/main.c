@@ -1,77 +1,21 @@
-/* The flatkv program: finds the command and holds what the commands share. */
+/* The flatkv program: finds the command. */
 #include "cli.h"
 
-#include <errno.h>
-#include <stdarg.h>
-#include <stdlib.h>
 #include <string.h>
-
-int cli_fail(int code, const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    fputs("flatkv: ", stderr);
-    vfprintf(stderr, format, args);
-    fputc('\n', stderr);
-    va_end(args);
-    return code;
-}
-
-bool cli_number(const char *option, const char *text, uint64_t max, uint64_t *out) {
-    char *end = NULL;
-    errno = 0;
-    unsigned long long value = text[0] >= '0' && text[0] <= '9' ? strtoull(text, &end, 10) : 0;
-    unsigned shift = 0;
-    if (end != NULL && end != text) {
-        if (*end == 'K' || *end == 'k') shift = 10;
-        if (*end == 'M' || *end == 'm') shift = 20;
-        if (*end == 'G' || *end == 'g') shift = 30;
-        if (shift != 0) end++;
-    }
-    if (end == NULL || *end != 0 || errno != 0 || value > max >> shift) {
-        cli_fail(0, "%s %s: a whole number up to %llu is needed", option, text, (unsigned long long)max);
-        return false;
-    }
-    *out = (uint64_t)value << shift;
-    return true;
-}
-
-const char *cli_bytes(uint64_t bytes, char text[32]) {
-    static const char *const units[] = {"B", "kB", "MB", "GB", "TB", "PB", "EB"};
-    double value = (double)bytes;
-    int unit = 0;
-    while (value >= 999.5 && unit < 6) {
-        value /= 1000;
-        unit++;
-    }
-    snprintf(text, 32,
-             unit == 0       ? "%.0f %s"
-             : value < 9.995 ? "%.2f %s"
-             : value < 99.95 ? "%.1f %s"
-                             : "%.0f %s",
-             value, units[unit]);
-    return text;
-}
-
-void cli_json_string(FILE *out, const char *text) {
-    fputc('"', out);
-    for (const unsigned char *p = (const unsigned char *)text; *p != 0; p++) {
-        if (*p == '"' || *p == '\\')
-            fprintf(out, "\\%c", *p);
-        else if (*p < 0x20)
-            fprintf(out, "\\u%04x", *p);
-        else
-            fputc(*p, out);
-    }
-    fputc('"', out);
-}
 
 static const struct {
     const char *name;
     int (*run)(int argc, char **argv);
     const char *help;
 } commands[] = {
-    {"plan", cli_plan, "the bytes a cache will take, against 16-bit and against this machine"},
+    {"run", cli_run, "continues a prompt or holds a conversation"},
+    {"plan", cli_plan, "the bytes a model or a cache will take, against 16-bit and against this machine"},
+    {"ppl", cli_ppl, "perplexity of a text, and how far quantized pages move the model from 16-bit ones"},
+    {"niah", cli_niah, "plants facts in a long text and asks for them"},
+    {"bench", cli_bench, "flat: the memory of a model that fills its context; attn: the time attention takes"},
+    {"tokenize", cli_tokenize, "the tokens of a text"},
     {"pages", cli_pages, "verify or show a saved page file"},
+    {"models", cli_models, "the models that have names, and where they are"},
 };
 
 static void usage(FILE *out) {
@@ -80,8 +24,9 @@ static void usage(FILE *out) {
             "usage: flatkv COMMAND [options]     (flatkv COMMAND --help tells more)\n\n",
             fkv_version());
     for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++)
-        fprintf(out, "  %-8s %s\n", commands[i].name, commands[i].help);
-    fprintf(out, "\n  --version, --help\n\nexit codes: 0 good, 1 failed, 2 wrong usage, 3 does not fit this machine\n");
+        fprintf(out, "  %-9s %s\n", commands[i].name, commands[i].help);
+    fprintf(out, "\n  --version, --help\n\n"
+                 "exit codes: 0 good, 1 failed, 2 wrong usage, 3 does not fit this machine or the limit, 130 interrupted\n");
 }
 
 int main(int argc, char **argv) {

@@ -1,15 +1,10 @@
 /* flatkv pages: looks into page files without a cache. verify reads every byte against its checksum; show prints the header. */
-#include "cli.h"
+#include "model_options.h"
 
 #include <string.h>
 
 static const char help[] = "usage: flatkv pages verify FILE...   every page against its checksum\n"
                            "       flatkv pages show FILE [--json]   what was saved, by which model, how it is packed\n";
-
-static const char *rotate_name(fkv_rotate rotate) {
-    static const char *const names[] = {"none", "k", "v", "kv"};
-    return names[rotate & 3];
-}
 
 /* Words from a stranger's file: control characters must not reach the terminal. */
 static void print_plain(const char *text) {
@@ -28,7 +23,7 @@ static void show_text(const char *path, const fkv_file_info *info) {
     printf("tokens   %u\nlayers   %u, first: %u KV heads of %u, window %u, sinks %u\n", info->n_tokens, info->n_layers,
            l->n_kv_heads, l->head_dim, l->window, l->n_sinks);
     printf("codec    K %u bits, group %u; V %u bits, group %u; %s scales; rotation %s\n", l->k.bits, l->k.group, l->v.bits,
-           l->v.group, info->page_type == FKV_BF16 ? "bf16" : "fp16", rotate_name(info->rotate));
+           l->v.group, info->page_type == FKV_BF16 ? "bf16" : "fp16", model_rotate_name(info->rotate));
     printf("rope     ");
     print_plain(info->rope_id);
     printf("\nweights  ");
@@ -36,21 +31,32 @@ static void show_text(const char *path, const fkv_file_info *info) {
     putchar('\n');
 }
 
-static void show_json(const fkv_file_info *info) {
+static int show_json(const fkv_file_info *info) {
     const fkv_layer_config *l = &info->first_layer;
-    printf("{\"version\": %u, \"file_bytes\": %llu, \"n_pages\": %llu, \"page_tokens\": %u, \"n_tokens\": %u, \"n_layers\": %u, ",
-           info->version, (unsigned long long)info->file_bytes, (unsigned long long)info->n_pages, info->page_tokens,
-           info->n_tokens, info->n_layers);
-    printf(
-        "\"first_layer\": {\"n_kv_heads\": %u, \"head_dim\": %u, \"window\": %u, \"n_sinks\": %u, \"k_bits\": %u, \"k_group\": %u, \"v_bits\": %u, "
-        "\"v_group\": %u}, ",
-        l->n_kv_heads, l->head_dim, l->window, l->n_sinks, l->k.bits, l->k.group, l->v.bits, l->v.group);
-    printf("\"page_type\": \"%s\", \"rotate\": \"%s\", \"rope\": ", info->page_type == FKV_BF16 ? "bf16" : "f16",
-           rotate_name(info->rotate));
-    cli_json_string(stdout, info->rope_id);
-    printf(", \"weights\": \"");
-    print_hex(info->weights_id, sizeof info->weights_id);
-    printf("\"}\n");
+    char weights[2 * sizeof info->weights_id + 1];
+    for (size_t i = 0; i < sizeof info->weights_id; i++) snprintf(weights + 2 * i, 3, "%02x", info->weights_id[i]);
+    json_t *object = json_object();
+    cli_json_integer(object, "version", info->version);
+    cli_json_integer(object, "file_bytes", info->file_bytes);
+    cli_json_integer(object, "n_pages", info->n_pages);
+    cli_json_integer(object, "page_tokens", info->page_tokens);
+    cli_json_integer(object, "n_tokens", info->n_tokens);
+    cli_json_integer(object, "n_layers", info->n_layers);
+    json_t *layer = json_object();
+    cli_json_integer(layer, "n_kv_heads", l->n_kv_heads);
+    cli_json_integer(layer, "head_dim", l->head_dim);
+    cli_json_integer(layer, "window", l->window);
+    cli_json_integer(layer, "n_sinks", l->n_sinks);
+    cli_json_integer(layer, "k_bits", l->k.bits);
+    cli_json_integer(layer, "k_group", l->k.group);
+    cli_json_integer(layer, "v_bits", l->v.bits);
+    cli_json_integer(layer, "v_group", l->v.group);
+    cli_json_set(object, "first_layer", layer);
+    cli_json_text(object, "page_type", info->page_type == FKV_BF16 ? "bf16" : "f16");
+    cli_json_text(object, "rotate", model_rotate_name(info->rotate));
+    cli_json_text(object, "rope", info->rope_id);
+    cli_json_text(object, "weights", weights);
+    return cli_print_json(object);
 }
 
 static int verify(int argc, char **argv) {
@@ -78,10 +84,8 @@ int cli_pages(int argc, char **argv) {
         fkv_file_info info;
         fkv_status status = fkv_file_inspect(argv[2], false, &info);
         if (status != FKV_OK) return cli_fail(EXIT_FAILED, "%s: %s: %s", argv[2], fkv_status_name(status), fkv_message());
-        if (json)
-            show_json(&info);
-        else
-            show_text(argv[2], &info);
+        if (json) return show_json(&info);
+        show_text(argv[2], &info);
         return EXIT_GOOD;
     }
     fputs(help, stderr);

@@ -1,163 +1,229 @@
-/* flatkv plan: what a cache of given shapes will take, what a 16-bit one would, and the longest context this machine can hold. */
-#include "cli.h"
+/* flatkv plan: what a model, or a cache of given shapes, will take, what a 16-bit one would, and the longest context this machine
+ * can hold.
+ */
+#include "model_options.h"
 
-#include <getopt.h>
 #include <string.h>
 
-static const char help[] =
-    "usage: flatkv plan --layers N --heads Q/KV/DIM [options]\n\n"
-    "  --layers N          layers of the model\n"
-    "  --heads Q/KV/DIM    query heads, KV heads, head dimension: 32/8/128\n"
-    "  -c, --context N     tokens to reserve (default 32768; K, M and G multiply by 1024)\n"
-    "  --k-bits N --v-bits N      16, 8, 4 or 2 (default 8 and 4)\n"
-    "  --k-group N --v-group N    32, 64 or 128 (default 64)\n"
-    "  --max-kv N --sinks N       bounded context: every layer keeps the first sinks and the last max-kv tokens\n"
-    "  --seqs N            sequences open at once (default 1)\n"
-    "  --chunk N           rows of one step (default 512)\n"
-    "  --page N            tokens of a page (default 64)\n"
-    "  --threads N         (default: all cores)\n"
-    "  --json              one JSON object instead of the table\n";
+static const char usage[] = "usage: flatkv plan [-m MODEL] [-c TOKENS] [options]              a model and its cache\n"
+                            "       flatkv plan --layers N --heads Q/KV/DIM [options]         a cache of these shapes alone\n";
 
-enum {
-    OPT_LAYERS = 256,
-    OPT_HEADS,
-    OPT_K_BITS,
-    OPT_V_BITS,
-    OPT_K_GROUP,
-    OPT_V_GROUP,
-    OPT_MAX_KV,
-    OPT_SINKS,
-    OPT_SEQS,
-    OPT_CHUNK,
-    OPT_PAGE,
-    OPT_THREADS
-};
+typedef struct plan_options {
+    model_options model;
+    uint32_t layers;
+    const char *heads;
+    uint32_t seqs;
+    uint32_t page;
+} plan_options;
 
-static const struct option options[] = {{"layers", required_argument, NULL, OPT_LAYERS},
-                                        {"heads", required_argument, NULL, OPT_HEADS},
-                                        {"context", required_argument, NULL, 'c'},
-                                        {"k-bits", required_argument, NULL, OPT_K_BITS},
-                                        {"v-bits", required_argument, NULL, OPT_V_BITS},
-                                        {"k-group", required_argument, NULL, OPT_K_GROUP},
-                                        {"v-group", required_argument, NULL, OPT_V_GROUP},
-                                        {"max-kv", required_argument, NULL, OPT_MAX_KV},
-                                        {"sinks", required_argument, NULL, OPT_SINKS},
-                                        {"seqs", required_argument, NULL, OPT_SEQS},
-                                        {"chunk", required_argument, NULL, OPT_CHUNK},
-                                        {"page", required_argument, NULL, OPT_PAGE},
-                                        {"threads", required_argument, NULL, OPT_THREADS},
-                                        {"json", no_argument, NULL, 'j'},
-                                        {"help", no_argument, NULL, 'h'},
-                                        {NULL, 0, NULL, 0}};
+/* What is planned: a running model, or a cache alone. */
+typedef struct subject {
+    const plan_options *o;
+    fkv_model *model; /* NULL: shapes */
+    fkv_config shape;
+    uint32_t n_tokens;
+} subject;
 
-static uint32_t *field_of(fkv_config *c, int option) {
-    switch (option) {
-    case OPT_LAYERS: return &c->n_layers;
-    case 'c': return &c->max_tokens;
-    case OPT_K_BITS: return &c->layer.k.bits;
-    case OPT_V_BITS: return &c->layer.v.bits;
-    case OPT_K_GROUP: return &c->layer.k.group;
-    case OPT_V_GROUP: return &c->layer.v.group;
-    case OPT_MAX_KV: return &c->layer.window;
-    case OPT_SINKS: return &c->layer.n_sinks;
-    case OPT_SEQS: return &c->max_seqs;
-    case OPT_CHUNK: return &c->max_step_tokens;
-    case OPT_PAGE: return &c->page_tokens;
-    case OPT_THREADS: return &c->n_threads;
-    default: return NULL;
+static bool is_bounded(const subject *s) { return s->o->model.max_kv != 0; }
+
+/* The plan for so many tokens, as asked for or with 16 bits. */
+static fkv_status make_plan(const subject *s, uint32_t n_tokens, bool wide, fkv_runner_plan *plan) {
+    if (s->model == NULL) {
+        fkv_config c = s->shape;
+        c.max_tokens = n_tokens;
+        if (wide) c.layer.k.bits = c.layer.v.bits = 16;
+        *plan = (fkv_runner_plan){0};
+        fkv_status status = fkv_plan_make(&c, &plan->cache);
+        plan->total_bytes = plan->cache.total_bytes;
+        return status;
     }
+    fkv_runner_config c = model_options_runner(&s->o->model, n_tokens);
+    c.max_seqs = s->o->seqs;
+    c.page_tokens = s->o->page;
+    if (wide) c.k.bits = c.v.bits = 16;
+    return fkv_runner_plan_make(s->model, &c, plan);
 }
 
 /* The longest context whose plan is at most `bytes`; 0 where none is. Plans grow with the context, so halving finds it. */
-static uint32_t longest_context(fkv_config c, uint64_t bytes) {
+static uint32_t longest_context(const subject *s, bool wide, uint64_t bytes) {
     uint32_t fits = 0;
     uint32_t too_long = INT32_MAX;
     while (too_long - fits > 1) {
-        fkv_plan plan;
-        c.max_tokens = fits + (too_long - fits) / 2;
-        if (fkv_plan_make(&c, &plan) == FKV_OK && plan.total_bytes <= bytes)
-            fits = c.max_tokens;
+        fkv_runner_plan plan;
+        uint32_t tokens = fits + (too_long - fits) / 2;
+        if (make_plan(s, tokens, wide, &plan) == FKV_OK && plan.total_bytes <= bytes)
+            fits = tokens;
         else
-            too_long = c.max_tokens;
+            too_long = tokens;
     }
     return fits;
 }
 
-static void print_table(const fkv_config *c, const fkv_plan *plan, const fkv_plan *half, uint64_t available, const char *source) {
-    char a[32];
-    char b[32];
-    printf("%u layers, %u/%u/%u, %u tokens%s\n\n", c->n_layers, c->layer.n_q_heads, c->layer.n_kv_heads, c->layer.head_dim,
-           c->max_tokens, c->layer.window != 0 ? ", bounded" : "");
-    printf("%-22s %12s %12s\n", "", "this plan", "16-bit");
-    const struct {
-        const char *name;
-        uint64_t mine;
-        uint64_t half;
-    } lines[] = {{"pages", plan->slab_bytes, half->slab_bytes},         {"tables", plan->tables_bytes, half->tables_bytes},
-                 {"scratch", plan->scratch_bytes, half->scratch_bytes}, {"worker stacks", plan->stacks_bytes, half->stacks_bytes},
-                 {"total", plan->total_bytes, half->total_bytes},       {"one token", plan->token_bytes, half->token_bytes}};
-    for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++)
-        printf("%-22s %12s %12s\n", lines[i].name, cli_bytes(lines[i].mine, a), cli_bytes(lines[i].half, b));
-    printf("\nthis machine can give %s (%s)\n", cli_bytes(available, a), source);
-    if (c->layer.window == 0) {
-        fkv_config wide = *c;
-        wide.layer.k.bits = wide.layer.v.bits = 16;
-        printf("longest context that fits: %u tokens; at 16 bits %u\n", longest_context(*c, available),
-               longest_context(wide, available));
-    }
+/* ---- the table ---- */
+
+enum { MAX_COLUMNS = 4 };
+
+typedef struct column {
+    char name[24];
+    fkv_runner_plan plan;
+} column;
+
+typedef struct table {
+    column columns[MAX_COLUMNS];
+    uint32_t n;
+} table;
+
+static void add_column(table *t, const subject *s, const char *name, uint32_t n_tokens, bool wide) {
+    column *c = &t->columns[t->n];
+    if (make_plan(s, n_tokens, wide, &c->plan) != FKV_OK) return;
+    snprintf(c->name, sizeof c->name, "%s", name);
+    t->n++;
 }
 
-static void print_json(const fkv_config *c, const fkv_plan *plan, const fkv_plan *half, uint64_t available, const char *source) {
-    printf(
-        "{\"tokens\": %u, \"total_bytes\": %llu, \"slab_bytes\": %llu, \"tables_bytes\": %llu, \"scratch_bytes\": %llu, "
-        "\"stacks_bytes\": %llu, \"token_bytes\": %llu, \"total_bytes_16bit\": %llu, \"available_bytes\": %llu, \"available_source\": ",
-        c->max_tokens, (unsigned long long)plan->total_bytes, (unsigned long long)plan->slab_bytes,
-        (unsigned long long)plan->tables_bytes, (unsigned long long)plan->scratch_bytes, (unsigned long long)plan->stacks_bytes,
-        (unsigned long long)plan->token_bytes, (unsigned long long)half->total_bytes, (unsigned long long)available);
-    cli_json_string(stdout, source);
-    printf(", \"fits\": %s, \"longest_context\": %u}\n", plan->total_bytes <= available ? "true" : "false",
-           longest_context(*c, available));
+static void print_line(const table *t, const char *name, size_t offset) {
+    char text[32];
+    printf("%-22s", name);
+    for (uint32_t i = 0; i < t->n; i++) {
+        uint64_t bytes;
+        memcpy(&bytes, (const char *)&t->columns[i].plan + offset, sizeof bytes);
+        printf(" %16s", cli_bytes(bytes, text));
+    }
+    putchar('\n');
+}
+
+static void print_head(const subject *s) {
+    if (s->model == NULL) {
+        const fkv_layer_config *l = &s->shape.layer;
+        printf("%u layers, %u/%u/%u, %u tokens%s\n\n", s->shape.n_layers, l->n_q_heads, l->n_kv_heads, l->head_dim, s->n_tokens,
+               is_bounded(s) ? ", bounded" : "");
+        return;
+    }
+    const fkv_model_info *a = fkv_model_about(s->model);
+    printf("%s (%s, %u layers, %u/%u/%u, trained for %u tokens), %u tokens%s\n\n", s->o->model.model, a->architecture,
+           a->n_layers, a->n_q_heads, a->n_kv_heads, a->head_dim, a->context, s->n_tokens, is_bounded(s) ? ", bounded" : "");
+}
+
+static void print_table(const subject *s, uint64_t available, const char *source) {
+    char text[32];
+    table t = {0};
+    uint32_t longest = is_bounded(s) ? 0 : longest_context(s, false, available);
+    uint32_t longest_16 = is_bounded(s) ? 0 : longest_context(s, true, available);
+    print_head(s);
+    add_column(&t, s, "this plan", s->n_tokens, false);
+    add_column(&t, s, "16-bit", s->n_tokens, true);
+    char name[24];
+    snprintf(name, sizeof name, "%u tokens", longest);
+    if (longest > 0) add_column(&t, s, name, longest, false);
+    printf("%-22s", "");
+    for (uint32_t i = 0; i < t.n; i++) printf(" %16s", t.columns[i].name);
+    putchar('\n');
+    if (s->model != NULL) {
+        print_line(&t, "weights, mapped", offsetof(fkv_runner_plan, mapped_bytes));
+        print_line(&t, "weights, repacked", offsetof(fkv_runner_plan, packed_bytes));
+    }
+    print_line(&t, "pages", offsetof(fkv_runner_plan, cache.slab_bytes));
+    print_line(&t, "tables", offsetof(fkv_runner_plan, cache.tables_bytes));
+    print_line(&t, "scratch", offsetof(fkv_runner_plan, cache.scratch_bytes));
+    print_line(&t, "worker stacks", offsetof(fkv_runner_plan, cache.stacks_bytes));
+    if (s->model != NULL) print_line(&t, "activations", offsetof(fkv_runner_plan, activations_bytes));
+    print_line(&t, s->model != NULL ? "total beside weights" : "total", offsetof(fkv_runner_plan, total_bytes));
+    print_line(&t, "one token", offsetof(fkv_runner_plan, cache.token_bytes));
+    printf("\nthis machine can give %s (%s)\n", cli_bytes(available, text), source);
+    if (!is_bounded(s)) printf("longest context that fits: %u tokens; at 16 bits %u\n", longest, longest_16);
+}
+
+static int print_json(const subject *s, const fkv_runner_plan *plan, uint64_t available, const char *source) {
+    fkv_runner_plan wide = {0};
+    (void)make_plan(s, s->n_tokens, true, &wide);
+    json_t *object = json_object();
+    if (s->model != NULL) model_options_json(&s->o->model, fkv_model_about(s->model), object);
+    cli_json_integer(object, "tokens", s->n_tokens);
+    cli_json_integer(object, "total_bytes", plan->total_bytes);
+    cli_json_integer(object, "slab_bytes", plan->cache.slab_bytes);
+    cli_json_integer(object, "tables_bytes", plan->cache.tables_bytes);
+    cli_json_integer(object, "scratch_bytes", plan->cache.scratch_bytes);
+    cli_json_integer(object, "stacks_bytes", plan->cache.stacks_bytes);
+    cli_json_integer(object, "token_bytes", plan->cache.token_bytes);
+    if (s->model != NULL) {
+        cli_json_integer(object, "activations_bytes", plan->activations_bytes);
+        cli_json_integer(object, "weights_mapped_bytes", plan->mapped_bytes);
+        cli_json_integer(object, "weights_packed_bytes", plan->packed_bytes);
+    }
+    cli_json_integer(object, "total_bytes_16bit", wide.total_bytes);
+    cli_json_integer(object, "available_bytes", available);
+    cli_json_text(object, "available_source", source);
+    cli_json_bool(object, "fits", plan->total_bytes <= available);
+    cli_json_integer(object, "longest_context", is_bounded(s) ? 0 : longest_context(s, false, available));
+    cli_json_integer(object, "longest_context_16bit", is_bounded(s) ? 0 : longest_context(s, true, available));
+    return cli_print_json(object);
+}
+
+/* ---- the command ---- */
+
+static int make_shape(subject *s) {
+    const model_options *m = &s->o->model;
+    fkv_config *c = &s->shape;
+    char rest = 0;
+    *c = fkv_config_default();
+    if (s->o->layers == 0 || s->o->heads == NULL)
+        return cli_fail(EXIT_USAGE, "a cache of its own shapes needs both --layers and --heads");
+    if (sscanf(s->o->heads, "%u/%u/%u%c", &c->layer.n_q_heads, &c->layer.n_kv_heads, &c->layer.head_dim, &rest) != 3)
+        return cli_fail(EXIT_USAGE, "--heads %s: query heads, KV heads and head dimension, as 32/8/128", s->o->heads);
+    c->n_layers = s->o->layers;
+    c->layer.k = (fkv_codec_config){m->k_bits, m->k_group};
+    c->layer.v = (fkv_codec_config){m->v_bits, m->v_group};
+    c->layer.window = m->max_kv;
+    c->layer.n_sinks = m->max_kv != 0 ? m->n_sinks : 0;
+    c->rotate = (fkv_rotate)m->rotate;
+    c->max_seqs = s->o->seqs;
+    c->max_step_tokens = m->chunk;
+    c->page_tokens = s->o->page;
+    c->n_threads = m->n_threads;
+    s->n_tokens = m->context != 0 ? m->context : 32768;
+    return EXIT_GOOD;
+}
+
+static int work(subject *s) {
+    int code = EXIT_GOOD;
+    if (s->o->layers != 0 || s->o->heads != NULL) {
+        code = make_shape(s);
+    } else {
+        code = model_options_load(&s->o->model, &s->model);
+        if (code == EXIT_GOOD) s->n_tokens = s->o->model.context != 0 ? s->o->model.context : fkv_model_about(s->model)->context;
+    }
+    if (code != EXIT_GOOD) return code;
+    fkv_runner_plan plan;
+    if (make_plan(s, s->n_tokens, false, &plan) != FKV_OK) return cli_fail(EXIT_USAGE, "%s", fkv_message());
+    const char *source = NULL;
+    uint64_t available = fkv_memory_available(&source);
+    if (s->o->model.memory != 0 && s->o->model.memory < available) {
+        available = s->o->model.memory;
+        source = "--memory";
+    }
+    if (s->o->model.json)
+        code = print_json(s, &plan, available, source);
+    else
+        print_table(s, available, source);
+    if (code != EXIT_GOOD || plan.total_bytes <= available) return code;
+    return cli_fail(EXIT_NO_FIT, "the plan does not fit: lower the context or the bits");
 }
 
 int cli_plan(int argc, char **argv) {
-    fkv_config c = fkv_config_default();
-    c.max_tokens = 32768;
-    bool json = false;
-    int option;
-    while ((option = getopt_long(argc, argv, "c:h", options, NULL)) != -1) {
-        uint32_t *field = field_of(&c, option);
-        uint64_t value = 0;
-        if (field != NULL) {
-            if (!cli_number(argv[optind - 1] == optarg ? argv[optind - 2] : argv[optind - 1], optarg, INT32_MAX, &value))
-                return EXIT_USAGE;
-            *field = (uint32_t)value;
-        } else if (option == OPT_HEADS) {
-            char rest = 0;
-            if (sscanf(optarg, "%u/%u/%u%c", &c.layer.n_q_heads, &c.layer.n_kv_heads, &c.layer.head_dim, &rest) != 3)
-                return cli_fail(EXIT_USAGE, "--heads %s: query heads, KV heads and head dimension, as 32/8/128", optarg);
-        } else if (option == 'j') {
-            json = true;
-        } else if (option == 'h') {
-            fputs(help, stdout);
-            return EXIT_GOOD;
-        } else {
-            fputs(help, stderr);
-            return EXIT_USAGE;
-        }
-    }
-    if (optind < argc || c.n_layers == 0 || c.layer.n_q_heads == 0) {
-        fputs(help, stderr);
-        return EXIT_USAGE;
-    }
-    fkv_config wide = c;
-    wide.layer.k.bits = wide.layer.v.bits = 16;
-    fkv_plan plan;
-    fkv_plan half;
-    if (fkv_plan_make(&c, &plan) != FKV_OK || fkv_plan_make(&wide, &half) != FKV_OK)
-        return cli_fail(EXIT_USAGE, "%s", fkv_message());
-    const char *source = NULL;
-    uint64_t available = fkv_memory_available(&source);
-    (json ? print_json : print_table)(&c, &plan, &half, available, source);
-    if (plan.total_bytes <= available) return EXIT_GOOD;
-    return cli_fail(EXIT_NO_FIT, "the plan does not fit: lower the context or the bits");
+    fkv_config usual = fkv_config_default();
+    plan_options o = {.model = model_options_default(), .seqs = 1, .page = usual.page_tokens};
+    cli_option common[N_MODEL_OPTIONS];
+    model_options_list(&o.model, common);
+    const cli_option own[] = {
+        {"layers", 0, OPTION_U32, &o.layers, INT32_MAX, "N", "layers of the model"},
+        {"heads", 0, OPTION_TEXT, &o.heads, 0, "Q/KV/DIM", "query heads, KV heads, head dimension: 32/8/128"},
+        {"seqs", 0, OPTION_U32, &o.seqs, INT32_MAX, "N", "sequences open at once (1)"},
+        {"page", 0, OPTION_U32, &o.page, INT32_MAX, "N", "tokens of a page (64)"},
+        {0}};
+    const cli_option *const tables[] = {own, common, NULL};
+    int code = EXIT_GOOD;
+    if (!cli_options_parse(usage, tables, argc, argv, &code)) return code;
+    subject s = {.o = &o};
+    code = work(&s);
+    fkv_model_close(s.model);
+    return code;
 }

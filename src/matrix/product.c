@@ -13,6 +13,7 @@ _Static_assert((int)FKV_PANEL_ROWS == (int)FKV_PANEL_LANES, "panels are as wide 
 
 enum {
     ITEM_BYTES = 128 * 1024, /* of weights: half a core's cache in most machines, and long enough to be worth handing out */
+    ITEM_PANELS = 8,         /* at least, for a block of tokens and more: they share what is fetched of the activations */
     ITEM_TOKENS = 16 * FKV_BLOCK_TOKENS,
     ITEMS_PER_THREAD = 4, /* at least, where there are panels enough: threads then end together */
     PREPARE_TOKENS = 4,
@@ -112,6 +113,7 @@ static uint32_t cut_panels(job *j, uint32_t n_threads) {
     for (uint32_t i = 0; i < j->n_products; i++) {
         const fkv_matrix *m = j->products[i].matrix;
         uint64_t most = ITEM_BYTES / m->panel_bytes;
+        if (j->in.n_tokens >= FKV_BLOCK_TOKENS && most < ITEM_PANELS) most = ITEM_PANELS;
         uint64_t panels = most < fair ? most : fair;
         j->cuts[i] = (cut){n_items, fkv_ceil_div(m->n_rows, FKV_PANEL_ROWS), panels == 0 ? 1 : (uint32_t)panels};
         n_items += fkv_ceil_div(j->cuts[i].n_panels, j->cuts[i].item_panels) * j->n_token_cuts;

@@ -283,7 +283,7 @@ static fkv_status encode_words(const fkv_tokenizer *tokenizer, const char *text,
     return FKV_OK;
 }
 
-/* ---- text that is UTF-8, and text that is not ---------------------------------------------------------------- */
+/* ---- text as PCRE2 takes it -------------------------------------------------------------------------------- */
 
 /* Reads one character of any form of UTF-8 that has one; 0 bytes: none begins here. Long forms and surrogates are read. */
 static uint32_t character_read(const uint8_t *text, size_t n_bytes, uint32_t *character) {
@@ -301,9 +301,33 @@ static uint32_t character_size(uint32_t character) {
     return character < 0x80 ? 1 : character < 0x800 ? 2 : character < 0x10000 ? 3 : 4;
 }
 
-static bool is_surrogate(uint32_t character) { return character >= 0xd800 && character <= 0xdfff; }
+/* Letters and numbers of Unicode 15.1 that PCRE2's tables may be too old for, and surrogates, which it takes for no text. */
+typedef struct stand_in_range {
+    uint32_t first, last;
+    uint32_t character; /* of the same length, a letter, number or neither as they are */
+} stand_in_range;
 
-static bool is_utf8(const char *text, size_t n_bytes) {
+enum { SOME_LETTER = 0x20000, SOME_NUMBER = 0x1d7ce, NEITHER = 0xe000 };
+
+static const stand_in_range STAND_INS[] = {
+    {0xd800, 0xdfff, NEITHER},       {0x1123f, 0x11240, SOME_LETTER}, {0x11f02, 0x11f02, SOME_LETTER},
+    {0x11f04, 0x11f10, SOME_LETTER}, {0x11f12, 0x11f33, SOME_LETTER}, {0x11f50, 0x11f59, SOME_NUMBER},
+    {0x1342f, 0x1342f, SOME_LETTER}, {0x13441, 0x13446, SOME_LETTER}, {0x1b132, 0x1b132, SOME_LETTER},
+    {0x1b155, 0x1b155, SOME_LETTER}, {0x1d2c0, 0x1d2d3, SOME_NUMBER}, {0x1df25, 0x1df2a, SOME_LETTER},
+    {0x1e030, 0x1e06d, SOME_LETTER}, {0x1e4d0, 0x1e4eb, SOME_LETTER}, {0x1e4f0, 0x1e4f9, SOME_NUMBER},
+    {0x2b739, 0x2b739, SOME_LETTER}, {0x2ebf0, 0x2ee5d, SOME_LETTER}, {0x31350, 0x323af, SOME_LETTER},
+};
+
+/* The character that PCRE2 sees. */
+static uint32_t seen_as(uint32_t character) {
+    for (size_t i = 0; i < sizeof STAND_INS / sizeof STAND_INS[0] && character >= STAND_INS[i].first; i++) {
+        if (character <= STAND_INS[i].last) return STAND_INS[i].character;
+    }
+    return character;
+}
+
+/* UTF-8 that PCRE2 sees as llama.cpp does. */
+static bool is_plain(const char *text, size_t n_bytes) {
     for (size_t at = 0; at < n_bytes;) {
         uint64_t eight = 0;
         if (n_bytes - at >= 8) memcpy(&eight, text + at, 8);
@@ -313,7 +337,7 @@ static bool is_utf8(const char *text, size_t n_bytes) {
         }
         uint32_t character = 0;
         uint32_t n = character_read((const uint8_t *)text + at, n_bytes - at, &character);
-        if (n == 0 || n != character_size(character) || is_surrogate(character)) return false;
+        if (n == 0 || n != character_size(character) || seen_as(character) != character) return false;
         at += n;
     }
     return true;
@@ -327,8 +351,7 @@ static uint32_t character_write(uint32_t character, char *out) {
     return n;
 }
 
-/* text, subject: [3 n_bytes] each; returns how long both are. A surrogate stays in the text, and PCRE2, which takes none, sees
- * another character that is neither letter, digit nor space. */
+/* text: what the words are made of, subject: what PCRE2 sees; [3 n_bytes] each. Returns how long both are. */
 static size_t mend(const char *from, size_t n_bytes, char *text, char *subject) {
     size_t n = 0;
     for (size_t at = 0; at < n_bytes;) {
@@ -338,7 +361,7 @@ static size_t mend(const char *from, size_t n_bytes, char *text, char *subject) 
             character = 0xfffd;
             step = 1;
         }
-        (void)character_write(is_surrogate(character) ? 0xe000 : character, subject + n);
+        (void)character_write(seen_as(character), subject + n);
         n += character_write(character, text + n);
         at += step;
     }
@@ -347,7 +370,7 @@ static size_t mend(const char *from, size_t n_bytes, char *text, char *subject) 
 
 fkv_status fkv_bpe_encode(const fkv_tokenizer *tokenizer, const char *text, size_t n_bytes, fkv_encoding *encoding) {
     const char *subject = text;
-    if (!is_utf8(text, n_bytes)) {
+    if (!is_plain(text, n_bytes)) {
         FKV_TRY(fkv_scratch_need(&encoding->text, 6 * (uint64_t)n_bytes));
         char *mended = encoding->text.block;
         char *seen = mended + 3 * n_bytes;

@@ -6,8 +6,8 @@
 The result is committed, so this runs only to make it again. The model (260 thousand parameters, trained on TinyStories, MIT: see
 stories_LICENSE) is stored as it is in llama2.c's file: float32, Q and K rows for RoPE over adjacent pairs, output tied to the
 embeddings. The tokenizer is SentencePiece with byte fallback; llama2.c writes spaces and control tokens as they print, GGUF as
-SentencePiece has them, so those are put back. stories_golden.txt is what llama2.c's run prints greedily: the 256 tokens that follow
-the token that begins a text, without the leading space of the first, and a newline.
+SentencePiece has them, so those are put back. stories_golden.txt is what llama2.c's run prints greedily: the 256 tokens that
+follow the one that begins a text, without the leading space of the first, and a newline.
 """
 
 import struct

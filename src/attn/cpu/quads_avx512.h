@@ -26,7 +26,7 @@ FKV_INLINE bytes2 split(__m512i x) {
     return (bytes2){_mm512_cvtepi32_epi8(high), _mm512_cvtepi32_epi8(low)};
 }
 
-FKV_INLINE vf join(__m512i high, __m512i low) { return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, 8), low)); }
+FKV_INLINE __m512i join(__m512i high, __m512i low) { return _mm512_add_epi32(_mm512_slli_epi32(high, 8), low); }
 
 FKV_INLINE int32_t dword(const int8_t *p) {
     int32_t x;
@@ -34,13 +34,17 @@ FKV_INLINE int32_t dword(const int8_t *p) {
     return x;
 }
 
-/* In lane r the sum of the codes of row r times bytes, over n_quads quads (a constant, even). Exact, so in any order. */
-FKV_INLINE __m512i dot_quads(int n_quads, const __m512i *quads, const int8_t *bytes) {
-    __m512i sum[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
+/* even[i] + odd[i] += in lane r the codes of row r times bytes[i], over n_quads quads. Counts are constants. Sums are exact, so
+ * in any order; each is a chain of its own, and a caller with few of them gives odd quads their own, too (odd may be even). */
+FKV_INLINE void dot_quads(int n_sums, int n_quads, const __m512i *quads, const int8_t *const *bytes, __m512i *even,
+                          __m512i *odd) {
     FKV_UNROLL
-    for (int j = 0; j < n_quads; j++)
-        sum[j % 2] = _mm512_dpbusd_epi32(sum[j % 2], quads[j], _mm512_set1_epi32(dword(bytes + 4 * j)));
-    return _mm512_add_epi32(sum[0], sum[1]);
+    for (int j = 0; j < n_quads; j++) {
+        __m512i *sums = j % 2 == 0 ? even : odd;
+        FKV_UNROLL
+        for (int i = 0; i < n_sums; i++)
+            sums[i] = _mm512_dpbusd_epi32(sums[i], quads[j], _mm512_set1_epi32(dword(bytes[i] + 4 * j)));
+    }
 }
 
 /* Bytes of two codes of 4 bits: the low halves to quads[0..n), the high ones to quads[n..2n). */

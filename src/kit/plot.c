@@ -1,7 +1,9 @@
-/* See bench_plot.h. Owns the layout: one frame of fixed size, the legend in two columns above it, the values at the right ends
+/* See plot.h. Owns the layout: one frame of fixed size, the legend in two columns above it, the values at the right ends
  * moved apart where they would lie on each other.
  */
-#include "bench_plot.h"
+#include "plot.h"
+
+#include "svg.h"
 
 #include <errno.h>
 #include <math.h>
@@ -47,23 +49,6 @@ static double place(const scale *s, double value) { return s->from + (s->to - s-
 
 static int n_steps(const scale *s) { return (int)(s->top / s->step); }
 
-static void put_text(FILE *file, const char *text) {
-    for (; *text != '\0'; text++) {
-        switch (*text) {
-        case '&': (void)fputs("&amp;", file); break;
-        case '<': (void)fputs("&lt;", file); break;
-        case '>': (void)fputs("&gt;", file); break;
-        default: (void)fputc(*text, file);
-        }
-    }
-}
-
-static void draw_text(FILE *file, double x, double y, const char *style, const char *text) {
-    (void)fprintf(file, "<text x=\"%.1f\" y=\"%.1f\" class=\"%s\">", x, y, style);
-    put_text(file, text);
-    (void)fputs("</text>\n", file);
-}
-
 static const char *value_text(const scale *s, double value, int decimals, char text[64]) {
     if (decimals < 0)
         (void)snprintf(text, 64, "%g%s", value / s->unit, value == 0 ? "" : s->suffix);
@@ -78,18 +63,18 @@ static void draw_axes(FILE *file, const plot *p, const scale *x, const scale *y)
         double at = i * y->step;
         (void)fprintf(file, "<line class=\"grid\" x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\"/>\n", x->from, place(y, at),
                       x->to, place(y, at));
-        draw_text(file, x->from - 9, place(y, at) + 4, "tick end", value_text(y, at, -1, text));
+        svg_text(file, x->from - 9, place(y, at) + 4, "tick end", value_text(y, at, -1, text));
     }
     for (int i = 0; i <= n_steps(x); i++) {
         double at = i * x->step;
         (void)fprintf(file, "<line class=\"axis\" x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\"/>\n", place(x, at), y->from,
                       place(x, at), y->from + 5);
-        draw_text(file, place(x, at), y->from + 20, "tick middle", value_text(x, at, -1, text));
+        svg_text(file, place(x, at), y->from + 20, "tick middle", value_text(x, at, -1, text));
     }
     (void)fprintf(file, "<path class=\"axis\" d=\"M%.1f %.1fV%.1fH%.1f\"/>\n", x->from, y->to, y->from, x->to);
-    draw_text(file, (x->from + x->to) / 2, y->from + 42, "label middle", p->x.label);
+    svg_text(file, (x->from + x->to) / 2, y->from + 42, "label middle", p->x.label);
     (void)fprintf(file, "<text class=\"label middle\" transform=\"translate(20 %.1f) rotate(-90)\">", (y->from + y->to) / 2);
-    put_text(file, p->y.label);
+    svg_put(file, p->y.label);
     (void)fputs("</text>\n", file);
 }
 
@@ -114,7 +99,7 @@ static void draw_legend(FILE *file, const plot *p) {
         double middle = TOP_WITHOUT_LEGEND - 12 + (double)row * LEGEND_ROW;
         (void)fprintf(file, "<path d=\"M%.1f %.1fh34\" ", left, middle);
         put_stroke(file, &p->lines[i]);
-        draw_text(file, left + 42, middle + 4, "legend", p->lines[i].name);
+        svg_text(file, left + 42, middle + 4, "legend", p->lines[i].name);
     }
 }
 
@@ -135,7 +120,7 @@ static void draw_ends(FILE *file, const plot *p, const scale *x, const scale *y)
         char text[64];
         (void)fprintf(file, "<text class=\"value\" x=\"%.1f\" y=\"%.1f\" style=\"fill:%s\">", x->to + 10, at,
                       line->ink != NULL ? line->ink : line->color);
-        put_text(file, value_text(y, value, 2, text));
+        svg_put(file, value_text(y, value, 2, text));
         (void)fputs("</text>\n", file);
         done[lowest] = true;
         floor = at;
@@ -158,24 +143,12 @@ static void draw(FILE *file, const plot *p) {
     scale y = make_scale(&p->y, y_max * 1.03, bottom, top);
     double height = bottom + BELOW_FRAME;
 
-    (void)fprintf(
-        file, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %.0f\" width=\"%d\" height=\"%.0f\" role=\"img\">\n",
-        WIDTH, height, WIDTH, height);
-    (void)fputs("<style>text{font-family:system-ui,'Helvetica Neue',Arial,sans-serif;fill:#24292f}"
-                ".title{font-size:20px;font-weight:600}.subtitle{font-size:13px;fill:#57606a}.tick{font-size:12px;fill:#57606a}"
-                ".label{font-size:13px}.legend{font-size:13px}.note{font-size:11.5px;fill:#6e7781}"
-                ".middle{text-anchor:middle}.end{text-anchor:end}.grid{stroke:#e3e7eb}.axis{stroke:#57606a;fill:none}"
-                ".value{font-size:12.5px;font-weight:600}</style>\n",
-                file);
-    (void)fprintf(file, "<rect width=\"%d\" height=\"%.0f\" rx=\"8\" fill=\"#ffffff\"/>\n", WIDTH, height);
-    draw_text(file, 24, 36, "title", p->title);
-    draw_text(file, 24, 58, "subtitle", p->subtitle);
+    svg_begin(file, WIDTH, height, p->title, p->subtitle, p->footnote);
     draw_legend(file, p);
     draw_axes(file, p, &x, &y);
     for (size_t i = 0; i < p->n_lines; i++) draw_line(file, &p->lines[i], &x, &y);
     draw_ends(file, p, &x, &y);
-    draw_text(file, 24, height - 16, "note", p->footnote);
-    (void)fputs("</svg>\n", file);
+    svg_end(file);
 }
 
 bool plot_write_svg(const plot *p, const char *path) {

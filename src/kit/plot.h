@@ -1,8 +1,7 @@
 /* A line chart as an SVG file, drawn without any tool: axes with ticks in human units, a legend, the last value beside each line.
- * The chart stands on its own white ground, so that it reads the same on light and dark pages.
  */
-#ifndef FKV_BENCH_PLOT_H
-#define FKV_BENCH_PLOT_H
+#ifndef FKV_KIT_PLOT_H
+#define FKV_KIT_PLOT_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -2,11 +2,12 @@
 """llama.cpp as a peer: its tokens, logits, perplexities and rates, to compare flatkv's with. Not needed by any test.
 
     python3 -m venv peers && peers/bin/pip install xllamacpp numpy        (or llama-cpp-python, which builds for this machine)
-    peers/bin/python bench/peers/llama_cpp.py tokens -m MODEL -f FILE
-    peers/bin/python bench/peers/llama_cpp.py greedy -m MODEL -p PROMPT -n 64
-    peers/bin/python bench/peers/llama_cpp.py logits -m MODEL -f FILE -n 512 --out logits.npz
-    peers/bin/python bench/peers/llama_cpp.py ppl -m MODEL -f FILE -c 2048 --windows 4 --caches f16,q8_0,q8_0/q4_0
-    peers/bin/python bench/peers/llama_cpp.py rates -m MODEL --caches f16,q8_0,q4_0 --depths 0,7168
+    peers/bin/python bench/peers/llama_cpp_peer.py tokens -m MODEL -f FILE
+    peers/bin/python bench/peers/llama_cpp_peer.py greedy -m MODEL -p PROMPT -n 64
+    peers/bin/python bench/peers/llama_cpp_peer.py logits -m MODEL -f FILE -n 512 --out logits.npz
+    peers/bin/python bench/peers/llama_cpp_peer.py ppl -m MODEL -f FILE -c 2048 --windows 4 --caches f16,q8_0,q8_0/q4_0
+    peers/bin/python bench/peers/llama_cpp_peer.py rates -m MODEL --caches f16,q8_0,q4_0 --depths 0,7168
+    peers/bin/python bench/peers/llama_cpp_peer.py agreement -m MODEL -f FILE -n 512 --flatkv-logits build/release/peer_logits
 
 Both packages carry llama.cpp as a shared library; this drives its C interface. The interface passes structs of parameters whose
 layout changes between versions, so fields are found by the values that llama.cpp itself gives as defaults, and an unknown layout
@@ -21,7 +22,9 @@ import math
 import os
 import pathlib
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 
 import numpy as np
@@ -218,6 +221,43 @@ def command_logits(llama, options):
     return {"tokens": len(tokens), "out": str(options.out)}
 
 
+def compare(ours, theirs):
+    """How alike two sets of logits are, and how close the call was wherever the likeliest token differs."""
+    mine, other = ours.argmax(axis=-1), theirs.argmax(axis=-1)
+    differ = np.flatnonzero(mine != other)
+    spread = np.linalg.norm(theirs - theirs.mean(axis=-1, keepdims=True))
+    margins = theirs[differ, other[differ]] - theirs[differ, mine[differ]]
+    result = {"top1": 1 - len(differ) / len(ours), "rel_l2": float(np.linalg.norm(ours - theirs) / spread)}
+    result["kl_mean"] = float(
+        np.mean([(np.exp(b := log_softmax(t)) * (b - log_softmax(o))).sum() for o, t in zip(ours, theirs)])
+    )
+    result["margin_where_different"] = float(np.median(margins)) if len(differ) else 0.0
+    runner_up = np.partition(theirs, -2, axis=-1)[:, -2]
+    result["margin_median"] = float(np.median(theirs.max(axis=-1) - runner_up))
+    return result
+
+
+def command_agreement(llama, options):
+    """flatkv's logits beside llama.cpp's, and beside llama.cpp's over the same weights expanded to float32, where it does not
+    round activations: the second says what of the difference is llama.cpp's own rounding."""
+    tokens = llama.tokenize(options.file.read_bytes()[: 16 * options.n])[: options.n]
+
+    def logits_of(model):
+        return model.context(len(tokens), "f16").decode(tokens, 0, rows=range(len(tokens)))
+
+    with tempfile.TemporaryDirectory() as folder:
+        at = {name: os.path.join(folder, name) for name in ("tokens", "logits", "expanded.gguf")}
+        tokens.astype(np.uint32).tofile(at["tokens"])
+        subprocess.run([options.flatkv_logits, options.model, at["tokens"], at["logits"], str(llama.n_threads)], check=True)
+        ours = np.fromfile(at["logits"], dtype=np.float32).reshape(len(tokens), -1)
+        expand = pathlib.Path(__file__).with_name("expand.py")
+        subprocess.run([sys.executable, expand, options.model, at["expanded.gguf"]], check=True)
+        rounded = logits_of(llama)
+        expanded = logits_of(Llama(options.package, at["expanded.gguf"], llama.n_threads))
+    result = {"flatkv_llama": compare(ours, rounded), "flatkv_expanded": compare(ours, expanded)}
+    return {"tokens": len(tokens), "text": options.file.name} | result | {"llama_expanded": compare(rounded, expanded)}
+
+
 def command_ppl(llama, options):
     """Windows as llama.cpp's own perplexity tool cuts them: the second half of each is scored, with all before it as context."""
     text = options.file.read_bytes()
@@ -314,7 +354,7 @@ def main():
         return text.split(",")
 
     parser = argparse.ArgumentParser(description="llama.cpp as a peer of flatkv.")
-    parser.add_argument("command", choices=("tokens", "greedy", "logits", "ppl", "rates"))
+    parser.add_argument("command", choices=("tokens", "greedy", "logits", "ppl", "rates", "agreement"))
     parser.add_argument("-m", "--model", required=True)
     parser.add_argument("-f", "--file", type=pathlib.Path)
     parser.add_argument("-p", "--prompt", default="")
@@ -322,19 +362,23 @@ def main():
     parser.add_argument("-c", "--context", type=int, default=2048)
     parser.add_argument("--chunk", type=int, default=512, help="tokens of one call in ppl")
     parser.add_argument("--windows", type=int, default=4)
-    parser.add_argument("--caches", type=names, default=["f16"], help="K/V types, the first is the reference: f16,q8_0,q8_0/q4_0")
+    parser.add_argument(
+        "--caches", type=names, default=["f16"], help="K/V types, the first is the reference: f16,q8_0,q8_0/q4_0"
+    )
     parser.add_argument("--depths", type=lambda text: [int(d) for d in text.split(",")], default=[0])
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--bos", action="store_true", help="tokens: with the token that the model begins texts with")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--out", type=pathlib.Path)
+    parser.add_argument("--flatkv-logits", help="agreement: the program of the build folder that writes flatkv's logits")
     parser.add_argument("--package", choices=("xllamacpp", "llama-cpp-python"), default="xllamacpp")
     options = parser.parse_args()
     llama = Llama(options.package, options.model, options.threads)
     result = globals()[f"command_{options.command}"](llama, options)
     version = importlib.metadata.version(options.package)
     about = {"peer": "llama.cpp", "package": options.package, "version": version, "system": llama.system}
-    about |= {"command": " ".join(sys.argv[1:]), "model": pathlib.Path(options.model).stem}
+    words = [pathlib.Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]
+    about |= {"command": " ".join(words), "model": pathlib.Path(options.model).stem}
     json.dump(about | result, sys.stdout, indent=1)
     print()
 

@@ -1,0 +1,407 @@
+/* bench_product: how fast activations meet the weights of a model, for each kind of matrix, shape and number of tokens.
+ *
+ * Right first: some outputs are held against sums in double precision, and a token among others must have the bits it has alone.
+ * Then time: rounds go over all kinds in turn, and before every call the read roof is measured (bench_roof.h), which leaves the
+ * weights in memory, as the layers of a model are; the activations are brought back. With few tokens what counts is weights read
+ * a second against the roof, with many multiplications a second.
+ */
+#include "bench_roof.h"
+#include "bench_util.h"
+
+#include "../src/base/memory.h"
+#include "../src/matrix/matrix.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+static const char PROGRAM[] = "bench_product";
+static const double PRODUCT_TOLERANCE = 1e-4; /* as the parity test */
+static const uint64_t SEED = 20261115;
+
+enum { MAX_LIST = BENCH_MAX_ROOFS, MAX_ROUNDS = 1000, N_CHECKED = 64 };
+
+typedef struct kind {
+    const char *name;
+    fkv_matrix_kind kind;
+    uint32_t group;
+} kind;
+
+static const kind kinds[] = {{"affine4", FKV_MATRIX_AFFINE4, 32},    {"affine8", FKV_MATRIX_AFFINE8, 32},
+                             {"affine8/16", FKV_MATRIX_AFFINE8, 16}, {"f16", FKV_MATRIX_F16, 0},
+                             {"bf16", FKV_MATRIX_BF16, 0},           {"f32", FKV_MATRIX_F32, 0}};
+enum { N_KINDS = sizeof kinds / sizeof kinds[0] };
+
+typedef struct shape {
+    uint32_t n_rows;
+    uint32_t n_cols;
+} shape;
+
+static const shape default_shapes[] = {{8960, 1536}, {1536, 8960}, {1536, 1536}}; /* Qwen2.5 1.5B: up, down, q */
+
+typedef struct options {
+    shape shapes[MAX_LIST];
+    uint32_t n_shapes;
+    uint32_t threads[MAX_LIST];
+    uint32_t n_threads;
+    uint32_t tokens[MAX_LIST];
+    uint32_t n_tokens;
+    bool kinds[N_KINDS];
+    uint32_t n_rounds;
+    bool quick;
+    fkv_isa isa;
+    bench_json json;
+} options;
+
+typedef struct result {
+    shape shape;
+    uint32_t kind;
+    uint32_t n_tokens;
+    uint32_t n_threads;
+    uint32_t n_rounds;
+    bool right;
+    double error;
+    kit_spread ms;
+    uint64_t weight_bytes;
+    double roof; /* bytes a second */
+} result;
+
+typedef struct bench {
+    options o;
+    FILE *text;
+    fkv_workers *workers[MAX_LIST];
+    bench_roof roof;
+    fkv_matrix matrices[N_KINDS]; /* of the shape at hand; panels NULL: not asked for */
+    float *x;                     /* [T, C] */
+    float *out;                   /* [T, R] */
+    float *alone;                 /* [R] */
+    void *input;
+    double times[N_KINDS][MAX_ROUNDS];
+    result *results;
+    size_t n_results;
+    size_t room_results;
+} bench;
+
+/* ---- options ---- */
+
+static void print_help(void) {
+    printf("usage: bench_product [options]\n"
+           "Times products of activations with packed weights, checked against double precision first.\n\n"
+           "  --shape RxC      rows (outputs) and columns (inputs, a multiple of 32); may be repeated\n"
+           "                   (8960x1536, 1536x8960, 1536x1536)\n"
+           "  --kind LIST      of affine4, affine8, affine8/16, f16, bf16, f32 (all)\n"
+           "  --tokens LIST    rows of activations (1,4,512)\n"
+           "  --threads LIST   (1 and one for each core)\n"
+           "  --isa NAME       kernels: auto, scalar, neon, avx2, ...; without it the environment's FKV_ISA\n"
+           "  --rounds N       timed calls of each (15)\n"
+           "  --quick          3 rounds, 20 tokens at most: to see that it runs, not how fast\n"
+           "  --json [FILE]    results as JSON; without FILE to stdout, and the table to stderr\n"
+           "  --help\n\n"
+           "exit status: 0 good, 1 a result was wrong, 2 bad usage, 3 not enough memory\n");
+}
+
+static bool next_name(const char **list, char name[BENCH_TEXT]) {
+    if (**list == '\0') return false;
+    size_t length = strcspn(*list, ",");
+    (void)snprintf(name, BENCH_TEXT, "%.*s", (int)length, *list);
+    *list += length + ((*list)[length] == ',');
+    return true;
+}
+
+static uint32_t take_numbers(const char *what, const char *list, uint32_t max, uint32_t *numbers) {
+    char name[BENCH_TEXT];
+    uint32_t n = 0;
+    for (; next_name(&list, name); n++) {
+        const char *end = NULL;
+        if (n == MAX_LIST) bench_die(PROGRAM, BENCH_USAGE, "%s: more than %d", what, MAX_LIST);
+        numbers[n] = bench_number(PROGRAM, what, name, 1, max, &end);
+        if (*end != '\0') bench_die(PROGRAM, BENCH_USAGE, "%s: \"%s\" is not a number", what, name);
+    }
+    return n;
+}
+
+static void take_kinds(options *o, const char *list) {
+    char name[BENCH_TEXT];
+    memset(o->kinds, 0, sizeof o->kinds);
+    while (next_name(&list, name)) {
+        uint32_t i = 0;
+        while (i < N_KINDS && strcmp(kinds[i].name, name) != 0) i++;
+        if (i == N_KINDS) bench_die(PROGRAM, BENCH_USAGE, "--kind: there is no \"%s\"; --help lists them", name);
+        o->kinds[i] = true;
+    }
+}
+
+static void take_shape(options *o, const char *text) {
+    const char *at = text;
+    if (o->n_shapes == MAX_LIST) bench_die(PROGRAM, BENCH_USAGE, "--shape: more than %d", MAX_LIST);
+    shape *s = &o->shapes[o->n_shapes++];
+    s->n_rows = bench_number(PROGRAM, "--shape", at, 1, 1u << 20, &at);
+    if (*at != 'x') bench_die(PROGRAM, BENCH_USAGE, "--shape: \"%s\" is not RxC", text);
+    s->n_cols = bench_number(PROGRAM, "--shape", at + 1, 32, 1u << 20, &at);
+    if (*at != '\0' || s->n_cols % 32 != 0)
+        bench_die(PROGRAM, BENCH_USAGE, "--shape: \"%s\" is not RxC with columns that are a multiple of 32", text);
+}
+
+static fkv_isa isa_named(const char *from, const char *name) {
+    for (fkv_isa isa = FKV_ISA_AUTO; strcmp(fkv_isa_name(isa), "unknown") != 0; isa++)
+        if (strcmp(name, fkv_isa_name(isa)) == 0) return isa;
+    bench_die(PROGRAM, BENCH_USAGE, "%s: there is no instruction set \"%s\"", from, name);
+}
+
+static void complete(options *o) {
+    static const uint32_t tokens[] = {1, 4, 512};
+    if (o->isa == FKV_ISA_AUTO) o->isa = fkv_cpu_best_isa();
+    if (!fkv_cpu_runs(o->isa)) bench_die(PROGRAM, BENCH_USAGE, "this machine has no %s; choose auto", fkv_isa_name(o->isa));
+    if (o->n_rounds == 0) o->n_rounds = o->quick ? 3 : 15;
+    if (o->n_shapes == 0) {
+        o->n_shapes = sizeof default_shapes / sizeof default_shapes[0];
+        memcpy(o->shapes, default_shapes, sizeof default_shapes);
+    }
+    if (o->n_tokens == 0) {
+        o->n_tokens = sizeof tokens / sizeof tokens[0];
+        memcpy(o->tokens, tokens, sizeof tokens);
+    }
+    for (uint32_t i = 0; o->quick && i < o->n_tokens; i++) o->tokens[i] = fkv_min_u32(o->tokens[i], 20);
+    if (o->n_threads == 0) {
+        o->threads[o->n_threads++] = 1;
+        if (fkv_cpu_count() > 1) o->threads[o->n_threads++] = fkv_cpu_count();
+    }
+}
+
+static void parse(options *o, int argc, char **argv) {
+    const char *from_environment = getenv("FKV_ISA");
+    if (from_environment != NULL) o->isa = isa_named("FKV_ISA", from_environment);
+    for (uint32_t i = 0; i < N_KINDS; i++) o->kinds[i] = true;
+    bench_args args = {PROGRAM, argc, argv, 0};
+    while (bench_args_next(&args)) {
+        if (bench_args_is(&args, "--help")) {
+            print_help();
+            exit(BENCH_GOOD);
+        } else if (bench_args_is(&args, "--shape"))
+            take_shape(o, bench_args_value(&args));
+        else if (bench_args_is(&args, "--kind"))
+            take_kinds(o, bench_args_value(&args));
+        else if (bench_args_is(&args, "--tokens"))
+            o->n_tokens = take_numbers("--tokens", bench_args_value(&args), 1u << 16, o->tokens);
+        else if (bench_args_is(&args, "--threads"))
+            o->n_threads = take_numbers("--threads", bench_args_value(&args), FKV_MAX_THREADS, o->threads);
+        else if (bench_args_is(&args, "--isa"))
+            o->isa = isa_named("--isa", bench_args_value(&args));
+        else if (bench_args_is(&args, "--rounds"))
+            o->n_rounds = bench_args_number(&args, 1, MAX_ROUNDS);
+        else if (bench_args_is(&args, "--quick"))
+            o->quick = true;
+        else if (bench_args_is(&args, "--json")) {
+            o->json.wanted = true;
+            o->json.path = bench_args_optional(&args);
+        } else
+            bench_args_unknown(&args);
+    }
+    complete(o);
+}
+
+/* ---- the matrices of one shape ---- */
+
+/* Weights in a map like a model's, huge pages included. Affine codes are any; floats are all 1/64 .. 2/64 in size, of any sign.
+ */
+static void matrix_open(fkv_matrix *m, const kind *k, shape s) {
+    void *map = NULL;
+    uint64_t state = SEED;
+    if (fkv_matrix_make(k->kind, k->group, s.n_rows, s.n_cols, m) != FKV_OK ||
+        fkv_map_open(fkv_matrix_bytes(m), true, &map) != FKV_OK)
+        bench_die(PROGRAM, BENCH_NO_MEMORY, "%s", fkv_message());
+    m->panels = map;
+    uint8_t *codes = bench_take(s.n_cols * sizeof(float));
+    float *scales = bench_take(s.n_cols * sizeof(float));
+    float *biases = bench_take(s.n_cols * sizeof(float));
+    float top = k->kind == FKV_MATRIX_AFFINE4 ? 15.0f : 255.0f;
+    for (uint32_t r = 0; r < s.n_rows; r++) {
+        for (uint32_t c = 0; c < s.n_cols; c++) {
+            uint64_t random = kit_random(&state);
+            uint32_t single = 0x3c800000u | (uint32_t)(random & 0x807fffffu);
+            uint16_t half = (uint16_t)(0x2400u | (random & 0x83ffu));
+            uint16_t brain = (uint16_t)(0x3c80u | (random & 0x807fu));
+            if (k->group != 0)
+                codes[c] = (uint8_t)(random % ((uint64_t)top + 1));
+            else if (k->kind == FKV_MATRIX_F32)
+                memcpy(codes + 4 * (size_t)c, &single, sizeof single);
+            else
+                memcpy(codes + 2 * (size_t)c, k->kind == FKV_MATRIX_F16 ? &half : &brain, sizeof half);
+            scales[c] = 0.0625f / top;
+            biases[c] = -0.03125f;
+        }
+        if (k->group != 0)
+            fkv_matrix_set_codes(m, r, codes, scales, biases);
+        else
+            fkv_matrix_set_floats(m, r, codes);
+    }
+    free(codes);
+    free(scales);
+    free(biases);
+}
+
+static void call(bench *b, uint32_t k, const float *x, uint32_t n_tokens, float *out, fkv_workers *workers) {
+    const fkv_matrix *m = &b->matrices[k];
+    fkv_product p = {m, NULL, out, m->n_rows};
+    fkv_product_run(workers, b->o.isa, &p, 1, x, n_tokens, m->n_cols, b->input);
+}
+
+/* Some rows of the first and the last token against double precision, and the last token against itself alone. */
+static bool check(bench *b, uint32_t k, uint32_t n_tokens, fkv_workers *workers, double *error) {
+    const fkv_matrix *m = &b->matrices[k];
+    float *row = bench_take(m->n_cols * sizeof *row);
+    double off = 0;
+    double size = 0;
+    call(b, k, b->x, n_tokens, b->out, workers);
+    for (uint32_t i = 0; i < N_CHECKED; i++) {
+        uint32_t r = (uint32_t)((uint64_t)i * (m->n_rows - 1) / (N_CHECKED - 1));
+        size_t t = i % 2 == 0 ? 0 : n_tokens - 1;
+        double truth = 0;
+        fkv_matrix_get_row(m, r, row);
+        for (uint32_t c = 0; c < m->n_cols; c++) truth += (double)row[c] * (double)b->x[t * m->n_cols + c];
+        double got = (double)b->out[t * m->n_rows + r];
+        off += (got - truth) * (got - truth);
+        size += truth * truth;
+    }
+    free(row);
+    *error = sqrt(off / size);
+    call(b, k, b->x + (size_t)(n_tokens - 1) * m->n_cols, 1, b->alone, workers);
+    return *error <= PRODUCT_TOLERANCE &&
+           memcmp(b->alone, b->out + (size_t)(n_tokens - 1) * m->n_rows, m->n_rows * sizeof *b->alone) == 0;
+}
+
+/* ---- rounds and the table ---- */
+
+static result *add_result(bench *b) {
+    if (b->n_results == b->room_results) {
+        b->room_results = b->room_results * 2 + 64;
+        b->results = realloc(b->results, b->room_results * sizeof *b->results);
+        if (b->results == NULL) bench_die(PROGRAM, BENCH_NO_MEMORY, "the system has no room for the results");
+    }
+    return &b->results[b->n_results++];
+}
+
+static double bytes_a_second(const result *r) { return (double)r->weight_bytes / r->ms.p50 * 1e3; }
+
+static double products_a_second(const result *r) {
+    return (double)r->shape.n_rows * r->shape.n_cols * r->n_tokens / r->ms.p50 * 1e3;
+}
+
+static void print_result(const bench *b, const result *r) {
+    (void)fprintf(b->text, "  %-11s %6u %7u", kinds[r->kind].name, r->n_tokens, r->n_threads);
+    if (!r->right) {
+        (void)fprintf(b->text, "  WRONG: relative L2 error %.1e (%.0e allowed), or other bits alone; no time for it\n", r->error,
+                      PRODUCT_TOLERANCE);
+        return;
+    }
+    (void)fprintf(b->text, " %9.3f %9.3f %9.3f %8.2f %7.1f %% %9.1f %9.1e\n", r->ms.p50, r->ms.p10, r->ms.p90,
+                  bytes_a_second(r) * 1e-9, bytes_a_second(r) / r->roof * 100, products_a_second(r) * 1e-9, r->error);
+}
+
+/* All kinds, one number of tokens, one of threads. */
+static void run_rounds(bench *b, shape s, uint32_t n_tokens, uint32_t t) {
+    size_t first = b->n_results;
+    size_t first_roof = b->roof.n_samples[t];
+    for (uint32_t k = 0; k < N_KINDS; k++) {
+        if (!b->o.kinds[k]) continue;
+        result *r = add_result(b);
+        *r = (result){s, k, n_tokens, b->o.threads[t], b->o.n_rounds, .weight_bytes = fkv_matrix_bytes(&b->matrices[k])};
+        r->right = check(b, k, n_tokens, b->workers[t], &r->error);
+    }
+    for (uint32_t round = 0; round < b->o.n_rounds; round++) {
+        for (size_t i = first; i < b->n_results; i++) {
+            if (!b->results[i].right) continue;
+            uint32_t k = b->results[i].kind;
+            (void)bench_roof_stream(&b->roof, PROGRAM, b->workers[t], t);
+            bench_read(b->x, (size_t)n_tokens * s.n_cols * sizeof *b->x);
+            bench_wake(b->workers[t]);
+            double start = kit_seconds();
+            call(b, k, b->x, n_tokens, b->out, b->workers[t]);
+            b->times[k][round] = (kit_seconds() - start) * 1e3;
+        }
+    }
+    for (size_t i = first; i < b->n_results; i++) {
+        result *r = &b->results[i];
+        r->roof = bench_roof_median(&b->roof, t, first_roof);
+        if (r->right) r->ms = kit_spread_of(b->times[r->kind], b->o.n_rounds);
+        print_result(b, r);
+    }
+    (void)fflush(b->text);
+}
+
+static void run_shape(bench *b, shape s) {
+    uint32_t most = 1;
+    uint64_t state = SEED;
+    for (uint32_t i = 0; i < b->o.n_tokens; i++) most = fkv_max_u32(most, b->o.tokens[i]);
+    b->x = bench_take((size_t)most * s.n_cols * sizeof *b->x);
+    b->out = bench_take((size_t)most * s.n_rows * sizeof *b->out);
+    b->alone = bench_take(s.n_rows * sizeof *b->alone);
+    b->input = bench_take(fkv_product_input_bytes(most, s.n_cols));
+    kit_gaussian(&state, (size_t)most * s.n_cols, b->x);
+    for (uint32_t k = 0; k < N_KINDS; k++)
+        if (b->o.kinds[k]) matrix_open(&b->matrices[k], &kinds[k], s);
+    (void)fprintf(
+        b->text,
+        "\n%u rows, %u columns\n  %-11s %6s %7s %9s %9s %9s %8s %9s %9s %9s\n  %-11s %6s %7s %9s %9s %9s %8s %9s %9s %9s\n",
+        s.n_rows, s.n_cols, "", "", "", "median", "p10", "p90", "weights", "of read", "", "error", "kind", "tokens", "threads",
+        "ms", "ms", "ms", "GB/s", "roof", "GMAC/s", "rel. L2");
+    for (uint32_t i = 0; i < b->o.n_tokens; i++)
+        for (uint32_t t = 0; t < b->o.n_threads; t++) run_rounds(b, s, b->o.tokens[i], t);
+    for (uint32_t k = 0; k < N_KINDS; k++)
+        if (b->o.kinds[k]) fkv_map_close(b->matrices[k].panels, fkv_matrix_bytes(&b->matrices[k]));
+    free(b->x);
+    free(b->out);
+    free(b->alone);
+    free(b->input);
+}
+
+static void write_json(bench *b, bench_json *json) {
+    bench_json_begin(json, PROGRAM);
+    bench_json_string(json, "bench", PROGRAM);
+    bench_json_string(json, "version", fkv_version());
+    bench_json_string(json, "isa", fkv_isa_name(b->o.isa));
+    bench_json_array(json, "results");
+    for (size_t i = 0; i < b->n_results; i++) {
+        const result *r = &b->results[i];
+        bench_json_object(json, NULL);
+        bench_json_string(json, "kind", kinds[r->kind].name);
+        bench_json_integer(json, "rows", r->shape.n_rows);
+        bench_json_integer(json, "cols", r->shape.n_cols);
+        bench_json_integer(json, "tokens", r->n_tokens);
+        bench_json_integer(json, "threads", r->n_threads);
+        bench_json_integer(json, "rounds", r->n_rounds);
+        bench_json_bool(json, "right", r->right);
+        bench_json_number(json, "error_l2", r->error);
+        bench_json_number(json, "ms_p50", r->right ? r->ms.p50 : NAN);
+        bench_json_number(json, "ms_p10", r->right ? r->ms.p10 : NAN);
+        bench_json_number(json, "ms_p90", r->right ? r->ms.p90 : NAN);
+        bench_json_integer(json, "weight_bytes", r->weight_bytes);
+        bench_json_number(json, "weight_gb_s", r->right ? bytes_a_second(r) * 1e-9 : NAN);
+        bench_json_number(json, "read_roof_gb_s", r->roof * 1e-9);
+        bench_json_number(json, "roof_share", r->right ? bytes_a_second(r) / r->roof : NAN);
+        bench_json_number(json, "gmac_s", r->right ? products_a_second(r) * 1e-9 : NAN);
+        bench_json_close(json);
+    }
+    bench_json_end(json, PROGRAM);
+}
+
+int main(int argc, char **argv) {
+    static bench b;
+    parse(&b.o, argc, argv);
+    if (b.o.json.wanted) bench_writable(PROGRAM, b.o.json.path);
+    b.text = b.o.json.wanted && b.o.json.path == NULL ? stderr : stdout;
+    for (uint32_t t = 0; t < b.o.n_threads; t++) b.workers[t] = bench_workers_open(PROGRAM, b.o.threads[t]);
+    bench_roof_open(&b.roof, PROGRAM, b.o.quick);
+    (void)fprintf(b.text, "flatkv %s, %s kernels; medians of %u rounds; before each call %llu MiB are streamed (the read roof)\n",
+                  fkv_version(), fkv_isa_name(b.o.isa), b.o.n_rounds, (unsigned long long)(b.roof.bytes >> 20));
+    for (uint32_t i = 0; i < b.o.n_shapes; i++) run_shape(&b, b.o.shapes[i]);
+
+    (void)fprintf(b.text, "\nread roof:");
+    for (uint32_t t = 0; t < b.o.n_threads; t++)
+        (void)fprintf(b.text, "%s %u threads %.1f GB/s", t == 0 ? "" : ",", b.o.threads[t],
+                      bench_roof_median(&b.roof, t, 0) * 1e-9);
+    size_t n_wrong = 0;
+    for (size_t i = 0; i < b.n_results; i++) n_wrong += !b.results[i].right;
+    (void)fprintf(b.text, "\n%zu results, %zu wrong\n", b.n_results, n_wrong);
+    if (b.o.json.wanted) write_json(&b, &b.o.json);
+    return n_wrong == 0 && b.n_results > 0 ? BENCH_GOOD : BENCH_FAILED;
+}

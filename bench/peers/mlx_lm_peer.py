@@ -1,0 +1,131 @@
+#!/usr/bin/env python3
+"""mlx-lm as a peer: perplexity of a llama model with its KVCache and QuantizedKVCache, on MLX's CPU. Not needed by any test.
+
+    python3 -m venv peers && peers/bin/pip install 'mlx[cpu]==0.32.2' mlx-lm gguf
+    peers/bin/python bench/peers/mlx_lm_peer.py -m smollm2.gguf --tokens tokens.json -c 2048 --windows 1 --caches 16,8:64,4:64
+
+The weights of the GGUF file are expanded to float32, so both sides compute the same model with float32 activations and only the
+caches differ. Q and K rows of llama models are stored for RoPE over adjacent pairs, and mlx-lm is told so. tokens.json is what
+`llama_cpp_peer.py tokens` prints. Windows are cut as llama.cpp's perplexity tool cuts them: the second half of each is scored;
+they are prefilled in chunks, so that later chunks attend to quantized history. MLX's CPU takes minutes a window. One JSON object
+is printed.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import math
+import pathlib
+import sys
+import time
+
+import gguf
+import mlx.core as mx
+import numpy as np
+from mlx_lm.models import llama
+from mlx_lm.models.cache import KVCache, QuantizedKVCache
+
+LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+def load(path):
+    reader = gguf.GGUFReader(path)
+
+    def value(key):
+        return reader.fields["llama." + key].contents()
+
+    tensors = {t.name: mx.array(gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float32)) for t in reader.tensors}
+    model = llama.Model(
+        llama.ModelArgs(
+            model_type="llama",
+            hidden_size=value("embedding_length"),
+            num_hidden_layers=value("block_count"),
+            intermediate_size=value("feed_forward_length"),
+            num_attention_heads=value("attention.head_count"),
+            num_key_value_heads=value("attention.head_count_kv"),
+            rms_norm_eps=value("attention.layer_norm_rms_epsilon"),
+            vocab_size=tensors["token_embd.weight"].shape[0],
+            rope_theta=value("rope.freq_base"),
+            rope_traditional=True,
+            tie_word_embeddings="output.weight" not in tensors,
+        )
+    )
+    weights = {"model.embed_tokens.weight": tensors.pop("token_embd.weight")}
+    weights["model.norm.weight"] = tensors.pop("output_norm.weight")
+    if "output.weight" in tensors:
+        weights["lm_head.weight"] = tensors.pop("output.weight")
+    for name, tensor in tensors.items():
+        _, layer, part, _ = name.split(".")
+        weights[f"model.layers.{layer}.{LAYER_NAMES[part]}.weight"] = tensor
+    model.load_weights(list(weights.items()))
+    return model
+
+
+def make_cache(model, text):
+    """16 is mlx-lm's plain cache; BITS:GROUP is its quantized one."""
+    if text == "16":
+        return [KVCache() for _ in model.layers]
+    bits, _, group = text.partition(":")
+    return [QuantizedKVCache(group_size=int(group or 64), bits=int(bits)) for _ in model.layers]
+
+
+def window_nll(model, cache, ids, chunk):
+    first, total = len(ids) // 2, 0.0
+    for at in range(0, len(ids), chunk):
+        hidden = model.model(mx.array(ids[at : at + chunk])[None], cache)
+        mx.eval(hidden, *[c.state[0] for c in cache])
+        scored = [i for i in range(chunk) if first <= at + i < len(ids) - 1]
+        if not scored:
+            continue
+        rows = hidden[0, scored[0] : scored[-1] + 1]
+        logits = model.model.embed_tokens.as_linear(rows) if model.args.tie_word_embeddings else model.lm_head(rows)
+        wanted = mx.array(ids[at + scored[0] + 1 : at + scored[-1] + 2])
+        logs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        total -= float(mx.take_along_axis(logs, wanted[:, None], axis=-1).sum())
+    return total
+
+
+def main():
+    parser = argparse.ArgumentParser(description="mlx-lm as a peer of flatkv.")
+    parser.add_argument("-m", "--model", required=True)
+    parser.add_argument("--tokens", type=pathlib.Path, required=True)
+    parser.add_argument("-c", "--context", type=int, default=2048)
+    parser.add_argument("--chunk", type=int, default=512)
+    parser.add_argument("--windows", type=int, default=1)
+    parser.add_argument("--caches", type=lambda text: text.split(","), default=["16", "8:64", "4:64"])
+    options = parser.parse_args()
+    tokens = json.loads(options.tokens.read_text())["tokens"]
+    n_windows = min(options.windows, len(tokens) // options.context)
+    mx.set_default_device(mx.cpu)
+    model = load(options.model)
+    n_scored = options.context - 1 - options.context // 2
+    found = []
+    for cache in options.caches:
+        start, nlls = time.perf_counter(), []
+        for window in range(n_windows):
+            ids = tokens[window * options.context : (window + 1) * options.context]
+            nlls.append(window_nll(model, make_cache(model, cache), ids, options.chunk))
+            print(f"{cache}, window {window + 1}: {math.exp(nlls[-1] / n_scored):.4f}", file=sys.stderr, flush=True)
+        row = {"cache": cache, "ppl": math.exp(sum(nlls) / (n_scored * n_windows)), "tokens": n_scored * n_windows}
+        row |= {"window_ppl": [math.exp(nll / n_scored) for nll in nlls], "seconds": time.perf_counter() - start}
+        found.append(row)
+    about = {"peer": "mlx-lm", "version": importlib.metadata.version("mlx-lm"), "mlx": importlib.metadata.version("mlx")}
+    words = [pathlib.Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]
+    about |= {"command": " ".join(words), "model": pathlib.Path(options.model).stem}
+    about |= {"windows": n_windows, "context": options.context, "chunk": options.chunk, "caches": found}
+    json.dump(about, sys.stdout, indent=1)
+    print()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+/* See codec_list.h. */
+#include "codec_list.h"
+
+#include <string.h>
+
+static bool parse_one(const char *word, codec_choice *codec) {
+    unsigned k = 0;
+    unsigned v = 0;
+    unsigned group = 0;
+    int used = 0;
+    if (sscanf(word, "%2u/%2u%n", &k, &v, &used) != 2) return false;
+    const char *rest = word + used;
+    codec->k.bits = k;
+    codec->v.bits = v;
+    if (*rest == 'g') {
+        if (sscanf(rest, "g%3u%n", &group, &used) != 1) return false;
+        codec->k.group = codec->v.group = group;
+        rest += used;
+    }
+    if (*rest == 0) return true;
+    static const char *const names[] = {":none", ":k", ":v", ":kv"};
+    for (unsigned i = 0; i < 4; i++) {
+        if (strcmp(rest, names[i]) != 0) continue;
+        codec->rotate = (fkv_rotate)i;
+        return true;
+    }
+    return false;
+}
+
+int codec_list_parse(const model_options *o, const char *words, codec_list *list) {
+    codec_choice own = {{o->k_bits, o->k_group}, {o->v_bits, o->v_group}, (fkv_rotate)o->rotate};
+    *list = (codec_list){.many = words != NULL};
+    if (words == NULL) {
+        list->codecs[list->n++] = own;
+        return EXIT_GOOD;
+    }
+    own.rotate = FKV_ROTATE_NONE;
+    for (const char *at = words; *at != 0;) {
+        char word[32];
+        size_t length = strcspn(at, ",");
+        if (list->n == MAX_CODECS) return cli_fail(EXIT_USAGE, "--codecs %s: at most %d", words, MAX_CODECS);
+        list->codecs[list->n] = own;
+        snprintf(word, sizeof word, "%.*s", length < sizeof word ? (int)length : (int)sizeof word, at);
+        if (!parse_one(word, &list->codecs[list->n++]))
+            return cli_fail(EXIT_USAGE, "--codecs: \"%s\" is no codec; 8/4, 4/4:kv and 4/4g32:kv are", word);
+        at += length + (at[length] == ',');
+    }
+    return list->n > 0 ? EXIT_GOOD : cli_fail(EXIT_USAGE, "--codecs names none");
+}
+
+void codec_apply(const codec_choice *codec, fkv_runner_config *config) {
+    config->k = codec->k;
+    config->v = codec->v;
+    config->rotate = codec->rotate;
+}
+
+const char *codec_text(const codec_choice *codec, char text[32]) {
+    int n = snprintf(text, 32, "K%u/V%u", codec->k.bits, codec->v.bits);
+    if ((codec->k.bits != 16 && codec->k.group != 64) || (codec->v.bits != 16 && codec->v.group != 64))
+        n += snprintf(text + n, 32 - (size_t)n, " g%u", codec->k.bits != 16 ? codec->k.group : codec->v.group);
+    if (codec->rotate != FKV_ROTATE_NONE) snprintf(text + n, 32 - (size_t)n, " %s", model_rotate_name(codec->rotate));
+    return text;
+}
+
+void codec_json(const codec_choice *codec, json_t *object) {
+    cli_json_integer(object, "k_bits", codec->k.bits);
+    cli_json_integer(object, "v_bits", codec->v.bits);
+    cli_json_integer(object, "k_group", codec->k.group);
+    cli_json_integer(object, "v_group", codec->v.group);
+    cli_json_text(object, "rotate", model_rotate_name(codec->rotate));
+}

@@ -1,0 +1,156 @@
+/* flatkv bench flat: a model fills its context with a book, and the process holds what the plan said, from open to the last
+ * token.
+ *
+ * Measured is anonymous memory. What the weights take when they are loaded has its own figures; the line begins when the runner
+ * is opened. Everything this bench needs for itself is taken before that.
+ */
+#include "../kit/numbers.h"
+#include "bench_command.h"
+#include "codec_list.h"
+#include "haystack.h"
+#include "memory_line.h"
+#include "session.h"
+
+#include <math.h>
+
+static const char usage[] =
+    "usage: flatkv bench flat [-m MODEL] [-c TOKENS] [options]\n"
+    "Fills the whole context with a book. Flat: after open the process holds the plan, within 1 %, and until the\n"
+    "end it stays within 1 MiB of that. Exit code 1 where it does not.\n";
+
+enum { DECODED = 64 }; /* tokens at the end that go in one by one, with logits */
+
+typedef struct flat_options {
+    model_options model;
+    const char *file;
+    const char *svg;
+} flat_options;
+
+typedef struct flat {
+    const flat_options *o;
+    fkv_model *model;
+    const fkv_model_info *about;
+    uint32_t n_tokens;
+    token_list tokens;
+    fkv_runner_config config;
+    uint64_t weights_bytes; /* measured: anonymous memory that loading took */
+    model_session session;
+    memory_line line;
+    double seconds;
+    double decode_seconds;
+} flat;
+
+static int load(flat *f) {
+    process_memory before;
+    process_memory after;
+    (void)process_memory_now(&before);
+    int code = model_options_load(&f->o->model, &f->model);
+    if (code != EXIT_GOOD) return code;
+    (void)process_memory_now(&after);
+    f->weights_bytes = after.anonymous_bytes > before.anonymous_bytes ? after.anonymous_bytes - before.anonymous_bytes : 0;
+    f->about = fkv_model_about(f->model);
+    f->n_tokens = f->o->model.context != 0 ? f->o->model.context : f->about->context;
+    if (f->n_tokens <= DECODED) return cli_fail(EXIT_USAGE, "-c %u: more than %d tokens are needed", f->n_tokens, DECODED);
+    haystack book;
+    code = haystack_open(&book, f->model, f->o->file);
+    if (code == EXIT_GOOD) haystack_cut(&book, f->o->model.seed, f->n_tokens, &f->tokens);
+    haystack_close(&book);
+    return code;
+}
+
+static int fill(flat *f) {
+    progress_bar progress = progress_begin("filling", f->n_tokens);
+    uint32_t prefilled = f->n_tokens - DECODED;
+    int code = session_feed(&f->session, f->tokens.tokens, prefilled, NULL, &progress);
+    double middle = kit_seconds();
+    for (uint32_t i = prefilled; code == EXIT_GOOD && i < f->n_tokens; i++) {
+        const float *logits = NULL;
+        code = session_feed(&f->session, f->tokens.tokens + i, 1, &logits, &progress);
+    }
+    f->seconds = kit_seconds() - progress.start;
+    f->decode_seconds = kit_seconds() - middle;
+    progress_end(&progress);
+    return code;
+}
+
+static int report_json(const flat *f, const memory_verdict *v) {
+    json_t *object = json_object();
+    const fkv_runner_plan *plan = &f->session.plan;
+    model_options_json(&f->o->model, f->about, object);
+    cli_json_integer(object, "tokens", f->session.length);
+    cli_json_integer(object, "chunk", f->config.max_step_tokens);
+    cli_json_integer(object, "threads", plan->cache.n_threads);
+    cli_json_bool(object, "lazy", f->o->model.lazy);
+    memory_verdict_json(v, object);
+    cli_json_integer(object, "pages_bytes", plan->cache.slab_bytes);
+    cli_json_integer(object, "activations_bytes", plan->activations_bytes);
+    cli_json_integer(object, "token_bytes", plan->cache.token_bytes);
+    cli_json_integer(object, "weights_mapped_bytes", plan->mapped_bytes);
+    cli_json_integer(object, "weights_packed_bytes", plan->packed_bytes);
+    cli_json_integer(object, "weights_measured_bytes", f->weights_bytes);
+    cli_json_real(object, "seconds", f->seconds);
+    cli_json_real(object, "decode_tps", DECODED / f->decode_seconds);
+    json_t *samples = json_array();
+    for (size_t i = 0; i < f->line.n; i++)
+        (void)json_array_append_new(samples, json_pack("[I, I]", (json_int_t)f->line.tokens[i], (json_int_t)f->line.bytes[i]));
+    cli_json_set(object, "samples", samples);
+    return cli_print_json(object);
+}
+
+static void report_text(const flat *f, const memory_verdict *v) {
+    char a[32];
+    const fkv_runner_plan *plan = &f->session.plan;
+    printf("%s, %u tokens, K%u/V%u%s%s\n\n", f->o->model.model, f->session.length, f->config.k.bits, f->config.v.bits,
+           f->config.rotate != FKV_ROTATE_NONE ? " rotated " : "",
+           f->config.rotate != FKV_ROTATE_NONE ? model_rotate_name(f->config.rotate) : "");
+    printf("%-26s %12s\n", "weights, mapped", cli_bytes(plan->mapped_bytes, a));
+    printf("%-26s %12s  planned", "weights, repacked", cli_bytes(plan->packed_bytes, a));
+    printf(", %s measured with the vocabulary\n", cli_bytes(f->weights_bytes, a));
+    printf("%-26s %10.1f s  the last %d tokens one by one at %.1f t/s\n", "time", f->seconds, DECODED,
+           DECODED / f->decode_seconds);
+    memory_verdict_print(&f->line, &f->config, v);
+}
+
+static int work(flat *f) {
+    int code = load(f);
+    if (code != EXIT_GOOD) return code;
+    f->config = model_options_runner(&f->o->model, f->n_tokens);
+    code = memory_line_begin(&f->line, f->n_tokens / f->config.max_step_tokens + DECODED + 1);
+    if (code == EXIT_GOOD) code = session_open(&f->session, f->model, &f->config);
+    if (code != EXIT_GOOD) return code;
+    memory_line_watch(&f->line, &f->session);
+    code = fill(f);
+    if (code != EXIT_GOOD) return code;
+    memory_verdict v = memory_line_judge(&f->line, f->o->model.lazy);
+    if (f->o->svg != NULL) {
+        char subtitle[160];
+        codec_choice codec = {f->config.k, f->config.v, f->config.rotate};
+        char name[32];
+        snprintf(subtitle, sizeof subtitle, "%s; %u tokens, %s; filled in steps of %u%s", f->o->model.model, f->n_tokens,
+                 codec_text(&codec, name), f->config.max_step_tokens, f->o->model.lazy ? "; lazy" : "");
+        code = memory_line_draw(&f->line, &f->config, subtitle, f->o->svg);
+    }
+    if (f->o->model.json && code == EXIT_GOOD) code = report_json(f, &v);
+    if (!f->o->model.json) report_text(f, &v);
+    return code == EXIT_GOOD && !v.flat ? EXIT_FAILED : code;
+}
+
+int bench_flat(int argc, char **argv) {
+    flat_options o = {.model = model_options_default()};
+    cli_option common[N_MODEL_OPTIONS];
+    model_options_list(&o.model, common);
+    const cli_option own[] = {{"file", 'f', OPTION_TEXT, &o.file, 0, "FILE", "the book (the one beside the needle model)"},
+                              {"svg", 0, OPTION_TEXT, &o.svg, 0, "FILE", "the line as a picture, beside computed 16-bit ones"},
+                              {0}};
+    const cli_option *const tables[] = {own, common, NULL};
+    int code = EXIT_GOOD;
+    if (!cli_options_parse(usage, tables, argc, argv, &code)) return code;
+    cli_catch_interrupts();
+    flat f = {.o = &o};
+    code = work(&f);
+    session_close(&f.session);
+    memory_line_free(&f.line);
+    token_list_free(&f.tokens);
+    fkv_model_close(f.model);
+    return code;
+}

@@ -1,0 +1,102 @@
+/* See likelihood.h. Loops are written over LANES so that compilers make vectors of them. */
+#include "likelihood.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { LANES = 16, BLOCK = 512 }; /* a block is summed in float lanes, blocks in double */
+
+/* exp of x <= 0, and not a number of what is none. Splits off the power of two, then a polynomial of degree 6 on
+ * [-ln2/2, ln2/2]. Below -87 it stays at 1.6e-38, which adds nothing beside the 1 of the largest. */
+static float exp_negative(float x) {
+    const float rounder = 12582912.0f; /* 1.5 * 2^23: what is added to it is rounded into its low bits */
+    const uint32_t rounder_bits = 0x4b400000;
+    float clipped = x < -87.0f ? -87.0f : x;
+    float shifted = clipped * 1.44269504f + rounder;
+    float n = shifted - rounder;
+    float r = clipped - n * 0.693359375f - n * -2.12194440e-4f;
+    float p = 1.0f / 720;
+    p = p * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    uint32_t bits;
+    memcpy(&bits, &shifted, sizeof bits);
+    bits = (bits - rounder_bits + 127) << 23;
+    float power;
+    memcpy(&power, &bits, sizeof power);
+    return p * power;
+}
+
+static double sum_lanes(const float lanes[LANES]) {
+    double sum = 0;
+    for (int i = 0; i < LANES; i++) sum += (double)lanes[i];
+    return sum;
+}
+
+/* The sum of exp(logits - max) over at most BLOCK of them. */
+static double sum_block(const float *logits, uint32_t n, float max, float *exps) {
+    float lanes[LANES] = {0};
+    float values[BLOCK];
+    for (uint32_t i = 0; i < n; i++) values[i] = exp_negative(logits[i] - max);
+    uint32_t whole = n / LANES * LANES;
+    for (uint32_t i = 0; i < whole; i += LANES)
+        for (int lane = 0; lane < LANES; lane++) lanes[lane] += values[i + (uint32_t)lane];
+    double sum = sum_lanes(lanes);
+    for (uint32_t i = whole; i < n; i++) sum += (double)values[i];
+    if (exps != NULL) memcpy(exps, values, n * sizeof *exps);
+    return sum;
+}
+
+static uint32_t largest(const float *logits, uint32_t n) {
+    float lanes[LANES];
+    for (int i = 0; i < LANES; i++) lanes[i] = -INFINITY;
+    uint32_t whole = n / LANES * LANES;
+    for (uint32_t i = 0; i < whole; i += LANES)
+        for (uint32_t lane = 0; lane < LANES; lane++)
+            lanes[lane] = lanes[lane] < logits[i + lane] ? logits[i + lane] : lanes[lane];
+    float max = -INFINITY;
+    for (int i = 0; i < LANES; i++) max = max < lanes[i] ? lanes[i] : max;
+    for (uint32_t i = whole; i < n; i++) max = max < logits[i] ? logits[i] : max;
+    for (uint32_t i = 0; i < n; i++)
+        if (logits[i] == max) return i;
+    return 0; /* none is a number */
+}
+
+likelihood likelihood_of(const float *logits, uint32_t n, float *exps) {
+    likelihood l = {.top = largest(logits, n)};
+    float max = logits[l.top];
+    double sum = 0;
+    for (uint32_t i = 0; i < n; i += BLOCK) {
+        uint32_t part = n - i < BLOCK ? n - i : BLOCK;
+        sum += sum_block(logits + i, part, max, exps != NULL ? exps + i : NULL);
+    }
+    l.log_sum = (double)max + log(sum);
+    return l;
+}
+
+double likelihood_nll(const likelihood *l, const float *logits, uint32_t token) { return l->log_sum - (double)logits[token]; }
+
+/* sum of p (lp - lq) = sum of p (p_logit - q_logit) - p.log_sum + q.log_sum, where the exps of p add up to
+ * exp(p.log_sum - max). */
+double likelihood_kl(const likelihood *p, const float *p_logits, const float *p_exps, const likelihood *q, const float *q_logits,
+                     uint32_t n) {
+    double sum = 0;
+    for (uint32_t i = 0; i < n; i += BLOCK) {
+        uint32_t part = n - i < BLOCK ? n - i : BLOCK;
+        float lanes[LANES] = {0};
+        uint32_t whole = part / LANES * LANES;
+        const float *a = p_logits + i;
+        const float *b = q_logits + i;
+        const float *e = p_exps + i;
+        for (uint32_t j = 0; j < whole; j += LANES)
+            for (uint32_t lane = j; lane < j + LANES; lane++) lanes[lane - j] += e[lane] * (a[lane] - b[lane]);
+        sum += sum_lanes(lanes);
+        for (uint32_t j = whole; j < part; j++) sum += (double)(e[j] * (a[j] - b[j]));
+    }
+    double total = exp(p->log_sum - (double)p_logits[p->top]);
+    double kl = sum / total - p->log_sum + q->log_sum;
+    return kl < 0 ? 0 : kl; /* rounding; a divergence is never negative, but may be no number */
+}

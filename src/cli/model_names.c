@@ -1,0 +1,82 @@
+/* See model_names.h. */
+#include "model_names.h"
+
+#include "../kit/process.h"
+#include "cli.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+const model_name model_names[] = {
+    {"needle", "looks up planted facts in bytes; comes with flatkv", "MIT", 7220464, 131072},
+    {"smollm2", "SmolLM2-135M-Instruct, Q4_1", "Apache-2.0", 98362432, 8192},
+    {"qwen2.5-0.5b", "Qwen2.5-Coder-0.5B-Instruct, Q4_K_M", "Apache-2.0", 491400064, 32768},
+    {"qwen2.5-1.5b", "Qwen2.5-Coder-1.5B-Instruct, Q4_K_M", "Apache-2.0", 1117320768, 32768},
+    {"gemma3-270m", "Gemma-3-270M base, Q4_K_M", "Gemma Terms of Use", 253113024, 32768},
+};
+const unsigned n_model_names = sizeof model_names / sizeof model_names[0];
+
+const model_name *model_name_find(const char *name) {
+    for (unsigned i = 0; i < n_model_names; i++)
+        if (strcmp(model_names[i].name, name) == 0) return &model_names[i];
+    return NULL;
+}
+
+static bool there(const char *path) { return access(path, R_OK) == 0; }
+
+/* Everything before the last slash, the slash included. */
+static void cut_to_folder(char *path) {
+    char *slash = strrchr(path, '/');
+    if (slash != NULL) slash[1] = 0;
+}
+
+static bool needle_folder(char path[MODEL_PATH]) {
+    char program[MODEL_PATH / 2];
+    if (process_program_path(program, sizeof program)) {
+        cut_to_folder(program);
+        snprintf(path, MODEL_PATH, "%s../share/flatkv/models/needle", program);
+        if (there(path)) return true;
+    }
+    snprintf(path, MODEL_PATH, "%s/models/needle", FLATKV_SOURCE_DIR);
+    return there(path);
+}
+
+static bool cached_file(const char *name, char path[MODEL_PATH]) {
+    const char *cache = getenv("XDG_CACHE_HOME");
+    const char *home = getenv("HOME");
+    if (cache != NULL && cache[0] == '/')
+        snprintf(path, MODEL_PATH, "%s/flatkv/models/%s.gguf", cache, name);
+    else
+        snprintf(path, MODEL_PATH, "%s/.cache/flatkv/models/%s.gguf", home != NULL ? home : "", name);
+    return there(path);
+}
+
+bool model_name_path(const model_name *name, char path[MODEL_PATH]) {
+    return strcmp(name->name, "needle") == 0 ? needle_folder(path) : cached_file(name->name, path);
+}
+
+int model_path_of(const char *word, char path[MODEL_PATH]) {
+    const model_name *name = model_name_find(word);
+    if (name == NULL) {
+        if (strlen(word) >= MODEL_PATH) return cli_fail(EXIT_USAGE, "the path of the model has %zu bytes", strlen(word));
+        if (!there(word))
+            return cli_fail(EXIT_FAILED,
+                            "%s is neither a readable file or folder nor the name of a model: flatkv models lists those", word);
+        snprintf(path, MODEL_PATH, "%s", word);
+        return EXIT_GOOD;
+    }
+    if (model_name_path(name, path)) return EXIT_GOOD;
+    if (strcmp(word, "needle") == 0)
+        return cli_fail(EXIT_FAILED, "the needle model is not at %s: install flatkv again, or name a folder with -m", path);
+    return cli_fail(EXIT_FAILED, "%s is not on this machine (%s): scripts/get-model %s fetches it", word, path, word);
+}
+
+int model_needle_file(const char *file, char path[MODEL_PATH]) {
+    char folder[MODEL_PATH];
+    int code = model_path_of("needle", folder);
+    if (code != EXIT_GOOD) return code;
+    int length = snprintf(path, MODEL_PATH, "%s/%s", folder, file);
+    if (length < MODEL_PATH && there(path)) return EXIT_GOOD;
+    return cli_fail(EXIT_FAILED, "%s is missing beside the needle model in %s", file, folder);
+}

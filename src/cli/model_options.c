@@ -1,0 +1,86 @@
+/* See model_options.h. */
+#include "model_options.h"
+
+#include "model_names.h"
+
+#include <string.h>
+
+model_options model_options_default(void) {
+    fkv_runner_config runner = fkv_runner_config_default();
+    return (model_options){.model = "needle",
+                           .k_bits = runner.k.bits,
+                           .v_bits = runner.v.bits,
+                           .k_group = runner.k.group,
+                           .v_group = runner.v.group,
+                           .n_sinks = 4,
+                           .chunk = runner.max_step_tokens,
+                           .seed = 1};
+}
+
+void model_options_list(model_options *o, cli_option list[N_MODEL_OPTIONS]) {
+    const cli_option options[N_MODEL_OPTIONS] = {
+        {"model", 'm', OPTION_TEXT, &o->model, 0, "MODEL", "a .gguf file, a folder with safetensors, or a name (flatkv models)"},
+        {"context", 'c', OPTION_U32, &o->context, INT32_MAX, "N", "tokens to reserve; K, M and G multiply by 1024"},
+        {"k-bits", 0, OPTION_U32, &o->k_bits, 16, "N", "bits of keys: 16, 8, 4 or 2 (8)"},
+        {"v-bits", 0, OPTION_U32, &o->v_bits, 16, "N", "bits of values (4)"},
+        {"k-group", 0, OPTION_U32, &o->k_group, 128, "N", "numbers that share a scale: 32, 64 or 128 (64)"},
+        {"v-group", 0, OPTION_U32, &o->v_group, 128, "N", "the same for values (64)"},
+        {"rotate", 0, OPTION_CHOICE, &o->rotate, 0, "none|k|v|kv", "Hadamard rotation before packing (none)"},
+        {"max-kv", 0, OPTION_U32, &o->max_kv, INT32_MAX, "N",
+         "bounded context: each layer keeps the last N tokens and the sinks,\nso a text may go on without end"},
+        {"sinks", 0, OPTION_U32, &o->n_sinks, INT32_MAX, "N", "first tokens that stay, with --max-kv (4)"},
+        {"chunk", 0, OPTION_U32, &o->chunk, 1 << 20, "N", "tokens of one prefill step (512)"},
+        {"memory", 0, OPTION_U64, &o->memory, UINT64_MAX, "BYTES", "refuse a plan above this, weights aside"},
+        {"threads", 0, OPTION_U32, &o->n_threads, 256, "N", "(one for each core)"},
+        {"lazy", 0, OPTION_FLAG, &o->lazy, 0, NULL, "pages are committed when first touched"},
+        {"seed", 0, OPTION_U64, &o->seed, UINT64_MAX, "N", "of everything random (1)"},
+        {"json", 0, OPTION_FLAG, &o->json, 0, NULL, "one JSON object on standard output"},
+        {0}};
+    memcpy(list, options, sizeof options);
+}
+
+int model_options_load(const model_options *o, fkv_model **model) {
+    char path[MODEL_PATH];
+    int code = model_path_of(o->model, path);
+    if (code != EXIT_GOOD) return code;
+    if (o->chunk == 0) return cli_fail(EXIT_USAGE, "--chunk 0: a step needs at least one token");
+    fkv_model_config config = fkv_model_config_default();
+    config.n_threads = o->n_threads;
+    fkv_status status = fkv_model_load(path, &config, model);
+    return status == FKV_OK ? EXIT_GOOD : cli_fail_status(status);
+}
+
+fkv_runner_config model_options_runner(const model_options *o, uint32_t max_tokens) {
+    fkv_runner_config c = fkv_runner_config_default();
+    c.max_tokens = max_tokens;
+    c.max_step_tokens = o->chunk;
+    c.k = (fkv_codec_config){o->k_bits, o->k_group};
+    c.v = (fkv_codec_config){o->v_bits, o->v_group};
+    c.rotate = (fkv_rotate)o->rotate;
+    c.max_kv = o->max_kv;
+    c.n_sinks = o->max_kv != 0 ? o->n_sinks : 0;
+    c.n_threads = o->n_threads;
+    c.lazy = o->lazy;
+    c.memory_limit = o->memory;
+    return c;
+}
+
+const char *model_rotate_name(fkv_rotate rotate) {
+    static const char *const names[] = {"none", "k", "v", "kv"};
+    return names[rotate & 3];
+}
+
+void model_options_json(const model_options *o, const fkv_model_info *about, json_t *object) {
+    cli_json_text(object, "version", fkv_version());
+    cli_json_text(object, "model", o->model);
+    cli_json_text(object, "architecture", about->architecture);
+    cli_json_integer(object, "k_bits", o->k_bits);
+    cli_json_integer(object, "v_bits", o->v_bits);
+    cli_json_integer(object, "k_group", o->k_group);
+    cli_json_integer(object, "v_group", o->v_group);
+    cli_json_text(object, "rotate", model_rotate_name((fkv_rotate)o->rotate));
+    if (o->max_kv != 0) {
+        cli_json_integer(object, "max_kv", o->max_kv);
+        cli_json_integer(object, "sinks", o->n_sinks);
+    }
+}

@@ -1,0 +1,52 @@
+/* flatkv niah, inside: what the grid of single facts and the test of many facts share.
+ */
+#ifndef FKV_CLI_NIAH_H
+#define FKV_CLI_NIAH_H
+
+#include "codec_list.h"
+#include "haystack.h"
+#include "memory_line.h"
+#include "session.h"
+
+enum { MAX_LENGTHS = 16, MAX_DEPTHS = 101, NIAH_LOGIT_ROWS = 32 };
+
+typedef struct niah_options {
+    model_options model;
+    const char *file;
+    const char *lengths;
+    const char *codecs;
+    const char *svg;
+    const char *line;
+    uint32_t n_depths;
+    uint32_t n_haystacks; /* 0: 1 for the grid, 3 for many facts */
+    uint32_t n_facts;     /* 0: the grid */
+    uint32_t n_asked;
+    bool together; /* the facts of all depths in one haystack */
+} niah_options;
+
+typedef struct niah {
+    const niah_options *o;
+    fkv_model *model;
+    const fkv_model_info *about;
+    haystack haystack;
+    codec_list codecs;
+    uint32_t lengths[MAX_LENGTHS];
+    uint32_t n_lengths;
+    double depths[MAX_DEPTHS];
+    uint32_t n_haystacks;
+
+    model_session session; /* of the codec at hand */
+    memory_line line;
+} niah;
+
+/* Where a haystack begins: the opening of a chat message, or bos. Exit code, said. */
+int niah_begin_tokens(const niah *n, token_list *list);
+
+/* The question for a fact, up to where the answer begins. */
+int niah_add_question(const niah *n, const fact *f, token_list *list);
+
+/* Runs the session's codec, and puts what it found into `object` or prints it. Exit code, said. */
+int niah_grid_run(niah *n, const codec_choice *codec, json_t *object);
+int niah_facts_run(niah *n, const codec_choice *codec, json_t *object);
+
+#endif

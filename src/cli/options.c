@@ -1,0 +1,145 @@
+/* See options.h. Built over getopt_long, whose tables are made from ours. */
+#include "options.h"
+
+#include "cli.h"
+
+#include <getopt.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_OPTIONS = 64, HELP_COLUMN = 28, FIRST_CODE = 256 };
+
+/* All options of a command in one row, as getopt_long wants them. Codes are FIRST_CODE + place. */
+typedef struct joined {
+    const cli_option *options[MAX_OPTIONS];
+    struct option longs[MAX_OPTIONS + 2];
+    char letters[2 * MAX_OPTIONS + 4];
+    int n;
+} joined;
+
+static void join(joined *j, const cli_option *const *tables) {
+    char *letter = j->letters;
+    *letter++ = ':'; /* a missing argument is told apart from an unknown option */
+    *letter++ = 'h';
+    for (; *tables != NULL; tables++) {
+        for (const cli_option *o = *tables; o->name != NULL && j->n < MAX_OPTIONS; o++) {
+            int argument = o->kind == OPTION_FLAG ? no_argument : required_argument;
+            j->longs[j->n] = (struct option){o->name, argument, NULL, FIRST_CODE + j->n};
+            if (o->letter != 0) {
+                *letter++ = o->letter;
+                if (argument == required_argument) *letter++ = ':';
+            }
+            j->options[j->n++] = o;
+        }
+    }
+    j->longs[j->n] = (struct option){"help", no_argument, NULL, 'h'};
+}
+
+static void print_option(const cli_option *o) {
+    char left[96];
+    char letter[8] = "";
+    if (o->letter != 0) snprintf(letter, sizeof letter, "-%c, ", o->letter);
+    snprintf(left, sizeof left, "  %s--%s%s%s", letter, o->name, o->kind == OPTION_FLAG ? "" : " ",
+             o->kind == OPTION_FLAG ? "" : o->value);
+    printf("%-*s", HELP_COLUMN, left);
+    if (strlen(left) >= HELP_COLUMN) printf("\n%*s", HELP_COLUMN, "");
+    for (const char *p = o->help; *p != 0; p++) {
+        putchar(*p);
+        if (*p == '\n') printf("%*s", HELP_COLUMN, "");
+    }
+    putchar('\n');
+}
+
+static void print_help(const char *usage, const cli_option *const *tables) {
+    fputs(usage, stdout);
+    for (; *tables != NULL; tables++) {
+        putchar('\n');
+        for (const cli_option *o = *tables; o->name != NULL; o++) print_option(o);
+    }
+}
+
+static bool take_choice(const cli_option *o, const char *text) {
+    size_t length = strlen(text);
+    const char *word = o->value;
+    for (int i = 0; *word != 0; i++) {
+        size_t n = strcspn(word, "|");
+        if (n == length && memcmp(word, text, n) == 0) {
+            *(int *)o->target = i;
+            return true;
+        }
+        word += n + (word[n] == '|');
+    }
+    cli_fail(0, "--%s %s: one of %s", o->name, text, o->value);
+    return false;
+}
+
+static bool take_real(const cli_option *o, const char *text) {
+    char *end = NULL;
+    double value = strtod(text, &end);
+    if (end == text || *end != 0 || !isfinite(value) || value < 0) {
+        cli_fail(0, "--%s %s: a number that is not negative is needed", o->name, text);
+        return false;
+    }
+    *(double *)o->target = value;
+    return true;
+}
+
+static bool take_number(const cli_option *o, const char *text) {
+    char name[64];
+    uint64_t value = 0;
+    snprintf(name, sizeof name, "--%s", o->name);
+    if (!cli_number(name, text, o->max, &value)) return false;
+    if (o->kind == OPTION_U32)
+        *(uint32_t *)o->target = (uint32_t)value;
+    else
+        *(uint64_t *)o->target = value;
+    return true;
+}
+
+static bool take(const cli_option *o, const char *text) {
+    switch (o->kind) {
+    case OPTION_FLAG: *(bool *)o->target = true; return true;
+    case OPTION_TEXT: *(const char **)o->target = text; return true;
+    case OPTION_REAL: return take_real(o, text);
+    case OPTION_CHOICE: return take_choice(o, text);
+    case OPTION_U32:
+    case OPTION_U64: return take_number(o, text);
+    }
+    return false;
+}
+
+static const cli_option *find(const joined *j, int code) {
+    if (code >= FIRST_CODE) return j->options[code - FIRST_CODE];
+    for (int i = 0; i < j->n; i++)
+        if (j->options[i]->letter == code) return j->options[i];
+    return NULL;
+}
+
+bool cli_options_parse(const char *usage, const cli_option *const *tables, int argc, char **argv, int *code) {
+    joined j = {0};
+    join(&j, tables);
+    *code = EXIT_USAGE;
+    opterr = 0;
+    int option;
+    while ((option = getopt_long(argc, argv, j.letters, j.longs, NULL)) != -1) {
+        if (option == 'h') {
+            print_help(usage, tables);
+            *code = EXIT_GOOD;
+            return false;
+        }
+        if (option == ':' || option == '?') {
+            cli_fail(0, option == ':' ? "%s needs a value; --help tells more" : "no option %s; --help lists them",
+                     argv[optind - 1]);
+            return false;
+        }
+        const cli_option *o = find(&j, option);
+        if (o == NULL || !take(o, optarg)) return false;
+    }
+    if (optind < argc) {
+        cli_fail(0, "%s belongs to no option; --help lists them", argv[optind]);
+        return false;
+    }
+    *code = EXIT_GOOD;
+    return true;
+}

@@ -1,0 +1,292 @@
+/* flatkv ppl: perplexity of a text, window by window, and how far a packed cache moves the model from a 16-bit one.
+ *
+ * The text is tokenized once and cut into windows that do not overlap; each is prefilled in chunks, so that later chunks attend
+ * to packed history. Of each window the second half is scored, as llama.cpp does, so that every scored token has seen at least
+ * half a window. Every codec that was asked for, and with --kl a 16-bit cache as the reference, is a lane of its own over the
+ * same model: all lanes take the same step, then their logits are compared, row by row. N codecs cost N + 1 forwards.
+ *
+ * What is kept: one row of exps, and a divergence for each scored token and lane. Logits are never copied.
+ */
+#include "codec_list.h"
+#include "likelihood.h"
+#include "session.h"
+#include "text.h"
+#include "token_list.h"
+
+#include "../kit/numbers.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+static const char usage[] =
+    "usage: flatkv ppl -f FILE [-m MODEL] [options]\n"
+    "Windows of the text, each prefilled in chunks; the second half of each window is scored, as llama.cpp does.\n";
+
+enum { LOGIT_ROWS = 128 }; /* of one scored step: a large vocabulary has a megabyte a row */
+
+typedef struct ppl_options {
+    model_options model;
+    const char *file;
+    const char *codecs;
+    uint32_t window;
+    uint32_t n_windows;
+    int score; /* 0 half, 1 all */
+    bool kl;
+    bool verbose;
+} ppl_options;
+
+typedef struct lane {
+    codec_choice codec;
+    model_session session;
+    double nll;      /* sum over scored tokens */
+    uint64_t n_same; /* scored tokens where it agrees with the reference about the likeliest next one */
+    double *kl;      /* [scored tokens] */
+    double kl_sum;
+} lane;
+
+typedef struct ppl {
+    const ppl_options *o;
+    fkv_model *model;
+    const fkv_model_info *about;
+    token_list text;
+    lane lanes[MAX_CODECS + 1]; /* the reference, where there is one, is the first */
+    uint32_t n_lanes;
+    codec_list codecs;
+    uint32_t n_windows;
+    uint64_t n_scored;
+    float *exps; /* [n_vocab] of the reference */
+    progress_bar progress;
+    double seconds;
+} ppl;
+
+static bool is_reference(const ppl *p, uint32_t i) { return p->o->kl && i == 0; }
+
+/* ---- opening ---- */
+
+static int open_lane(ppl *p, const codec_choice *codec) {
+    lane *l = &p->lanes[p->n_lanes++];
+    l->codec = *codec;
+    fkv_runner_config config = model_options_runner(&p->o->model, p->o->window);
+    codec_apply(codec, &config);
+    config.max_logit_rows = config.max_step_tokens < LOGIT_ROWS ? config.max_step_tokens : LOGIT_ROWS;
+    int code = session_open(&l->session, p->model, &config);
+    if (code == EXIT_GOOD && p->o->kl) l->kl = cli_take((size_t)p->n_windows * p->o->window * sizeof *l->kl);
+    return code;
+}
+
+static int open_lanes(ppl *p) {
+    static const codec_choice reference = {{16, 64}, {16, 64}, FKV_ROTATE_NONE};
+    int code = p->o->kl ? open_lane(p, &reference) : EXIT_GOOD;
+    for (uint32_t i = 0; code == EXIT_GOOD && i < p->codecs.n; i++) code = open_lane(p, &p->codecs.codecs[i]);
+    return code;
+}
+
+static int read_text(ppl *p) {
+    text_buffer content = {0};
+    int code = text_read(&content, p->o->file);
+    if (code == EXIT_GOOD)
+        code = token_list_add_text(&p->text, p->model, content.bytes, content.n,
+                                   p->about->add_bos ? FKV_TOKENIZE_BOS : FKV_TOKENIZE_PLAIN);
+    text_free(&content);
+    if (code != EXIT_GOOD) return code;
+    p->n_windows = (uint32_t)(p->text.n / p->o->window);
+    if (p->n_windows == 0)
+        return cli_fail(EXIT_FAILED, "%s has %zu tokens, less than one window of %u: lower --window", p->o->file, p->text.n,
+                        p->o->window);
+    if (p->o->n_windows != 0 && p->o->n_windows < p->n_windows) p->n_windows = p->o->n_windows;
+    return EXIT_GOOD;
+}
+
+/* ---- scoring ---- */
+
+/* The row of one token in every lane; `target` is the token that follows it. */
+static void score_row(ppl *p, const float *const *logits, uint32_t row, uint32_t target) {
+    size_t at = (size_t)row * p->about->n_vocab;
+    likelihood reference = {0};
+    for (uint32_t i = 0; i < p->n_lanes; i++) {
+        lane *l = &p->lanes[i];
+        const float *mine = logits[i] + at;
+        likelihood here = likelihood_of(mine, p->about->n_vocab, is_reference(p, i) ? p->exps : NULL);
+        l->nll += likelihood_nll(&here, mine, target);
+        if (is_reference(p, i)) reference = here;
+        if (!p->o->kl) continue;
+        double kl = is_reference(p, i) ? 0 : likelihood_kl(&reference, logits[0] + at, p->exps, &here, mine, p->about->n_vocab);
+        l->kl[p->n_scored] = kl;
+        l->kl_sum += kl;
+        l->n_same += here.top == reference.top;
+    }
+    p->n_scored++;
+}
+
+/* One step in every lane. The rows of scored tokens are those whose next token is inside the window. */
+static int take_step(ppl *p, const uint32_t *window, uint32_t at, uint32_t n, bool scored) {
+    const float *logits[MAX_CODECS + 1];
+    for (uint32_t i = 0; i < p->n_lanes; i++) {
+        model_session *s = &p->lanes[i].session;
+        int code = scored ? session_feed_all(s, window + at, n, &logits[i]) : session_feed(s, window + at, n, NULL, NULL);
+        if (code != EXIT_GOOD) return code;
+        if (cli_interrupted()) return EXIT_INTERRUPTED;
+    }
+    for (uint32_t row = 0; scored && row < n; row++) score_row(p, logits, row, window[at + row + 1]);
+    progress_add(&p->progress, n);
+    return EXIT_GOOD;
+}
+
+static int score_window(ppl *p, uint32_t *window) {
+    uint32_t n = p->o->window;
+    uint32_t first = p->o->score == 0 ? n / 2 : 0; /* the first row that is scored; the last token has no next one */
+    uint32_t chunk = p->o->model.chunk;
+    uint32_t scored_chunk = chunk < LOGIT_ROWS ? chunk : LOGIT_ROWS;
+    if (p->about->add_bos) window[0] = p->about->bos;
+    for (uint32_t i = 0; i < p->n_lanes; i++) {
+        int code = session_truncate(&p->lanes[i].session, 0);
+        if (code != EXIT_GOOD) return code;
+    }
+    for (uint32_t at = 0; at < n - 1;) {
+        bool scored = at >= first;
+        uint32_t room = (scored ? n - 1 : first) - at;
+        uint32_t most = scored ? scored_chunk : chunk;
+        uint32_t part = room < most ? room : most;
+        int code = take_step(p, window, at, part, scored);
+        if (code != EXIT_GOOD) return code;
+        at += part;
+    }
+    return EXIT_GOOD;
+}
+
+static void print_window(const ppl *p, uint32_t index) {
+    char name[32];
+    (void)fprintf(stderr, "%swindow %u:", p->progress.terminal ? "\r" : "", index + 1);
+    for (uint32_t i = 0; i < p->n_lanes; i++)
+        (void)fprintf(stderr, " %s %.4f%s", is_reference(p, i) ? "reference" : codec_text(&p->lanes[i].codec, name),
+                      exp(p->lanes[i].nll / (double)p->n_scored), i + 1 < p->n_lanes ? "," : "\n");
+}
+
+/* ---- results ---- */
+
+typedef struct lane_result {
+    double ppl;
+    double kl_mean;
+    double kl_p99;
+    double top1;
+} lane_result;
+
+static lane_result judge(const ppl *p, lane *l) {
+    double n = (double)p->n_scored;
+    lane_result r = {.ppl = exp(l->nll / n)};
+    if (!p->o->kl) return r;
+    r.kl_mean = l->kl_sum / n;
+    kit_sort(l->kl, p->n_scored);
+    r.kl_p99 = kit_quantile(l->kl, p->n_scored, 0.99);
+    r.top1 = (double)l->n_same / n;
+    return r;
+}
+
+static void put_result(const ppl *p, const lane_result *r, json_t *object) {
+    cli_json_real(object, "ppl", r->ppl);
+    cli_json_integer(object, "tokens", p->n_scored);
+    if (!p->o->kl) return;
+    cli_json_real(object, "kl_mean", r->kl_mean);
+    cli_json_real(object, "kl_p99", r->kl_p99);
+    cli_json_real(object, "top1", r->top1);
+}
+
+static int report_json(ppl *p) {
+    json_t *object = json_object();
+    model_options_json(&p->o->model, p->about, object);
+    cli_json_integer(object, "window", p->o->window);
+    cli_json_integer(object, "windows", p->n_windows);
+    cli_json_integer(object, "chunk", p->o->model.chunk);
+    cli_json_text(object, "score", p->o->score == 0 ? "half" : "all");
+    cli_json_real(object, "seconds", p->seconds);
+    if (p->o->kl) cli_json_real(object, "ppl_16bit", judge(p, &p->lanes[0]).ppl);
+    json_t *array = json_array();
+    for (uint32_t i = p->o->kl ? 1 : 0; i < p->n_lanes; i++) {
+        lane_result r = judge(p, &p->lanes[i]);
+        json_t *one = p->codecs.many ? json_object() : object;
+        if (p->codecs.many) codec_json(&p->lanes[i].codec, one);
+        put_result(p, &r, one);
+        if (p->codecs.many) (void)json_array_append_new(array, one);
+    }
+    if (p->codecs.many)
+        cli_json_set(object, "codecs", array);
+    else
+        json_decref(array);
+    return cli_print_json(object);
+}
+
+static int report(ppl *p) {
+    if (p->o->model.json) return report_json(p);
+    printf("%s: %u windows of %u tokens, %llu scored, %.1f s\n\n%-14s %12s", p->o->file, p->n_windows, p->o->window,
+           (unsigned long long)p->n_scored, p->seconds, "cache", "perplexity");
+    if (p->o->kl) printf(" %10s %12s %12s %8s", "of 16-bit", "KL mean", "KL p99", "top-1");
+    putchar('\n');
+    double reference = p->o->kl ? judge(p, &p->lanes[0]).ppl : NAN;
+    for (uint32_t i = 0; i < p->n_lanes; i++) {
+        char name[32];
+        lane_result r = judge(p, &p->lanes[i]);
+        printf("%-14s %12.4f", is_reference(p, i) ? "16-bit" : codec_text(&p->lanes[i].codec, name), r.ppl);
+        if (p->o->kl && !is_reference(p, i))
+            printf(" %+9.3f%% %12.3e %12.3e %7.2f%%", (r.ppl / reference - 1) * 100, r.kl_mean, r.kl_p99, r.top1 * 100);
+        putchar('\n');
+    }
+    return EXIT_GOOD;
+}
+
+/* ---- the command ---- */
+
+static int work(ppl *p) {
+    int code = codec_list_parse(&p->o->model, p->o->codecs, &p->codecs);
+    if (code == EXIT_GOOD) code = model_options_load(&p->o->model, &p->model);
+    if (code != EXIT_GOOD) return code;
+    p->about = fkv_model_about(p->model);
+    code = read_text(p);
+    if (code == EXIT_GOOD) code = open_lanes(p);
+    if (code != EXIT_GOOD) return code;
+    p->exps = cli_take((size_t)p->about->n_vocab * sizeof *p->exps);
+    p->progress = progress_begin("scoring", (uint64_t)p->n_windows * (p->o->window - 1));
+    for (uint32_t i = 0; code == EXIT_GOOD && i < p->n_windows; i++) {
+        code = score_window(p, p->text.tokens + (size_t)i * p->o->window);
+        if (code == EXIT_GOOD && p->o->verbose) print_window(p, i);
+    }
+    p->seconds = kit_seconds() - p->progress.start;
+    progress_end(&p->progress);
+    return code == EXIT_GOOD ? report(p) : code;
+}
+
+static void close_all(ppl *p) {
+    for (uint32_t i = 0; i < p->n_lanes; i++) {
+        session_close(&p->lanes[i].session);
+        free(p->lanes[i].kl);
+    }
+    free(p->exps);
+    token_list_free(&p->text);
+    fkv_model_close(p->model);
+}
+
+int cli_ppl(int argc, char **argv) {
+    ppl_options o = {.model = model_options_default(), .window = 2048};
+    cli_option common[N_MODEL_OPTIONS];
+    model_options_list(&o.model, common);
+    const cli_option own[] = {
+        {"file", 'f', OPTION_TEXT, &o.file, 0, "FILE", "the text; \"-\" is standard input"},
+        {"window", 'w', OPTION_U32, &o.window, 1 << 24, "N",
+         "tokens of a window (2048); with bos at its front where the model wants one"},
+        {"windows", 0, OPTION_U32, &o.n_windows, INT32_MAX, "N", "at most so many (all that are whole)"},
+        {"score", 0, OPTION_CHOICE, &o.score, 0, "half|all", "which part of each window counts: its second half, or all (half)"},
+        {"kl", 0, OPTION_FLAG, &o.kl, 0, NULL, "also compare with a 16-bit cache on the same text"},
+        {"codecs", 0, OPTION_TEXT, &o.codecs, 0, "LIST", "several in one run: 16/16,8/8,8/4,4/4:kv,4/4g32:kv,4/2:kv"},
+        {"verbose", 'v', OPTION_FLAG, &o.verbose, 0, NULL, "the perplexity so far after every window"},
+        {0}};
+    const cli_option *const tables[] = {own, common, NULL};
+    int code = EXIT_GOOD;
+    if (!cli_options_parse(usage, tables, argc, argv, &code)) return code;
+    if (o.file == NULL) return cli_fail(EXIT_USAGE, "-f FILE is needed: the text to measure on");
+    if (o.window < 4) return cli_fail(EXIT_USAGE, "--window %u: at least 4 tokens", o.window);
+    cli_catch_interrupts();
+    static ppl p;
+    p = (ppl){.o = &o};
+    code = work(&p);
+    close_all(&p);
+    return code;
+}

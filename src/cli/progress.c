@@ -1,0 +1,37 @@
+/* See progress.h. */
+#include "progress.h"
+
+#include "../kit/numbers.h"
+
+#include <stdio.h>
+#include <unistd.h>
+
+enum { BAR = 24, LINE = 78 };
+
+static const double EVERY = 0.1; /* seconds between drawings */
+
+progress_bar progress_begin(const char *what, uint64_t total) {
+    double now = kit_seconds();
+    return (progress_bar){.what = what, .total = total, .start = now, .shown = now, .terminal = isatty(STDERR_FILENO) != 0};
+}
+
+void progress_add(progress_bar *p, uint64_t n) {
+    if (p == NULL) return;
+    p->done += n;
+    double now = kit_seconds();
+    if (!p->terminal || now - p->shown < EVERY || p->total == 0) return;
+    p->shown = now;
+    double share = (double)p->done / (double)p->total;
+    double rate = (double)p->done / (now - p->start);
+    double left = (double)(p->total - (p->done < p->total ? p->done : p->total)) / rate;
+    char bar[BAR + 1];
+    for (int i = 0; i < BAR; i++) bar[i] = i < (int)(share * BAR) ? '#' : '.';
+    bar[BAR] = 0;
+    (void)fprintf(stderr, "\r%-10s %s %3.0f %%  %8.0f t/s  %4.0f:%02.0f left ", p->what, bar, share * 100, rate,
+                  (double)((long)left / 60), (double)((long)left % 60));
+    (void)fflush(stderr);
+}
+
+void progress_end(progress_bar *p) {
+    if (p->terminal) (void)fprintf(stderr, "\r%*s\r", LINE, "");
+}

@@ -1,0 +1,319 @@
+/* flatkv run: continues a prompt, or holds a conversation, over packed pages.
+ *
+ * The whole life of the sequence is known before the first token (prompt and at most -n new ones), so that is what is reserved
+ * unless -c says more. A prefix saved by one run is loaded by another and its tokens are not computed again; the answer is the
+ * same to the bit.
+ */
+#include "../kit/numbers.h"
+#include "../kit/process.h"
+#include "conversation.h"
+#include "model_options.h"
+#include "prompt.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const char usage[] =
+    "usage: flatkv run [-m MODEL] [-p TEXT] [-f FILE] [options]     the prompt may also come from standard input\n"
+    "       flatkv run -i [-m MODEL] [options]                      a conversation, a line for each turn\n";
+
+typedef struct run_options {
+    model_options model;
+    const char *prompt;
+    const char *file;
+    const char *system;
+    uint32_t n_new;
+    bool interactive;
+    bool raw;
+    bool ignore_end;
+    double temperature;
+    uint32_t top_k;
+    double top_p;
+    double min_p;
+    const char *save_prefix;
+    const char *prefix;
+} run_options;
+
+/* One run from its first token to its report. */
+typedef struct run {
+    const run_options *o;
+    fkv_model *model;
+    const fkv_model_info *about;
+    bool chat;
+    token_list prompt;
+    uint32_t n_loaded; /* tokens whose pages came from a file */
+    model_session session;
+    generation generation;
+    double prefill_seconds;
+    uint32_t n_prefilled;
+    uint64_t start_bytes; /* anonymous memory before the model was loaded */
+    uint64_t peak_bytes;  /* the most seen beyond that */
+} run;
+
+static void look_at_memory(run *r) {
+    process_memory now;
+    if (!process_memory_now(&now) || now.anonymous_bytes < r->start_bytes) return;
+    if (now.anonymous_bytes - r->start_bytes > r->peak_bytes) r->peak_bytes = now.anonymous_bytes - r->start_bytes;
+}
+
+/* ---- the prompt ---- */
+
+static int read_prompt(const run_options *o, text_buffer *content) {
+    if (o->file != NULL) {
+        int code = text_read(content, o->file);
+        if (code != EXIT_GOOD) return code;
+    }
+    if (o->prompt != NULL) text_add(content, o->prompt, strlen(o->prompt));
+    if (o->file == NULL && o->prompt == NULL && o->prefix == NULL && !o->interactive) {
+        if (isatty(STDIN_FILENO) != 0) return cli_fail(EXIT_USAGE, "no prompt: give -p TEXT, -f FILE or standard input");
+        int code = text_read(content, "-");
+        if (code != EXIT_GOOD) return code;
+    }
+    if (content->n == 0 && o->prefix == NULL && !o->interactive)
+        return cli_fail(EXIT_USAGE, "the prompt is empty: give -p TEXT, -f FILE or standard input");
+    return EXIT_GOOD;
+}
+
+/* The tokens of a saved prefix: what a run without a prompt of its own goes on from. */
+static int read_prefix_tokens(run *r) {
+    uint32_t n = 0;
+    fkv_status status = fkv_file_tokens(r->o->prefix, NULL, 0, &n);
+    if (status != FKV_OK) return cli_fail_status(status);
+    uint32_t *tokens = cli_take((size_t)n * sizeof *tokens);
+    status = fkv_file_tokens(r->o->prefix, tokens, n, &n);
+    token_list_add(&r->prompt, tokens, n);
+    free(tokens);
+    return status == FKV_OK ? EXIT_GOOD : cli_fail_status(status);
+}
+
+static int make_prompt(run *r, const text_buffer *content) {
+    if (content->n == 0) return r->o->prefix != NULL ? read_prefix_tokens(r) : EXIT_GOOD;
+    if (!r->chat) return prompt_add_plain(&r->prompt, r->model, content);
+    int code = EXIT_GOOD;
+    if (r->o->system != NULL) {
+        text_buffer words = {.bytes = (char *)(uintptr_t)r->o->system, .n = strlen(r->o->system)};
+        code = prompt_add_message(&r->prompt, r->model, "system", &words, false);
+    }
+    return code == EXIT_GOOD ? prompt_add_message(&r->prompt, r->model, "user", content, true) : code;
+}
+
+/* ---- room ---- */
+
+/* The tokens to reserve. A bounded context has no end of its own: its pages do not grow with the tokens. */
+static int choose_context(const run *r, uint32_t *max_tokens) {
+    const model_options *o = &r->o->model;
+    uint64_t most = INT32_MAX;
+    if (o->max_kv == 0 || o->context != 0) most = o->context != 0 ? o->context : r->about->context;
+    if (r->prompt.n > most) {
+        if (o->context != 0)
+            return cli_fail(
+                EXIT_FAILED,
+                "the prompt has %zu tokens, -c reserves %llu (the model was trained for %u): shorten it, raise -c, or "
+                "bound the context with --max-kv",
+                r->prompt.n, (unsigned long long)most, r->about->context);
+        return cli_fail(
+            EXIT_FAILED,
+            "the prompt has %zu tokens, the context of the model %u: shorten it, or bound the context with --max-kv %u "
+            "--sinks 4",
+            r->prompt.n, r->about->context, r->about->context / 2);
+    }
+    uint64_t needed = (uint64_t)r->prompt.n + r->o->n_new;
+    if (o->context == 0 && !r->o->interactive && needed < most) most = needed;
+    *max_tokens = (uint32_t)most;
+    return EXIT_GOOD;
+}
+
+/* ---- the prefix ---- */
+
+/* The saved pages become the beginning of the sequence. One token at least is left to compute, for its logits. */
+static int load_prefix(run *r) {
+    model_session *s = &r->session;
+    fkv_seq_config config = {.max_tokens = s->max_tokens, .prompt = r->prompt.tokens, .n_prompt = (uint32_t)r->prompt.n};
+    fkv_status status = fkv_seq_load(s->cache, &config, r->o->prefix, &s->seq);
+    if (status == FKV_BAD_ARGUMENT || status == FKV_SEQ_FULL) /* full: the prompt fits, so more were saved than it has */
+        return cli_fail(EXIT_FAILED, "the prompt of %zu tokens does not begin with those saved in %s: %s", r->prompt.n,
+                        r->o->prefix, fkv_message());
+    if (status == FKV_OK) status = fkv_seq_length(s->cache, s->seq, &s->length);
+    if (status != FKV_OK) return cli_fail_status(status);
+    if (s->length == r->prompt.n) {
+        int code = session_truncate(s, s->length - 1);
+        if (code != EXIT_GOOD) return code;
+    }
+    r->n_loaded = s->length;
+    return EXIT_GOOD;
+}
+
+static int save_prefix(run *r) {
+    if (r->o->save_prefix == NULL) return EXIT_GOOD;
+    fkv_status status =
+        fkv_seq_save(r->session.cache, r->session.seq, r->prompt.tokens, (uint32_t)r->prompt.n, r->o->save_prefix);
+    return status == FKV_OK ? EXIT_GOOD : cli_fail_status(status);
+}
+
+/* ---- work ---- */
+
+static int open_sampler(run *r) {
+    fkv_sampler_config config = fkv_sampler_config_default();
+    config.temperature = (float)r->o->temperature;
+    config.top_k = r->o->top_k;
+    config.top_p = (float)r->o->top_p;
+    config.min_p = (float)r->o->min_p;
+    config.seed = r->o->model.seed;
+    fkv_status status = fkv_sampler_open(&config, r->about->n_vocab, &r->generation.sampler);
+    return status == FKV_OK ? EXIT_GOOD : cli_fail_status(status);
+}
+
+static int open_session(run *r) {
+    uint32_t max_tokens = 0;
+    int code = choose_context(r, &max_tokens);
+    if (code != EXIT_GOOD) return code;
+    fkv_runner_config config = model_options_runner(&r->o->model, max_tokens);
+    code = session_open_empty(&r->session, r->model, &config);
+    if (code != EXIT_GOOD) return code;
+    look_at_memory(r);
+    return r->o->prefix != NULL ? load_prefix(r) : session_begin(&r->session);
+}
+
+static int prefill(run *r, const float **logits) {
+    size_t n = r->prompt.n - r->session.length;
+    uint32_t before = r->session.length;
+    progress_bar progress = progress_begin("prefill", n);
+    double start = kit_seconds();
+    int code = session_feed(&r->session, r->prompt.tokens + before, n, logits, &progress);
+    r->prefill_seconds = kit_seconds() - start;
+    r->n_prefilled = r->session.length - before;
+    progress_end(&progress);
+    look_at_memory(r);
+    return code == EXIT_GOOD ? save_prefix(r) : code;
+}
+
+/* ---- the report ---- */
+
+static double rate(uint32_t n, double seconds) { return n > 0 && seconds > 0 ? n / seconds : NAN; }
+
+static int report(const run *r, int code) {
+    const generation *g = &r->generation;
+    const char *stop = code == EXIT_INTERRUPTED ? "interrupted" : stop_reason_name(g->stop);
+    double prefill_tps = rate(r->n_prefilled, r->prefill_seconds);
+    double decode_tps = rate(g->n_steps, g->seconds);
+    if (!r->o->model.json) {
+        (void)putchar('\n');
+        if (isatty(STDERR_FILENO) == 0) return code;
+        char pages[32];
+        (void)fprintf(stderr, "\n%zu prompt tokens", r->prompt.n);
+        if (r->n_loaded > 0) (void)fprintf(stderr, ", %u of them reloaded", r->n_loaded);
+        if (!isnan(prefill_tps)) (void)fprintf(stderr, ", %.0f t/s", prefill_tps);
+        (void)fprintf(stderr, "; %zu new", g->tokens.n);
+        if (!isnan(decode_tps)) (void)fprintf(stderr, ", %.1f t/s", decode_tps);
+        (void)fprintf(stderr, "; pages %s; stopped: %s\n", cli_bytes(r->session.plan.cache.slab_bytes, pages), stop);
+        return code;
+    }
+    json_t *object = json_object();
+    model_options_json(&r->o->model, r->about, object);
+    char *sound = text_sound(g->text.bytes != NULL ? g->text.bytes : "", g->text.n);
+    cli_json_text(object, "text", sound);
+    free(sound);
+    cli_json_integer(object, "prompt_tokens", r->prompt.n);
+    cli_json_integer(object, "prefix_tokens", r->n_loaded);
+    cli_json_integer(object, "new_tokens", g->tokens.n);
+    cli_json_text(object, "stop", stop);
+    cli_json_real(object, "prefill_tps", prefill_tps);
+    cli_json_real(object, "decode_tps", decode_tps);
+    cli_json_integer(object, "kv_bytes", r->session.plan.cache.slab_bytes);
+    cli_json_integer(object, "plan_bytes", r->session.plan.total_bytes);
+    cli_json_integer(object, "packed_bytes", r->about->packed_bytes);
+    cli_json_integer(object, "peak_bytes", r->peak_bytes);
+    json_t *tokens = json_array();
+    for (size_t i = 0; i < g->tokens.n; i++) (void)json_array_append_new(tokens, json_integer(g->tokens.tokens[i]));
+    cli_json_set(object, "tokens", tokens);
+    int written = cli_print_json(object);
+    return code != EXIT_GOOD ? code : written;
+}
+
+static int complete(run *r) {
+    const float *logits = NULL;
+    int code = prefill(r, &logits);
+    if (code == EXIT_GOOD) code = generation_run(&r->generation, logits);
+    look_at_memory(r);
+    if (code == EXIT_GOOD && r->generation.stop == STOP_INTERRUPTED) code = EXIT_INTERRUPTED;
+    return code == EXIT_GOOD || code == EXIT_INTERRUPTED ? report(r, code) : code;
+}
+
+/* A conversation may begin with a prompt or a saved prefix, which is answered before the first turn. */
+static int converse(run *r) {
+    int code = EXIT_GOOD;
+    r->generation.last_is_fed = true;
+    if (r->prompt.n > 0) {
+        const float *logits = NULL;
+        code = prefill(r, &logits);
+        if (code == EXIT_GOOD) code = generation_run(&r->generation, logits);
+        (void)putchar('\n');
+    }
+    return code == EXIT_GOOD ? conversation_hold(&r->generation, r->chat, r->o->system) : code;
+}
+
+static int work(run *r, const text_buffer *content) {
+    const run_options *o = r->o;
+    process_memory before = {0};
+    (void)process_memory_now(&before);
+    r->start_bytes = before.anonymous_bytes;
+    int code = model_options_load(&o->model, &r->model);
+    if (code != EXIT_GOOD) return code;
+    r->about = fkv_model_about(r->model);
+    r->chat = r->about->has_chat && !o->raw;
+    look_at_memory(r);
+    code = make_prompt(r, content);
+    if (code == EXIT_GOOD) code = open_sampler(r);
+    if (code == EXIT_GOOD) code = open_session(r);
+    if (code != EXIT_GOOD) return code;
+    r->generation.session = &r->session;
+    r->generation.max_new = o->n_new;
+    r->generation.ignore_end = o->ignore_end;
+    r->generation.out = text_stream_open(o->model.json ? NULL : stdout);
+    return o->interactive ? converse(r) : complete(r);
+}
+
+static bool good_options(const run_options *o) {
+    if (o->interactive && o->model.json) return cli_fail(0, "-i and --json do not go together") != 0;
+    if (o->n_new == 0 && o->save_prefix == NULL) return cli_fail(0, "-n 0 makes sense with --save-prefix only") != 0;
+    return true;
+}
+
+int cli_run(int argc, char **argv) {
+    run_options o = {.model = model_options_default(), .n_new = 256, .top_p = 1};
+    cli_option common[N_MODEL_OPTIONS];
+    model_options_list(&o.model, common);
+    const cli_option own[] = {
+        {"prompt", 'p', OPTION_TEXT, &o.prompt, 0, "TEXT", "behind what -f gives, where both are there"},
+        {"file", 'f', OPTION_TEXT, &o.file, 0, "FILE", "\"-\" is standard input"},
+        {"interactive", 'i', OPTION_FLAG, &o.interactive, 0, NULL, "a conversation that keeps its pages"},
+        {"new", 'n', OPTION_U32, &o.n_new, INT32_MAX, "N", "new tokens at most, of each answer (256)"},
+        {"raw", 0, OPTION_FLAG, &o.raw, 0, NULL, "no ChatML around the prompt of a chat model"},
+        {"system", 0, OPTION_TEXT, &o.system, 0, "TEXT", "a chat begins with this message"},
+        {"ignore-end", 0, OPTION_FLAG, &o.ignore_end, 0, NULL, "go on where the model would end"},
+        {"temperature", 't', OPTION_REAL, &o.temperature, 0, "X", "0 takes the likeliest token (0)"},
+        {"top-k", 0, OPTION_U32, &o.top_k, INT32_MAX, "N", "0: off (0)"},
+        {"top-p", 0, OPTION_REAL, &o.top_p, 0, "X", "1: off (1)"},
+        {"min-p", 0, OPTION_REAL, &o.min_p, 0, "X", "0: off (0)"},
+        {"save-prefix", 0, OPTION_TEXT, &o.save_prefix, 0, "FILE", "keep the pages of the prompt"},
+        {"prefix", 0, OPTION_TEXT, &o.prefix, 0, "FILE",
+         "load such pages instead of computing them; the prompt must begin with\nthe saved one, or be left out to go on from it"},
+        {0}};
+    const cli_option *const tables[] = {own, common, NULL};
+    int code = EXIT_GOOD;
+    if (!cli_options_parse(usage, tables, argc, argv, &code)) return code;
+    if (!good_options(&o)) return EXIT_USAGE;
+    cli_catch_interrupts();
+    run r = {.o = &o};
+    text_buffer content = {0};
+    code = read_prompt(&o, &content); /* first: a mistake there should not wait for a large model */
+    if (code == EXIT_GOOD) code = work(&r, &content);
+    text_free(&content);
+    generation_free(&r.generation);
+    token_list_free(&r.prompt);
+    session_close(&r.session);
+    fkv_model_close(r.model);
+    return code;
+}

@@ -1,0 +1,122 @@
+/* See text.h. */
+#include "text.h"
+
+#include "cli.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const char REPLACEMENT[] = "\xef\xbf\xbd"; /* U+FFFD */
+static const size_t MAX_FILE = (size_t)1 << 30;
+
+void text_add(text_buffer *t, const char *bytes, size_t n) {
+    if (t->n + n + 1 > t->room) {
+        t->room = 2 * (t->n + n + 1);
+        t->bytes = cli_take_more(t->bytes, t->room);
+    }
+    memcpy(t->bytes + t->n, bytes, n);
+    t->n += n;
+    t->bytes[t->n] = 0;
+}
+
+void text_free(text_buffer *t) {
+    free(t->bytes);
+    *t = (text_buffer){0};
+}
+
+int text_read(text_buffer *t, const char *path) {
+    bool standard = strcmp(path, "-") == 0;
+    FILE *file = standard ? stdin : fopen(path, "rb");
+    if (file == NULL) return cli_fail(EXIT_FAILED, "cannot open %s: %s", path, strerror(errno));
+    static char part[65536];
+    size_t got = 0;
+    size_t n = 0;
+    errno = 0;
+    while (n <= MAX_FILE && (got = fread(part, 1, sizeof part, file)) > 0) {
+        text_add(t, part, got);
+        n += got;
+    }
+    bool failed = ferror(file) != 0;
+    int reason = errno;
+    if (!standard) (void)fclose(file);
+    if (cli_interrupted()) return EXIT_INTERRUPTED;
+    if (failed) return cli_fail(EXIT_FAILED, "cannot read %s: %s", path, strerror(reason));
+    if (n > MAX_FILE) return cli_fail(EXIT_FAILED, "%s has more than %zu bytes: cut it", path, MAX_FILE);
+    return EXIT_GOOD;
+}
+
+/* Bytes of the UTF-8 character at p, which has n > 0 bytes: 0 where it is none, -1 where it may become one with more bytes. */
+static int character(const unsigned char *p, size_t n) {
+    int length = p[0] < 0x80                   ? 1
+                 : p[0] >= 0xc2 && p[0] < 0xe0 ? 2
+                 : (p[0] & 0xf0) == 0xe0       ? 3
+                 : p[0] >= 0xf0 && p[0] < 0xf5 ? 4
+                                               : 0;
+    for (int i = 1; i < length; i++) {
+        if ((size_t)i == n) return -1;
+        unsigned char low = 0x80;
+        unsigned char high = 0xbf;
+        if (i == 1 && p[0] == 0xe0) low = 0xa0;  /* overlong */
+        if (i == 1 && p[0] == 0xed) high = 0x9f; /* surrogates */
+        if (i == 1 && p[0] == 0xf0) low = 0x90;
+        if (i == 1 && p[0] == 0xf4) high = 0x8f; /* above U+10FFFF */
+        if (p[i] < low || p[i] > high) return 0;
+    }
+    return length;
+}
+
+char *text_sound(const char *bytes, size_t n) {
+    text_buffer out = {0};
+    text_add(&out, "", 0);
+    const unsigned char *p = (const unsigned char *)bytes;
+    for (size_t i = 0; i < n;) {
+        int length = character(p + i, n - i);
+        if (length > 0 && p[i] != 0) {
+            text_add(&out, bytes + i, (size_t)length);
+            i += (size_t)length;
+        } else {
+            text_add(&out, REPLACEMENT, 3);
+            i++;
+        }
+    }
+    return out.bytes;
+}
+
+text_stream text_stream_open(FILE *file) {
+    return (text_stream){.file = file, .terminal = file != NULL && isatty(fileno(file)) != 0};
+}
+
+/* One character or one byte that is none. */
+static void put(const text_stream *s, const char *bytes, int length) {
+    unsigned char c = (unsigned char)bytes[0];
+    bool control = c < 0x20 ? c != '\n' && c != '\t' : c == 0x7f || (c == 0xc2 && length == 2 && (unsigned char)bytes[1] < 0xa0);
+    if (length == 0 || (s->terminal && control))
+        (void)fputs(REPLACEMENT, s->file);
+    else
+        (void)fwrite(bytes, 1, (size_t)length, s->file);
+}
+
+void text_stream_put(text_stream *s, const char *bytes, size_t n) {
+    if (s->file == NULL) return;
+    for (size_t i = 0; i < n; i++) {
+        s->held[s->n_held++] = bytes[i];
+        while (s->n_held > 0) { /* a byte that spoils a character may itself begin one */
+            int length = character((const unsigned char *)s->held, s->n_held);
+            if (length < 0) break;
+            put(s, s->held, length);
+            size_t used = length > 0 ? (size_t)length : 1;
+            s->n_held -= used;
+            memmove(s->held, s->held + used, s->n_held);
+        }
+    }
+    (void)fflush(s->file);
+}
+
+void text_stream_end(text_stream *s) {
+    if (s->file == NULL) return;
+    if (s->n_held > 0) put(s, s->held, 0);
+    s->n_held = 0;
+    (void)fflush(s->file);
+}

@@ -1,0 +1,94 @@
+/* flatkv tokenize: the tokens of a text. */
+#include "model_options.h"
+#include "text.h"
+#include "token_list.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const char usage[] = "usage: flatkv tokenize [-m MODEL] [-p TEXT | -f FILE] [options]     or the text on standard input\n"
+                            "A line for each token: its number and what it stands for.\n";
+
+typedef struct tokenize_options {
+    const char *model;
+    const char *prompt;
+    const char *file;
+    bool bos;
+    bool special;
+    bool count;
+    bool ids;
+    bool json;
+} tokenize_options;
+
+static void print_tokens(const tokenize_options *o, const fkv_model *model, const token_list *list) {
+    if (o->count) {
+        printf("%zu\n", list->n);
+        return;
+    }
+    for (size_t i = 0; i < list->n; i++) {
+        if (o->ids) {
+            printf("%u%c", list->tokens[i], i + 1 < list->n ? ' ' : '\n');
+            continue;
+        }
+        size_t n = 0;
+        const char *bytes = fkv_token_text(model, list->tokens[i], true, &n);
+        printf("%8u  \"", list->tokens[i]);
+        for (size_t b = 0; b < n; b++) {
+            unsigned char c = (unsigned char)bytes[b];
+            if (c == '"' || c == '\\') putchar('\\');
+            if (c >= 0x20 && c < 0x7f)
+                putchar(c);
+            else
+                printf("\\x%02x", c);
+        }
+        puts("\"");
+    }
+}
+
+static int print_json(const tokenize_options *o, const fkv_model *model, const token_list *list) {
+    json_t *object = json_object();
+    json_t *tokens = json_array();
+    for (size_t i = 0; !o->count && i < list->n; i++) (void)json_array_append_new(tokens, json_integer(list->tokens[i]));
+    cli_json_text(object, "model", o->model);
+    cli_json_text(object, "tokenizer", fkv_model_about(model)->tokenizer);
+    cli_json_integer(object, "n_tokens", list->n);
+    if (!o->count)
+        cli_json_set(object, "tokens", tokens);
+    else
+        json_decref(tokens);
+    return cli_print_json(object);
+}
+
+int cli_tokenize(int argc, char **argv) {
+    tokenize_options o = {.model = "needle"};
+    const cli_option own[] = {
+        {"model", 'm', OPTION_TEXT, &o.model, 0, "MODEL", "a .gguf file, a folder with safetensors, or a name (needle)"},
+        {"prompt", 'p', OPTION_TEXT, &o.prompt, 0, "TEXT", "the text"},
+        {"file", 'f', OPTION_TEXT, &o.file, 0, "FILE", "or the file it is in"},
+        {"bos", 0, OPTION_FLAG, &o.bos, 0, NULL, "begin with bos where the model wants it"},
+        {"special", 0, OPTION_FLAG, &o.special, 0, NULL, "<|im_end|> and the like become their tokens"},
+        {"count", 0, OPTION_FLAG, &o.count, 0, NULL, "only how many there are"},
+        {"ids", 0, OPTION_FLAG, &o.ids, 0, NULL, "only their numbers, on one line"},
+        {"json", 0, OPTION_FLAG, &o.json, 0, NULL, "one JSON object on standard output"},
+        {0}};
+    const cli_option *const tables[] = {own, NULL};
+    int code = EXIT_GOOD;
+    if (!cli_options_parse(usage, tables, argc, argv, &code)) return code;
+    if (o.prompt != NULL && o.file != NULL) return cli_fail(EXIT_USAGE, "-p and -f do not go together");
+    model_options usual = model_options_default();
+    usual.model = o.model;
+    fkv_model *model = NULL;
+    text_buffer content = {0};
+    token_list list = {0};
+    code = model_options_load(&usual, &model);
+    if (code == EXIT_GOOD && o.prompt != NULL) text_add(&content, o.prompt, strlen(o.prompt));
+    if (code == EXIT_GOOD && o.prompt == NULL) code = text_read(&content, o.file != NULL ? o.file : "-");
+    unsigned flags = (o.bos ? (unsigned)FKV_TOKENIZE_BOS : 0) | (o.special ? (unsigned)FKV_TOKENIZE_SPECIAL : 0);
+    if (code == EXIT_GOOD) code = token_list_add_text(&list, model, content.bytes, content.n, flags);
+    if (code == EXIT_GOOD && o.json) code = print_json(&o, model, &list);
+    if (code == EXIT_GOOD && !o.json) print_tokens(&o, model, &list);
+    token_list_free(&list);
+    text_free(&content);
+    fkv_model_close(model);
+    return code;
+}
