@@ -142,6 +142,8 @@ int cli_niah(int argc, char **argv) {
         {"lengths", 'l', OPTION_TEXT, &o.lengths, 0, "LIST",
          "tokens of each haystack, question and answer included: 4K,16K,64K\n(-c, else 8192)"},
         {"depths", 'd', OPTION_U32, &o.n_depths, MAX_DEPTHS, "N", "so many, from the beginning to the end (11); 1: the middle"},
+        {"together", 0, OPTION_FLAG, &o.together, 0, NULL,
+         "the facts of all depths in one haystack, each asked for on its own:\nthe text is computed once for each length"},
         {"haystacks", 0, OPTION_U32, &o.n_haystacks, 1000, "N", "other places of the book and other facts (1; with --facts 3)"},
         {"facts", 0, OPTION_U32, &o.n_facts, 100000, "N", "plant so many at random places"},
         {"ask", 0, OPTION_U32, &o.n_asked, 100000, "M",

@@ -95,7 +95,7 @@ FKV_INLINE void add_group(int n_tokens, bool whole_unit, uint32_t half, const gr
     vf_load_f16(halves + HALVES_BYTES, &bias);
     FKV_UNROLL
     for (int t = 0; t < n_tokens; t++) {
-        vf dot = join(_mm512_load_si512(sums->high[t]), _mm512_load_si512(sums->low[t]));
+        vf dot = _mm512_cvtepi32_ps(join(_mm512_load_si512(sums->high[t]), _mm512_load_si512(sums->low[t])));
         sum[t] = vf_fma(bias, vf_set(whole_unit ? facts[t].both : facts[t].sum[half]), sum[t]);
         sum[t] = vf_fma(dot, vf_mul(scale, vf_set(facts[t].step)), sum[t]);
     }
