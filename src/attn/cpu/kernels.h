@@ -13,7 +13,7 @@
 
 enum {
     FKV_TILE_TOKENS = 64, /* scores of a row in a tile lie this far apart */
-    FKV_TILE_ROWS = 64,   /* rows of a tile, unless one KV head serves more query heads than that */
+    FKV_TILE_ROWS = 128,  /* rows of a tile, unless one KV head serves more query heads than that */
     FKV_MAX_TILE_ROWS = FKV_MAX_HEADS_PER_KV
 };
 
