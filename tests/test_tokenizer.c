@@ -100,7 +100,7 @@ static int check_vectors(const fkv_tokenizer *tokenizer, const char *cases, cons
         line = compare_line(line, tokenizer, text, n_bytes, FKV_TOKENIZE_PLAIN, path, index);
         if (*line == ';') line = compare_line(line + 1, tokenizer, text, n_bytes, FKV_TOKENIZE_SPECIAL, path, index);
         line++;
-        text = end + strlen(SEPARATOR);
+        text += n_bytes + strlen(SEPARATOR);
         more = more && text < inputs + n_inputs; /* a separator at the end begins no case */
     }
     ck_assert_ptr_eq(line, outputs + n_outputs);

@@ -81,6 +81,18 @@ static void link_nodes(fkv_special_tokens *specials, uint32_t *by_length) {
     }
 }
 
+static fkv_status add_all(fkv_special_tokens *specials, fkv_special_token *tokens, uint32_t *by_length) {
+    if (specials->n_tokens == 0) return FKV_OK;
+    qsort(tokens, specials->n_tokens, sizeof *tokens, compare_special);
+    specials->longest = (uint32_t)tokens[0].text.size;
+    for (uint32_t order = 0; order < specials->n_tokens; order++) {
+        specials->tokens[order] = tokens[order].token;
+        FKV_TRY(add_string(specials, tokens[order].text, order, tokens[order].hidden));
+    }
+    link_nodes(specials, by_length);
+    return FKV_OK;
+}
+
 fkv_status fkv_special_tokens_open(fkv_special_tokens *specials, fkv_arena *arena, fkv_special_token *tokens, uint32_t n_tokens) {
     *specials = (fkv_special_tokens){0};
     uint64_t n_bytes = 0;
@@ -94,18 +106,11 @@ fkv_status fkv_special_tokens_open(fkv_special_tokens *specials, fkv_arena *aren
     FKV_TRY(fkv_pair_map_open(&specials->edges, arena, (uint32_t)n_bytes));
     specials->nodes = fkv_arena_take(arena, specials->max_nodes * sizeof *specials->nodes);
     specials->tokens = fkv_arena_take(arena, n_tokens * sizeof *specials->tokens);
+    FKV_REQUIRE(specials->nodes != NULL && specials->tokens != NULL, FKV_NO_MEMORY, "no memory for %" PRIu32 " special tokens",
+                n_tokens);
     uint32_t *by_length = fkv_arena_take(arena, specials->max_nodes * sizeof *by_length);
-    bool taken = specials->nodes != NULL && specials->tokens != NULL && by_length != NULL;
-    fkv_status status = taken ? FKV_OK : fkv_fail(FKV_NO_MEMORY, "no memory for %" PRIu32 " special tokens", n_tokens);
-    if (taken && n_tokens > 0) {
-        qsort(tokens, n_tokens, sizeof *tokens, compare_special);
-        specials->longest = (uint32_t)tokens[0].text.size;
-    }
-    for (uint32_t order = 0; status == FKV_OK && order < n_tokens; order++) {
-        specials->tokens[order] = tokens[order].token;
-        status = add_string(specials, tokens[order].text, order, tokens[order].hidden);
-    }
-    if (status == FKV_OK) link_nodes(specials, by_length);
+    FKV_REQUIRE(by_length != NULL, FKV_NO_MEMORY, "no memory for %" PRIu32 " special tokens", n_tokens);
+    fkv_status status = add_all(specials, tokens, by_length);
     fkv_arena_give(arena, by_length, specials->max_nodes * sizeof *by_length);
     return status;
 }

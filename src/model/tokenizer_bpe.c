@@ -163,8 +163,8 @@ static fkv_status merge_halves(fkv_bytes merge, uint32_t index, fkv_bytes *left,
 /* First every half gets its number, then every result: a result without one is no token and no half of any merge. */
 static fkv_status merges_open(fkv_tokenizer *tokenizer, uint32_t *n_symbols) {
     const fkv_vocab_source *source = tokenizer->source;
-    fkv_bytes left;
-    fkv_bytes right;
+    fkv_bytes left = {0};
+    fkv_bytes right = {0};
     uint32_t left_id = 0;
     uint32_t right_id = 0;
     for (uint32_t i = 0; i < source->n_merges; i++) {

@@ -9,11 +9,12 @@
 
 #include <inttypes.h>
 
-enum { NEIGHBOUR_BITS = 22 };
+enum { MIN_NEIGHBOUR_BITS = 1 << 12, MAX_NEIGHBOUR_BITS = 1 << 22 };
 
 struct fkv_spm {
-    uint32_t byte_token[256]; /* FKV_NO_TOKEN: the vocabulary has none */
-    uint64_t neighbours[(1u << NEIGHBOUR_BITS) / 64];
+    uint32_t byte_token[256];  /* FKV_NO_TOKEN: the vocabulary has none */
+    uint64_t *neighbours;      /* [n_neighbour_bits / 64] */
+    uint32_t n_neighbour_bits; /* a power of two */
 };
 
 static const char SPACE[] = "\xe2\x96\x81";
@@ -27,8 +28,8 @@ static uint32_t character_at(const char *text, uint32_t n_bytes) {
     return character;
 }
 
-static uint32_t neighbour_bit(uint32_t left, uint32_t right) {
-    return (uint32_t)(fkv_mix_u64((uint64_t)left << 32 | right) >> 8) & ((1u << NEIGHBOUR_BITS) - 1);
+static uint32_t neighbour_bit(const fkv_spm *spm, uint32_t left, uint32_t right) {
+    return (uint32_t)(fkv_mix_u64((uint64_t)left << 32 | right) >> 8) & (spm->n_neighbour_bits - 1);
 }
 
 static void neighbours_add(fkv_spm *spm, fkv_bytes token) {
@@ -36,15 +37,28 @@ static void neighbours_add(fkv_spm *spm, fkv_bytes token) {
     for (size_t at = 0; at < token.size;) {
         uint32_t step = fkv_utf8_step(token.data + at, token.size - at);
         uint32_t right = character_at(token.data + at, step);
-        uint32_t bit = neighbour_bit(left, right);
+        uint32_t bit = neighbour_bit(spm, left, right);
         if (at > 0) spm->neighbours[bit / 64] |= UINT64_C(1) << bit % 64;
         left = right;
         at += step;
     }
 }
 
+static fkv_status neighbours_open(fkv_tokenizer *tokenizer) {
+    const fkv_vocab_source *source = tokenizer->source;
+    fkv_spm *spm = tokenizer->spm;
+    uint64_t n_bytes = 0;
+    for (uint32_t i = 0; i < source->n_tokens; i++) n_bytes += source->tokens[i].size;
+    spm->n_neighbour_bits = MIN_NEIGHBOUR_BITS;
+    while (spm->n_neighbour_bits < 16 * n_bytes && spm->n_neighbour_bits < MAX_NEIGHBOUR_BITS) spm->n_neighbour_bits *= 2;
+    spm->neighbours = fkv_arena_take(&tokenizer->arena, spm->n_neighbour_bits / 8);
+    FKV_REQUIRE(spm->neighbours != NULL, FKV_NO_MEMORY, "no memory for %u bytes of tokenizer", spm->n_neighbour_bits / 8);
+    for (uint32_t i = 0; i < source->n_tokens; i++) neighbours_add(spm, source->tokens[i]);
+    return FKV_OK;
+}
+
 static bool neighbours_have(const fkv_spm *spm, uint32_t left, uint32_t right) {
-    uint32_t bit = neighbour_bit(left, right);
+    uint32_t bit = neighbour_bit(spm, left, right);
     return (spm->neighbours[bit / 64] >> bit % 64 & 1) != 0;
 }
 
@@ -55,7 +69,7 @@ fkv_status fkv_spm_open(fkv_tokenizer *tokenizer) {
     fkv_spm *spm = fkv_arena_take(&tokenizer->arena, sizeof *spm);
     FKV_REQUIRE(spm != NULL, FKV_NO_MEMORY, "no memory for %zu bytes of tokenizer", sizeof *spm);
     tokenizer->spm = spm;
-    for (uint32_t i = 0; i < source->n_tokens; i++) neighbours_add(spm, source->tokens[i]);
+    FKV_TRY(neighbours_open(tokenizer));
     for (int byte = 0; byte < 256; byte++) {
         static const char hex[] = "0123456789ABCDEF";
         const char name[] = {'<', '0', 'x', hex[byte >> 4], hex[byte & 15], '>'};
@@ -69,7 +83,10 @@ fkv_status fkv_spm_open(fkv_tokenizer *tokenizer) {
 }
 
 void fkv_spm_close(fkv_tokenizer *tokenizer) {
-    fkv_arena_give(&tokenizer->arena, tokenizer->spm, sizeof *tokenizer->spm);
+    fkv_spm *spm = tokenizer->spm;
+    if (spm == NULL) return;
+    fkv_arena_give(&tokenizer->arena, spm->neighbours, spm->n_neighbour_bits / 8);
+    fkv_arena_give(&tokenizer->arena, spm, sizeof *spm);
     tokenizer->spm = NULL;
 }
 
