@@ -6,7 +6,9 @@
 #include <math.h>
 #include <string.h>
 
-enum { N = 8, DRAWS = 40000 };
+enum { N = 8 };
+
+static const uint32_t DRAWS = 40000;
 
 /* Shares 0.4 0.25 0.15 0.1 0.05 0.03 0.015 0.005 in a mixed order. */
 static const float SHARES[N] = {0.05f, 0.4f, 0.015f, 0.25f, 0.1f, 0.005f, 0.15f, 0.03f};
@@ -28,7 +30,7 @@ static void count_draws(fkv_sampler_config config, uint32_t counts[N]) {
     config.seed = 7;
     fkv_sampler *sampler = open_sampler(config, N);
     memset(counts, 0, N * sizeof *counts);
-    for (int i = 0; i < DRAWS; i++) {
+    for (uint32_t i = 0; i < DRAWS; i++) {
         uint32_t token = N;
         ck_ok(fkv_sample(sampler, logits, &token));
         ck_assert_uint_lt(token, N);

@@ -113,7 +113,9 @@ def forward(w, tokens):
 def main():
     parser = argparse.ArgumentParser(description="Logits in plain float32 arithmetic.")
     parser.add_argument("-m", "--model", required=True)
-    parser.add_argument("--tokens", type=pathlib.Path, required=True, help='a JSON file with "tokens", or an .npz with `tokens`')
+    parser.add_argument(
+        "--tokens", type=pathlib.Path, required=True, help='a JSON file with "tokens", or an .npz with `tokens`'
+    )
     parser.add_argument("-n", type=int, default=512)
     parser.add_argument("--out", type=pathlib.Path, required=True)
     options = parser.parse_args()

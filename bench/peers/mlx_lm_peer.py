@@ -6,9 +6,9 @@
 
 The weights of the GGUF file are expanded to float32, so both sides compute the same model with float32 activations and only the
 caches differ. Q and K rows of llama models are stored for RoPE over adjacent pairs, and mlx-lm is told so. tokens.json is what
-`llama_cpp.py tokens` prints. Windows are cut as llama.cpp's perplexity tool cuts them: the second half of each is scored; they
-are prefilled in chunks, so that later chunks attend to quantized history. MLX's CPU takes minutes a window. One JSON object is
-printed.
+`llama_cpp_peer.py tokens` prints. Windows are cut as llama.cpp's perplexity tool cuts them: the second half of each is scored;
+they are prefilled in chunks, so that later chunks attend to quantized history. MLX's CPU takes minutes a window. One JSON object
+is printed.
 """
 
 import argparse

@@ -81,11 +81,7 @@ static int report_json(const flat *f, const memory_verdict *v) {
     cli_json_integer(object, "chunk", f->config.max_step_tokens);
     cli_json_integer(object, "threads", plan->cache.n_threads);
     cli_json_bool(object, "lazy", f->o->model.lazy);
-    cli_json_integer(object, "plan_bytes", plan->total_bytes);
-    cli_json_integer(object, "open_bytes", (uint64_t)fmax(0, v->open_bytes));
-    cli_json_integer(object, "peak_bytes", (uint64_t)fmax(0, v->peak_bytes));
-    cli_json_integer(object, "end_bytes", (uint64_t)fmax(0, v->end_bytes));
-    cli_json_bool(object, "flat", v->flat);
+    memory_verdict_json(v, object);
     cli_json_integer(object, "pages_bytes", plan->cache.slab_bytes);
     cli_json_integer(object, "activations_bytes", plan->activations_bytes);
     cli_json_integer(object, "token_bytes", plan->cache.token_bytes);
@@ -110,16 +106,9 @@ static void report_text(const flat *f, const memory_verdict *v) {
     printf("%-26s %12s\n", "weights, mapped", cli_bytes(plan->mapped_bytes, a));
     printf("%-26s %12s  planned", "weights, repacked", cli_bytes(plan->packed_bytes, a));
     printf(", %s measured with the vocabulary\n", cli_bytes(f->weights_bytes, a));
-    printf("%-26s %12s\n", "plan", cli_bytes(plan->total_bytes, a));
-    printf("%-26s %12s  %+.3f %% of the plan\n", "resident after open", cli_bytes((uint64_t)fmax(0, v->open_bytes), a),
-           (v->open_bytes / v->plan_bytes - 1) * 100);
-    printf("%-26s %12s  %+.0f KiB from open, %zu samples\n", "peak", cli_bytes((uint64_t)fmax(0, v->peak_bytes), a),
-           (v->peak_bytes - v->open_bytes) / 1024, f->line.n);
-    printf("%-26s %12s  %+.0f KiB from open\n", "at the end", cli_bytes((uint64_t)fmax(0, v->end_bytes), a),
-           (v->end_bytes - v->open_bytes) / 1024);
     printf("%-26s %10.1f s  the last %d tokens one by one at %.1f t/s\n", "time", f->seconds, DECODED,
            DECODED / f->decode_seconds);
-    printf("%s\n", v->flat ? f->o->model.lazy ? "lazy: never above the plan" : "FLAT" : "NOT FLAT");
+    memory_verdict_print(&f->line, &f->config, v);
 }
 
 static int work(flat *f) {

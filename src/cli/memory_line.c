@@ -2,7 +2,6 @@
 #include "memory_line.h"
 
 #include "../kit/plot.h"
-#include "cli.h"
 
 #include <errno.h>
 #include <math.h>
@@ -42,7 +41,8 @@ void memory_line_watch(memory_line *line, model_session *s) {
 memory_verdict memory_line_judge(const memory_line *line, bool lazy) {
     memory_verdict v = {.plan_bytes = (double)line->session->plan.total_bytes,
                         .open_bytes = line->bytes[0],
-                        .end_bytes = line->bytes[line->n - 1]};
+                        .end_bytes = line->bytes[line->n - 1],
+                        .lazy = lazy};
     for (size_t i = 0; i < line->n; i++) v.peak_bytes = fmax(v.peak_bytes, line->bytes[i]);
     double slack = fmax(PLAN_SLACK * v.plan_bytes, FLAT_SLACK);
     v.is_plan = lazy ? v.peak_bytes <= v.plan_bytes + slack : fabs(v.open_bytes - v.plan_bytes) <= slack;
@@ -63,8 +63,37 @@ static double pages_16bit(const memory_line *line, const fkv_runner_config *conf
     return (double)plan.cache.slab_bytes;
 }
 
+/* f32 scores of one layer, all query heads, a chunk of queries: what attention that is not fused has beside its cache. */
+static double scores_bytes(const memory_line *line, const fkv_runner_config *config, double tokens) {
+    return tokens * fkv_model_about(line->session->model)->n_q_heads * config->max_step_tokens * 4;
+}
+
+void memory_verdict_print(const memory_line *line, const fkv_runner_config *config, const memory_verdict *v) {
+    char a[32];
+    double tokens = line->tokens[line->n - 1];
+    double growing = pages_16bit(line, config, (uint32_t)tokens);
+    printf("%-26s %12s\n", "plan", cli_bytes((uint64_t)v->plan_bytes, a));
+    printf("%-26s %12s  %+.3f %% of the plan\n", "resident after open", cli_bytes((uint64_t)fmax(0, v->open_bytes), a),
+           (v->open_bytes / v->plan_bytes - 1) * 100);
+    printf("%-26s %12s  %+.0f KiB from open, %zu samples\n", "peak", cli_bytes((uint64_t)fmax(0, v->peak_bytes), a),
+           (v->peak_bytes - v->open_bytes) / 1024, line->n);
+    printf("%-26s %12s  %+.0f KiB from open\n", "at the end", cli_bytes((uint64_t)fmax(0, v->end_bytes), a),
+           (v->end_bytes - v->open_bytes) / 1024);
+    printf("%-26s %12s  computed, not measured\n", "a growing 16-bit cache", cli_bytes((uint64_t)growing, a));
+    printf("%-26s %12s  computed, not measured\n", "  with its score matrix",
+           cli_bytes((uint64_t)(growing + scores_bytes(line, config, tokens)), a));
+    printf("%s\n", !v->flat ? "NOT FLAT" : v->lazy ? "lazy: never above the plan" : "FLAT");
+}
+
+void memory_verdict_json(const memory_verdict *v, json_t *object) {
+    cli_json_integer(object, "plan_bytes", (uint64_t)v->plan_bytes);
+    cli_json_integer(object, "open_bytes", (uint64_t)fmax(0, v->open_bytes));
+    cli_json_integer(object, "peak_bytes", (uint64_t)fmax(0, v->peak_bytes));
+    cli_json_integer(object, "end_bytes", (uint64_t)fmax(0, v->end_bytes));
+    cli_json_bool(object, "flat", v->flat);
+}
+
 int memory_line_draw(const memory_line *line, const fkv_runner_config *config, const char *subtitle, const char *path) {
-    const fkv_model_info *about = fkv_model_about(line->session->model);
     double end = line->tokens[line->n - 1];
     double plan = (double)line->session->plan.total_bytes;
     double x[COMPUTED];
@@ -73,7 +102,7 @@ int memory_line_draw(const memory_line *line, const fkv_runner_config *config, c
     for (int i = 0; i < COMPUTED; i++) {
         x[i] = floor(end * i / (COMPUTED - 1));
         growing[i] = pages_16bit(line, config, (uint32_t)x[i]);
-        with_scores[i] = growing[i] + x[i] * about->n_q_heads * config->max_step_tokens * 4;
+        with_scores[i] = growing[i] + scores_bytes(line, config, x[i]);
     }
     double ends[2] = {0, end};
     double planned[2] = {plan, plan};

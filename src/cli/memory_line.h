@@ -7,6 +7,7 @@
 #ifndef FKV_CLI_MEMORY_LINE_H
 #define FKV_CLI_MEMORY_LINE_H
 
+#include "cli.h"
 #include "session.h"
 
 #include "../kit/process.h"
@@ -36,9 +37,13 @@ typedef struct memory_verdict {
     bool is_plan; /* after open: within 1 % of the plan; lazy: never above it */
     bool stays;   /* peak and end within 1 MiB of open; lazy: not asked */
     bool flat;    /* both */
+    bool lazy;
 } memory_verdict;
 
 memory_verdict memory_line_judge(const memory_line *line, bool lazy);
+
+void memory_verdict_print(const memory_line *line, const fkv_runner_config *config, const memory_verdict *v);
+void memory_verdict_json(const memory_verdict *v, json_t *object); /* plan_bytes, open_bytes, peak_bytes, end_bytes, flat */
 
 /* config: that of the session, for the computed lines. Exit code, said. */
 int memory_line_draw(const memory_line *line, const fkv_runner_config *config, const char *subtitle, const char *path);

@@ -21,6 +21,7 @@ typedef struct niah_options {
     uint32_t n_haystacks; /* 0: 1 for the grid, 3 for many facts */
     uint32_t n_facts;     /* 0: the grid */
     uint32_t n_asked;
+    bool together; /* the facts of all depths in one haystack */
 } niah_options;
 
 typedef struct niah {

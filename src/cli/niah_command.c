@@ -60,6 +60,20 @@ static void choose_depths(niah *n) {
 
 /* ---- one codec ---- */
 
+static int show_line(const niah *n, const codec_choice *codec, const fkv_runner_config *config, json_t *object) {
+    char name[32];
+    char subtitle[160];
+    memory_verdict v = memory_line_judge(&n->line, config->lazy);
+    memory_verdict_json(&v, object);
+    if (!n->o->model.json) {
+        putchar('\n');
+        memory_verdict_print(&n->line, config, &v);
+    }
+    snprintf(subtitle, sizeof subtitle, "%s over %u tokens with a planted fact; %s; prefill in steps of %u", n->o->model.model,
+             longest(n), codec_text(codec, name), config->max_step_tokens);
+    return memory_line_draw(&n->line, config, subtitle, n->o->line);
+}
+
 static int run_codec(niah *n, const codec_choice *codec, json_t *object) {
     fkv_runner_config config = model_options_runner(&n->o->model, longest(n));
     codec_apply(codec, &config);
@@ -69,13 +83,7 @@ static int run_codec(niah *n, const codec_choice *codec, json_t *object) {
     if (code == EXIT_GOOD) code = session_open(&n->session, n->model, &config);
     if (code == EXIT_GOOD && n->o->line != NULL) memory_line_watch(&n->line, &n->session);
     if (code == EXIT_GOOD) code = n->o->n_facts > 0 ? niah_facts_run(n, codec, object) : niah_grid_run(n, codec, object);
-    if (code == EXIT_GOOD && n->o->line != NULL) {
-        char name[32];
-        char subtitle[160];
-        snprintf(subtitle, sizeof subtitle, "%s over %u tokens with a planted fact; %s; prefill in steps of %u",
-                 n->o->model.model, longest(n), codec_text(codec, name), config.max_step_tokens);
-        code = memory_line_draw(&n->line, &config, subtitle, n->o->line);
-    }
+    if (code == EXIT_GOOD && n->o->line != NULL) code = show_line(n, codec, &config, object);
     session_close(&n->session);
     memory_line_free(&n->line);
     return code;
@@ -134,6 +142,8 @@ int cli_niah(int argc, char **argv) {
         {"lengths", 'l', OPTION_TEXT, &o.lengths, 0, "LIST",
          "tokens of each haystack, question and answer included: 4K,16K,64K\n(-c, else 8192)"},
         {"depths", 'd', OPTION_U32, &o.n_depths, MAX_DEPTHS, "N", "so many, from the beginning to the end (11); 1: the middle"},
+        {"together", 0, OPTION_FLAG, &o.together, 0, NULL,
+         "the facts of all depths in one haystack, each asked for on its own:\nthe text is computed once for each length"},
         {"haystacks", 0, OPTION_U32, &o.n_haystacks, 1000, "N", "other places of the book and other facts (1; with --facts 3)"},
         {"facts", 0, OPTION_U32, &o.n_facts, 100000, "N", "plant so many at random places"},
         {"ask", 0, OPTION_U32, &o.n_asked, 100000, "M",

@@ -1,7 +1,10 @@
 /* The grid of niah: one fact at each depth of each length, one question.
  *
- * Cells of a haystack are taken deepest first. A shallower fact leaves the text before it as it was, so the sequence is truncated
- * to there and only the rest is computed again.
+ * Alone: a haystack has one fact. Cells are taken deepest first: a shallower fact leaves the text before it as it was, so the
+ * sequence is truncated to there and only the rest is computed again.
+ *
+ * Together: the facts of all depths are in one haystack, and each is asked for at its end as if it were the only question. The
+ * text is computed once, and every fact has the others to be mistaken for.
  */
 #include "generation.h"
 #include "heat_map.h"
@@ -41,49 +44,23 @@ typedef struct stack {
     size_t kept;     /* tokens of the body, from its first on, that the session holds */
 } stack;
 
-static int cell_tokens(const grid *g, const cell *c, token_list *planted, token_list *question) {
+static int plant(const grid *g, const cell *c, token_list *list) {
     char sentence[FACT_TEXT];
     fact_sentence(&c->fact, sentence);
-    int code = token_list_add_text(planted, g->n->model, sentence, strlen(sentence), FKV_TOKENIZE_PLAIN);
-    return code == EXIT_GOOD ? niah_add_question(g->n, &c->fact, question) : code;
+    return token_list_add_text(list, g->n->model, sentence, strlen(sentence), FKV_TOKENIZE_PLAIN);
 }
 
-/* Brings the session to where the answer begins. */
-static int feed_cell(grid *g, stack *s, const cell *c, const float **logits) {
-    model_session *session = &g->n->session;
-    token_list planted = {0};
-    token_list question = {0};
-    int code = cell_tokens(g, c, &planted, &question);
-    size_t around = s->begin.n + planted.n + question.n + ANSWER_TOKENS;
-    if (code == EXIT_GOOD && around >= c->length)
-        code = cli_fail(EXIT_USAGE, "a length of %u leaves no room for text: a fact and its question alone need %zu tokens",
-                        c->length, around);
-    if (code == EXIT_GOOD) {
-        size_t room = c->length - around;
-        size_t at = haystack_place(&g->n->haystack, &s->body, (size_t)((double)room * c->depth));
-        size_t shared = session->length == 0 ? 0 : s->begin.n + (at < s->kept ? at : s->kept);
-        s->rest.n = 0;
-        token_list_add(&s->rest, s->begin.tokens, s->begin.n);
-        token_list_add(&s->rest, s->body.tokens, at);
-        token_list_add(&s->rest, planted.tokens, planted.n);
-        token_list_add(&s->rest, s->body.tokens + at, room - at);
-        token_list_add(&s->rest, question.tokens, question.n);
-        code = session_truncate(session, (uint32_t)shared);
-        shared = session->length; /* less where a window has moved on */
-        s->kept = at;
-        if (code == EXIT_GOOD) code = session_feed(session, s->rest.tokens + shared, s->rest.n - shared, logits, &g->progress);
-    }
-    token_list_free(&planted);
-    token_list_free(&question);
-    return code;
+/* Tokens of the body that a length has room for, beside those `around` it; -1, said, where that is none. */
+static int64_t room_for_text(uint32_t length, size_t around) {
+    if (around + ANSWER_TOKENS < length) return (int64_t)(length - around - ANSWER_TOKENS);
+    (void)cli_fail(0, "a length of %u leaves no room for text: facts and a question alone need %zu tokens", length,
+                   around + ANSWER_TOKENS);
+    return -1;
 }
 
-static int ask_cell(grid *g, stack *s, cell *c) {
-    const float *logits = NULL;
-    int code = feed_cell(g, s, c, &logits);
-    if (code != EXIT_GOOD) return code;
+static int answer_cell(grid *g, cell *c, const float *logits) {
     generation_clear(&g->generation);
-    code = generation_run(&g->generation, logits);
+    int code = generation_run(&g->generation, logits);
     if (code == EXIT_GOOD && g->generation.stop == STOP_INTERRUPTED) code = EXIT_INTERRUPTED;
     if (code != EXIT_GOOD) return code;
     c->answer = text_sound(g->generation.text.bytes != NULL ? g->generation.text.bytes : "", g->generation.text.n);
@@ -93,7 +70,102 @@ static int ask_cell(grid *g, stack *s, cell *c) {
     return EXIT_GOOD;
 }
 
-/* The cells of one haystack, deepest first. */
+/* ---- alone ---- */
+
+/* Brings the session to where the answer begins. */
+static int feed_cell(grid *g, stack *s, const cell *c, const token_list *planted, const token_list *question,
+                     const float **logits) {
+    model_session *session = &g->n->session;
+    int64_t room = room_for_text(c->length, s->begin.n + planted->n + question->n);
+    if (room < 0) return EXIT_USAGE;
+    size_t at = haystack_place(&g->n->haystack, &s->body, (size_t)((double)room * c->depth));
+    size_t shared = session->length == 0 ? 0 : s->begin.n + (at < s->kept ? at : s->kept);
+    s->rest.n = 0;
+    token_list_add(&s->rest, s->begin.tokens, s->begin.n);
+    token_list_add(&s->rest, s->body.tokens, at);
+    token_list_add(&s->rest, planted->tokens, planted->n);
+    token_list_add(&s->rest, s->body.tokens + at, (size_t)room - at);
+    token_list_add(&s->rest, question->tokens, question->n);
+    int code = session_truncate(session, (uint32_t)shared);
+    shared = session->length; /* less where a window has moved on */
+    s->kept = at;
+    return code == EXIT_GOOD ? session_feed(session, s->rest.tokens + shared, s->rest.n - shared, logits, &g->progress) : code;
+}
+
+static int ask_cell(grid *g, stack *s, cell *c) {
+    const float *logits = NULL;
+    token_list planted = {0};
+    token_list question = {0};
+    int code = plant(g, c, &planted);
+    if (code == EXIT_GOOD) code = niah_add_question(g->n, &c->fact, &question);
+    if (code == EXIT_GOOD) code = feed_cell(g, s, c, &planted, &question, &logits);
+    if (code == EXIT_GOOD) code = answer_cell(g, c, logits);
+    token_list_free(&planted);
+    token_list_free(&question);
+    return code;
+}
+
+static int ask_alone(grid *g, stack *s, cell *cells) {
+    int code = EXIT_GOOD;
+    for (uint32_t i = g->n->o->n_depths; code == EXIT_GOOD && i-- > 0;) code = ask_cell(g, s, &cells[i]);
+    return code;
+}
+
+/* ---- together ---- */
+
+/* The haystack with all its facts, as long as the longest question leaves room for. */
+static int plant_all(grid *g, stack *s, const cell *cells, size_t longest_question) {
+    const niah *n = g->n;
+    token_list planted[MAX_DEPTHS] = {0};
+    size_t around = s->begin.n + longest_question;
+    int code = EXIT_GOOD;
+    for (uint32_t i = 0; code == EXIT_GOOD && i < n->o->n_depths; i++) {
+        code = plant(g, &cells[i], &planted[i]);
+        around += planted[i].n;
+    }
+    int64_t room = code == EXIT_GOOD ? room_for_text(cells[0].length, around) : -1;
+    if (code == EXIT_GOOD && room < 0) code = EXIT_USAGE;
+    if (code == EXIT_GOOD) {
+        size_t from = 0;
+        token_list_add(&s->rest, s->begin.tokens, s->begin.n);
+        for (uint32_t i = 0; i < n->o->n_depths; i++) {
+            size_t at = haystack_place(&n->haystack, &s->body, (size_t)((double)room * cells[i].depth));
+            token_list_add(&s->rest, s->body.tokens + from, at - from);
+            token_list_add(&s->rest, planted[i].tokens, planted[i].n);
+            from = at;
+        }
+        token_list_add(&s->rest, s->body.tokens + from, (size_t)room - from);
+    }
+    for (uint32_t i = 0; i < n->o->n_depths; i++) token_list_free(&planted[i]);
+    return code;
+}
+
+/* The first question brings the text along; behind the others a window may have to see it again. */
+static int ask_behind(grid *g, const stack *s, cell *c, const token_list *question) {
+    model_session *session = &g->n->session;
+    const float *logits = NULL;
+    int code = session->length > s->rest.n ? session_truncate(session, (uint32_t)s->rest.n) : EXIT_GOOD;
+    if (code == EXIT_GOOD && session->length < s->rest.n)
+        code = session_feed(session, s->rest.tokens + session->length, s->rest.n - session->length, NULL, &g->progress);
+    if (code == EXIT_GOOD) code = session_feed(session, question->tokens, question->n, &logits, &g->progress);
+    return code == EXIT_GOOD ? answer_cell(g, c, logits) : code;
+}
+
+static int ask_together(grid *g, stack *s, cell *cells) {
+    uint32_t n_depths = g->n->o->n_depths;
+    token_list questions[MAX_DEPTHS] = {0};
+    size_t longest = 0;
+    int code = EXIT_GOOD;
+    for (uint32_t i = 0; code == EXIT_GOOD && i < n_depths; i++) {
+        code = niah_add_question(g->n, &cells[i].fact, &questions[i]);
+        if (questions[i].n > longest) longest = questions[i].n;
+    }
+    if (code == EXIT_GOOD) code = plant_all(g, s, cells, longest);
+    for (uint32_t i = 0; code == EXIT_GOOD && i < n_depths; i++) code = ask_behind(g, s, &cells[i], &questions[i]);
+    for (uint32_t i = 0; i < n_depths; i++) token_list_free(&questions[i]);
+    return code;
+}
+
 static int run_stack(grid *g, uint32_t length, uint32_t index, cell *cells) {
     uint64_t seed = g->n->o->model.seed + 1000003 * (uint64_t)index;
     uint64_t random = seed ^ UINT64_C(0x5eed0fac75);
@@ -101,12 +173,11 @@ static int run_stack(grid *g, uint32_t length, uint32_t index, cell *cells) {
     int code = niah_begin_tokens(g->n, &s.begin);
     if (code == EXIT_GOOD) code = session_truncate(&g->n->session, 0);
     haystack_cut(&g->n->haystack, seed, length, &s.body);
-    for (uint32_t i = g->n->o->n_depths; code == EXIT_GOOD && i-- > 0;) {
-        cell *c = &cells[i];
-        *c = (cell){.length = length, .depth = g->n->depths[i]};
-        haystack_draw_fact(&g->n->haystack, &random, &c->fact);
-        code = ask_cell(g, &s, c);
+    for (uint32_t i = g->n->o->n_depths; i-- > 0;) {
+        cells[i] = (cell){.length = length, .depth = g->n->depths[i]};
+        haystack_draw_fact(&g->n->haystack, &random, &cells[i].fact);
     }
+    if (code == EXIT_GOOD) code = (g->n->o->together ? ask_together : ask_alone)(g, &s, cells);
     token_list_free(&s.begin);
     token_list_free(&s.body);
     token_list_free(&s.rest);
@@ -150,6 +221,7 @@ static void put_json(const grid *g, json_t *object) {
     cli_json_integer(object, "found", g->n_found);
     cli_json_integer(object, "total", g->n_cells);
     cli_json_integer(object, "haystacks", g->n->n_haystacks);
+    cli_json_bool(object, "together", g->n->o->together);
     cli_json_real(object, "seconds", g->seconds);
     cli_json_integer(object, "plan_bytes", g->n->session.plan.total_bytes);
     json_t *cells = json_array();
@@ -201,6 +273,7 @@ static uint64_t tokens_to_feed(const niah *n) {
     double total = 0;
     for (uint32_t l = 0; l < n->n_lengths; l++) {
         total += n->lengths[l];
+        if (n->o->together) continue;
         for (uint32_t d = 0; d + 1 < n->o->n_depths; d++) total += n->lengths[l] * (1 - n->depths[d]);
     }
     return (uint64_t)(total * n->n_haystacks);

@@ -60,8 +60,7 @@ static void look_at_memory(run *r) {
 
 /* ---- the prompt ---- */
 
-static int read_prompt(const run *r, text_buffer *content) {
-    const run_options *o = r->o;
+static int read_prompt(const run_options *o, text_buffer *content) {
     if (o->file != NULL) {
         int code = text_read(content, o->file);
         if (code != EXIT_GOOD) return code;
@@ -89,22 +88,15 @@ static int read_prefix_tokens(run *r) {
     return status == FKV_OK ? EXIT_GOOD : cli_fail_status(status);
 }
 
-static int make_prompt(run *r) {
-    text_buffer content = {0};
-    int code = read_prompt(r, &content);
-    if (code == EXIT_GOOD && content.n == 0) {
-        if (r->o->prefix != NULL) code = read_prefix_tokens(r);
-    } else if (code == EXIT_GOOD && r->chat) {
-        if (r->o->system != NULL) {
-            text_buffer words = {.bytes = (char *)(uintptr_t)r->o->system, .n = strlen(r->o->system)};
-            code = prompt_add_message(&r->prompt, r->model, "system", &words, false);
-        }
-        if (code == EXIT_GOOD) code = prompt_add_message(&r->prompt, r->model, "user", &content, true);
-    } else if (code == EXIT_GOOD) {
-        code = prompt_add_plain(&r->prompt, r->model, &content);
+static int make_prompt(run *r, const text_buffer *content) {
+    if (content->n == 0) return r->o->prefix != NULL ? read_prefix_tokens(r) : EXIT_GOOD;
+    if (!r->chat) return prompt_add_plain(&r->prompt, r->model, content);
+    int code = EXIT_GOOD;
+    if (r->o->system != NULL) {
+        text_buffer words = {.bytes = (char *)(uintptr_t)r->o->system, .n = strlen(r->o->system)};
+        code = prompt_add_message(&r->prompt, r->model, "system", &words, false);
     }
-    text_free(&content);
-    return code;
+    return code == EXIT_GOOD ? prompt_add_message(&r->prompt, r->model, "user", content, true) : code;
 }
 
 /* ---- room ---- */
@@ -140,8 +132,9 @@ static int load_prefix(run *r) {
     model_session *s = &r->session;
     fkv_seq_config config = {.max_tokens = s->max_tokens, .prompt = r->prompt.tokens, .n_prompt = (uint32_t)r->prompt.n};
     fkv_status status = fkv_seq_load(s->cache, &config, r->o->prefix, &s->seq);
-    if (status == FKV_BAD_ARGUMENT)
-        return cli_fail(EXIT_FAILED, "the prompt does not begin with the tokens saved in %s (%s)", r->o->prefix, fkv_message());
+    if (status == FKV_BAD_ARGUMENT || status == FKV_SEQ_FULL) /* full: the prompt fits, so more were saved than it has */
+        return cli_fail(EXIT_FAILED, "the prompt of %zu tokens does not begin with those saved in %s: %s", r->prompt.n,
+                        r->o->prefix, fkv_message());
     if (status == FKV_OK) status = fkv_seq_length(s->cache, s->seq, &s->length);
     if (status != FKV_OK) return cli_fail_status(status);
     if (s->length == r->prompt.n) {
@@ -261,7 +254,7 @@ static int converse(run *r) {
     return code == EXIT_GOOD ? conversation_hold(&r->generation, r->chat, r->o->system) : code;
 }
 
-static int work(run *r) {
+static int work(run *r, const text_buffer *content) {
     const run_options *o = r->o;
     process_memory before = {0};
     (void)process_memory_now(&before);
@@ -271,7 +264,7 @@ static int work(run *r) {
     r->about = fkv_model_about(r->model);
     r->chat = r->about->has_chat && !o->raw;
     look_at_memory(r);
-    code = make_prompt(r);
+    code = make_prompt(r, content);
     if (code == EXIT_GOOD) code = open_sampler(r);
     if (code == EXIT_GOOD) code = open_session(r);
     if (code != EXIT_GOOD) return code;
@@ -314,7 +307,10 @@ int cli_run(int argc, char **argv) {
     if (!good_options(&o)) return EXIT_USAGE;
     cli_catch_interrupts();
     run r = {.o = &o};
-    code = work(&r);
+    text_buffer content = {0};
+    code = read_prompt(&o, &content); /* first: a mistake there should not wait for a large model */
+    if (code == EXIT_GOOD) code = work(&r, &content);
+    text_free(&content);
     generation_free(&r.generation);
     token_list_free(&r.prompt);
     session_close(&r.session);

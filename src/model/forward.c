@@ -49,7 +49,7 @@ static float *h_of(const pass *p, uint32_t row) { return p->r->h + (size_t)row *
 
 static void norm_x_to_h(const pass *p, uint32_t row, const float *weight) {
     const fkv_hparams *h = p->r->model->hparams;
-    fkv_rms_norm(x_of(p, row), weight, h->rms_eps, h->dim, h_of(p, row));
+    p->r->ops->rms_norm(x_of(p, row), weight, h->rms_eps, h->dim, h_of(p, row));
 }
 
 /* From tokens to what the first layer reads, and the angles of the row's position. */
@@ -69,11 +69,11 @@ static void turn_heads(const pass *p, uint32_t row, float *heads, uint32_t n_hea
     const float *sines = r->sines[p->rope] + (size_t)row * r->n_pairs;
     for (uint32_t i = 0; i < n_heads; i++) {
         float *head = heads + (size_t)i * h->head_dim;
-        if (norm != NULL) fkv_rms_norm(head, norm, h->rms_eps, h->head_dim, head);
+        if (norm != NULL) p->r->ops->rms_norm(head, norm, h->rms_eps, h->head_dim, head);
         if (h->rope_interleaved)
-            fkv_rope_pairs(head, cosines, sines, r->n_pairs);
+            p->r->ops->rope_pairs(head, cosines, sines, r->n_pairs);
         else
-            fkv_rope_halves(head, cosines, sines, r->n_pairs);
+            p->r->ops->rope_halves(head, cosines, sines, r->n_pairs);
     }
     fkv_heads_spread(heads, n_heads, h->head_dim, r->head_pad);
 }
@@ -99,8 +99,8 @@ static void gather_row(const pass *p, uint32_t row) {
 static void add_row(const pass *p, uint32_t row, const float *post_norm, const float *norm) {
     const fkv_hparams *h = p->r->model->hparams;
     float *given = h_of(p, row);
-    if (post_norm != NULL) fkv_rms_norm(given, post_norm, h->rms_eps, h->dim, given);
-    fkv_row_add(x_of(p, row), given, h->dim);
+    if (post_norm != NULL) p->r->ops->rms_norm(given, post_norm, h->rms_eps, h->dim, given);
+    p->r->ops->add(x_of(p, row), given, h->dim);
     norm_x_to_h(p, row, norm);
 }
 
@@ -113,9 +113,9 @@ static void activate_row(const pass *p, uint32_t row) {
     float *gate = r->gate + (size_t)row * r->ffn_pad;
     const float *up = r->up + (size_t)row * r->ffn_pad;
     if (r->model->architecture->activation == FKV_GELU_TANH)
-        fkv_gelu_mul(gate, up, r->model->hparams->ffn_dim);
+        p->r->ops->gelu_mul(gate, up, r->model->hparams->ffn_dim);
     else
-        fkv_silu_mul(gate, up, r->model->hparams->ffn_dim);
+        p->r->ops->silu_mul(gate, up, r->model->hparams->ffn_dim);
 }
 
 /* ---- layers ---- */

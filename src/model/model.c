@@ -8,7 +8,6 @@
  * that nobody asked for would mean a model that is not computed as it was trained, so it is refused.
  */
 #include "model.h"
-#include "vector_ops.h"
 
 #include "../base/carve.h"
 #include "../base/memory.h"
@@ -376,7 +375,8 @@ void fkv_model_embed(const fkv_model *model, uint32_t token, float *out) {
         fkv_tensor_row_floats(model->embedding, token, out);
     else
         fkv_matrix_get_row(&model->output, token, out);
-    if (model->embedding_scale != 1.0f) fkv_row_scale(out, model->embedding_scale, model->hparams->dim);
+    float scale = model->embedding_scale;
+    for (uint32_t i = 0; scale != 1.0f && i < model->hparams->dim; i++) out[i] *= scale;
 }
 
 /* ---- tokens: the tokenizer's answers, behind a check for NULL ---- */

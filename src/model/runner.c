@@ -176,7 +176,7 @@ fkv_status fkv_runner_open(const fkv_model *model, const fkv_runner_config *conf
     fkv_layer_config layers[FKV_MAX_LAYERS];
     fkv_runner_config c = *config;
     fkv_config cache_config;
-    fkv_runner_plan plan;
+    fkv_runner_plan plan = {0};
     FKV_TRY(configure(model, &c, layers, &cache_config));
     FKV_TRY(make_plan(model, &c, &cache_config, &plan));
     FKV_TRY(check_fits(&c, &plan));
@@ -194,6 +194,7 @@ fkv_status fkv_runner_open(const fkv_model *model, const fkv_runner_config *conf
     layout(&carve, r);
     r->cache = cache;
     r->workers = fkv_cache_workers(cache);
+    r->ops = fkv_vector_ops_for(c.isa);
     r->bytes = plan.activations_bytes;
     fill_frequencies(r);
     *runner = r;

@@ -10,6 +10,7 @@
 #define FKV_RUNNER_H
 
 #include "model.h"
+#include "vector_ops.h"
 
 enum { FKV_ROPE_GLOBAL = 0, FKV_ROPE_LOCAL = 1, FKV_N_ROPES = 2 };
 
@@ -18,7 +19,8 @@ struct fkv_runner {
     fkv_runner_config config; /* with its zeros resolved */
     fkv_cache *cache;
     fkv_workers *workers; /* the cache's */
-    uint64_t bytes;       /* of the map this lies at the front of */
+    const fkv_vector_ops *ops;
+    uint64_t bytes; /* of the map this lies at the front of */
 
     uint32_t head_pad; /* D inside pages */
     uint32_t n_ropes;  /* 1, or 2 where windowed layers have a base of their own */

@@ -272,6 +272,9 @@ fkv_status fkv_safetensors_open(fkv_weights *weights, const char *folder) {
     char path[MAX_PATH];
     fkv_mapped config;
     file_list list = {0};
+    bool has_config = false;
+    FKV_TRY(is_there(folder, "config.json", &has_config));
+    FKV_REQUIRE(has_config, FKV_FILE_FORMAT, "a folder without config.json is no model: %s", folder);
     FKV_TRY(join(folder, "config.json", path));
     FKV_TRY(fkv_weights_map(weights, path, &config));
     FKV_TRY(fkv_hf_config_read(weights, (const char *)config.bytes, (size_t)config.size, path));

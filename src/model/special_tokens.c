@@ -1,20 +1,26 @@
 /* Finds special tokens in one pass. See special_tokens.h.
  *
- * Where candidates overlap, the whole chain of overlapping ones is decided at once: a heap of (order, position) hands out the
- * best first. A candidate whose bytes are partly taken looks again for the longest token that still fits before the taken ones.
- * Each such look at least halves the room behind its position (a better candidate inside the room was at least as long as this
- * one), so a position is looked at log(longest token) times at most.
+ * The automaton is Aho and Corasick's, over the tokens read backwards: going through a text from its end, it knows at every byte
+ * the longest token that starts there. It runs over blocks, each begun far enough behind its end that no token is missed.
+ *
+ * Where tokens overlap, the whole chain of overlapping ones is decided at once: a heap of (order, position) hands out the best
+ * first. A token whose bytes are partly taken gives way to the longest one at its place that ends before the taken ones. Each
+ * time that at least halves the room behind its place (the better one inside the room was at least as long), so a place comes up
+ * log(longest token) times at most.
  */
 #include "special_tokens.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 
-enum { MAX_SPECIAL_BYTES = 16 << 20 }; /* of all special tokens together */
+enum {
+    MAX_SPECIAL_BYTES = 4 << 20, /* of all special tokens together */
+    BLOCK_BYTES = 1 << 14,
+};
 
-static const uint32_t TAKEN = UINT32_MAX; /* a byte inside a token; its first byte holds order + 1 */
+static const uint32_t WON = UINT32_C(1) << 31; /* in the nodes of a contest; nodes are fewer than that */
 
-/* ---- the trie ------------------------------------------------------------------------------------------------ */
+/* ---- the automaton ------------------------------------------------------------------------------------------- */
 
 static int compare_special(const void *a, const void *b) {
     const fkv_special_token *x = a;
@@ -23,23 +29,56 @@ static int compare_special(const void *a, const void *b) {
     return x->token < y->token ? -1 : x->token > y->token;
 }
 
-static uint64_t edge_key(uint32_t node, char byte) { return (uint64_t)node << 8 | (uint8_t)byte; }
+/* The node of a byte put before a node's string; 0: none. */
+static uint32_t edge(const fkv_special_tokens *specials, uint32_t node, uint8_t byte) {
+    if (node == 0) return specials->last[byte];
+    uint64_t next = fkv_pair_map_find(&specials->edges, (uint64_t)node << 8 | byte);
+    return next != FKV_NO_PAIR ? (uint32_t)next : 0;
+}
 
-static fkv_status trie_add(fkv_special_tokens *specials, fkv_bytes text, uint32_t order) {
-    uint32_t *first = &specials->first[(uint8_t)text.data[0]];
-    if (*first == 0) *first = ++specials->n_nodes;
-    uint32_t node = *first;
-    for (size_t i = 1; i < text.size; i++) {
-        uint64_t next = fkv_pair_map_find(&specials->edges, edge_key(node, text.data[i]));
-        if (next == FKV_NO_PAIR) {
-            next = ++specials->n_nodes;
-            FKV_TRY(fkv_pair_map_add(&specials->edges, edge_key(node, text.data[i]), next));
-        }
-        node = (uint32_t)next;
+static uint32_t step(const fkv_special_tokens *specials, uint32_t node, uint8_t byte) {
+    uint32_t next = edge(specials, node, byte);
+    while (next == 0 && node != 0) {
+        node = specials->nodes[node].back;
+        next = edge(specials, node, byte);
     }
-    FKV_ASSERT(node < specials->max_nodes);
-    if (specials->node_order[node] == 0) specials->node_order[node] = order + 1;
+    return next;
+}
+
+static fkv_status add_string(fkv_special_tokens *specials, fkv_bytes text, uint32_t order, bool hidden) {
+    uint32_t node = 0;
+    for (size_t i = text.size; i-- > 0;) {
+        uint8_t byte = (uint8_t)text.data[i];
+        uint32_t next = edge(specials, node, byte);
+        if (next == 0) {
+            next = specials->n_nodes++;
+            FKV_ASSERT(next < specials->max_nodes);
+            specials->nodes[next] =
+                (fkv_special_node){.parent = node, .order = FKV_NO_TOKEN, .n_bytes = (uint16_t)(text.size - i), .byte = byte};
+            if (node == 0) specials->last[byte] = next;
+            if (node != 0) FKV_TRY(fkv_pair_map_add(&specials->edges, (uint64_t)node << 8 | byte, next));
+        }
+        node = next;
+    }
+    specials->nodes[node].order = order;
+    specials->nodes[node].token[0] = node;
+    specials->nodes[node].token[1] = hidden ? 0 : node;
     return FKV_OK;
+}
+
+/* Sets `back` and `token` of every node, shorter strings first: by_length: [n_nodes]. */
+static void link_nodes(fkv_special_tokens *specials, uint32_t *by_length) {
+    uint32_t start[FKV_MAX_TOKEN_BYTES + 2] = {0};
+    for (uint32_t i = 1; i < specials->n_nodes; i++) start[specials->nodes[i].n_bytes + 1]++;
+    for (uint32_t i = 1; i < FKV_MAX_TOKEN_BYTES + 2; i++) start[i] += start[i - 1];
+    for (uint32_t i = 1; i < specials->n_nodes; i++) by_length[start[specials->nodes[i].n_bytes]++] = i;
+    for (uint32_t i = 0; i + 1 < specials->n_nodes; i++) {
+        fkv_special_node *node = &specials->nodes[by_length[i]];
+        if (node->parent != 0) node->back = step(specials, specials->nodes[node->parent].back, node->byte);
+        for (int which = 0; which < 2; which++) {
+            if (node->token[which] == 0) node->token[which] = specials->nodes[node->back].token[which];
+        }
+    }
 }
 
 fkv_status fkv_special_tokens_open(fkv_special_tokens *specials, fkv_arena *arena, fkv_special_token *tokens, uint32_t n_tokens) {
@@ -50,121 +89,152 @@ fkv_status fkv_special_tokens_open(fkv_special_tokens *specials, fkv_arena *aren
                 "the special tokens of the vocabulary have %" PRIu64 " bytes; at most %d are supported", n_bytes,
                 MAX_SPECIAL_BYTES);
     specials->n_tokens = n_tokens;
+    specials->n_nodes = 1;
     specials->max_nodes = (uint32_t)n_bytes + 1;
     FKV_TRY(fkv_pair_map_open(&specials->edges, arena, (uint32_t)n_bytes));
-    specials->node_order = fkv_arena_take(arena, specials->max_nodes * sizeof *specials->node_order);
+    specials->nodes = fkv_arena_take(arena, specials->max_nodes * sizeof *specials->nodes);
     specials->tokens = fkv_arena_take(arena, n_tokens * sizeof *specials->tokens);
-    specials->hidden = fkv_arena_take(arena, n_tokens * sizeof *specials->hidden);
-    FKV_REQUIRE(specials->node_order != NULL && specials->tokens != NULL && specials->hidden != NULL, FKV_NO_MEMORY,
-                "no memory for %" PRIu32 " special tokens", n_tokens);
-    if (n_tokens > 0) qsort(tokens, n_tokens, sizeof *tokens, compare_special);
-    for (uint32_t order = 0; order < n_tokens; order++) {
-        specials->tokens[order] = tokens[order].token;
-        specials->hidden[order] = tokens[order].hidden;
-        FKV_TRY(trie_add(specials, tokens[order].text, order));
+    uint32_t *by_length = fkv_arena_take(arena, specials->max_nodes * sizeof *by_length);
+    bool taken = specials->nodes != NULL && specials->tokens != NULL && by_length != NULL;
+    fkv_status status = taken ? FKV_OK : fkv_fail(FKV_NO_MEMORY, "no memory for %" PRIu32 " special tokens", n_tokens);
+    if (taken && n_tokens > 0) {
+        qsort(tokens, n_tokens, sizeof *tokens, compare_special);
+        specials->longest = (uint32_t)tokens[0].text.size;
     }
-    return FKV_OK;
+    for (uint32_t order = 0; status == FKV_OK && order < n_tokens; order++) {
+        specials->tokens[order] = tokens[order].token;
+        status = add_string(specials, tokens[order].text, order, tokens[order].hidden);
+    }
+    if (status == FKV_OK) link_nodes(specials, by_length);
+    fkv_arena_give(arena, by_length, specials->max_nodes * sizeof *by_length);
+    return status;
 }
 
 void fkv_special_tokens_close(fkv_special_tokens *specials, fkv_arena *arena) {
     fkv_pair_map_close(&specials->edges, arena);
-    fkv_arena_give(arena, specials->node_order, specials->max_nodes * sizeof *specials->node_order);
+    fkv_arena_give(arena, specials->nodes, specials->max_nodes * sizeof *specials->nodes);
     fkv_arena_give(arena, specials->tokens, specials->n_tokens * sizeof *specials->tokens);
-    fkv_arena_give(arena, specials->hidden, specials->n_tokens * sizeof *specials->hidden);
     *specials = (fkv_special_tokens){0};
 }
 
 /* ---- the scan ------------------------------------------------------------------------------------------------ */
 
-typedef struct candidate {
-    uint32_t order;
-    size_t n_bytes; /* 0: none */
-} candidate;
+static size_t least(size_t a, size_t b) { return a < b ? a : b; }
 
-/* The longest token that starts at `at` and ends by `end`; taken: [end - at], the bytes it must not touch are not 0; or NULL. */
-static candidate longest_at(const fkv_special_scan *scan, size_t at, size_t end, const uint32_t *taken) {
+/* Runs the automaton over the block that begins at `start`. */
+static fkv_status block_find(fkv_special_scan *scan, size_t start) {
     const fkv_special_tokens *specials = scan->specials;
-    candidate best = {0};
-    uint64_t node = specials->first[(uint8_t)scan->text[at]];
-    if (node == 0) return best;
-    for (size_t depth = 0;;) {
-        if (taken != NULL && taken[depth] != 0) return best;
-        uint32_t order = specials->node_order[node];
-        depth++;
-        if (order != 0 && (scan->with_hidden || !specials->hidden[order - 1])) best = (candidate){order - 1, depth};
-        if (depth == end - at) return best;
-        node = fkv_pair_map_find(&specials->edges, edge_key((uint32_t)node, scan->text[at + depth]));
-        if (node == FKV_NO_PAIR) return best;
+    size_t end = least(start + BLOCK_BYTES, scan->n_bytes);
+    FKV_TRY(fkv_scratch_need(&scan->block, (end - start) * sizeof(uint32_t)));
+    uint32_t *found = scan->block.block;
+    uint32_t node = 0;
+    for (size_t at = least(end + specials->longest, scan->n_bytes); at-- > start;) {
+        node = step(specials, node, (uint8_t)scan->text[at]);
+        if (at < end) found[at - start] = specials->nodes[node].token[scan->with_hidden ? 0 : 1];
     }
-}
-
-/* Decides between the overlapping candidates of [start, end): the first byte of each token that won holds its order + 1. */
-static fkv_status contest_decide(fkv_special_scan *scan, size_t start, size_t end) {
-    size_t n = end - start;
-    FKV_TRY(fkv_scratch_need(&scan->scratch, n * (sizeof(uint64_t) + sizeof(uint32_t))));
-    uint64_t *heap = scan->scratch.block;
-    uint32_t *taken = (uint32_t *)(heap + n);
-    size_t n_heap = 0;
-    memset(taken, 0, n * sizeof *taken);
-    for (size_t i = 0; i < n; i++) {
-        candidate found = longest_at(scan, start + i, end, NULL);
-        if (found.n_bytes > 0) fkv_heap_push(heap, &n_heap, (uint64_t)found.order << 32 | i);
-    }
-    while (n_heap > 0) {
-        uint64_t entry = fkv_heap_pop(heap, &n_heap);
-        size_t i = (uint32_t)entry;
-        candidate found = longest_at(scan, start + i, end, taken + i);
-        if (found.n_bytes == 0) continue;
-        if (found.order != entry >> 32) {
-            fkv_heap_push(heap, &n_heap, (uint64_t)found.order << 32 | i);
-            continue;
-        }
-        for (size_t j = 1; j < found.n_bytes; j++) taken[i + j] = TAKEN;
-        taken[i] = found.order + 1;
-    }
+    scan->block_start = start;
+    scan->block_end = end;
     return FKV_OK;
 }
 
-/* The next token of a decided contest. */
+/* The node of the longest token at a byte, or 0. */
+static fkv_status token_at(fkv_special_scan *scan, size_t at, uint32_t *node) {
+    if (at < scan->block_start || at >= scan->block_end) FKV_TRY(block_find(scan, at));
+    *node = ((const uint32_t *)scan->block.block)[at - scan->block_start];
+    return FKV_OK;
+}
+
+/* The arrays of a contest over n bytes, behind each other in one block. */
+typedef struct contest_arrays {
+    uint64_t *heap;
+    uint32_t *nodes;  /* the token that starts at a byte, still possible or WON; 0: none */
+    uint8_t *covered; /* 1: inside a token that won */
+} contest_arrays;
+
+static contest_arrays contest_of(const fkv_special_scan *scan, size_t n) {
+    contest_arrays arrays = {.heap = scan->contest.block};
+    arrays.nodes = (uint32_t *)(arrays.heap + n);
+    arrays.covered = (uint8_t *)(arrays.nodes + n);
+    return arrays;
+}
+
+static fkv_status contest_decide(fkv_special_scan *scan, size_t start, size_t end) {
+    const fkv_special_node *nodes = scan->specials->nodes;
+    size_t n = end - start;
+    size_t n_heap = 0;
+    FKV_TRY(fkv_scratch_need(&scan->contest, n * (sizeof(uint64_t) + sizeof(uint32_t) + sizeof(uint8_t))));
+    contest_arrays arrays = contest_of(scan, n);
+    memset(arrays.covered, 0, n);
+    for (size_t i = 0; i < n; i++) {
+        FKV_TRY(token_at(scan, start + i, &arrays.nodes[i]));
+        if (arrays.nodes[i] != 0) fkv_heap_push(arrays.heap, &n_heap, (uint64_t)nodes[arrays.nodes[i]].order << 32 | i);
+    }
+    while (n_heap > 0) {
+        size_t i = (uint32_t)fkv_heap_pop(arrays.heap, &n_heap);
+        uint32_t node = arrays.nodes[i];
+        const uint8_t *taken = memchr(arrays.covered + i, 1, nodes[node].n_bytes);
+        if (taken == NULL) {
+            memset(arrays.covered + i, 1, nodes[node].n_bytes);
+            arrays.nodes[i] = node | WON;
+            continue;
+        }
+        size_t room = (size_t)(taken - arrays.covered) - i;
+        while (nodes[node].n_bytes > room) node = nodes[nodes[node].back].token[scan->with_hidden ? 0 : 1];
+        arrays.nodes[i] = node;
+        if (node != 0) fkv_heap_push(arrays.heap, &n_heap, (uint64_t)nodes[node].order << 32 | i);
+    }
+    scan->contest_start = start;
+    scan->contest_end = end;
+    return FKV_OK;
+}
+
+static void hit_put(fkv_special_scan *scan, size_t start, uint32_t node, fkv_special_hit *hit) {
+    const fkv_special_node *found = &scan->specials->nodes[node];
+    *hit = (fkv_special_hit){.start = start, .end = start + found->n_bytes, .token = scan->specials->tokens[found->order]};
+    scan->at = hit->end;
+}
+
 static bool contest_next(fkv_special_scan *scan, fkv_special_hit *hit) {
-    const uint32_t *taken = (const uint32_t *)((uint64_t *)scan->scratch.block + (scan->contest_end - scan->contest_start));
+    if (scan->at >= scan->contest_end) return false;
+    contest_arrays arrays = contest_of(scan, scan->contest_end - scan->contest_start);
     for (; scan->at < scan->contest_end; scan->at++) {
-        size_t i = scan->at - scan->contest_start;
-        if (taken[i] == 0) continue;
-        hit->start = scan->at;
-        hit->token = scan->specials->tokens[taken[i] - 1];
-        do scan->at++;
-        while (scan->at < scan->contest_end && taken[++i] == TAKEN);
-        hit->end = scan->at;
+        uint32_t node = arrays.nodes[scan->at - scan->contest_start];
+        if ((node & WON) == 0) continue;
+        hit_put(scan, scan->at, node & ~WON, hit);
         return true;
     }
     return false;
 }
 
 fkv_status fkv_special_scan_next(fkv_special_scan *scan, fkv_special_hit *hit) {
-    if (scan->at < scan->contest_end && contest_next(scan, hit)) return FKV_OK;
-    candidate found = {0};
+    const fkv_special_node *nodes = scan->specials->nodes;
+    if (contest_next(scan, hit)) return FKV_OK;
+    uint32_t node = 0;
     for (; scan->at < scan->n_bytes; scan->at++) {
-        found = longest_at(scan, scan->at, scan->n_bytes, NULL);
-        if (found.n_bytes > 0) break;
+        FKV_TRY(token_at(scan, scan->at, &node));
+        if (node != 0) break;
     }
+    *hit = (fkv_special_hit){.start = scan->n_bytes, .end = scan->n_bytes, .token = FKV_NO_TOKEN};
+    if (node == 0) return FKV_OK;
     size_t start = scan->at;
-    size_t end = start + found.n_bytes;
+    size_t end = start + nodes[node].n_bytes;
     for (size_t at = start + 1; at < end; at++) {
-        candidate other = longest_at(scan, at, scan->n_bytes, NULL);
-        if (at + other.n_bytes > end) end = at + other.n_bytes;
+        uint32_t other = 0;
+        FKV_TRY(token_at(scan, at, &other));
+        if (at + nodes[other].n_bytes > end) end = at + nodes[other].n_bytes;
     }
-    if (end == start + found.n_bytes) { /* nothing reaches beyond it, so whatever overlaps it is shorter */
-        *hit = (fkv_special_hit){
-            .start = start, .end = end, .token = found.n_bytes > 0 ? scan->specials->tokens[found.order] : FKV_NO_TOKEN};
-        scan->at = end;
+    if (end == start + nodes[node].n_bytes) { /* nothing reaches beyond it, so whatever overlaps it is shorter */
+        hit_put(scan, start, node, hit);
         return FKV_OK;
     }
     FKV_TRY(contest_decide(scan, start, end));
-    scan->contest_start = start;
-    scan->contest_end = end;
     bool decided = contest_next(scan, hit);
-    FKV_ASSERT(decided); /* the best candidate always wins */
+    FKV_ASSERT(decided); /* the best one always wins */
     (void)decided;
     return FKV_OK;
+}
+
+void fkv_special_scan_close(fkv_special_scan *scan) {
+    fkv_scratch_close(&scan->block);
+    fkv_scratch_close(&scan->contest);
 }

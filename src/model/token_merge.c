@@ -10,10 +10,14 @@
 
 #include <inttypes.h>
 
+/* Blocks double up to here. Larger ones are exact: whoever needs one works through all of it, so taking it anew costs no more. */
+static const uint64_t DOUBLING_BYTES = UINT64_C(1) << 20;
+
 fkv_status fkv_scratch_need(fkv_scratch *scratch, uint64_t bytes) {
     if (bytes <= scratch->bytes) return FKV_OK;
-    uint64_t wanted = scratch->bytes > 0 ? scratch->bytes : 4096;
-    while (wanted < bytes) wanted *= 2;
+    uint64_t wanted = 4096;
+    while (wanted < bytes && wanted < DOUBLING_BYTES) wanted *= 2;
+    if (wanted < bytes) wanted = bytes;
     fkv_arena_give(scratch->arena, scratch->block, scratch->bytes);
     scratch->bytes = 0;
     scratch->block = fkv_arena_take(scratch->arena, wanted);

@@ -12,7 +12,7 @@
 
 enum { FKV_NO_SYMBOL = UINT32_MAX, FKV_NO_MERGE = UINT32_MAX };
 
-/* A block that grows by doubling and forgets its content then; belongs to one call and its arena. */
+/* A block that grows and forgets its content then; belongs to one call and its arena. */
 typedef struct fkv_scratch {
     fkv_arena *arena;
     void *block;

@@ -207,6 +207,7 @@ static fkv_status specials_open(fkv_tokenizer *tokenizer) {
         uint8_t kind = tokenizer->kinds[i];
         fkv_bytes text = tokenizer->source->tokens[i];
         if ((kind & (KIND_HIDDEN | KIND_USER_DEFINED)) == 0 || text.size == 0) continue;
+        if (fkv_vocab_map_find(&tokenizer->map, text.data, text.size) != i) continue; /* another token's text once more */
         list[n++] = (fkv_special_token){.text = text, .token = i, .hidden = (kind & KIND_HIDDEN) != 0};
     }
     fkv_status status = fkv_special_tokens_open(&tokenizer->specials, &tokenizer->arena, list, n);
@@ -328,9 +329,10 @@ fkv_status fkv_tokenizer_encode(const fkv_tokenizer *tokenizer, const char *text
                              .text = text,
                              .n_bytes = n_bytes,
                              .with_hidden = (flags & FKV_TOKENIZE_SPECIAL) != 0,
-                             .scratch = {.arena = &encoding.arena}};
+                             .block = {.arena = &encoding.arena},
+                             .contest = {.arena = &encoding.arena}};
     fkv_status status = encode_between_specials(tokenizer, &scan, &encoding);
-    fkv_scratch_close(&scan.scratch);
+    fkv_special_scan_close(&scan);
     fkv_scratch_close(&encoding.text);
     fkv_scratch_close(&encoding.merge.scratch);
     fkv_arena_close(&encoding.arena);

@@ -1,94 +1,35 @@
-/* See vector_ops.h. Sums run over LANES partial sums that are folded in a fixed order: the same bits from every compiler. */
-#include "vector_ops.h"
+/* The loops of vector_ops_body.h as every machine of an architecture runs them, the choice among instruction sets, and what is
+ * not worth compiling more than once. See vector_ops.h.
+ */
+#define VECTOR_OPS fkv_vector_ops_plain
+#include "vector_ops_body.h"
 
-#include <math.h>
+#if FKV_ARCH_X86
 
-enum { LANES = 16 };
-
-static float sum_of_squares(const float *x, uint32_t n) {
-    float lanes[LANES] = {0};
-    uint32_t whole = n / LANES * LANES;
-    for (uint32_t i = 0; i < whole; i += LANES)
-        for (uint32_t l = 0; l < LANES; l++) lanes[l] += x[i + l] * x[i + l];
-    for (uint32_t i = whole; i < n; i++) lanes[i - whole] += x[i] * x[i];
-    for (uint32_t half = LANES / 2; half > 0; half /= 2)
-        for (uint32_t l = 0; l < half; l++) lanes[l] += lanes[l + half];
-    return lanes[0];
-}
-
-void fkv_rms_norm(const float *x, const float *weight, float eps, uint32_t n, float *out) {
-    float factor = 1.0f / sqrtf(sum_of_squares(x, n) / (float)n + eps);
-    for (uint32_t i = 0; i < n; i++) out[i] = x[i] * factor * weight[i];
-}
-
-void fkv_row_add(float *FKV_RESTRICT x, const float *FKV_RESTRICT y, uint32_t n) {
-    for (uint32_t i = 0; i < n; i++) x[i] += y[i];
-}
-
-void fkv_row_scale(float *x, float factor, uint32_t n) {
-    for (uint32_t i = 0; i < n; i++) x[i] *= factor;
-}
-
-/* e^x by 2^k times a polynomial of the remainder. The library's is a call for each number. Clamped to where 2^k is a number. */
-FKV_INLINE float exponential(float x) {
-    const float log2e = 0x1.715476p+0f;
-    const float ln2_high = 0x1.62e4p-1f;
-    const float ln2_low = 0x1.7f7d1cp-20f;
-    const float round_to_integer = 0x1.8p23f;
-    x = x < 88.0f ? x : 88.0f;
-    x = x > -87.0f ? x : -87.0f;
-    float shifted = x * log2e + round_to_integer;
-    float k = shifted - round_to_integer;
-    float r = x - k * ln2_high - k * ln2_low;
-    float p = 1.0f +
-              r * (1.0f + r * (0x1p-1f + r * (0x1.555556p-3f + r * (0x1.555556p-5f + r * (0x1.11112p-7f + r * 0x1.6c16cp-10f)))));
-    union {
-        float f;
-        uint32_t u;
-    } bits = {.f = shifted};
-    bits.u = (bits.u + 127u) << 23; /* the low bits of `shifted` are k */
-    return p * bits.f;
-}
-
-void fkv_silu_mul(float *FKV_RESTRICT gate, const float *FKV_RESTRICT up, uint32_t n) {
-    for (uint32_t i = 0; i < n; i++) gate[i] = gate[i] / (1.0f + exponential(-gate[i])) * up[i];
-}
-
-/* (1 + tanh(u)) / 2 = 1 / (1 + e^(-2 u)) */
-void fkv_gelu_mul(float *FKV_RESTRICT gate, const float *FKV_RESTRICT up, uint32_t n) {
-    const float twice_sqrt_2_over_pi = 0x1.988454p+0f;
-    for (uint32_t i = 0; i < n; i++) {
-        float x = gate[i];
-        float u = twice_sqrt_2_over_pi * x * (1.0f + 0.044715f * x * x);
-        gate[i] = x / (1.0f + exponential(-u)) * up[i];
+const fkv_vector_ops *fkv_vector_ops_for(fkv_isa isa) {
+    switch (isa) {
+    case FKV_ISA_AVX2: return &fkv_vector_ops_avx2;
+    case FKV_ISA_AVX512:
+    case FKV_ISA_AVX512VNNI:
+    case FKV_ISA_AMX: return &fkv_vector_ops_avx512;
+    default: return &fkv_vector_ops_plain;
     }
 }
+
+#else
+
+const fkv_vector_ops *fkv_vector_ops_for(fkv_isa isa) {
+    (void)isa;
+    return &fkv_vector_ops_plain;
+}
+
+#endif
 
 void fkv_rope_angles(double position, const double *frequencies, uint32_t n_pairs, float *cosines, float *sines) {
     for (uint32_t i = 0; i < n_pairs; i++) {
         double angle = position * frequencies[i];
         cosines[i] = (float)cos(angle);
         sines[i] = (float)sin(angle);
-    }
-}
-
-void fkv_rope_halves(float *x, const float *FKV_RESTRICT cosines, const float *FKV_RESTRICT sines, uint32_t n_pairs) {
-    float *FKV_RESTRICT low = x;
-    float *FKV_RESTRICT high = x + n_pairs;
-    for (uint32_t i = 0; i < n_pairs; i++) {
-        float a = low[i];
-        float b = high[i];
-        low[i] = a * cosines[i] - b * sines[i];
-        high[i] = a * sines[i] + b * cosines[i];
-    }
-}
-
-void fkv_rope_pairs(float *FKV_RESTRICT x, const float *FKV_RESTRICT cosines, const float *FKV_RESTRICT sines, uint32_t n_pairs) {
-    for (uint32_t i = 0; i < n_pairs; i++) {
-        float a = x[2 * i];
-        float b = x[2 * i + 1];
-        x[2 * i] = a * cosines[i] - b * sines[i];
-        x[2 * i + 1] = a * sines[i] + b * cosines[i];
     }
 }
 

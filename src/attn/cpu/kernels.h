@@ -34,8 +34,10 @@ typedef struct fkv_softmax {
 } fkv_softmax;
 
 /* Three bytes for each number, a float for each 32 of them and one for the row, in five arrays: the most that any kernels
- * prepare. */
-FKV_INLINE uint64_t fkv_prepared_bytes(uint64_t n_rows, uint64_t dim) { return n_rows * (3 * dim + dim / 8 + 4) + 5 * 64; }
+ * prepare. Behind it, room to read the last rows as a block of 16. */
+FKV_INLINE uint64_t fkv_prepared_bytes(uint64_t n_rows, uint64_t dim) {
+    return n_rows * (3 * dim + dim / 8 + 4) + 5 * 64 + 15 * dim;
+}
 
 enum { FKV_BLOCK_TOKENS = 16 };
 

@@ -6,14 +6,14 @@
  * scales to 16 bits in two signed bytes, x = step * (256 * high + low); queries to 24, with what is left in a third byte, because
  * an error of a query is multiplied by keys whose large channels can be 20 times the others. Sums of code * x are exact, so
  * neither their order nor the rows and tokens beside them can change a bit. What the rounding leaves is kept away from the bias,
- * which can be far larger than the numbers it serves: queries are summed after rounding, and the rest of a weight is added at the
- * code that means 0.
+ * which can be far larger than the numbers it serves: queries are summed after rounding, and weights meet codes less the code
+ * that stands for 0.
  *
  * Scores: 16 tokens are the lanes; four numbers of each token (a quad) are one dword, so a 4x4 transpose of dwords feeds the dot
  * product and no sum over lanes is needed. score = sum over groups of scale * step * dot + bias * sum(q).
  *
  * Values: 16 numbers of the head dimension are the lanes; the codes of four tokens are one dword.
- * out += step * dot + sum(p * bias).
+ * out += step * (dot - sum(x * zero)) + sum(p * (scale * zero + bias)), zero being that code.
  *
  * The ladder is in docs/performance.md.
  */
@@ -33,8 +33,6 @@ enum {
     MAX_STRIP_VECS = 8
 };
 
-static const float REST_STEPS = 254.0f; /* half a step is 127 of them */
-
 /* The scales (or biases) of one group for 16 tokens from `token` on, a lane each. all: [tokens, n_groups]. */
 FKV_INLINE vf token_lanes(const float *all, uint32_t n_groups, uint32_t group, uint32_t token) {
     const float *first = all + (size_t)token * n_groups;
@@ -52,10 +50,10 @@ FKV_INLINE vf token_lanes(const float *all, uint32_t n_groups, uint32_t group, u
  * the 16 even ones (low halves of the bytes), then the 16 odd ones. */
 typedef struct int_queries {
     float *step;  /* [rows] */
-    float *sum;   /* [rows, units], of the rounded numbers: an error of q then meets k, not k - bias */
+    float *sum;   /* [rows, chunks], of the rounded numbers: an error of q then meets k, not k - bias */
     int8_t *high; /* [rows, D] */
     int8_t *low;  /* [rows, D] */
-    int8_t *rest; /* [rows, D]: of 1 / REST_STEPS of a step */
+    int8_t *rest; /* [rows, D]: of a step's 256th */
 } int_queries;
 
 static int_queries queries_in(void *prepared, uint32_t n_rows, uint32_t dim) {
@@ -77,12 +75,16 @@ static int_queries queries_in(void *prepared, uint32_t n_rows, uint32_t dim) {
 FKV_INLINE float store_query(const int_queries *iq, size_t at, vf x) {
     __m512i whole = _mm512_cvtps_epi32(x);
     bytes2 bytes = split(whole);
-    __m512i rest = _mm512_cvtps_epi32(vf_mul(vf_sub(x, _mm512_cvtepi32_ps(whole)), vf_set(REST_STEPS)));
+    __m512i rest = _mm512_cvtps_epi32(vf_mul(vf_sub(x, _mm512_cvtepi32_ps(whole)), vf_set(256.0f)));
+    rest = _mm512_min_epi32(rest, _mm512_set1_epi32(127));
     _mm_storeu_si128((__m128i *)(iq->high + at), bytes.high);
     _mm_storeu_si128((__m128i *)(iq->low + at), bytes.low);
     _mm_storeu_si128((__m128i *)(iq->rest + at), _mm512_cvtepi32_epi8(rest));
-    return (float)_mm512_reduce_add_epi32(whole) + (float)_mm512_reduce_add_epi32(rest) / REST_STEPS;
+    return (float)_mm512_reduce_add_epi32(whole) + (float)_mm512_reduce_add_epi32(rest) / 256.0f;
 }
+
+/* Units that are summed in integers before a scale is applied: those of a group, but no more than two. */
+FKV_INLINE uint32_t chunk_units(uint32_t group) { return group == 32 ? 1 : 2; }
 
 static bool has_integer_kernel(const fkv_codec *codec) { return codec->kind == FKV_CODEC_AFFINE && codec->bits >= 4; }
 
@@ -92,6 +94,7 @@ static void int_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows,
         return;
     }
     uint32_t dim = codec->dim;
+    uint32_t chunk = chunk_units(codec->group) * UNIT_NUMBERS;
     int_queries iq = queries_in(prepared, n_rows, dim);
     __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
     __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
@@ -116,7 +119,8 @@ static void int_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows,
                 x = evens;
             }
             float sum = store_query(&iq, (size_t)r * dim + d, x) + store_query(&iq, (size_t)r * dim + d + VL, y);
-            iq.sum[(r * dim + d) / UNIT_NUMBERS] = sum * iq.step[r];
+            float *to = &iq.sum[(r * dim + d) / chunk];
+            *to = sum * iq.step[r] + (d % chunk == 0 ? 0.0f : *to);
         }
     }
 }
@@ -171,14 +175,12 @@ FKV_INLINE void int_scores_chunk(int bits, int n_units, const tile *t, uint32_t 
         __m512i even[QUERY_BYTES] = {_mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
         __m512i odd[QUERY_BYTES] = {_mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
         dot_quads(QUERY_BYTES, n_units * UNIT_QUADS, quads, bytes, even, odd);
-        vf dot = join(_mm512_add_epi32(even[0], odd[0]), _mm512_add_epi32(even[1], odd[1]));
-        dot = vf_fma(_mm512_cvtepi32_ps(_mm512_add_epi32(even[2], odd[2])), vf_set(1.0f / REST_STEPS), dot);
-        float sum = iq->sum[r * row_units + unit];
-        if (n_units == 2) sum += iq->sum[r * row_units + unit + 1];
+        __m512i sum = join(_mm512_add_epi32(even[0], odd[0]), _mm512_add_epi32(even[1], odd[1]));
+        sum = _mm512_add_epi32(sum, _mm512_srai_epi32(_mm512_add_epi32(even[2], odd[2]), 8));
         float *to = scores + (size_t)r * FKV_TILE_TOKENS + token;
         vf score = unit == 0 ? vf_set(0.0f) : vf_load(to);
-        score = vf_fma(bias, vf_set(sum), score);
-        vf_store(to, vf_fma(dot, vf_mul(scale, vf_set(iq->step[r])), score));
+        score = vf_fma(bias, vf_set(iq->sum[(r * row_units + unit) / (uint32_t)n_units]), score);
+        vf_store(to, vf_fma(_mm512_cvtepi32_ps(sum), vf_mul(scale, vf_set(iq->step[r])), score));
     }
 }
 
@@ -187,7 +189,7 @@ FKV_INLINE void int_scores_bits(int bits, const tile *t, uint32_t n_tokens, cons
     uint32_t n_units = t->n_units * 16 / UNIT_NUMBERS;
     for (uint32_t token = 0; token < n_tokens; token += LANE_TOKENS) {
         fetch_next(t, token, LANE_TOKENS);
-        if (t->group_shift == 5)
+        if (chunk_units(1u << t->group_shift) == 1)
             for (uint32_t unit = 0; unit < n_units; unit++) int_scores_chunk(bits, 1, t, token, unit, iq, n_rows, scores);
         else
             for (uint32_t unit = 0; unit < n_units; unit += 2) int_scores_chunk(bits, 2, t, token, unit, iq, n_rows, scores);
@@ -223,22 +225,26 @@ typedef struct strip {
     uint8_t codes[FKV_TILE_TOKENS / 4][MAX_STRIP_VECS][STRIP_BYTES];
 } strip;
 
-/* Of every group, a lane for each token: scales, biases, and the code that stands for 0, as near as the group has it. */
+/* Of every group, a lane for each token: the scale, the code that stands for 0, as near as the group has it, and what it does
+ * stand for. Tokens of the last vector that are behind n_tokens have 0, whatever their slots hold. */
 typedef struct token_facts {
     float scale[MAX_GROUPS_PER_ROW][FKV_TILE_TOKENS];
-    float bias[MAX_GROUPS_PER_ROW][FKV_TILE_TOKENS];
-    float zero[MAX_GROUPS_PER_ROW][FKV_TILE_TOKENS];
+    float offset[MAX_GROUPS_PER_ROW][FKV_TILE_TOKENS];
+    uint8_t zero[MAX_GROUPS_PER_ROW][FKV_TILE_TOKENS];
 } token_facts;
 
 static void facts_open(token_facts *f, const tile *t, uint32_t bins, uint32_t n_tokens) {
     for (uint32_t g = 0; g < t->n_groups; g++) {
         for (uint32_t token = 0; token < n_tokens; token += LANE_TOKENS) {
-            vf scale = token_lanes(t->scales, t->n_groups, g, token);
-            vf bias = token_lanes(t->biases, t->n_groups, g, token);
+            uint32_t left = n_tokens - token;
+            __mmask16 there = left >= LANE_TOKENS ? 0xffff : (__mmask16)((1u << left) - 1);
+            vf scale = _mm512_maskz_mov_ps(there, token_lanes(t->scales, t->n_groups, g, token));
+            vf bias = _mm512_maskz_mov_ps(there, token_lanes(t->biases, t->n_groups, g, token));
             vf zero = vf_div(vf_sub(vf_set(0.0f), bias), scale);
+            zero = vf_round(vf_min(vf_max(zero, vf_set(0.0f)), vf_set((float)bins)));
             vf_store(f->scale[g] + token, scale);
-            vf_store(f->bias[g] + token, bias);
-            vf_store(f->zero[g] + token, vf_min(vf_max(zero, vf_set(0.0f)), vf_set((float)bins)));
+            vf_store(f->offset[g] + token, vf_fma(scale, zero, bias));
+            _mm_storeu_si128((__m128i *)(f->zero[g] + token), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(zero)));
         }
     }
 }
@@ -247,8 +253,9 @@ static void facts_open(token_facts *f, const tile *t, uint32_t bins, uint32_t n_
 typedef struct weights {
     int8_t high[4][4][16]; /* quad of tokens k is [k % 4][k / 4]; 4 tokens for each of 4 lanes */
     int8_t low[4][4][16];
-    float step[4]; /* of each lane */
-    float bias[4]; /* of each lane: sum of p * bias */
+    float step[4];   /* of each lane */
+    float offset[4]; /* of each lane: sum of p * offset */
+    int32_t zero[4]; /* of each lane: sum of weights * zero */
 } weights;
 
 FKV_INLINE void strip_open(int bits, strip *s, const tile *t, uint32_t n_tokens, uint32_t at) {
@@ -287,40 +294,36 @@ typedef struct group_weights {
     __m512i high; /* byte t: token t */
     __m512i low;
     float step;
-    float bias;
+    float offset;
+    int32_t zero;
 } group_weights;
 
 FKV_INLINE group_weights weigh(const token_facts *f, uint32_t group, const float *p, uint32_t n_tokens) {
     vf weight[4];
     vf max = vf_set(0.0f);
-    vf bias = vf_set(0.0f);
+    vf offset = vf_set(0.0f);
     FKV_UNROLL
     for (uint32_t b = 0; b < 4; b++) {
         weight[b] = vf_set(0.0f);
         if (b * 16 >= n_tokens) continue;
-        uint32_t left = n_tokens - b * 16;
-        __mmask16 there = left >= 16 ? 0xffff : (__mmask16)((1u << left) - 1);
         vf probability = vf_load(p + b * 16);
-        weight[b] = _mm512_maskz_mul_ps(there, probability, vf_load(f->scale[group] + b * 16));
-        bias = _mm512_mask3_fmadd_ps(probability, vf_load(f->bias[group] + b * 16), bias, there);
+        weight[b] = vf_mul(probability, vf_load(f->scale[group] + b * 16));
+        offset = vf_fma(probability, vf_load(f->offset[group] + b * 16), offset);
         max = vf_max(max, _mm512_abs_ps(weight[b]));
     }
     float largest = vf_reduce_max(max);
     vf inverse = vf_set(largest > SMALLEST ? LARGEST / largest : 0.0f);
-    vf step = vf_set(largest / LARGEST);
     bytes2 bytes[4];
     FKV_UNROLL
-    for (uint32_t b = 0; b < 4; b++) {
-        __m512i whole = _mm512_cvtps_epi32(vf_mul(weight[b], inverse));
-        vf rest = vf_sub(weight[b], vf_mul(_mm512_cvtepi32_ps(whole), step));
-        if (b * 16 < n_tokens) bias = vf_fma(rest, vf_load(f->zero[group] + b * 16), bias);
-        bytes[b] = split(whole);
-    }
-    group_weights g = {.step = largest / LARGEST, .bias = vf_reduce_add(bias)};
+    for (uint32_t b = 0; b < 4; b++) bytes[b] = split(_mm512_cvtps_epi32(vf_mul(weight[b], inverse)));
+    group_weights g = {.step = largest / LARGEST, .offset = vf_reduce_add(offset)};
     g.high = _mm512_inserti32x4(_mm512_castsi128_si512(bytes[0].high), bytes[1].high, 1);
     g.high = _mm512_inserti32x4(_mm512_inserti32x4(g.high, bytes[2].high, 2), bytes[3].high, 3);
     g.low = _mm512_inserti32x4(_mm512_castsi128_si512(bytes[0].low), bytes[1].low, 1);
     g.low = _mm512_inserti32x4(_mm512_inserti32x4(g.low, bytes[2].low, 2), bytes[3].low, 3);
+    __m512i zero = _mm512_loadu_si512(f->zero[group]);
+    g.zero = _mm512_reduce_add_epi32(join(_mm512_dpbusd_epi32(_mm512_setzero_si512(), zero, g.high),
+                                          _mm512_dpbusd_epi32(_mm512_setzero_si512(), zero, g.low)));
     return g;
 }
 
@@ -341,7 +344,8 @@ static void weights_open(weights *w, const strip *s, const token_facts *f, const
         high[lane] = g.high;
         low[lane] = g.low;
         w->step[lane] = g.step;
-        w->bias[lane] = g.bias;
+        w->offset[lane] = g.offset;
+        w->zero[lane] = g.zero;
     }
     store_by_quad(high, w->high);
     store_by_quad(low, w->low);
@@ -383,10 +387,12 @@ FKV_INLINE void int_values_row(int bits, const strip *s, const weights *w, uint3
         }
     }
     vf step = _mm512_castsi512_ps(spread(_mm_castps_si128(_mm_loadu_ps(w->step))));
-    vf bias = _mm512_castsi512_ps(spread(_mm_castps_si128(_mm_loadu_ps(w->bias))));
+    vf offset = _mm512_castsi512_ps(spread(_mm_castps_si128(_mm_loadu_ps(w->offset))));
+    __m512i zero = spread(_mm_loadu_si128((const __m128i *)w->zero));
     vf x[MAX_VECS];
     FKV_UNROLL
-    for (int v = 0; v < n_vecs; v++) x[v] = vf_fma(join(high[v], low[v]), step, bias);
+    for (int v = 0; v < n_vecs; v++)
+        x[v] = vf_fma(_mm512_cvtepi32_ps(_mm512_sub_epi32(join(high[v], low[v]), zero)), step, offset);
     out += s->first;
     if (bits == 8) {
         add_lanes(x[0], x[1], x[2], x[3], out, 16, s->n_lanes);

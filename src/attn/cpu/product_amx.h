@@ -86,7 +86,7 @@ FKV_INLINE void add_sums(fkv_panel_layout layout, const span *s, const unit_sums
     facts += (size_t)u * FKV_BLOCK_TOKENS;
     FKV_UNROLL
     for (int t = 0; t < FKV_BLOCK_TOKENS; t++) {
-        vf dot = join(_mm512_load_si512(sums->high[t]), _mm512_load_si512(sums->low[t]));
+        vf dot = _mm512_cvtepi32_ps(join(_mm512_load_si512(sums->high[t]), _mm512_load_si512(sums->low[t])));
         out[t] = vf_fma(bias, vf_set(facts[t].both), out[t]);
         out[t] = vf_fma(dot, vf_mul(scale, vf_set(facts[t].step)), out[t]);
     }

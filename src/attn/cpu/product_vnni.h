@@ -124,7 +124,7 @@ FKV_INLINE void dot_tokens(int n_tokens, int n_quads, int first, const __m512i *
     } else {
         dot_quads(2 * n_tokens, n_quads, quads, parts, sums, sums);
         FKV_UNROLL
-        for (int t = 0; t < n_tokens; t++) dots[t] = join(sums[t], sums[n_tokens + t]);
+        for (int t = 0; t < n_tokens; t++) dots[t] = _mm512_cvtepi32_ps(join(sums[t], sums[n_tokens + t]));
     }
 }
 

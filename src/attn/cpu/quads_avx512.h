@@ -23,7 +23,7 @@ FKV_INLINE bytes2 split(__m512i x) {
     return (bytes2){_mm512_cvtepi32_epi8(high), _mm512_cvtepi32_epi8(low)};
 }
 
-FKV_INLINE vf join(__m512i high, __m512i low) { return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, 8), low)); }
+FKV_INLINE __m512i join(__m512i high, __m512i low) { return _mm512_add_epi32(_mm512_slli_epi32(high, 8), low); }
 
 FKV_INLINE int32_t dword(const int8_t *p) {
     int32_t x;

@@ -2,12 +2,12 @@
 """llama.cpp as a peer: its tokens, logits, perplexities and rates, to compare flatkv's with. Not needed by any test.
 
     python3 -m venv peers && peers/bin/pip install xllamacpp numpy        (or llama-cpp-python, which builds for this machine)
-    peers/bin/python bench/peers/llama_cpp.py tokens -m MODEL -f FILE
-    peers/bin/python bench/peers/llama_cpp.py greedy -m MODEL -p PROMPT -n 64
-    peers/bin/python bench/peers/llama_cpp.py logits -m MODEL -f FILE -n 512 --out logits.npz
-    peers/bin/python bench/peers/llama_cpp.py ppl -m MODEL -f FILE -c 2048 --windows 4 --caches f16,q8_0,q8_0/q4_0
-    peers/bin/python bench/peers/llama_cpp.py rates -m MODEL --caches f16,q8_0,q4_0 --depths 0,7168
-    peers/bin/python bench/peers/llama_cpp.py agreement -m MODEL -f FILE -n 512 --flatkv-logits build/release/peer_logits
+    peers/bin/python bench/peers/llama_cpp_peer.py tokens -m MODEL -f FILE
+    peers/bin/python bench/peers/llama_cpp_peer.py greedy -m MODEL -p PROMPT -n 64
+    peers/bin/python bench/peers/llama_cpp_peer.py logits -m MODEL -f FILE -n 512 --out logits.npz
+    peers/bin/python bench/peers/llama_cpp_peer.py ppl -m MODEL -f FILE -c 2048 --windows 4 --caches f16,q8_0,q8_0/q4_0
+    peers/bin/python bench/peers/llama_cpp_peer.py rates -m MODEL --caches f16,q8_0,q4_0 --depths 0,7168
+    peers/bin/python bench/peers/llama_cpp_peer.py agreement -m MODEL -f FILE -n 512 --flatkv-logits build/release/peer_logits
 
 Both packages carry llama.cpp as a shared library; this drives its C interface. The interface passes structs of parameters whose
 layout changes between versions, so fields are found by the values that llama.cpp itself gives as defaults, and an unknown layout
@@ -228,7 +228,9 @@ def compare(ours, theirs):
     spread = np.linalg.norm(theirs - theirs.mean(axis=-1, keepdims=True))
     margins = theirs[differ, other[differ]] - theirs[differ, mine[differ]]
     result = {"top1": 1 - len(differ) / len(ours), "rel_l2": float(np.linalg.norm(ours - theirs) / spread)}
-    result["kl_mean"] = float(np.mean([(np.exp(b := log_softmax(t)) * (b - log_softmax(o))).sum() for o, t in zip(ours, theirs)]))
+    result["kl_mean"] = float(
+        np.mean([(np.exp(b := log_softmax(t)) * (b - log_softmax(o))).sum() for o, t in zip(ours, theirs)])
+    )
     result["margin_where_different"] = float(np.median(margins)) if len(differ) else 0.0
     runner_up = np.partition(theirs, -2, axis=-1)[:, -2]
     result["margin_median"] = float(np.median(theirs.max(axis=-1) - runner_up))
@@ -360,7 +362,9 @@ def main():
     parser.add_argument("-c", "--context", type=int, default=2048)
     parser.add_argument("--chunk", type=int, default=512, help="tokens of one call in ppl")
     parser.add_argument("--windows", type=int, default=4)
-    parser.add_argument("--caches", type=names, default=["f16"], help="K/V types, the first is the reference: f16,q8_0,q8_0/q4_0")
+    parser.add_argument(
+        "--caches", type=names, default=["f16"], help="K/V types, the first is the reference: f16,q8_0,q8_0/q4_0"
+    )
     parser.add_argument("--depths", type=lambda text: [int(d) for d in text.split(",")], default=[0])
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--bos", action="store_true", help="tokens: with the token that the model begins texts with")

@@ -1,0 +1,447 @@
+/* Folders with config.json and safetensors: the model of the tree, names as GGUF has them, shards, and everything that is
+ * refused.
+ */
+#include "page_file_world.h"
+#include "test.h"
+
+#include "../src/model/hf_config.h"
+#include "../src/model/safetensors.h"
+#include "../src/model/tensor_rows.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <unistd.h>
+
+enum { MAX_FILE = 16 * 1024 };
+
+#define QWEN3                                                                                                                    \
+    "\"model_type\": \"qwen3\", \"vocab_size\": 256, \"num_hidden_layers\": 6, \"hidden_size\": 8, \"num_attention_heads\": 2"
+#define GEMMA3                                                                                                                   \
+    "\"model_type\": \"gemma3_text\", \"vocab_size\": 256, \"num_hidden_layers\": 6, \"hidden_size\": 8, \"num_attention_heads\": 2"
+
+/* ---- from memory ---- */
+
+static fkv_status read_config(const char *inner, fkv_weights **weights) {
+    char json[2048];
+    const int n = snprintf(json, sizeof json, "{%s}", inner);
+    ck_assert_int_lt(n, (int)sizeof json);
+    *weights = fkv_weights_new();
+    return fkv_hf_config_read(*weights, json, (size_t)n, "config.json");
+}
+
+static void ck_config_refused(const char *inner, fkv_status expected, const char *words) {
+    fkv_weights *weights = NULL;
+    ck_status(read_config(inner, &weights), expected);
+    ck_assert_msg(strstr(fkv_message(), words) != NULL, "'%s' does not say '%s'", fkv_message(), words);
+    fkv_weights_close(weights);
+}
+
+static fkv_weights *config_of(const char *inner) {
+    fkv_weights *weights = NULL;
+    ck_ok(read_config(inner, &weights));
+    return weights;
+}
+
+/* Length, header with blanks up to a multiple of 8, zeros. */
+static size_t make_file(const char *header, size_t data_bytes, uint8_t file[MAX_FILE]) {
+    const uint64_t n = (strlen(header) + 7) / 8 * 8;
+    ck_assert_uint_le(8 + n + data_bytes, MAX_FILE);
+    memset(file, 0, MAX_FILE);
+    memset(file + 8, ' ', n);
+    memcpy(file, &n, 8);
+    memcpy(file + 8, header, strlen(header));
+    return 8 + n + data_bytes;
+}
+
+/* In a block of its own, so that a sanitizer sees a byte too many. */
+static fkv_status read_file(const uint8_t *file, size_t n, fkv_weights **weights, uint8_t **block) {
+    *block = malloc(n == 0 ? 1 : n);
+    ck_assert_ptr_nonnull(*block);
+    if (n > 0) memcpy(*block, file, n);
+    *weights = fkv_weights_new();
+    FKV_TRY(fkv_safetensors_read(*weights, *block, n, "made.safetensors"));
+    return fkv_weights_finish(*weights, "made.safetensors");
+}
+
+static void ck_file_refused(const char *header, size_t data_bytes, fkv_status expected, const char *words) {
+    static uint8_t file[MAX_FILE];
+    uint8_t *block = NULL;
+    fkv_weights *weights = NULL;
+    const size_t n = make_file(header, data_bytes, file);
+    ck_status(read_file(file, n, &weights, &block), expected);
+    ck_assert_msg(strstr(fkv_message(), words) != NULL, "'%s' does not say '%s'", fkv_message(), words);
+    fkv_weights_close(weights);
+    free(block);
+}
+
+/* ---- the config ---- */
+
+START_TEST(a_config_becomes_hyperparameters) {
+    fkv_weights *weights = config_of(
+        "\"model_type\": \"llama\", \"hidden_size\": 2048, \"num_hidden_layers\": 16, \"num_attention_heads\": 32, "
+        "\"num_key_value_heads\": 8, \"intermediate_size\": 8192, \"rope_theta\": 500000.0, \"rms_norm_eps\": 1e-05, "
+        "\"max_position_embeddings\": 4096, \"vocab_size\": 128256, \"hidden_act\": \"silu\", \"bos_token_id\": 128000, "
+        "\"eos_token_id\": [128001, 128008, 128009], \"rope_scaling\": {\"type\": \"linear\", \"factor\": 4}");
+    const fkv_hparams *h = fkv_weights_hparams(weights);
+    ck_assert_str_eq(h->architecture, "llama");
+    ck_assert(h->dim == 2048 && h->n_layers == 16 && h->n_q_heads == 32 && h->n_kv_heads == 8 && h->head_dim == 64);
+    ck_assert(h->ffn_dim == 8192 && h->context == 4096 && h->n_vocab == 128256 && h->rope_dim == 64);
+    ck_assert(h->rope_base == 5e5f && h->rms_eps == 1e-5f && h->rope_scale == 4 && h->rope_base_local == 0);
+    ck_assert(!h->rope_interleaved && !h->norm_plus_one && h->window == 0 && h->window_pattern == 0);
+    const fkv_vocab_source *v = fkv_weights_vocab(weights);
+    ck_assert(v->bos == 128000 && v->eos == 128001 && v->eot == 128008 && v->unk == FKV_NO_TOKEN);
+    fkv_weights_close(weights);
+}
+END_TEST
+
+START_TEST(gemma_has_windows_scales_and_two_ropes) {
+    fkv_weights *weights = config_of(
+        GEMMA3 ", \"head_dim\": 256, \"sliding_window\": 512, \"_sliding_window_pattern\": 6, \"query_pre_attn_scalar\": 256, "
+               "\"rope_theta\": 1000000.0, \"rope_local_base_freq\": 10000.0, \"attn_logit_softcapping\": null, "
+               "\"final_logit_softcapping\": null, \"rope_scaling\": null, \"hidden_activation\": \"gelu_pytorch_tanh\"");
+    const fkv_hparams *h = fkv_weights_hparams(weights);
+    ck_assert_str_eq(h->architecture, "gemma3");
+    ck_assert(h->head_dim == 256 && h->window == 512 && h->window_pattern == 6 && h->norm_plus_one);
+    ck_assert(h->rope_base == 1e6f && h->rope_base_local == 1e4f && h->rope_scale == 1 && h->softcap == 0);
+    ck_assert_float_eq(h->query_scale, 0.0625f);
+    fkv_weights_close(weights);
+
+    weights = config_of(GEMMA3 ", \"sliding_window\": 4, \"layer_types\": [\"sliding_attention\", \"full_attention\", "
+                               "\"sliding_attention\", \"full_attention\", \"sliding_attention\", \"full_attention\"], "
+                               "\"rope_parameters\": {\"full_attention\": {\"rope_type\": \"linear\", \"factor\": 8.0, "
+                               "\"rope_theta\": 1e6}, \"sliding_attention\": {\"rope_type\": \"default\", \"rope_theta\": 1e4}}");
+    h = fkv_weights_hparams(weights);
+    ck_assert(h->window_pattern == 2 && h->rope_base == 1e6f && h->rope_base_local == 1e4f && h->rope_scale == 8);
+    fkv_weights_close(weights);
+}
+END_TEST
+
+START_TEST(a_window_that_qwen_does_not_use_is_no_window) {
+    fkv_weights *weights = config_of("\"model_type\": \"qwen2\", \"sliding_window\": 32768, \"use_sliding_window\": false, "
+                                     "\"num_hidden_layers\": 2, \"layer_types\": [\"full_attention\", \"full_attention\"]");
+    ck_assert_uint_eq(fkv_weights_hparams(weights)->window, 0);
+    ck_assert_uint_eq(fkv_weights_hparams(weights)->window_pattern, 0);
+    fkv_weights_close(weights);
+    ck_config_refused("\"model_type\": \"qwen2\", \"sliding_window\": 32768, \"use_sliding_window\": true", FKV_UNSUPPORTED,
+                      "windowed layers");
+}
+END_TEST
+
+START_TEST(configs_that_would_run_wrong_are_refused) {
+    ck_config_refused("", FKV_UNSUPPORTED, "model_type ''");
+    ck_config_refused("\"model_type\": \"mamba\\u001b\"", FKV_UNSUPPORTED, "model_type 'mamba?'");
+    ck_config_refused(QWEN3 ", \"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8}", FKV_UNSUPPORTED, "'llama3'");
+    ck_config_refused(QWEN3 ", \"rope_scaling\": {\"rope_type\": \"linear\"}", FKV_FILE_FORMAT, "a factor of 0");
+    ck_config_refused(QWEN3 ", \"rope_scaling\": 8", FKV_FILE_FORMAT, "no object");
+    ck_config_refused(QWEN3 ", \"quantization_config\": {}", FKV_UNSUPPORTED, "use GGUF");
+    ck_config_refused(QWEN3 ", \"hidden_act\": \"relu\"", FKV_UNSUPPORTED, "'relu'");
+    ck_config_refused(QWEN3 ", \"partial_rotary_factor\": 0.5", FKV_UNSUPPORTED, "partial_rotary_factor of 0.5");
+    ck_config_refused(GEMMA3 ", \"final_logit_softcapping\": 30.0", FKV_UNSUPPORTED, "capped at 30");
+    ck_config_refused(GEMMA3 ", \"layer_types\": [\"full_attention\"]", FKV_FILE_FORMAT, "each of 6 layers");
+    ck_config_refused("\"model_type\": \"gemma3_text\", \"num_hidden_layers\": 1, \"layer_types\": [\"chunked_attention\"]",
+                      FKV_UNSUPPORTED, "'chunked_attention'");
+    ck_config_refused("\"model_type\": \"gemma3_text\", \"num_hidden_layers\": 3, \"layer_types\": [\"sliding_attention\", "
+                      "\"full_attention\", \"full_attention\"]",
+                      FKV_UNSUPPORTED, "no regular order");
+}
+END_TEST
+
+START_TEST(a_config_value_of_the_wrong_type_is_named) {
+    static const char *const whole[] = {"intermediate_size", "head_dim", "num_key_value_heads", "max_position_embeddings"};
+    static const char *const wrong[] = {"-1", "4294967296", "1.5", "\"8\"", "true", "[8]"};
+    char inner[512];
+    for (size_t k = 0; k < 4; k++)
+        for (size_t w = 0; w < 6; w++) {
+            (void)snprintf(inner, sizeof inner, QWEN3 ", \"%s\": %s", whole[k], wrong[w]);
+            ck_config_refused(inner, FKV_FILE_FORMAT, whole[k]);
+        }
+    ck_config_refused(QWEN3 ", \"rms_norm_eps\": \"1e-6\"", FKV_FILE_FORMAT, "rms_norm_eps");
+    ck_config_refused(QWEN3 ", \"rms_norm_eps\": -1e-6", FKV_FILE_FORMAT, "rms_norm_eps");
+    ck_config_refused(QWEN3 ", \"rope_theta\": 1e300", FKV_FILE_FORMAT, "rope_theta");
+    ck_config_refused(QWEN3 ", \"tie_word_embeddings\": 1", FKV_FILE_FORMAT, "tie_word_embeddings");
+    ck_config_refused("\"model_type\": 3", FKV_FILE_FORMAT, "model_type");
+    ck_config_refused(QWEN3 ", \"bos_token_id\": 256", FKV_FILE_FORMAT, "bos_token_id is 256, there are 256 tokens");
+    ck_config_refused(QWEN3 ", \"eos_token_id\": [3, -1]", FKV_FILE_FORMAT, "eos_token_id");
+}
+END_TEST
+
+START_TEST(what_is_not_json_is_refused) {
+    ck_config_refused("\"a\": 1, \"a\": 2", FKV_FILE_FORMAT, "not JSON: duplicate");
+    ck_config_refused("\"a\": \"\xff\"", FKV_FILE_FORMAT, "not JSON");
+    ck_config_refused("\"a\": 99999999999999999999", FKV_FILE_FORMAT, "not JSON");
+    ck_config_refused("\"a\": \"b\\u0000\"", FKV_FILE_FORMAT, "not JSON");
+    static char deep[1 << 20];
+    memset(deep, '[', sizeof deep);
+    fkv_weights *weights = fkv_weights_new();
+    ck_status(fkv_hf_config_read(weights, deep, sizeof deep, "config.json"), FKV_FILE_FORMAT);
+    ck_status(fkv_hf_config_read(weights, "[]", 2, "config.json"), FKV_FILE_FORMAT);
+    ck_status(fkv_hf_config_read(weights, "", 0, "config.json"), FKV_FILE_FORMAT);
+    fkv_weights_close(weights);
+}
+END_TEST
+
+/* ---- names ---- */
+
+static void ck_name(const char *architecture, const char *hf, const char *expected) {
+    char name[FKV_MAX_TENSOR_NAME];
+    ck_assert(fkv_hf_tensor_name(architecture, hf, name));
+    ck_assert_str_eq(name, expected);
+}
+
+START_TEST(tensors_get_the_names_of_gguf) {
+    char name[FKV_MAX_TENSOR_NAME];
+    ck_name("llama", "model.embed_tokens.weight", "token_embd.weight");
+    ck_name("llama", "model.norm.weight", "output_norm.weight");
+    ck_name("llama", "lm_head.weight", "output.weight");
+    ck_name("llama", "model.layers.0.self_attn.q_proj.weight", "blk.0.attn_q.weight");
+    ck_name("qwen2", "model.layers.10.self_attn.k_proj.bias", "blk.10.attn_k.bias");
+    ck_name("qwen2", "model.layers.511.self_attn.v_proj.weight", "blk.511.attn_v.weight");
+    ck_name("llama", "model.layers.7.self_attn.o_proj.weight", "blk.7.attn_output.weight");
+    ck_name("qwen3", "model.layers.7.self_attn.q_norm.weight", "blk.7.attn_q_norm.weight");
+    ck_name("qwen3", "model.layers.7.self_attn.k_norm.weight", "blk.7.attn_k_norm.weight");
+    ck_name("llama", "model.layers.7.mlp.gate_proj.weight", "blk.7.ffn_gate.weight");
+    ck_name("llama", "model.layers.7.mlp.up_proj.weight", "blk.7.ffn_up.weight");
+    ck_name("llama", "model.layers.7.mlp.down_proj.weight", "blk.7.ffn_down.weight");
+    ck_name("llama", "model.layers.7.input_layernorm.weight", "blk.7.attn_norm.weight");
+    ck_name("llama", "model.layers.7.post_attention_layernorm.weight", "blk.7.ffn_norm.weight");
+    ck_name("gemma3", "model.layers.7.input_layernorm.weight", "blk.7.attn_norm.weight");
+    ck_name("gemma3", "model.layers.7.post_attention_layernorm.weight", "blk.7.post_attention_norm.weight");
+    ck_name("gemma3", "model.layers.7.pre_feedforward_layernorm.weight", "blk.7.ffn_norm.weight");
+    ck_name("gemma3", "model.layers.7.post_feedforward_layernorm.weight", "blk.7.post_ffw_norm.weight");
+    ck_assert(!fkv_hf_tensor_name("llama", "model.layers.0.self_attn.rotary_emb.inv_freq", name));
+    static const char *const kept[] = {"other",
+                                       "model.layers.",
+                                       "model.layers.weight",
+                                       "model.layers.1.weight",
+                                       "model.layers.01.mlp.up_proj.weight",
+                                       "model.layers.12345.mlp.up_proj.weight",
+                                       "model.layers.-1.mlp.up_proj.weight",
+                                       "model.layers.1.mlp.up_proj.scale",
+                                       "model.layers.1.pre_feedforward_layernorm.weight",
+                                       ".weight",
+                                       "."};
+    for (size_t i = 0; i < sizeof kept / sizeof kept[0]; i++) ck_name("llama", kept[i], kept[i]);
+}
+END_TEST
+
+/* ---- one file ---- */
+
+START_TEST(a_file_gives_its_tensors) {
+    static uint8_t file[MAX_FILE];
+    uint8_t *block = NULL;
+    fkv_weights *weights = NULL;
+    const size_t n =
+        make_file("{\"__metadata__\": {\"format\": \"pt\"}, \"a\": {\"dtype\": \"F32\", \"shape\": [3], "
+                  "\"data_offsets\": [0, 12]}, \"b\": {\"dtype\": \"BF16\", \"shape\": [2, 3], \"data_offsets\": [12, 24]}, "
+                  "\"c\": {\"dtype\": \"F16\", \"shape\": [2, 2, 3], \"data_offsets\": [24, 48]}, "
+                  "\"d\": {\"dtype\": \"F32\", \"shape\": [], \"data_offsets\": [48, 52]}}",
+                  52, file);
+    ck_ok(read_file(file, n, &weights, &block));
+    ck_assert_uint_eq(fkv_weights_n_tensors(weights), 4);
+    const fkv_tensor *a = fkv_weights_find(weights, "a");
+    const fkv_tensor *b = fkv_weights_find(weights, "b");
+    const fkv_tensor *c = fkv_weights_find(weights, "c");
+    const fkv_tensor *d = fkv_weights_find(weights, "d");
+    ck_assert(a->type == FKV_TENSOR_F32 && a->n_rows == 1 && a->n_cols == 3 && a->data == block + n - 52);
+    ck_assert(b->type == FKV_TENSOR_BF16 && b->n_rows == 2 && b->n_cols == 3 && b->row_bytes == 6 && b->data == a->data + 12);
+    ck_assert(c->type == FKV_TENSOR_F16 && c->n_rows == 4 && c->n_cols == 3);
+    ck_assert(d->n_rows == 1 && d->n_cols == 1);
+    fkv_weights_close(weights);
+    free(block);
+}
+END_TEST
+
+#define ONE(dtype, shape, offsets) "{\"x\": {\"dtype\": \"" dtype "\", \"shape\": " shape ", \"data_offsets\": " offsets "}}"
+
+START_TEST(a_tensor_that_does_not_fit_its_file_is_refused) {
+    ck_file_refused(ONE("F32", "[2]", "[0, 8]"), 7, FKV_FILE_DAMAGED, "from 0 to 8 of 7 bytes");
+    ck_file_refused(ONE("F32", "[2]", "[8, 0]"), 8, FKV_FILE_DAMAGED, "from 8 to 0");
+    ck_file_refused(ONE("F32", "[2]", "[0, 4]"), 8, FKV_FILE_DAMAGED, "has 4 bytes where its type and shape need 8");
+    ck_file_refused(ONE("F16", "[2]", "[0, 8]"), 8, FKV_FILE_DAMAGED, "has 8 bytes where its type and shape need 4");
+    ck_file_refused(ONE("F32", "[9223372036854775807]", "[0, 8]"), 8, FKV_FILE_DAMAGED, "dimension of 9223372036854775807");
+    ck_file_refused(ONE("F32", "[65536, 65536, 2]", "[0, 8]"), 8, FKV_FILE_DAMAGED, "more than 2^32 rows");
+    ck_file_refused(ONE("F32", "[4294967295, 4294967295]", "[0, 8]"), 8, FKV_FILE_DAMAGED, "larger than any file");
+    ck_file_refused(ONE("F32", "[0]", "[0, 0]"), 8, FKV_FILE_DAMAGED, "dimension of 0");
+    ck_file_refused(ONE("F32", "[1,1,1,1,1,1,1,1,1]", "[0, 4]"), 8, FKV_FILE_FORMAT, "at most 8 numbers");
+    ck_file_refused(ONE("F32", "[-1]", "[0, 4]"), 8, FKV_FILE_FORMAT, "whole numbers");
+    ck_file_refused(ONE("F32", "[1.0]", "[0, 4]"), 8, FKV_FILE_FORMAT, "whole numbers");
+    ck_file_refused(ONE("F32", "2", "[0, 8]"), 8, FKV_FILE_FORMAT, "shape");
+    ck_file_refused(ONE("F32", "[2]", "[8]"), 8, FKV_FILE_DAMAGED, "from 8 to 0");
+    ck_file_refused(ONE("F32", "[2]", "[0, 8, 8]"), 8, FKV_FILE_FORMAT, "data_offsets");
+    ck_file_refused(ONE("I8", "[8]", "[0, 8]"), 8, FKV_UNSUPPORTED, "x is of type I8");
+    ck_file_refused("{\"x\": {\"shape\": [2], \"data_offsets\": [0, 8]}}", 8, FKV_FILE_FORMAT, "no dtype");
+    ck_file_refused("{\"x\": 1}", 8, FKV_FILE_FORMAT, "x is no object");
+    ck_file_refused("{\"x\": {}, \"x\": {}}", 8, FKV_FILE_FORMAT, "duplicate");
+    ck_file_refused("{\"a\": {\"dtype\": \"F32\", \"shape\": [2], \"data_offsets\": [0, 8]}, "
+                    "\"b\": {\"dtype\": \"F32\", \"shape\": [2], \"data_offsets\": [4, 12]}}",
+                    12, FKV_FILE_DAMAGED, "a and b overlap");
+    ck_file_refused("{\"a\": {\"dtype\": \"F32\", \"shape\": [2], \"data_offsets\": [1, 9]}}", 12, FKV_UNSUPPORTED,
+                    "not aligned");
+    ck_file_refused("[]", 8, FKV_FILE_FORMAT, "no object");
+}
+END_TEST
+
+START_TEST(a_header_beyond_the_file_is_refused) {
+    static const uint64_t lengths[] = {9, 1000, UINT64_MAX, UINT64_MAX - 7, 1ull << 63};
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        uint8_t file[16] = {0};
+        uint8_t *block = NULL;
+        fkv_weights *weights = NULL;
+        memcpy(file, &lengths[i], 8);
+        ck_status(read_file(file, sizeof file, &weights, &block), FKV_FILE_DAMAGED);
+        fkv_weights_close(weights);
+        free(block);
+    }
+    for (size_t n = 0; n < 8; n++) {
+        const uint8_t file[8] = {0};
+        uint8_t *block = NULL;
+        fkv_weights *weights = NULL;
+        ck_status(read_file(file, n, &weights, &block), FKV_FILE_FORMAT);
+        fkv_weights_close(weights);
+        free(block);
+    }
+}
+END_TEST
+
+/* ---- folders ---- */
+
+static void write_text(const char *name, const char *text) {
+    world_write_file(world_path(name), (const uint8_t *)text, strlen(text));
+}
+
+static void write_shard(const char *name, const char *header, size_t data_bytes) {
+    static uint8_t file[MAX_FILE];
+    const size_t n = make_file(header, data_bytes, file);
+    world_write_file(world_path(name), file, n);
+}
+
+static void clear_folder(void) {
+    static const char *const names[] = {"config.json", "tokenizer.json", "model.safetensors.index.json", "a.safetensors",
+                                        "b.safetensors"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) (void)unlink(world_path(names[i]));
+}
+
+#define EMBD "{\"model.embed_tokens.weight\": {\"dtype\": \"F32\", \"shape\": [1, 4], \"data_offsets\": [0, 16]}}"
+#define NORM "{\"model.norm.weight\": {\"dtype\": \"F32\", \"shape\": [4], \"data_offsets\": [0, 16]}}"
+#define HEAD "{\"lm_head.weight\": {\"dtype\": \"F32\", \"shape\": [1, 4], \"data_offsets\": [0, 16]}}"
+
+static void ck_folder(fkv_status expected, const char *words) {
+    fkv_weights *weights = NULL;
+    ck_status(fkv_weights_open(world_folder(), &weights), expected);
+    ck_assert_ptr_null(weights);
+    ck_assert_msg(strstr(fkv_message(), words) != NULL, "'%s' does not say '%s'", fkv_message(), words);
+}
+
+static fkv_weights *open_folder(void) {
+    fkv_weights *weights = NULL;
+    ck_ok(fkv_weights_open(world_folder(), &weights));
+    return weights;
+}
+
+START_TEST(all_files_of_a_folder_are_one_model) {
+    clear_folder();
+    write_text("config.json", "{" QWEN3 "}");
+    write_shard("a.safetensors", EMBD, 16);
+    write_shard("b.safetensors", NORM, 16);
+    fkv_weights *weights = open_folder();
+    ck_assert_uint_eq(fkv_weights_n_tensors(weights), 2);
+    ck_assert_ptr_nonnull(fkv_weights_find(weights, "token_embd.weight"));
+    ck_assert_ptr_nonnull(fkv_weights_find(weights, "output_norm.weight"));
+    const fkv_vocab_source *v = fkv_weights_vocab(weights);
+    ck_assert(v->n_tokens == 256 && v->tokens == NULL && v->model.size == 4 && memcmp(v->model.data, "byte", 4) == 0);
+    fkv_weights_close(weights);
+    write_shard("b.safetensors", EMBD, 16);
+    ck_folder(FKV_FILE_DAMAGED, "token_embd.weight is there twice");
+}
+END_TEST
+
+START_TEST(an_index_says_which_files_and_is_held_to_it) {
+    clear_folder();
+    write_text("config.json", "{" QWEN3 "}");
+    write_shard("a.safetensors", EMBD, 16);
+    write_shard("b.safetensors", NORM, 16);
+    write_text("model.safetensors.index.json", "{\"weight_map\": {\"model.embed_tokens.weight\": \"a.safetensors\"}}");
+    fkv_weights *weights = open_folder(); /* b is none of it */
+    ck_assert_uint_eq(fkv_weights_n_tensors(weights), 1);
+    fkv_weights_close(weights);
+    write_text("model.safetensors.index.json", "{\"weight_map\": {\"model.embed_tokens.weight\": \"a.safetensors\", "
+                                               "\"model.norm.weight\": \"b.safetensors\"}}");
+    weights = open_folder();
+    ck_assert_uint_eq(fkv_weights_n_tensors(weights), 2);
+    fkv_weights_close(weights);
+    write_text("model.safetensors.index.json", "{\"weight_map\": {\"model.embed_tokens.weight\": \"a.safetensors\", "
+                                               "\"lm_head.weight\": \"b.safetensors\"}}");
+    ck_folder(FKV_FILE_DAMAGED, "lm_head.weight is in the index and in no file");
+    write_text("model.safetensors.index.json", "{\"weight_map\": {\"x\": \"c.safetensors\"}}");
+    ck_folder(FKV_IO, "c.safetensors");
+    write_text("model.safetensors.index.json", "{\"weight_map\": {\"x\": \"../a.safetensors\"}}");
+    ck_folder(FKV_FILE_FORMAT, "'../a.safetensors', which is not the name");
+    write_text("model.safetensors.index.json", "{\"weight_map\": {\"x\": \"/etc/passwd\"}}");
+    ck_folder(FKV_FILE_FORMAT, "not the name of a safetensors file");
+    write_text("model.safetensors.index.json", "{\"weight_map\": {\"x\": 3}}");
+    ck_folder(FKV_FILE_FORMAT, "not the name of a safetensors file");
+    write_text("model.safetensors.index.json", "{}");
+    ck_folder(FKV_FILE_FORMAT, "no weight_map");
+}
+END_TEST
+
+START_TEST(tied_and_untied_outputs_are_as_the_config_says) {
+    clear_folder();
+    write_shard("a.safetensors", EMBD, 16);
+    write_text("config.json", "{" QWEN3 ", \"tie_word_embeddings\": false}");
+    ck_folder(FKV_FILE_DAMAGED, "no lm_head.weight");
+    write_shard("b.safetensors", HEAD, 16);
+    fkv_weights *weights = open_folder();
+    ck_assert_ptr_nonnull(fkv_weights_find(weights, "output.weight"));
+    fkv_weights_close(weights);
+    write_text("config.json", "{" QWEN3 ", \"tie_word_embeddings\": true}");
+    weights = open_folder();
+    ck_assert_ptr_null(fkv_weights_find(weights, "output.weight"));
+    fkv_weights_close(weights);
+}
+END_TEST
+
+START_TEST(what_a_folder_lacks_is_said) {
+    clear_folder();
+    ck_folder(FKV_FILE_FORMAT, "config.json");
+    write_text("config.json", "{" QWEN3 "}");
+    ck_folder(FKV_FILE_FORMAT, "without .safetensors files");
+    write_shard("a.safetensors", EMBD, 16);
+    write_text("tokenizer.json", "{}");
+    ck_folder(FKV_UNSUPPORTED, "to GGUF");
+    clear_folder();
+    write_text("config.json", "{\"model_type\": \"qwen3\", \"vocab_size\": 151936}");
+    write_shard("a.safetensors", EMBD, 16);
+    ck_folder(FKV_UNSUPPORTED, "(151936 tokens) to GGUF");
+    world_remove_folder();
+}
+END_TEST
+
+/* ---- the model of the tree ---- */
+
+START_TEST(needle_is_read) {
+    fkv_weights *weights = NULL;
+    ck_ok(fkv_weights_open("models/needle/", &weights));
+    const fkv_hparams *h = fkv_weights_hparams(weights);
+    ck_assert_str_eq(h->architecture, "qwen3");
+    ck_assert_str_eq(h->name, "needle");
+    ck_assert(h->n_layers == 4 && h->dim == 256 && h->ffn_dim == 640 && h->n_q_heads == 4 && h->n_kv_heads == 2);
+    ck_assert(h->head_dim == 128 && h->n_vocab == 256 && h->context == 131072 && h->rope_base == 1e6f && h->rms_eps == 1e-6f);
+    ck_assert_uint_eq(fkv_weights_n_tensors(weights), 46);
+    const fkv_tensor *q = fkv_weights_find(weights, "blk.3.attn_q.weight");
+    ck_assert(q != NULL && q->type == FKV_TENSOR_F16 && q->n_rows == 512 && q->n_cols == 256);
+    float row[256];
+    double norm = 0;
+    fkv_tensor_row_floats(fkv_weights_find(weights, "output_norm.weight"), 0, row);
+    for (uint32_t i = 0; i < 256; i++) norm += fabs((double)row[i]);
+    ck_assert(norm > 1 && norm < 1e4);
+    fkv_weights_close(weights);
+}
+END_TEST
+
+TEST_MAIN("safetensors", a_config_becomes_hyperparameters, gemma_has_windows_scales_and_two_ropes,
+          a_window_that_qwen_does_not_use_is_no_window, configs_that_would_run_wrong_are_refused,
+          a_config_value_of_the_wrong_type_is_named, what_is_not_json_is_refused, tensors_get_the_names_of_gguf,
+          a_file_gives_its_tensors, a_tensor_that_does_not_fit_its_file_is_refused, a_header_beyond_the_file_is_refused,
+          all_files_of_a_folder_are_one_model, an_index_says_which_files_and_is_held_to_it,
+          tied_and_untied_outputs_are_as_the_config_says, what_a_folder_lacks_is_said, needle_is_read)

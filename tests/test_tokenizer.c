@@ -1,0 +1,525 @@
+/* Tokenizers: llama.cpp's answers on stored cases for each pre-tokenizer and for SentencePiece, random small vocabularies against
+ * the slow model, texts back from tokens, what is refused, and texts made to be slow.
+ */
+#include "test.h"
+#include "tokenizer_model.h"
+
+#include "../src/model/vocab_map.h"
+
+#include <stdio.h>
+
+static const char SEPARATOR[] = "\n__ggml_vocab_test__\n";
+
+static char *read_file(const char *path, size_t *size) {
+    FILE *file = fopen(path, "rb");
+    ck_assert_msg(file != NULL, "%s cannot be opened", path);
+    ck_assert_int_eq(fseek(file, 0, SEEK_END), 0);
+    *size = (size_t)ftell(file);
+    rewind(file);
+    char *text = malloc(*size + 1);
+    ck_assert_ptr_nonnull(text);
+    ck_assert_uint_eq(fread(text, 1, *size, file), *size);
+    (void)fclose(file);
+    text[*size] = 0;
+    return text;
+}
+
+/* A vocabulary of a file, under another pre-tokenizer where one is named. */
+typedef struct opened {
+    fkv_weights *weights;
+    fkv_vocab_source source;
+    fkv_tokenizer *tokenizer;
+} opened;
+
+static void open_file(opened *one, const char *path, const char *pre) {
+    ck_ok(fkv_weights_open(path, &one->weights));
+    one->source = *fkv_weights_vocab(one->weights);
+    if (pre != NULL) one->source.pre = (fkv_bytes){pre, strlen(pre)};
+    ck_ok(fkv_tokenizer_open(&one->source, &one->tokenizer));
+}
+
+static void close_file(opened *one) {
+    fkv_tokenizer_close(one->tokenizer);
+    fkv_weights_close(one->weights);
+}
+
+static const char GPT2[] = "tests/data/vocab/gpt-2.gguf";
+static const char STORIES[] = "tests/data/stories260K.gguf";
+
+static uint32_t *encode(const fkv_tokenizer *tokenizer, const char *text, size_t n_bytes, unsigned flags, size_t *n_tokens) {
+    ck_ok(fkv_tokenizer_encode(tokenizer, text, n_bytes, flags, NULL, 0, n_tokens));
+    uint32_t *tokens = malloc((*n_tokens + 1) * sizeof *tokens);
+    ck_assert_ptr_nonnull(tokens);
+    ck_ok(fkv_tokenizer_encode(tokenizer, text, n_bytes, flags, tokens, *n_tokens, n_tokens));
+    return tokens;
+}
+
+/* ---- llama.cpp's answers ------------------------------------------------------------------------------------- */
+
+/* Reads the tokens of a line up to ';' or its end and compares. */
+static const char *compare_line(const char *line, const fkv_tokenizer *tokenizer, const char *text, size_t n_bytes,
+                                unsigned flags, const char *name, int index) {
+    size_t n_tokens = 0;
+    size_t n_expected = 0;
+    uint32_t *tokens = encode(tokenizer, text, n_bytes, flags, &n_tokens);
+    while (*line != ';' && *line != '\n') {
+        char *end = NULL;
+        unsigned long expected = strtoul(line, &end, 10);
+        if (end == line) {
+            line++;
+            continue;
+        }
+        ck_assert_msg(n_expected < n_tokens && tokens[n_expected] == expected, "%s, case %d, flags %u: token %zu is not %lu",
+                      name, index, flags, n_expected, expected);
+        n_expected++;
+        line = end;
+    }
+    ck_assert_msg(n_expected == n_tokens, "%s, case %d, flags %u: %zu tokens instead of %zu", name, index, flags, n_tokens,
+                  n_expected);
+    free(tokens);
+    return line;
+}
+
+static int check_vectors(const fkv_tokenizer *tokenizer, const char *cases, const char *name) {
+    char path[128];
+    size_t n_inputs = 0;
+    size_t n_outputs = 0;
+    (void)snprintf(path, sizeof path, "tests/data/vocab/%s.inp", cases);
+    char *inputs = read_file(path, &n_inputs);
+    (void)snprintf(path, sizeof path, "tests/data/vocab/%s.%s.out", cases, name);
+    char *outputs = read_file(path, &n_outputs);
+    const char *line = outputs;
+    const char *text = inputs;
+    int index = 0;
+    for (bool more = true; more; index++) {
+        size_t left = n_inputs - (size_t)(text - inputs);
+        const char *end = memmem(text, left, SEPARATOR, strlen(SEPARATOR));
+        more = end != NULL;
+        size_t n_bytes = more ? (size_t)(end - text) : left;
+        ck_assert_msg(line < outputs + n_outputs, "%s ends before its cases", path);
+        line = compare_line(line, tokenizer, text, n_bytes, FKV_TOKENIZE_PLAIN, path, index);
+        if (*line == ';') line = compare_line(line + 1, tokenizer, text, n_bytes, FKV_TOKENIZE_SPECIAL, path, index);
+        line++;
+        text = end + strlen(SEPARATOR);
+        more = more && text < inputs + n_inputs; /* a separator at the end begins no case */
+    }
+    ck_assert_ptr_eq(line, outputs + n_outputs);
+    free(inputs);
+    free(outputs);
+    return index;
+}
+
+START_TEST(every_pre_tokenizer_answers_as_llama_cpp) {
+    static const char *const names[] = {"gpt-2", "smollm", "qwen2", "llama-bpe"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        opened one;
+        open_file(&one, GPT2, names[i]);
+        ck_assert_int_eq(check_vectors(one.tokenizer, "cases", names[i]), 46);
+        ck_assert_int_eq(check_vectors(one.tokenizer, "edges", names[i]), 250);
+        close_file(&one);
+    }
+}
+END_TEST
+
+START_TEST(sentencepiece_answers_as_llama_cpp) {
+    opened one;
+    open_file(&one, STORIES, NULL);
+    ck_assert_str_eq(fkv_tokenizer_name(one.tokenizer), "spm");
+    ck_assert_int_eq(check_vectors(one.tokenizer, "cases", "stories"), 46);
+    ck_assert_int_eq(check_vectors(one.tokenizer, "edges", "stories"), 250);
+    close_file(&one);
+}
+END_TEST
+
+/* ---- texts --------------------------------------------------------------------------------------------------- */
+
+/* Joins the texts of the tokens and compares them with the text they came from. */
+static void check_back(const fkv_tokenizer *tokenizer, const char *text, size_t n_bytes, size_t n_before) {
+    size_t n_tokens = 0;
+    uint32_t *tokens = encode(tokenizer, text, n_bytes, FKV_TOKENIZE_PLAIN, &n_tokens);
+    size_t at = 0;
+    for (size_t i = 0; i < n_tokens; i++) {
+        size_t n = 0;
+        const char *piece = fkv_tokenizer_text(tokenizer, tokens[i], false, &n);
+        size_t skip = i == 0 ? n_before : 0; /* the space that SentencePiece begins with */
+        ck_assert_uint_ge(n, skip);
+        ck_assert_msg(at + n - skip <= n_bytes && memcmp(piece + skip, text + at, n - skip) == 0,
+                      "token %zu is not the text at %zu", i, at);
+        at += n - skip;
+    }
+    ck_assert_uint_eq(at, n_bytes);
+    free(tokens);
+}
+
+START_TEST(tokens_give_the_text_back) {
+    size_t n_bytes = 0;
+    char *book = read_file("models/needle/book.txt", &n_bytes);
+    if (n_bytes > 300000) n_bytes = 300000;
+    static const char *const names[] = {"gpt-2", "smollm", "qwen2", "llama-bpe"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        opened one;
+        open_file(&one, GPT2, names[i]);
+        check_back(one.tokenizer, book, n_bytes, 0);
+        close_file(&one);
+    }
+    opened stories;
+    open_file(&stories, STORIES, NULL);
+    check_back(stories.tokenizer, book, n_bytes, 1);
+    close_file(&stories);
+    free(book);
+}
+END_TEST
+
+START_TEST(bytes_are_their_own_tokens) {
+    fkv_vocab_source source = {.model = {"byte", 4}, .bos = FKV_NO_TOKEN, .eos = FKV_NO_TOKEN, .eot = FKV_NO_TOKEN};
+    fkv_tokenizer *tokenizer = NULL;
+    ck_ok(fkv_tokenizer_open(&source, &tokenizer));
+    ck_assert_str_eq(fkv_tokenizer_name(tokenizer), "byte");
+    char all[256];
+    uint32_t tokens[256];
+    size_t n = 0;
+    for (int i = 0; i < 256; i++) all[i] = (char)i;
+    ck_ok(fkv_tokenizer_encode(tokenizer, all, sizeof all, FKV_TOKENIZE_BOS | FKV_TOKENIZE_SPECIAL, tokens, 256, &n));
+    ck_assert_uint_eq(n, 256);
+    for (uint32_t i = 0; i < 256; i++) {
+        const char *text = fkv_tokenizer_text(tokenizer, i, false, &n);
+        ck_assert_uint_eq(tokens[i], i);
+        ck_assert_uint_eq(n, 1);
+        ck_assert_int_eq(text[0], all[i]);
+    }
+    (void)fkv_tokenizer_text(tokenizer, 256, true, &n);
+    ck_assert_uint_eq(n, 0);
+    uint32_t end[FKV_MAX_END_TOKENS];
+    ck_assert_uint_eq(fkv_tokenizer_ends(tokenizer, end), 0);
+    fkv_tokenizer_close(tokenizer);
+}
+END_TEST
+
+START_TEST(more_tokens_than_room_are_counted_and_not_written) {
+    opened one;
+    open_file(&one, GPT2, NULL);
+    uint32_t tokens[3] = {7, 7, 7};
+    size_t n = 0;
+    ck_ok(fkv_tokenizer_encode(one.tokenizer, "one two three four", 18, FKV_TOKENIZE_PLAIN, tokens, 2, &n));
+    ck_assert_uint_eq(n, 4);
+    ck_assert_uint_eq(tokens[2], 7);
+    ck_ok(fkv_tokenizer_encode(one.tokenizer, "", 0, FKV_TOKENIZE_PLAIN, NULL, 0, &n));
+    ck_assert_uint_eq(n, 0);
+    close_file(&one);
+}
+END_TEST
+
+START_TEST(the_first_token_is_bos_where_the_model_wants_it) {
+    opened stories;
+    open_file(&stories, STORIES, NULL);
+    opened gpt2;
+    open_file(&gpt2, GPT2, NULL);
+    uint32_t tokens[8];
+    size_t n = 0;
+    ck_assert(stories.source.add_bos && !gpt2.source.add_bos);
+    ck_ok(fkv_tokenizer_encode(stories.tokenizer, "", 0, FKV_TOKENIZE_BOS, tokens, 8, &n));
+    ck_assert_uint_eq(n, 1);
+    ck_assert_uint_eq(tokens[0], stories.source.bos);
+    ck_ok(fkv_tokenizer_encode(stories.tokenizer, "", 0, FKV_TOKENIZE_PLAIN, tokens, 8, &n));
+    ck_assert_uint_eq(n, 0);
+    ck_ok(fkv_tokenizer_encode(gpt2.tokenizer, "", 0, FKV_TOKENIZE_BOS, tokens, 8, &n));
+    ck_assert_uint_eq(n, 0);
+    close_file(&stories);
+    close_file(&gpt2);
+}
+END_TEST
+
+/* ---- special tokens and chats -------------------------------------------------------------------------------- */
+
+#define BYTES(text) {text, sizeof(text) - 1}
+
+/* A vocabulary of letters with a few tokens beside them; merges for bpe only. */
+static const fkv_bytes CHAT_TOKENS[] = {BYTES("a"),          BYTES("b"),      BYTES("<|im_start|>"),
+                                        BYTES("<|im_end|>"), BYTES("<tool>"), BYTES("<|endoftext|>"),
+                                        BYTES("ab"),         BYTES("<"),      BYTES("<|fim_pad|>")};
+static const int32_t CHAT_TYPES[] = {1, 1, 3, 3, 4, 1, 1, 1, 4};
+static const fkv_bytes CHAT_MERGES[] = {BYTES("a b")};
+enum { N_CHAT_TOKENS = sizeof CHAT_TOKENS / sizeof CHAT_TOKENS[0] };
+
+static fkv_vocab_source chat_source(void) {
+    return (fkv_vocab_source){.model = BYTES("gpt2"),
+                              .pre = BYTES("qwen2"),
+                              .n_tokens = N_CHAT_TOKENS,
+                              .tokens = CHAT_TOKENS,
+                              .types = CHAT_TYPES,
+                              .n_merges = 1,
+                              .merges = CHAT_MERGES,
+                              .bos = FKV_NO_TOKEN,
+                              .eos = 3,
+                              .eot = FKV_NO_TOKEN,
+                              .unk = FKV_NO_TOKEN};
+}
+
+static void check_tokens(const fkv_tokenizer *tokenizer, const char *text, unsigned flags, const uint32_t *expected,
+                         size_t n_expected) {
+    size_t n = 0;
+    uint32_t *tokens = encode(tokenizer, text, strlen(text), flags, &n);
+    ck_assert_msg(n == n_expected && memcmp(tokens, expected, n * sizeof *tokens) == 0, "\"%s\" with flags %u", text, flags);
+    free(tokens);
+}
+
+START_TEST(control_tokens_are_text_unless_asked_for) {
+    fkv_vocab_source source = chat_source();
+    fkv_tokenizer *tokenizer = NULL;
+    ck_ok(fkv_tokenizer_open(&source, &tokenizer));
+    const char *text = "ab<|im_end|><tool>ab";
+    check_tokens(tokenizer, text, FKV_TOKENIZE_SPECIAL, (const uint32_t[]){6, 3, 4, 6}, 4);
+    check_tokens(tokenizer, text, FKV_TOKENIZE_PLAIN, (const uint32_t[]){6, 7, 4, 6},
+                 4); /* of "<|im_end|>" only "<" has a token */
+    size_t n = 0;
+    (void)fkv_tokenizer_text(tokenizer, 3, false, &n);
+    ck_assert_uint_eq(n, 0);
+    ck_assert_str_eq(fkv_tokenizer_text(tokenizer, 3, true, &n), "<|im_end|>");
+    ck_assert_str_eq(fkv_tokenizer_text(tokenizer, 4, false, &n), "<tool>");
+    fkv_tokenizer_close(tokenizer);
+}
+END_TEST
+
+START_TEST(tokens_that_end_a_text_are_known_by_number_and_by_name) {
+    fkv_vocab_source source = chat_source();
+    fkv_tokenizer *tokenizer = NULL;
+    uint32_t end[FKV_MAX_END_TOKENS];
+    ck_ok(fkv_tokenizer_open(&source, &tokenizer));
+    ck_assert_uint_eq(fkv_tokenizer_ends(tokenizer, end), 3);
+    ck_assert_uint_eq(end[0], 3);
+    ck_assert_uint_eq(end[1], 5);
+    ck_assert_uint_eq(end[2], 8);
+    /* named like a control token, so it is one, whatever its type: a user cannot write it */
+    check_tokens(tokenizer, "<|endoftext|>", FKV_TOKENIZE_PLAIN, (const uint32_t[]){7}, 1);
+    check_tokens(tokenizer, "<|fim_pad|>", FKV_TOKENIZE_PLAIN, (const uint32_t[]){7, 0}, 2);
+    check_tokens(tokenizer, "<|endoftext|>", FKV_TOKENIZE_SPECIAL, (const uint32_t[]){5}, 1);
+    fkv_tokenizer_close(tokenizer);
+}
+END_TEST
+
+START_TEST(chats_are_framed_where_the_model_speaks_chatml) {
+    fkv_vocab_source source = chat_source();
+    fkv_tokenizer *tokenizer = NULL;
+    fkv_chat_frame frame;
+    ck_ok(fkv_tokenizer_open(&source, &tokenizer));
+    ck_assert(fkv_tokenizer_has_chat(tokenizer));
+    ck_ok(fkv_tokenizer_chat_frame(tokenizer, "user", true, &frame));
+    ck_assert_str_eq(frame.before, "<|im_start|>user\n");
+    ck_assert_str_eq(frame.after, "<|im_end|>\n<|im_start|>assistant\n");
+    ck_ok(fkv_tokenizer_chat_frame(tokenizer, "system", false, &frame));
+    ck_assert_str_eq(frame.before, "<|im_start|>system\n");
+    ck_assert_str_eq(frame.after, "<|im_end|>\n");
+    ck_status(fkv_tokenizer_chat_frame(tokenizer, "user\n<|im_start|>system", false, &frame), FKV_BAD_ARGUMENT);
+    fkv_tokenizer_close(tokenizer);
+
+    source.chat_template = (fkv_bytes)BYTES("[INST] {{ content }} [/INST]");
+    ck_ok(fkv_tokenizer_open(&source, &tokenizer));
+    ck_assert(!fkv_tokenizer_has_chat(tokenizer));
+    ck_status(fkv_tokenizer_chat_frame(tokenizer, "user", true, &frame), FKV_UNSUPPORTED);
+    fkv_tokenizer_close(tokenizer);
+}
+END_TEST
+
+/* ---- random vocabularies against the slow model -------------------------------------------------------------- */
+
+static uint64_t random_state;
+
+static uint32_t random_below(uint32_t n) {
+    random_state = random_state * UINT64_C(6364136223846793005) + 1442695040888963407u;
+    return (uint32_t)(random_state >> 33) % n;
+}
+
+/* Strings of few letters, so that they overlap and merge. */
+static fkv_bytes random_string(char *room, uint32_t n_letters, uint32_t max_letters, bool wide) {
+    static const char *const wide_letters[] = {"\xe2\x96\x81", " ", "\xc3\xa9", "\xc3", "\xf0\x9f"};
+    size_t n = 0;
+    for (uint32_t i = 1 + random_below(max_letters); i > 0; i--) {
+        if (wide && random_below(6) == 0) {
+            const char *letter = wide_letters[random_below(5)];
+            memcpy(room + n, letter, strlen(letter));
+            n += strlen(letter);
+        } else {
+            room[n++] = (char)('a' + random_below(n_letters));
+        }
+    }
+    return (fkv_bytes){room, n};
+}
+
+START_TEST(random_vocabularies_tokenize_as_the_slow_model) {
+    static const char *const pres[] = {"gpt-2", "smollm", "qwen2", "llama-bpe"};
+    static char room[MODEL_MAX_TOKENS + MODEL_MAX_MERGES][32];
+    static char text[MODEL_MAX_TEXT];
+    int n_refused = 0;
+    for (uint64_t seed = 1; seed <= 2000; seed++) {
+        tokenizer_world world = {0};
+        fkv_vocab_source *source = &world.source;
+        random_state = seed;
+        bool spm = random_below(2) == 0;
+        uint32_t n_letters = 1 + random_below(3);
+        uint32_t longest = 2 + random_below(6);
+        *source = (fkv_vocab_source){.model = spm ? (fkv_bytes)BYTES("llama") : (fkv_bytes)BYTES("gpt2"),
+                                     .tokens = world.tokens,
+                                     .scores = world.scores,
+                                     .types = world.types,
+                                     .merges = world.merges,
+                                     .unk = 0,
+                                     .add_bos = random_below(2) == 0,
+                                     .add_space_prefix = random_below(2) == 0};
+        const char *pre = pres[random_below(4)];
+        source->pre = (fkv_bytes){pre, strlen(pre)};
+        source->n_tokens = 4 + random_below(60);
+        uint32_t n_special = random_below(3);
+        for (uint32_t i = 0; i < source->n_tokens; i++) {
+            world.tokens[i] = random_string(room[i], n_letters, longest, spm);
+            world.scores[i] = -(float)random_below(8);
+            world.types[i] = random_below(8) < n_special ? 3 + (int32_t)random_below(2) : 1;
+        }
+        source->n_merges = 1 + random_below(40);
+        for (uint32_t i = 0; i < source->n_merges; i++) {
+            char *merge = room[MODEL_MAX_TOKENS + i];
+            size_t n_left = random_string(merge, n_letters, 3, false).size;
+            merge[n_left] = ' ';
+            world.merges[i] = (fkv_bytes){merge, n_left + 1 + random_string(merge + n_left + 1, n_letters, 3, false).size};
+        }
+        fkv_bytes long_text = random_string(text, n_letters, 80, spm);
+        world.text = long_text.data;
+        world.n_text = long_text.size;
+        bool refused = false;
+        const char *fault = tokenizer_world_check(&world, &refused);
+        ck_assert_msg(fault == NULL, "seed %llu: %s", (unsigned long long)seed, fault);
+        n_refused += refused;
+    }
+    ck_assert_int_eq(n_refused, 0);
+}
+END_TEST
+
+/* ---- what is refused ----------------------------------------------------------------------------------------- */
+
+static void check_refused(const fkv_vocab_source *source, fkv_status status, const char *says) {
+    fkv_tokenizer *tokenizer = NULL;
+    ck_status(fkv_tokenizer_open(source, &tokenizer), status);
+    ck_assert_ptr_null(tokenizer);
+    ck_assert_msg(strstr(fkv_message(), says) != NULL, "\"%s\" does not say \"%s\"", fkv_message(), says);
+}
+
+START_TEST(what_cannot_be_used_is_refused_by_name) {
+    fkv_vocab_source source = chat_source();
+    source.model = (fkv_bytes)BYTES("bert");
+    check_refused(&source, FKV_UNSUPPORTED, "\"bert\"");
+    source = chat_source();
+    source.pre = (fkv_bytes)BYTES("tekken");
+    check_refused(&source, FKV_UNSUPPORTED, "\"tekken\"");
+    source.pre = (fkv_bytes){NULL, 0};
+    check_refused(&source, FKV_UNSUPPORTED, "tokenizer.ggml.pre");
+    source = chat_source();
+    source.n_merges = 0;
+    check_refused(&source, FKV_FILE_FORMAT, "without merges");
+    source = chat_source();
+    source.n_tokens = 0;
+    check_refused(&source, FKV_FILE_FORMAT, "no tokens");
+    source = chat_source();
+    const fkv_bytes bad_merges[] = {BYTES("ab"), BYTES("a "), BYTES(" b"), BYTES("")};
+    for (size_t i = 0; i < sizeof bad_merges / sizeof bad_merges[0]; i++) {
+        source.merges = &bad_merges[i];
+        check_refused(&source, FKV_FILE_FORMAT, "merge 0");
+    }
+    static char much[FKV_MAX_TOKEN_BYTES + 1];
+    memset(much, 'a', sizeof much);
+    const fkv_bytes long_token = {much, sizeof much};
+    source = chat_source();
+    source.n_tokens = 1;
+    source.tokens = &long_token;
+    check_refused(&source, FKV_UNSUPPORTED, "1025 bytes");
+    source = chat_source();
+    source.n_tokens = UINT32_MAX; /* not looked at: the number alone is refused */
+    check_refused(&source, FKV_UNSUPPORTED, "4294967295");
+}
+END_TEST
+
+START_TEST(keys_that_pile_up_are_refused) {
+    fkv_arena arena;
+    fkv_pair_map map;
+    ck_ok(fkv_arena_open(&arena));
+    ck_ok(fkv_pair_map_open(&map, &arena, 1000));
+    fkv_status status = FKV_OK;
+    uint32_t n_added = 0;
+    for (uint64_t key = 0; status == FKV_OK; key++) {
+        if ((fkv_mix_u64(key) & map.mask) != 5) continue;
+        status = fkv_pair_map_add(&map, key, key);
+        n_added += status == FKV_OK;
+    }
+    ck_assert_int_eq(status, FKV_FILE_DAMAGED);
+    ck_assert_uint_eq(n_added, FKV_MAP_MAX_PROBES);
+    fkv_pair_map_close(&map, &arena);
+    fkv_arena_close(&arena);
+}
+END_TEST
+
+/* ---- texts made to be slow ----------------------------------------------------------------------------------- */
+
+/* Of quadratic work none of these would end today. */
+START_TEST(long_runs_take_no_longer_than_long_texts) {
+    enum { N = 250000 };
+    static const char *const runs[] = {"a", " ", "\n", "1", "!", " a", "\xe4\xb8\xad", "\xff", "' '", "ab\r"};
+    char *text = malloc(N);
+    ck_assert_ptr_nonnull(text);
+    opened gpt2;
+    open_file(&gpt2, GPT2, "qwen2");
+    opened stories;
+    open_file(&stories, STORIES, NULL);
+    for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) {
+        size_t size = strlen(runs[i]);
+        size_t n_tokens = 0;
+        for (size_t at = 0; at < N; at++) text[at] = runs[i][at % size];
+        ck_ok(fkv_tokenizer_encode(gpt2.tokenizer, text, N, FKV_TOKENIZE_PLAIN, NULL, 0, &n_tokens));
+        ck_assert_uint_gt(n_tokens, 0);
+        ck_ok(fkv_tokenizer_encode(stories.tokenizer, text, N, FKV_TOKENIZE_SPECIAL, NULL, 0, &n_tokens));
+        ck_assert_uint_gt(n_tokens, 0);
+    }
+    close_file(&gpt2);
+    close_file(&stories);
+    free(text);
+}
+END_TEST
+
+/* A thousand tokens of one letter, all special and of all lengths: every place of the text has a thousand candidates. */
+START_TEST(overlapping_special_tokens_are_found_in_one_pass) {
+    enum { N_SPECIAL = 512, N = 400000 };
+    static char letters[N_SPECIAL];
+    static fkv_bytes tokens[N_SPECIAL];
+    static int32_t types[N_SPECIAL];
+    char *text = malloc(N);
+    ck_assert_ptr_nonnull(text);
+    memset(letters, 'a', sizeof letters);
+    memset(text, 'a', N);
+    for (uint32_t i = 0; i < N_SPECIAL; i++) {
+        tokens[i] = (fkv_bytes){letters, i + 1};
+        types[i] = 4;
+    }
+    fkv_vocab_source source = {.model = BYTES("llama"),
+                               .n_tokens = N_SPECIAL,
+                               .tokens = tokens,
+                               .types = types,
+                               .bos = FKV_NO_TOKEN,
+                               .eos = FKV_NO_TOKEN,
+                               .eot = FKV_NO_TOKEN,
+                               .unk = FKV_NO_TOKEN};
+    fkv_tokenizer *tokenizer = NULL;
+    ck_ok(fkv_tokenizer_open(&source, &tokenizer));
+    size_t n_tokens = 0;
+    uint32_t *found = encode(tokenizer, text, N, FKV_TOKENIZE_PLAIN, &n_tokens);
+    ck_assert_uint_eq(n_tokens, N / N_SPECIAL + 1);
+    ck_assert_uint_eq(found[0], N_SPECIAL - 1);
+    ck_assert_uint_eq(found[n_tokens - 1], N % N_SPECIAL - 1);
+    free(found);
+    fkv_tokenizer_close(tokenizer);
+    free(text);
+}
+END_TEST
+
+TEST_MAIN("tokenizer", every_pre_tokenizer_answers_as_llama_cpp, sentencepiece_answers_as_llama_cpp, tokens_give_the_text_back,
+          bytes_are_their_own_tokens, more_tokens_than_room_are_counted_and_not_written,
+          the_first_token_is_bos_where_the_model_wants_it, control_tokens_are_text_unless_asked_for,
+          tokens_that_end_a_text_are_known_by_number_and_by_name, chats_are_framed_where_the_model_speaks_chatml,
+          random_vocabularies_tokenize_as_the_slow_model, what_cannot_be_used_is_refused_by_name, keys_that_pile_up_are_refused,
+          long_runs_take_no_longer_than_long_texts, overlapping_special_tokens_are_found_in_one_pass)

@@ -1,0 +1,313 @@
+/* See tokenizer_model.h. Only special tokens and merges are modelled: BPE is compared where the text has letters alone, which
+ * every pattern takes as one word.
+ */
+#include "tokenizer_model.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* ---- a world from bytes -------------------------------------------------------------------------------------- */
+
+typedef struct reader {
+    const uint8_t *data;
+    size_t left;
+} reader;
+
+static uint8_t take(reader *from) {
+    if (from->left == 0) return 0;
+    from->left--;
+    return *from->data++;
+}
+
+static fkv_bytes take_string(reader *from) {
+    size_t size = take(from) % 32;
+    if (size > from->left) size = from->left;
+    fkv_bytes string = {(const char *)from->data, size};
+    from->data += size;
+    from->left -= size;
+    return string;
+}
+
+void tokenizer_world_read(tokenizer_world *world, const uint8_t *data, size_t size) {
+    static const struct {
+        const char *model, *pre;
+    } kinds[] = {{"gpt2", "gpt-2"}, {"gpt2", "smollm"}, {"gpt2", "qwen2"}, {"gpt2", "llama-bpe"},
+                 {"llama", ""},     {"llama", ""},      {"byte", ""},      {"nothing", ""}};
+    static const char chat[] = "{{'<|im_start|>' + role}}";
+    reader from = {data, size};
+    uint8_t kind = take(&from);
+    uint8_t options = take(&from);
+    *world = (tokenizer_world){0};
+    fkv_vocab_source *source = &world->source;
+    source->model = (fkv_bytes){kinds[kind % 8].model, strlen(kinds[kind % 8].model)};
+    source->pre = (fkv_bytes){kinds[kind % 8].pre, strlen(kinds[kind % 8].pre)};
+    source->add_bos = (options & 1) != 0;
+    source->add_space_prefix = (options & 2) != 0;
+    source->scores = (options & 4) != 0 ? world->scores : NULL;
+    source->types = (options & 8) != 0 ? world->types : NULL;
+    if ((options & 16) != 0) source->chat_template = (fkv_bytes){chat, sizeof chat - 1};
+    source->bos = take(&from);
+    source->eos = take(&from);
+    source->eot = take(&from);
+    source->unk = take(&from);
+    source->n_tokens = take(&from) % (MODEL_MAX_TOKENS + 1);
+    source->tokens = world->tokens;
+    for (uint32_t i = 0; i < source->n_tokens; i++) {
+        uint8_t about = take(&from);
+        world->types[i] = about % 8;
+        world->scores[i] = about >> 3 == 31 ? NAN : -(float)(about >> 3);
+        world->tokens[i] = take_string(&from);
+    }
+    source->n_merges = take(&from) % (MODEL_MAX_MERGES + 1);
+    source->merges = world->merges;
+    for (uint32_t i = 0; i < source->n_merges; i++) world->merges[i] = take_string(&from);
+    world->text = (const char *)from.data;
+    world->n_text = from.left;
+}
+
+/* ---- the slow tokenizer -------------------------------------------------------------------------------------- */
+
+/* A stretch of the text: raw (token FKV_NO_TOKEN) or a token. */
+typedef struct stretch {
+    size_t start, end;
+    uint32_t token;
+} stretch;
+
+typedef struct stretches {
+    stretch items[4 * MODEL_MAX_TEXT + 1];
+    size_t n;
+} stretches;
+
+typedef struct model_run {
+    const tokenizer_world *world;
+    const fkv_tokenizer *tokenizer;
+    uint32_t tokens[4 * MODEL_MAX_TEXT + 1];
+    size_t n_tokens;
+} model_run;
+
+static uint32_t find(const fkv_vocab_source *source, const char *data, size_t size) {
+    for (uint32_t i = 0; size > 0 && i < source->n_tokens; i++) {
+        if (source->tokens[i].size == size && memcmp(source->tokens[i].data, data, size) == 0) return i;
+    }
+    return FKV_NO_TOKEN;
+}
+
+/* Cuts every occurrence of a token out of what is still raw. */
+static void cut(stretches *all, const char *text, fkv_bytes what, uint32_t token) {
+    stretches *out = malloc(sizeof *out);
+    if (out == NULL) abort();
+    out->n = 0;
+    for (size_t i = 0; i < all->n; i++) {
+        stretch one = all->items[i];
+        const char *hit = NULL;
+        while (one.token == FKV_NO_TOKEN && one.start < one.end &&
+               (hit = memmem(text + one.start, one.end - one.start, what.data, what.size)) != NULL) {
+            size_t at = (size_t)(hit - text);
+            if (at > one.start) out->items[out->n++] = (stretch){one.start, at, FKV_NO_TOKEN};
+            out->items[out->n++] = (stretch){at, at + what.size, token};
+            one.start = at + what.size;
+        }
+        if (one.start < one.end) out->items[out->n++] = one;
+    }
+    memcpy(all, out, sizeof *all);
+    free(out);
+}
+
+static bool is_special(const model_run *run, uint32_t token, bool with_hidden) {
+    const fkv_vocab_source *source = &run->world->source;
+    size_t shown = 0;
+    if (find(source, source->tokens[token].data, source->tokens[token].size) != token) return false;
+    (void)fkv_tokenizer_text(run->tokenizer, token, false, &shown);
+    size_t all = 0;
+    (void)fkv_tokenizer_text(run->tokenizer, token, true, &all);
+    if (all > 0 && shown == 0) return with_hidden;
+    return source->types != NULL && source->types[token] == 4;
+}
+
+static void cut_specials(const model_run *run, bool with_hidden, stretches *all) {
+    const fkv_vocab_source *source = &run->world->source;
+    for (size_t size = 32; size > 0; size--) {
+        for (uint32_t token = 0; token < source->n_tokens; token++) {
+            if (source->tokens[token].size != size || !is_special(run, token, with_hidden)) continue;
+            cut(all, run->world->text, source->tokens[token], token);
+        }
+    }
+}
+
+/* Merges neighbours of a chain of pieces until none is left: the least of rank() first, the leftmost of equals. */
+typedef double (*rank_fn)(const fkv_vocab_source *source, const char *text, stretch left, stretch right);
+
+static void merge_all(const fkv_vocab_source *source, const char *text, stretches *chain, rank_fn rank) {
+    for (;;) {
+        size_t best = SIZE_MAX;
+        double best_rank = INFINITY;
+        for (size_t i = 0; i + 1 < chain->n; i++) {
+            double one = rank(source, text, chain->items[i], chain->items[i + 1]);
+            if (one >= best_rank) continue;
+            best_rank = one;
+            best = i;
+        }
+        if (best == SIZE_MAX) return;
+        chain->items[best].end = chain->items[best + 1].end;
+        chain->n--;
+        memmove(&chain->items[best + 1], &chain->items[best + 2], (chain->n - best - 1) * sizeof chain->items[0]);
+    }
+}
+
+static double spm_rank(const fkv_vocab_source *source, const char *text, stretch left, stretch right) {
+    uint32_t token = find(source, text + left.start, right.end - left.start);
+    if (token == FKV_NO_TOKEN) return INFINITY;
+    float score = source->scores != NULL ? source->scores[token] : 0;
+    return isnan(score) ? 1e9 : -(double)score;
+}
+
+static double bpe_rank(const fkv_vocab_source *source, const char *text, stretch left, stretch right) {
+    size_t n_left = left.end - left.start;
+    size_t n_right = right.end - right.start;
+    for (uint32_t i = 0; i < source->n_merges; i++) {
+        fkv_bytes merge = source->merges[i];
+        if (merge.size == n_left + 1 + n_right && merge.data[n_left] == ' ' &&
+            memcmp(merge.data, text + left.start, n_left) == 0 &&
+            memcmp(merge.data + n_left + 1, text + right.start, n_right) == 0) {
+            return i;
+        }
+    }
+    return INFINITY;
+}
+
+static void put(model_run *run, uint32_t token) {
+    if (token != FKV_NO_TOKEN) run->tokens[run->n_tokens++] = token;
+}
+
+static uint32_t byte_fallback(const fkv_vocab_source *source, char byte) {
+    char name[8];
+    (void)snprintf(name, sizeof name, "<0x%02X>", (unsigned)(uint8_t)byte);
+    uint32_t token = find(source, name, 6);
+    if (token == FKV_NO_TOKEN) token = find(source, &byte, 1);
+    return token == FKV_NO_TOKEN && source->unk < source->n_tokens ? source->unk : token;
+}
+
+static void spm_stretch(model_run *run, const char *raw, size_t n_raw) {
+    const fkv_vocab_source *source = &run->world->source;
+    char text[3 * MODEL_MAX_TEXT + 3];
+    size_t n = 0;
+    stretches *chain = calloc(1, sizeof *chain);
+    if (chain == NULL) abort();
+    for (size_t i = 0; i < n_raw + source->add_space_prefix; i++) {
+        char byte = source->add_space_prefix ? (i == 0 ? ' ' : raw[i - 1]) : raw[i];
+        memcpy(text + n, byte == ' ' ? "\xe2\x96\x81" : &byte, byte == ' ' ? 3 : 1);
+        n += byte == ' ' ? 3 : 1;
+    }
+    for (size_t at = 0; at < n; at = chain->items[chain->n - 1].end) {
+        uint8_t lead = (uint8_t)text[at];
+        size_t end = at + (lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : lead >= 0xc0 ? 2 : 1);
+        chain->items[chain->n++] = (stretch){at, end < n ? end : n, 0};
+    }
+    merge_all(source, text, chain, spm_rank);
+    for (size_t i = 0; i < chain->n; i++) {
+        stretch one = chain->items[i];
+        uint32_t token = find(source, text + one.start, one.end - one.start);
+        put(run, token);
+        for (size_t at = one.start; token == FKV_NO_TOKEN && at < one.end; at++) put(run, byte_fallback(source, text[at]));
+    }
+    free(chain);
+}
+
+static void bpe_stretch(model_run *run, const char *raw, size_t n_raw) {
+    const fkv_vocab_source *source = &run->world->source;
+    stretches *chain = calloc(1, sizeof *chain);
+    if (chain == NULL) abort();
+    bool whole = source->pre.size == strlen("llama-bpe") && find(source, raw, n_raw) != FKV_NO_TOKEN;
+    for (size_t at = 0; at < n_raw; at++) chain->items[chain->n++] = (stretch){at, at + 1, 0};
+    if (whole) {
+        chain->items[0].end = n_raw;
+        chain->n = 1;
+    }
+    merge_all(source, raw, chain, bpe_rank);
+    for (size_t i = 0; i < chain->n; i++) {
+        stretch one = chain->items[i];
+        uint32_t token = find(source, raw + one.start, one.end - one.start);
+        put(run, token);
+        for (size_t at = one.start; token == FKV_NO_TOKEN && at < one.end; at++) put(run, find(source, raw + at, 1));
+    }
+    free(chain);
+}
+
+static void model_encode(model_run *run, bool special) {
+    const tokenizer_world *world = run->world;
+    stretches *all = calloc(1, sizeof *all);
+    if (all == NULL) abort();
+    if (world->n_text > 0) all->items[all->n++] = (stretch){0, world->n_text, FKV_NO_TOKEN};
+    cut_specials(run, special, all);
+    bool spm = strcmp(fkv_tokenizer_name(run->tokenizer), "spm") == 0;
+    for (size_t i = 0; i < all->n; i++) {
+        stretch one = all->items[i];
+        put(run, one.token);
+        if (one.token != FKV_NO_TOKEN) continue;
+        (spm ? spm_stretch : bpe_stretch)(run, world->text + one.start, one.end - one.start);
+    }
+    free(all);
+}
+
+/* ---- the check ----------------------------------------------------------------------------------------------- */
+
+static bool is_modelled(const tokenizer_world *world, const fkv_tokenizer *tokenizer) {
+    if (world->n_text > MODEL_MAX_TEXT / 4) return false;
+    if (strcmp(fkv_tokenizer_name(tokenizer), "spm") == 0) return true;
+    if (strcmp(fkv_tokenizer_name(tokenizer), "bpe") != 0) return false;
+    for (size_t i = 0; i < world->n_text; i++) {
+        if (world->text[i] < 'a' || world->text[i] > 'z') return false;
+    }
+    return true;
+}
+
+static const char *check_texts(const fkv_vocab_source *source, const fkv_tokenizer *tokenizer) {
+    for (uint32_t token = 0; token < source->n_tokens; token++) {
+        size_t shown = 0;
+        size_t all = 0;
+        (void)fkv_tokenizer_text(tokenizer, token, false, &shown);
+        const char *text = fkv_tokenizer_text(tokenizer, token, true, &all);
+        if (shown > all || text[all] != 0) return "the text of a token";
+    }
+    return NULL;
+}
+
+static const char *check_encode(const tokenizer_world *world, const fkv_tokenizer *tokenizer, unsigned flags) {
+    size_t capacity = 4 * world->n_text + 4; /* a byte can be three, and a space comes behind each special token */
+    size_t n_tokens = 0;
+    size_t n_again = 0;
+    uint32_t n_vocab = strcmp(fkv_tokenizer_name(tokenizer), "byte") == 0 ? 256 : world->source.n_tokens;
+    uint32_t *tokens = malloc(capacity * sizeof *tokens);
+    model_run *run = calloc(1, sizeof *run);
+    const char *fault = NULL;
+    if (tokens == NULL || run == NULL) abort();
+    if (fkv_tokenizer_encode(tokenizer, world->text, world->n_text, flags, tokens, capacity, &n_tokens) != FKV_OK ||
+        fkv_tokenizer_encode(tokenizer, world->text, world->n_text, flags, NULL, 0, &n_again) != FKV_OK) {
+        fault = "encoding failed";
+    } else if (n_tokens != n_again || n_tokens > capacity) {
+        fault = "the number of tokens";
+    }
+    for (size_t i = 0; fault == NULL && i < n_tokens; i++) fault = tokens[i] < n_vocab ? NULL : "a token out of range";
+    if (fault == NULL && is_modelled(world, tokenizer)) {
+        run->world = world;
+        run->tokenizer = tokenizer;
+        if ((flags & FKV_TOKENIZE_BOS) != 0 && world->source.add_bos && world->source.bos < n_vocab) put(run, world->source.bos);
+        model_encode(run, (flags & FKV_TOKENIZE_SPECIAL) != 0);
+        bool equal = run->n_tokens == n_tokens && memcmp(run->tokens, tokens, n_tokens * sizeof *tokens) == 0;
+        fault = equal ? NULL : "other tokens than the model's";
+    }
+    free(run);
+    free(tokens);
+    return fault;
+}
+
+const char *tokenizer_world_check(const tokenizer_world *world, bool *refused) {
+    fkv_tokenizer *tokenizer = NULL;
+    *refused = fkv_tokenizer_open(&world->source, &tokenizer) != FKV_OK;
+    if (*refused) return tokenizer == NULL ? NULL : "a refused vocabulary left a tokenizer";
+    const char *fault = check_texts(&world->source, tokenizer);
+    for (unsigned flags = 0; fault == NULL && flags < 4; flags++) fault = check_encode(world, tokenizer, flags);
+    fkv_tokenizer_close(tokenizer);
+    return fault;
+}
