@@ -205,7 +205,7 @@ static void short_turn(score_job *j, uint32_t set, const key_turn *before, uint3
         score_turn(j, 1, before, row, n_rows, next, at);
 }
 
-static void score_turns(score_job *j) {
+static void score_turns(score_job *j, const tile *t, uint32_t n_tokens) {
     uint32_t n_blocks = fkv_ceil_div(j->n_rows, BLOCK_ROWS);
     const key_turn *before = j->turns;
     const key_turn *end = j->turns + j->n_turns;
@@ -215,6 +215,7 @@ static void score_turns(score_job *j) {
     short_turn(j, 1, before, 0, 0, j->turns, 0); /* nothing is before, and what it stores is not read */
     for (uint32_t block = 0; block < n_blocks; block++) {
         size_t first = (size_t)block * BLOCK_ROWS * j->dim;
+        fetch_share(t, n_tokens, block, n_blocks);
         for (const key_turn *turn = j->turns; turn < end; turn++) {
             const key_turn *next = turn + 1;
             size_t at = first + next->at;
@@ -255,7 +256,7 @@ static void amx_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_P
     else
         keys_open(4, &j, &t, n_tokens);
     score_tiles_open(chunk_units(codec->group));
-    score_turns(&j);
+    score_turns(&j, &t, n_tokens);
     fkv_tiles_close();
 }
 
@@ -393,12 +394,18 @@ FKV_INLINE __m512i high_bytes(packed_words x) {
                                _mm512_srli_epi16(_mm512_add_epi16(x.words23, half), 8));
 }
 
-/* As weigh() does row by row. n_vecs: vectors of tokens that a row has. zero: the group's, in the order of packs. */
-FKV_INLINE void weigh_block(uint32_t n_vecs, row_weights *w, const token_facts *f, uint32_t group, __m512i zero, const float *p,
+/* As weigh() does row by row. n_vecs: vectors of tokens that a row has. */
+FKV_INLINE void weigh_block(uint32_t n_vecs, row_weights *w, const token_facts *f, uint32_t group, const float *p,
                             uint32_t n_rows) {
+    __m512i zeros[4];
+    FKV_UNROLL
+    for (uint32_t b = 0; b < 4; b++) zeros[b] = _mm512_cvtepu8_epi32(load16(f->zero[group] + b * 16));
+    __m512i zero = low_bytes(pack_words(zeros));
     vf largest[BLOCK_ROWS];
     vf offset[BLOCK_ROWS];
     vf taken[BLOCK_ROWS]; /* of whole numbers */
+    alignas(64) float weight[BLOCK_ROWS][FKV_TILE_TOKENS];
+    enum { LARGER_SIZE = 0x0b }; /* of _mm512_range_ps: the larger of both, without signs */
     FKV_UNROLL
     for (uint32_t r = 0; r < BLOCK_ROWS; r++) largest[r] = offset[r] = taken[r] = vf_set(0.0f);
     for (uint32_t r = 0; r < n_rows; r++) {
@@ -408,7 +415,9 @@ FKV_INLINE void weigh_block(uint32_t n_vecs, row_weights *w, const token_facts *
         FKV_UNROLL
         for (uint32_t b = 0; b < n_vecs; b++) {
             vf probability = vf_load(row + b * 16);
-            most = vf_max(most, _mm512_abs_ps(vf_mul(probability, vf_load(f->scale[group] + b * 16))));
+            vf product = vf_mul(probability, vf_load(f->scale[group] + b * 16));
+            vf_store(weight[r] + b * 16, product);
+            most = _mm512_range_ps(most, product, LARGER_SIZE);
             sum = vf_fma(probability, vf_load(f->offset[group] + b * 16), sum);
         }
         largest[r] = most;
@@ -420,14 +429,12 @@ FKV_INLINE void weigh_block(uint32_t n_vecs, row_weights *w, const token_facts *
     vf_store(w->step, vf_div(most, vf_set(LARGEST)));
     vf_store(w->offset, row_sums(offset));
     for (uint32_t r = 0; r < n_rows; r++) {
-        const float *row = p + (size_t)r * FKV_TILE_TOKENS;
         __m512i whole[4];
         FKV_UNROLL
         for (uint32_t b = 0; b < 4; b++) {
             whole[b] = _mm512_setzero_si512();
             if (b >= n_vecs) continue;
-            vf weight = vf_mul(vf_load(row + b * 16), vf_load(f->scale[group] + b * 16));
-            whole[b] = _mm512_cvtps_epi32(vf_mul(weight, vf_set(inverse[r])));
+            whole[b] = _mm512_cvtps_epi32(vf_mul(vf_load(weight[r] + b * 16), vf_set(inverse[r])));
         }
         packed_words words = pack_words(whole);
         __m512i high = high_bytes(words);
@@ -459,17 +466,17 @@ typedef struct value_job {
 
 FKV_INLINE uint32_t block_rows(uint32_t n_rows, uint32_t block) { return fkv_min_u32(BLOCK_ROWS, n_rows - block * BLOCK_ROWS); }
 
-static void weigh_group(value_job *j, uint32_t group, row_weights *of_blocks) {
-    __m512i zero[4];
-    for (uint32_t b = 0; b < 4; b++) zero[b] = _mm512_cvtepu8_epi32(load16(j->facts.zero[group] + b * 16));
-    __m512i zeros = low_bytes(pack_words(zero));
+/* The weights of one block of rows for n groups from `group` on, a block's apart. */
+static void weigh_rows(value_job *j, uint32_t block, uint32_t group, uint32_t n) {
+    const float *p = j->p + (size_t)block * BLOCK_ROWS * FKV_TILE_TOKENS;
     uint32_t n_vecs = fkv_ceil_div(j->n_tokens, 16);
-    for (uint32_t block = 0; block < j->n_blocks; block++) {
-        const float *p = j->p + (size_t)block * BLOCK_ROWS * FKV_TILE_TOKENS;
+    uint32_t n_rows = block_rows(j->n_rows, block);
+    for (uint32_t g = 0; g < n; g++) {
+        row_weights *w = &j->weights[g * j->n_blocks + block];
         if (n_vecs == 4)
-            weigh_block(4, &of_blocks[block], &j->facts, group, zeros, p, block_rows(j->n_rows, block));
+            weigh_block(4, w, &j->facts, group + g, p, n_rows);
         else
-            weigh_block(n_vecs, &of_blocks[block], &j->facts, group, zeros, p, block_rows(j->n_rows, block));
+            weigh_block(n_vecs, w, &j->facts, group + g, p, n_rows);
     }
 }
 
@@ -595,9 +602,9 @@ static void amx_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_P
     uint32_t at_once = fkv_max_u32(1, MAX_WEIGHTS / j.n_blocks);
     for (uint32_t group = 0; group < t.n_groups; group += at_once) {
         uint32_t n = fkv_min_u32(at_once, t.n_groups - group);
-        for (uint32_t g = 0; g < n; g++) {
-            fetch_share(&t, n_tokens, group + g, t.n_groups);
-            weigh_group(&j, group + g, &j.weights[g * j.n_blocks]);
+        for (uint32_t block = 0; block < j.n_blocks; block++) {
+            if (group == 0) fetch_share(&t, n_tokens, block, j.n_blocks);
+            weigh_rows(&j, block, group, n);
         }
         for (uint32_t g = 0; g < n; g++) values_group(&j, group + g, &j.weights[g * j.n_blocks]);
     }
