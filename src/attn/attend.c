@@ -19,8 +19,9 @@
 #include <stdatomic.h>
 
 enum {
-    SMALLEST_SPLIT = 256, /* tokens */
-    ITEMS_PER_THREAD = 3  /* fewer than this many items for each thread: cut decode tiles at piece boundaries */
+    SMALLEST_SPLIT = 256,    /* tokens */
+    SMALLEST_TILE_ROWS = 16, /* of a prefill; smaller ones gain no thread as much as they cost */
+    ITEMS_PER_THREAD = 3     /* fewer than this many items for each thread: smaller tiles, decode tiles cut at piece boundaries */
 };
 
 typedef struct thread_scratch {
@@ -71,6 +72,7 @@ uint32_t fkv_attn_split_pages(uint32_t position, uint32_t page_tokens) {
     return pages;
 }
 
+/* The most: scratch is planned for it. */
 static uint32_t queries_per_tile(uint32_t heads_per_kv) { return fkv_max_u32(1, FKV_TILE_ROWS / heads_per_kv); }
 
 static void carve_softmax(fkv_carve *carve, uint64_t rows, uint64_t dim, fkv_softmax *s) {
@@ -115,7 +117,7 @@ static void layout(fkv_carve *carve, const fkv_attn_layer *layer, uint32_t max_r
 static thread_scratch scratch_of(const job *j, uint32_t thread) {
     const scratch *s = &j->scratch;
     fkv_carve carve = {.base = s->threads + thread * s->thread_bytes, .size = s->thread_bytes};
-    thread_scratch t = carve_thread(&carve, (uint64_t)j->tile_queries * j->heads_per_kv, j->layer->head_dim);
+    thread_scratch t = carve_thread(&carve, (uint64_t)queries_per_tile(j->heads_per_kv) * j->heads_per_kv, j->layer->head_dim);
     FKV_ASSERT(carve.base != NULL && !carve.overflow); /* as it was when the scratch was planned */
     return t;
 }
@@ -192,6 +194,22 @@ static void store_outputs(const job *j, query_tile tile, uint32_t head, fkv_soft
     }
 }
 
+static uint32_t tiles_of(const fkv_attn_row *rows, uint32_t n_rows, uint32_t tile_queries) {
+    uint32_t n_tiles = 0;
+    for (uint32_t r = 0; r < n_rows; r++) n_tiles += fkv_ceil_div(rows[r].n_tokens, tile_queries);
+    return n_tiles;
+}
+
+/* Large tiles share the unpacking of a page among many rows; but every thread should get some. */
+static uint32_t choose_tile_queries(const fkv_attn_layer *layer, const fkv_attn_row *rows, uint32_t n_rows, uint32_t n_threads) {
+    uint32_t heads_per_kv = layer->n_q_heads / layer->n_kv_heads;
+    uint32_t queries = queries_per_tile(heads_per_kv);
+    while (n_threads > 1 && queries / 2 * heads_per_kv >= SMALLEST_TILE_ROWS &&
+           tiles_of(rows, n_rows, queries) * layer->n_kv_heads < n_threads * ITEMS_PER_THREAD)
+        queries /= 2;
+    return queries;
+}
+
 static uint32_t clamp_to(uint32_t position, uint32_t base, uint32_t width) {
     return position <= base ? 0 : fkv_min_u32(position - base, width);
 }
@@ -206,18 +224,22 @@ typedef struct place {
     uint32_t slot;
 } place;
 
-/* One kernel tile: tokens [base, base + n_tokens) against every row of the query tile, while `next` is fetched. */
-static void meet(const job *j, query_tile tile, const thread_scratch *s, place here, place next, uint32_t base,
-                 uint32_t n_tokens) {
+/* What each row sees of the tokens [base, base + tile_tokens). */
+static void set_masks(const job *j, query_tile tile, uint32_t base, fkv_row_mask *masks) {
     const fkv_attn_layer *layer = j->layer;
-    uint32_t n_rows = tile.n_queries * j->heads_per_kv;
     for (uint32_t i = 0; i < tile.n_queries; i++) {
         uint32_t position = tile.position + i;
         fkv_row_mask mask = {.sinks = layer->window != 0 ? clamp_to(layer->n_sinks, base, j->tile_tokens) : 0,
                              .begin = clamp_to(window_begin(layer, position), base, j->tile_tokens),
                              .end = clamp_to(position + 1, base, j->tile_tokens)};
-        for (uint32_t h = 0; h < j->heads_per_kv; h++) s->masks[i * j->heads_per_kv + h] = mask;
+        for (uint32_t h = 0; h < j->heads_per_kv; h++) masks[i * j->heads_per_kv + h] = mask;
     }
+}
+
+/* One kernel tile: n_tokens tokens against every row of the query tile, under s->masks, while `next` is fetched. */
+static void meet(const job *j, query_tile tile, const thread_scratch *s, place here, place next, uint32_t n_tokens) {
+    const fkv_attn_layer *layer = j->layer;
+    uint32_t n_rows = tile.n_queries * j->heads_per_kv;
     const uint8_t *part[FKV_N_SIDES][FKV_N_PARTS];
     const uint8_t *next_codes[FKV_N_SIDES];
     for (int side = 0; side < FKV_N_SIDES; side++) {
@@ -255,6 +277,7 @@ static uint64_t walk(const job *j, query_tile tile, uint32_t head, const thread_
     size_t stride = (size_t)layer->n_kv_heads * layer->block.bytes;
     const uint8_t *blocks = layer->pages + (size_t)head * layer->block.bytes;
     uint64_t tokens_read = 0;
+    bool were_whole = false; /* the masks that are set */
     uint32_t before = first;
     uint32_t page = first >= sink_pages ? fkv_max_u32(first, window_page) : first;
     while (page < end) {
@@ -267,7 +290,10 @@ static uint64_t walk(const job *j, query_tile tile, uint32_t head, const thread_
             if (base >= seen_end) break;
             uint32_t n_tokens = fkv_min_u32(j->tile_tokens, seen_end - base);
             place next = slot + j->tile_tokens < page_tokens ? (place){block, slot + j->tile_tokens} : (place){next_block, 0};
-            meet(j, tile, s, (place){block, slot}, next, base, n_tokens);
+            bool whole = layer->window == 0 && base + j->tile_tokens <= tile.position + 1; /* every row sees all of it */
+            if (!whole || !were_whole) set_masks(j, tile, base, s->masks);
+            were_whole = whole;
+            meet(j, tile, s, (place){block, slot}, next, n_tokens);
             tokens_read += n_tokens;
         }
         before = page;
@@ -347,7 +373,7 @@ uint64_t fkv_attn_attend(const fkv_cpu_kernels *kernels, const fkv_attn_layer *l
              .q = q,
              .out = out,
              .heads_per_kv = heads_per_kv,
-             .tile_queries = queries_per_tile(heads_per_kv),
+             .tile_queries = choose_tile_queries(layer, rows, n_rows, n_threads),
              .tile_tokens = fkv_min_u32(layer->block.page_tokens, FKV_TILE_TOKENS)};
     fkv_carve carve = {.base = memory, .size = UINT64_MAX};
     layout(&carve, layer, n_rows, n_threads, &j.scratch);

@@ -2,7 +2,7 @@
  * Few rows (decode), and sides without an integer kernel, take the kernels of kernels_vnni.h.
  *
  * Bits are those of kernels_vnni.h: sums of integers are exact in any order, and what happens to a sum afterwards is the same
- * float operations in the same order. Where a row is summed over its lanes, 16 rows go through one tree of the same shape.
+ * float operations in the same order. What has no products, softmax and weights, is in rows16_avx512.h.
  *
  * Scores: A = one byte of 16 queries x a chunk of the head dimension, as prepared; B = quads of codes x 16 tokens. Values: A =
  * one byte of the weights of 16 rows x 64 tokens; B = quads of tokens x 16 numbers. Codes of a tile are laid out once for all
@@ -12,13 +12,14 @@
  * that the matrix unit works while the vector unit makes floats of what it did before.
  */
 #include "amx_tiles.h"
-#include "kernels_vnni.h"
+#include "rows16_avx512.h"
+
+_Static_assert((int)BLOCK_ROWS == (int)FKV_TILE_HEIGHT, "a block of rows is a tile's");
 
 #include "product_amx.h"
 
 enum {
-    BLOCK_ROWS = FKV_TILE_HEIGHT,
-    LEAST_ROWS = 8, /* below, rows on vectors are as quick */
+    LEAST_ROWS = 12, /* below, VNNI is quicker */
     MAX_UNITS = FKV_MAX_HEAD_DIM / UNIT_NUMBERS,
     MAX_KEY_UNITS = FKV_TILE_TOKENS / LANE_TOKENS * MAX_UNITS,
     MAX_STEPS = FKV_MAX_HEAD_DIM / 16, /* of 16 numbers along the head dimension */
@@ -34,13 +35,9 @@ typedef struct block_sums {
 
 FKV_INLINE __m512i sums_of(const block_sums *sums, uint32_t row) { return _mm512_load_si512(sums->at[row]); }
 
-/* x * 256, and x / 256 for what is not negative, by moving bytes: while tiles are worked on, shifts and floats share one port of
- * the processor and this has another. */
+/* x * 256, by moving bytes: while tiles are worked on, shifts and floats share one port of the processor and this has another. */
 FKV_INLINE __m512i times_256(__m512i x) {
     return _mm512_shuffle_epi8(x, _mm512_set4_epi32(0x0e0d0c80, 0x0a090880, 0x06050480, 0x02010080));
-}
-FKV_INLINE __m512i by_256(__m512i x) {
-    return _mm512_shuffle_epi8(x, _mm512_set4_epi32((int)0x800f0e0d, (int)0x800b0a09, (int)0x80070605, (int)0x80030201));
 }
 
 /* Share `turn` of n_turns of the next tile's codes. */
@@ -48,44 +45,6 @@ FKV_INLINE void fetch_share(const tile *t, uint32_t n_tokens, uint32_t turn, uin
     uint32_t lines = fkv_ceil_div(n_tokens * t->row_bytes, 64);
     uint32_t share = fkv_ceil_div(lines, n_turns);
     for (uint32_t i = turn * share; i < fkv_min_u32(lines, (turn + 1) * share); i++) FKV_PREFETCH(t->next + (size_t)i * 64);
-}
-
-/* ---- 16 rows at once ---- */
-
-#define FOLD_16(op, x)                                                                                                           \
-    do {                                                                                                                         \
-        FKV_UNROLL                                                                                                               \
-        for (int i = 0; i < 8; i++)                                                                                              \
-            (x)[i] = op(_mm512_shuffle_f32x4((x)[2 * i], (x)[2 * i + 1], 0x44),                                                  \
-                        _mm512_shuffle_f32x4((x)[2 * i], (x)[2 * i + 1], 0xee));                                                 \
-        FKV_UNROLL                                                                                                               \
-        for (int i = 0; i < 4; i++)                                                                                              \
-            (x)[i] = op(_mm512_shuffle_f32x4((x)[2 * i], (x)[2 * i + 1], 0x88),                                                  \
-                        _mm512_shuffle_f32x4((x)[2 * i], (x)[2 * i + 1], 0xdd));                                                 \
-        FKV_UNROLL                                                                                                               \
-        for (int i = 0; i < 2; i++) {                                                                                            \
-            __m512d a = _mm512_castps_pd((x)[2 * i]);                                                                            \
-            __m512d b = _mm512_castps_pd((x)[2 * i + 1]);                                                                        \
-            (x)[i] = op(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));                 \
-        }                                                                                                                        \
-        (x)[0] = op(_mm512_shuffle_ps((x)[0], (x)[1], 0x88), _mm512_shuffle_ps((x)[0], (x)[1], 0xdd));                           \
-    } while (0)
-
-/* Lane r of the result: all lanes of x[r] together, lane l with l + 8 first, then 4, 2 and 1 apart, as vf_reduce_add() does. x is
- * used up. */
-FKV_INLINE vf in_row_order(vf x) {
-    return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), x);
-}
-FKV_INLINE vf add_whole(vf a, vf b) {
-    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
-}
-FKV_INLINE vf row_sums(vf x[BLOCK_ROWS]) {
-    FOLD_16(vf_add, x);
-    return in_row_order(x[0]);
-}
-FKV_INLINE vf row_maxima(vf x[BLOCK_ROWS]) {
-    FOLD_16(vf_max, x);
-    return in_row_order(x[0]);
 }
 
 /* ---- scores ---- */
@@ -181,8 +140,8 @@ FKV_INLINE void scores_from(const score_job *j, const key_turn *turn, const bloc
     } while (0)
 
 /* row, n_rows: of the turn before; at: of the next turn, in the queries. */
-FKV_INLINE void score_turn(score_job *j, int set, const key_turn *before, uint32_t row, uint32_t n_rows, const key_turn *next,
-                           size_t at) {
+FKV_INLINE void score_turn(score_job *j, uint32_t set, const key_turn *before, uint32_t row, uint32_t n_rows,
+                           const key_turn *next, size_t at) {
     block_sums *to = j->sums[set];
     const block_sums *from = j->sums[1 - set];
     _tile_loadd(7, next->codes, 64);
@@ -197,14 +156,6 @@ FKV_INLINE void score_turn(score_job *j, int set, const key_turn *before, uint32
     }
 }
 
-static void short_turn(score_job *j, uint32_t set, const key_turn *before, uint32_t row, uint32_t n_rows, const key_turn *next,
-                       size_t at) {
-    if (set == 0)
-        score_turn(j, 0, before, row, n_rows, next, at);
-    else
-        score_turn(j, 1, before, row, n_rows, next, at);
-}
-
 static void score_turns(score_job *j, const tile *t, uint32_t n_tokens) {
     uint32_t n_blocks = fkv_ceil_div(j->n_rows, BLOCK_ROWS);
     const key_turn *before = j->turns;
@@ -212,23 +163,18 @@ static void score_turns(score_job *j, const tile *t, uint32_t n_tokens) {
     uint32_t row = 0; /* of before */
     uint32_t n_rows = 0;
     uint32_t set = 0;
-    short_turn(j, 1, before, 0, 0, j->turns, 0); /* nothing is before, and what it stores is not read */
+    score_turn(j, 1, before, 0, 0, j->turns, 0); /* nothing is before, and what it stores is not read */
     for (uint32_t block = 0; block < n_blocks; block++) {
         size_t first = (size_t)block * BLOCK_ROWS * j->dim;
         fetch_share(t, n_tokens, block, n_blocks);
         for (const key_turn *turn = j->turns; turn < end; turn++) {
-            const key_turn *next = turn + 1;
+            const key_turn *next = turn + 1 < end ? turn + 1 : j->turns;
             size_t at = first + next->at;
-            if (next == end) { /* behind the last block, this one is done once more and left */
-                next = j->turns;
-                at = block + 1 < n_blocks ? first + (size_t)BLOCK_ROWS * j->dim : first;
-            }
-            if (n_rows < BLOCK_ROWS)
-                short_turn(j, set, before, row, n_rows, next, at);
-            else if (set == 0)
-                score_turn(j, 0, before, row, BLOCK_ROWS, next, at);
+            if (turn + 1 == end && block + 1 < n_blocks) at += (size_t)BLOCK_ROWS * j->dim;
+            if (n_rows == BLOCK_ROWS) /* a constant: the rows are unrolled */
+                score_turn(j, set, before, row, BLOCK_ROWS, next, at);
             else
-                score_turn(j, 1, before, row, BLOCK_ROWS, next, at);
+                score_turn(j, set, before, row, n_rows, next, at);
             set = 1 - set;
             before = turn;
             row = block * BLOCK_ROWS;
@@ -258,63 +204,6 @@ static void amx_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_P
     score_tiles_open(chunk_units(codec->group));
     score_turns(&j, &t, n_tokens);
     fkv_tiles_close();
-}
-
-/* ---- softmax ---- */
-
-/* kernel_softmax() for 16 rows that see all of a full tile. */
-static void softmax_block(float *scores, uint32_t dim, fkv_softmax state) {
-    vf lanes[BLOCK_ROWS];
-    FKV_UNROLL
-    for (uint32_t r = 0; r < BLOCK_ROWS; r++) {
-        lanes[r] = vf_set(-INFINITY);
-        FKV_UNROLL
-        for (uint32_t t = 0; t < FKV_TILE_TOKENS; t += VL) lanes[r] = vf_max(vf_load(scores + r * FKV_TILE_TOKENS + t), lanes[r]);
-    }
-    vf before = vf_load(state.max);
-    vf now = row_maxima(lanes);
-    __mmask16 grown = _mm512_cmp_ps_mask(now, before, _CMP_GT_OQ);
-    if (grown != 0) {
-        float factor[BLOCK_ROWS];
-        now = _mm512_mask_mov_ps(before, grown, now);
-        vf_store(factor, vf_exp(vf_sub(before, now)));
-        vf_store(state.max, now);
-        vf_store(state.sum, _mm512_mask_mul_ps(vf_load(state.sum), grown, vf_load(state.sum), vf_load(factor)));
-        for (uint32_t left = grown; left != 0; left &= left - 1) {
-            uint32_t r = (uint32_t)__builtin_ctz(left);
-            scale_row(state.out + (size_t)r * dim, dim, factor[r]);
-        }
-    }
-    for (uint32_t r = 0; r < BLOCK_ROWS; r++) {
-        vf base = vf_set(state.max[r]);
-        lanes[r] = vf_set(0.0f);
-        FKV_UNROLL
-        for (uint32_t t = 0; t < FKV_TILE_TOKENS; t += VL) {
-            vf p = vf_exp(vf_sub(vf_load(scores + r * FKV_TILE_TOKENS + t), base));
-            vf_store(scores + r * FKV_TILE_TOKENS + t, p);
-            lanes[r] = vf_add(lanes[r], p);
-        }
-    }
-    vf_store(state.sum, vf_add(vf_load(state.sum), row_sums(lanes)));
-}
-
-static bool all_seen(const fkv_row_mask *masks, uint32_t n_rows) {
-    bool all = true;
-    for (uint32_t r = 0; r < n_rows; r++) all &= masks[r].end == FKV_TILE_TOKENS && masks[r].begin <= masks[r].sinks;
-    return all;
-}
-
-static void amx_softmax(float *scores, uint32_t width, const fkv_row_mask *masks, uint32_t n_rows, uint32_t dim, float softcap,
-                        fkv_softmax state) {
-    for (uint32_t row = 0; row < n_rows; row += BLOCK_ROWS) {
-        uint32_t block_rows = fkv_min_u32(BLOCK_ROWS, n_rows - row);
-        float *block = scores + (size_t)row * FKV_TILE_TOKENS;
-        fkv_softmax rows = {state.max + row, state.sum + row, state.out + (size_t)row * dim};
-        if (block_rows == BLOCK_ROWS && softcap <= 0.0f && all_seen(masks + row, BLOCK_ROWS))
-            softmax_block(block, dim, rows);
-        else
-            kernel_softmax(block, width, masks + row, block_rows, dim, softcap, rows);
-    }
 }
 
 /* ---- values ---- */
@@ -364,90 +253,6 @@ FKV_INLINE void values_open(int bits, value_blocks *values, const tile *t, uint3
         for (uint32_t i = 0; i < t->n_units; i++) _mm512_store_si512(values->codes[i][quad_place(quad)], _mm512_setzero_si512());
 }
 
-/* The weights of up to 16 rows for one group. */
-typedef struct row_weights {
-    alignas(64) int8_t high[BLOCK_ROWS][FKV_TILE_TOKENS];
-    alignas(64) int8_t low[BLOCK_ROWS][FKV_TILE_TOKENS];
-    alignas(64) float step[BLOCK_ROWS];
-    alignas(64) float offset[BLOCK_ROWS]; /* sum of p * offset */
-    alignas(64) int32_t zero[BLOCK_ROWS]; /* sum of weights * zero */
-} row_weights;
-
-/* 64 numbers of at most 16 bits to bytes, low ones or high ones, dword 4 L + k holding the numbers 16 k + 4 L and on: the order
- * in which packs leave them. */
-typedef struct packed_words {
-    __m512i words01;
-    __m512i words23;
-} packed_words;
-
-FKV_INLINE packed_words pack_words(const __m512i whole[4]) {
-    return (packed_words){_mm512_packs_epi32(whole[0], whole[1]), _mm512_packs_epi32(whole[2], whole[3])};
-}
-FKV_INLINE __m512i low_bytes(packed_words x) {
-    __m512i byte = _mm512_set1_epi16(255);
-    return _mm512_packus_epi16(_mm512_and_si512(x.words01, byte), _mm512_and_si512(x.words23, byte));
-}
-/* Such that 256 * high + low is the number, low being signed. */
-FKV_INLINE __m512i high_bytes(packed_words x) {
-    __m512i half = _mm512_set1_epi16(128);
-    return _mm512_packus_epi16(_mm512_srli_epi16(_mm512_add_epi16(x.words01, half), 8),
-                               _mm512_srli_epi16(_mm512_add_epi16(x.words23, half), 8));
-}
-
-/* As weigh() does row by row. n_vecs: vectors of tokens that a row has. */
-FKV_INLINE void weigh_block(uint32_t n_vecs, row_weights *w, const token_facts *f, uint32_t group, const float *p,
-                            uint32_t n_rows) {
-    __m512i zeros[4];
-    FKV_UNROLL
-    for (uint32_t b = 0; b < 4; b++) zeros[b] = _mm512_cvtepu8_epi32(load16(f->zero[group] + b * 16));
-    __m512i zero = low_bytes(pack_words(zeros));
-    vf largest[BLOCK_ROWS];
-    vf offset[BLOCK_ROWS];
-    vf taken[BLOCK_ROWS]; /* of whole numbers */
-    alignas(64) float weight[BLOCK_ROWS][FKV_TILE_TOKENS];
-    enum { LARGER_SIZE = 0x0b }; /* of _mm512_range_ps: the larger of both, without signs */
-    FKV_UNROLL
-    for (uint32_t r = 0; r < BLOCK_ROWS; r++) largest[r] = offset[r] = taken[r] = vf_set(0.0f);
-    for (uint32_t r = 0; r < n_rows; r++) {
-        const float *row = p + (size_t)r * FKV_TILE_TOKENS;
-        vf most = vf_set(0.0f);
-        vf sum = vf_set(0.0f);
-        FKV_UNROLL
-        for (uint32_t b = 0; b < n_vecs; b++) {
-            vf probability = vf_load(row + b * 16);
-            vf product = vf_mul(probability, vf_load(f->scale[group] + b * 16));
-            vf_store(weight[r] + b * 16, product);
-            most = _mm512_range_ps(most, product, LARGER_SIZE);
-            sum = vf_fma(probability, vf_load(f->offset[group] + b * 16), sum);
-        }
-        largest[r] = most;
-        offset[r] = sum;
-    }
-    alignas(64) float inverse[BLOCK_ROWS];
-    vf most = row_maxima(largest);
-    vf_store(inverse, _mm512_maskz_div_ps(_mm512_cmp_ps_mask(most, vf_set(SMALLEST), _CMP_GT_OQ), vf_set(LARGEST), most));
-    vf_store(w->step, vf_div(most, vf_set(LARGEST)));
-    vf_store(w->offset, row_sums(offset));
-    for (uint32_t r = 0; r < n_rows; r++) {
-        __m512i whole[4];
-        FKV_UNROLL
-        for (uint32_t b = 0; b < 4; b++) {
-            whole[b] = _mm512_setzero_si512();
-            if (b >= n_vecs) continue;
-            whole[b] = _mm512_cvtps_epi32(vf_mul(vf_load(weight[r] + b * 16), vf_set(inverse[r])));
-        }
-        packed_words words = pack_words(whole);
-        __m512i high = high_bytes(words);
-        __m512i low = low_bytes(words);
-        _mm512_store_si512(w->high[r], high);
-        _mm512_store_si512(w->low[r], low);
-        taken[r] = _mm512_castsi512_ps(join(_mm512_dpbusd_epi32(_mm512_setzero_si512(), zero, high),
-                                            _mm512_dpbusd_epi32(_mm512_setzero_si512(), zero, low)));
-    }
-    FOLD_16(add_whole, taken);
-    _mm512_store_si512(w->zero, _mm512_castps_si512(in_row_order(taken[0])));
-}
-
 /* One tile of values and the rows that look at it. First the weights of as many groups as there is room for, then their products:
  * the matrix unit falls asleep after some hundred nanoseconds and takes as long to wake up. */
 typedef struct value_job {
@@ -474,9 +279,9 @@ static void weigh_rows(value_job *j, uint32_t block, uint32_t group, uint32_t n)
     for (uint32_t g = 0; g < n; g++) {
         row_weights *w = &j->weights[g * j->n_blocks + block];
         if (n_vecs == 4)
-            weigh_block(4, w, &j->facts, group + g, p, n_rows);
+            rows16_weigh(4, w, &j->facts, group + g, p, n_rows);
         else
-            weigh_block(n_vecs, w, &j->facts, group + g, p, n_rows);
+            rows16_weigh(n_vecs, w, &j->facts, group + g, p, n_rows);
     }
 }
 
@@ -504,7 +309,6 @@ FKV_INLINE value_turn turn_at(const value_job *j, const row_weights *of_blocks, 
 /* Rows [begin, end) of a turn, as int_values_row() ends. */
 FKV_INLINE void add_values(const value_turn *turn, const block_sums sums[2], uint32_t dim, uint32_t begin, uint32_t end) {
     const row_weights *w = turn->weights;
-    FKV_UNROLL
     for (uint32_t r = begin; r < end; r++) {
         __m512i sum = _mm512_add_epi32(times_256(sums_of(&sums[0], r)), sums_of(&sums[1], r));
         sum = _mm512_sub_epi32(sum, _mm512_set1_epi32(w->zero[r]));
@@ -523,7 +327,8 @@ FKV_INLINE void add_values(const value_turn *turn, const block_sums sums[2], uin
         add_values(before, from, j->dim, fkv_min_u32(n_rows, 8 * (byte)), fkv_min_u32(n_rows, 8 * (byte) + 8));                  \
     } while (0)
 
-FKV_INLINE void value_step(value_job *j, int set, const value_turn *before, uint32_t n_rows, const value_turn *next, bool other) {
+static void value_step(value_job *j, uint32_t set, const value_turn *before, uint32_t n_rows, const value_turn *next,
+                       bool other) {
     block_sums *to = j->sums[set];
     const block_sums *from = j->sums[1 - set];
     if (other) {
@@ -540,14 +345,6 @@ FKV_INLINE void value_step(value_job *j, int set, const value_turn *before, uint
     }
 }
 
-static void short_step(value_job *j, uint32_t set, const value_turn *before, uint32_t n_rows, const value_turn *next,
-                       bool other) {
-    if (set == 0)
-        value_step(j, 0, before, n_rows, next, other);
-    else
-        value_step(j, 1, before, n_rows, next, other);
-}
-
 static void values_group(value_job *j, uint32_t group, const row_weights *of_blocks) {
     uint32_t first = group * j->group_steps;
     value_turn before = turn_at(j, of_blocks, first, 0, 0);
@@ -555,19 +352,14 @@ static void values_group(value_job *j, uint32_t group, const row_weights *of_blo
     uint32_t n_rows = 0; /* of before */
     uint32_t set = 0;
     fkv_tiles_see_stores();
-    short_step(j, 1, &before, 0, &now, true); /* nothing is before, and what it stores is not read */
+    value_step(j, 1, &before, 0, &now, true); /* nothing is before, and what it stores is not read */
     for (uint32_t block = 0; block < j->n_blocks; block++) {
         for (uint32_t step = 0; step < j->group_steps; step++) {
             bool other = step + 1 == j->group_steps; /* behind the last block, this one is done once more and left */
             value_turn next = !other                    ? turn_at(j, of_blocks, first, block, step + 1)
                               : block + 1 < j->n_blocks ? turn_at(j, of_blocks, first, block + 1, 0)
                                                         : now;
-            if (n_rows < BLOCK_ROWS)
-                short_step(j, set, &before, n_rows, &next, other);
-            else if (set == 0)
-                value_step(j, 0, &before, BLOCK_ROWS, &next, other);
-            else
-                value_step(j, 1, &before, BLOCK_ROWS, &next, other);
+            value_step(j, set, &before, n_rows, &next, other);
             set = 1 - set;
             before = now;
             now = next;
@@ -611,5 +403,5 @@ static void amx_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_P
     fkv_tiles_close();
 }
 
-const struct fkv_cpu_kernels fkv_kernels_amx = {"amx",       int_prepare,   amx_scores,         amx_softmax, amx_values,
+const struct fkv_cpu_kernels fkv_kernels_amx = {"amx",       int_prepare,   amx_scores,         rows16_softmax, amx_values,
                                                 kernel_fold, kernel_encode, int_prepare_tokens, amx_product};

@@ -1,0 +1,187 @@
+/* What is done to 16 rows at once in kernels that see many of them: softmax and its weights as bytes, over AVX-512 with VNNI. The
+ * bits are those of kernel_softmax() and weigh(): where a row is summed over its lanes, 16 rows go through one tree of the same
+ * shape instead of a tree each.
+ */
+#ifndef FKV_ROWS16_AVX512_H
+#define FKV_ROWS16_AVX512_H
+
+#include "kernels_vnni.h"
+
+enum { BLOCK_ROWS = 16 };
+
+typedef enum fold { SUM, WHOLE_SUM, LARGER } fold;
+
+FKV_INLINE vf fold_two(fold how, vf a, vf b) {
+    if (how == SUM) return vf_add(a, b);
+    if (how == LARGER) return vf_max(a, b);
+    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
+}
+
+/* Lane r of the result: all lanes of x[r] together, lane l with l + 8 first, then 4, 2 and 1 apart, as vf_reduce_add() does. x is
+ * used up. */
+FKV_INLINE vf fold_rows(fold how, vf x[BLOCK_ROWS]) {
+    FKV_UNROLL
+    for (int i = 0; i < 8; i++) {
+        vf a = x[2 * i];
+        vf b = x[2 * i + 1];
+        x[i] = fold_two(how, _mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+    }
+    FKV_UNROLL
+    for (int i = 0; i < 4; i++) {
+        vf a = x[2 * i];
+        vf b = x[2 * i + 1];
+        x[i] = fold_two(how, _mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+    }
+    FKV_UNROLL
+    for (int i = 0; i < 2; i++) {
+        __m512d a = _mm512_castps_pd(x[2 * i]);
+        __m512d b = _mm512_castps_pd(x[2 * i + 1]);
+        x[i] = fold_two(how, _mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+    }
+    vf all = fold_two(how, _mm512_shuffle_ps(x[0], x[1], 0x88), _mm512_shuffle_ps(x[0], x[1], 0xdd));
+    return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), all);
+}
+
+/* ---- softmax ---- */
+
+/* kernel_softmax() for 16 rows that see all of a full tile. */
+static void softmax_block(float *scores, uint32_t dim, fkv_softmax state) {
+    vf lanes[BLOCK_ROWS];
+    FKV_UNROLL
+    for (uint32_t r = 0; r < BLOCK_ROWS; r++) {
+        lanes[r] = vf_set(-INFINITY);
+        FKV_UNROLL
+        for (uint32_t t = 0; t < FKV_TILE_TOKENS; t += VL) lanes[r] = vf_max(vf_load(scores + r * FKV_TILE_TOKENS + t), lanes[r]);
+    }
+    vf before = vf_load(state.max);
+    vf now = fold_rows(LARGER, lanes);
+    __mmask16 grown = _mm512_cmp_ps_mask(now, before, _CMP_GT_OQ);
+    if (grown != 0) {
+        float factor[BLOCK_ROWS];
+        now = _mm512_mask_mov_ps(before, grown, now);
+        vf_store(factor, vf_exp(vf_sub(before, now)));
+        vf_store(state.max, now);
+        vf_store(state.sum, _mm512_mask_mul_ps(vf_load(state.sum), grown, vf_load(state.sum), vf_load(factor)));
+        for (uint32_t left = grown; left != 0; left &= left - 1) {
+            uint32_t r = (uint32_t)__builtin_ctz(left);
+            scale_row(state.out + (size_t)r * dim, dim, factor[r]);
+        }
+    }
+    for (uint32_t r = 0; r < BLOCK_ROWS; r++) {
+        vf base = vf_set(state.max[r]);
+        lanes[r] = vf_set(0.0f);
+        FKV_UNROLL
+        for (uint32_t t = 0; t < FKV_TILE_TOKENS; t += VL) {
+            vf p = vf_exp(vf_sub(vf_load(scores + r * FKV_TILE_TOKENS + t), base));
+            vf_store(scores + r * FKV_TILE_TOKENS + t, p);
+            lanes[r] = vf_add(lanes[r], p);
+        }
+    }
+    vf_store(state.sum, vf_add(vf_load(state.sum), fold_rows(SUM, lanes)));
+}
+
+static bool all_seen(const fkv_row_mask *masks, uint32_t n_rows) {
+    bool all = true;
+    for (uint32_t r = 0; r < n_rows; r++) all &= masks[r].end == FKV_TILE_TOKENS && masks[r].begin <= masks[r].sinks;
+    return all;
+}
+
+static void rows16_softmax(float *scores, uint32_t width, const fkv_row_mask *masks, uint32_t n_rows, uint32_t dim, float softcap,
+                           fkv_softmax state) {
+    for (uint32_t row = 0; row < n_rows; row += BLOCK_ROWS) {
+        uint32_t block_rows = fkv_min_u32(BLOCK_ROWS, n_rows - row);
+        float *block = scores + (size_t)row * FKV_TILE_TOKENS;
+        fkv_softmax rows = {state.max + row, state.sum + row, state.out + (size_t)row * dim};
+        if (block_rows == BLOCK_ROWS && softcap <= 0.0f && all_seen(masks + row, BLOCK_ROWS))
+            softmax_block(block, dim, rows);
+        else
+            kernel_softmax(block, width, masks + row, block_rows, dim, softcap, rows);
+    }
+}
+
+/* ---- weights ---- */
+
+/* The weights of up to 16 rows for one group. */
+typedef struct row_weights {
+    alignas(64) int8_t high[BLOCK_ROWS][FKV_TILE_TOKENS];
+    alignas(64) int8_t low[BLOCK_ROWS][FKV_TILE_TOKENS];
+    alignas(64) float step[BLOCK_ROWS];
+    alignas(64) float offset[BLOCK_ROWS]; /* sum of p * offset */
+    alignas(64) int32_t zero[BLOCK_ROWS]; /* sum of weights * zero */
+} row_weights;
+
+/* 64 numbers of at most 16 bits to bytes, low ones or high ones, dword 4 L + k holding the numbers 16 k + 4 L and on: the order
+ * in which packs leave them. */
+typedef struct packed_words {
+    __m512i words01;
+    __m512i words23;
+} packed_words;
+
+FKV_INLINE packed_words pack_words(const __m512i whole[4]) {
+    return (packed_words){_mm512_packs_epi32(whole[0], whole[1]), _mm512_packs_epi32(whole[2], whole[3])};
+}
+FKV_INLINE __m512i low_bytes(packed_words x) {
+    __m512i byte = _mm512_set1_epi16(255);
+    return _mm512_packus_epi16(_mm512_and_si512(x.words01, byte), _mm512_and_si512(x.words23, byte));
+}
+/* Such that 256 * high + low is the number, low being signed. */
+FKV_INLINE __m512i high_bytes(packed_words x) {
+    __m512i half = _mm512_set1_epi16(128);
+    return _mm512_packus_epi16(_mm512_srli_epi16(_mm512_add_epi16(x.words01, half), 8),
+                               _mm512_srli_epi16(_mm512_add_epi16(x.words23, half), 8));
+}
+
+/* As weigh() does row by row. n_vecs: vectors of tokens that a row has. */
+FKV_INLINE void rows16_weigh(uint32_t n_vecs, row_weights *w, const token_facts *f, uint32_t group, const float *p,
+                             uint32_t n_rows) {
+    __m512i zeros[4];
+    FKV_UNROLL
+    for (uint32_t b = 0; b < 4; b++) zeros[b] = _mm512_cvtepu8_epi32(load16(f->zero[group] + b * 16));
+    __m512i zero = low_bytes(pack_words(zeros));
+    vf largest[BLOCK_ROWS];
+    vf offset[BLOCK_ROWS];
+    vf taken[BLOCK_ROWS]; /* of whole numbers */
+    alignas(64) float weight[BLOCK_ROWS][FKV_TILE_TOKENS];
+    enum { LARGER_SIZE = 0x0b }; /* of _mm512_range_ps: the larger of both, without signs */
+    FKV_UNROLL
+    for (uint32_t r = 0; r < BLOCK_ROWS; r++) largest[r] = offset[r] = taken[r] = vf_set(0.0f);
+    for (uint32_t r = 0; r < n_rows; r++) {
+        const float *row = p + (size_t)r * FKV_TILE_TOKENS;
+        vf most = vf_set(0.0f);
+        vf sum = vf_set(0.0f);
+        FKV_UNROLL
+        for (uint32_t b = 0; b < n_vecs; b++) {
+            vf probability = vf_load(row + b * 16);
+            vf product = vf_mul(probability, vf_load(f->scale[group] + b * 16));
+            vf_store(weight[r] + b * 16, product);
+            most = _mm512_range_ps(most, product, LARGER_SIZE);
+            sum = vf_fma(probability, vf_load(f->offset[group] + b * 16), sum);
+        }
+        largest[r] = most;
+        offset[r] = sum;
+    }
+    alignas(64) float inverse[BLOCK_ROWS];
+    vf most = fold_rows(LARGER, largest);
+    vf_store(inverse, _mm512_maskz_div_ps(_mm512_cmp_ps_mask(most, vf_set(SMALLEST), _CMP_GT_OQ), vf_set(LARGEST), most));
+    vf_store(w->step, vf_div(most, vf_set(LARGEST)));
+    vf_store(w->offset, fold_rows(SUM, offset));
+    for (uint32_t r = 0; r < n_rows; r++) {
+        __m512i whole[4];
+        FKV_UNROLL
+        for (uint32_t b = 0; b < 4; b++) {
+            whole[b] = _mm512_setzero_si512();
+            if (b >= n_vecs) continue;
+            whole[b] = _mm512_cvtps_epi32(vf_mul(vf_load(weight[r] + b * 16), vf_set(inverse[r])));
+        }
+        packed_words words = pack_words(whole);
+        __m512i high = high_bytes(words);
+        __m512i low = low_bytes(words);
+        _mm512_store_si512(w->high[r], high);
+        _mm512_store_si512(w->low[r], low);
+        taken[r] = _mm512_castsi512_ps(join(_mm512_dpbusd_epi32(_mm512_setzero_si512(), zero, high),
+                                            _mm512_dpbusd_epi32(_mm512_setzero_si512(), zero, low)));
+    }
+    _mm512_store_si512(w->zero, _mm512_castps_si512(fold_rows(WHOLE_SUM, taken)));
+}
+
+#endif
