@@ -34,10 +34,11 @@ int text_read(text_buffer *t, const char *path) {
     size_t got = 0;
     size_t n = 0;
     errno = 0;
-    while (n <= MAX_FILE && (got = fread(part, 1, sizeof part, file)) > 0) {
+    do {
+        got = fread(part, 1, sizeof part, file);
         text_add(t, part, got);
         n += got;
-    }
+    } while (got == sizeof part && n <= MAX_FILE);
     bool failed = ferror(file) != 0;
     int reason = errno;
     if (!standard) (void)fclose(file);
