@@ -117,7 +117,6 @@ void text_stream_put(text_stream *s, const char *bytes, size_t n) {
 
 void text_stream_end(text_stream *s) {
     if (s->file == NULL) return;
-    if (s->n_held > 0) put(s, s->held, 0);
-    s->n_held = 0;
+    for (; s->n_held > 0; s->n_held--) put(s, s->held, 0);
     (void)fflush(s->file);
 }
