@@ -23,7 +23,7 @@ LAW = {
     "kit": {"kit"},  # what the programs share; knows nothing of flatkv
     "cli": {"cli", "kit", "public"},
     "bench": {"bench", "kit", "public"},
-    "tests": {"base", "codec", "pager", "attn", "cache", "matrix", "model", "tests", "public"},
+    "tests": {"base", "codec", "pager", "attn", "cache", "matrix", "model", "kit", "cli", "tests", "public"},
     "fuzz": {"base", "codec", "pager", "attn", "cache", "matrix", "model", "fuzz", "tests", "public"},
 }
 # bench_attn checks its results against the truth and shares the case table of the parity test; products have no public header.

@@ -34,10 +34,11 @@ int text_read(text_buffer *t, const char *path) {
     size_t got = 0;
     size_t n = 0;
     errno = 0;
-    while (n <= MAX_FILE && (got = fread(part, 1, sizeof part, file)) > 0) {
+    do {
+        got = fread(part, 1, sizeof part, file);
         text_add(t, part, got);
         n += got;
-    }
+    } while (got == sizeof part && n <= MAX_FILE);
     bool failed = ferror(file) != 0;
     int reason = errno;
     if (!standard) (void)fclose(file);
@@ -116,7 +117,6 @@ void text_stream_put(text_stream *s, const char *bytes, size_t n) {
 
 void text_stream_end(text_stream *s) {
     if (s->file == NULL) return;
-    if (s->n_held > 0) put(s, s->held, 0);
-    s->n_held = 0;
+    for (; s->n_held > 0; s->n_held--) put(s, s->held, 0);
     (void)fflush(s->file);
 }

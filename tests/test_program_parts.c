@@ -1,0 +1,145 @@
+/* The parts of the flatkv program that have answers of their own: what text reaches a reader, what logits say. What its commands
+ * do is in program.py.
+ */
+#include "test.h"
+
+#include "../src/cli/likelihood.h"
+#include "../src/cli/text.h"
+#include "../src/kit/numbers.h"
+
+#include <math.h>
+#include <string.h>
+
+/* ---- text ---- */
+
+/* What a stream has printed after these bytes, given one by one; in `out`, 0-terminated. */
+static void stream(const char *bytes, size_t n, char *out, size_t capacity) {
+    memset(out, 0, capacity);
+    FILE *file = fmemopen(out, capacity, "w");
+    ck_assert_ptr_nonnull(file);
+    text_stream s = text_stream_open(file);
+    for (size_t i = 0; i < n; i++) text_stream_put(&s, bytes + i, 1);
+    text_stream_end(&s);
+    fclose(file);
+}
+
+START_TEST(a_character_in_parts_appears_whole) {
+    char out[64] = "";
+    FILE *file = fmemopen(out, sizeof out, "w");
+    text_stream s = text_stream_open(file);
+    text_stream_put(&s, "a\xf0\x9f", 3);
+    ck_assert_str_eq(out, "a");
+    text_stream_put(&s, "\x98", 1);
+    ck_assert_str_eq(out, "a");
+    text_stream_put(&s, "\x80 b", 3);
+    ck_assert_str_eq(out, "a\xf0\x9f\x98\x80 b");
+    text_stream_end(&s);
+    fclose(file);
+}
+END_TEST
+
+static const struct {
+    const char *bytes;
+    const char *sound;
+} broken[] = {
+    {"caf\xc3\xa9", "caf\xc3\xa9"},
+    {"\xff", "\xef\xbf\xbd"},
+    {"\x80x", "\xef\xbf\xbdx"},
+    {"\xc3", "\xef\xbf\xbd"},
+    {"a\xe2\x82", "a\xef\xbf\xbd\xef\xbf\xbd"},
+    {"\xc3(", "\xef\xbf\xbd("},
+    {"\xe2\x82(", "\xef\xbf\xbd\xef\xbf\xbd("},
+    {"\xc0\xaf", "\xef\xbf\xbd\xef\xbf\xbd"},                                 /* overlong */
+    {"\xe0\x80\x80", "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd"},                 /* overlong */
+    {"\xed\xa0\x80", "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd"},                 /* surrogate */
+    {"\xf4\x90\x80\x80", "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd"}, /* above U+10FFFF */
+    {"\xe2\x82\xac\xf0\x9f\x98\x80", "\xe2\x82\xac\xf0\x9f\x98\x80"},
+};
+
+START_TEST(what_is_not_utf8_is_replaced) {
+    for (size_t i = 0; i < sizeof broken / sizeof broken[0]; i++) {
+        char *sound = text_sound(broken[i].bytes, strlen(broken[i].bytes));
+        ck_assert_str_eq(sound, broken[i].sound);
+        free(sound);
+    }
+    char *sound = text_sound("a\0b", 3);
+    ck_assert_str_eq(sound, "a\xef\xbf\xbd"
+                            "b");
+    free(sound);
+}
+END_TEST
+
+START_TEST(a_stream_says_the_same_as_the_whole_text) {
+    for (size_t i = 0; i < sizeof broken / sizeof broken[0]; i++) {
+        char out[64];
+        stream(broken[i].bytes, strlen(broken[i].bytes), out, sizeof out);
+        ck_assert_str_eq(out, broken[i].sound);
+    }
+}
+END_TEST
+
+/* ---- likelihood ---- */
+
+enum { N_VOCAB = 5003 };
+
+static void draw_logits(uint64_t seed, float *logits) {
+    kit_gaussian(&seed, N_VOCAB, logits);
+    for (int i = 0; i < N_VOCAB; i++) logits[i] *= 4;
+}
+
+static double exact_log_sum(const float *logits) {
+    double sum = 0;
+    for (int i = 0; i < N_VOCAB; i++) sum += exp((double)logits[i]);
+    return log(sum);
+}
+
+START_TEST(likelihoods_agree_with_double) {
+    static float p[N_VOCAB];
+    static float q[N_VOCAB];
+    static float exps[N_VOCAB];
+    for (uint64_t seed = 1; seed < 20; seed++) {
+        draw_logits(seed, p);
+        draw_logits(seed + 100, q);
+        for (int i = 0; i < N_VOCAB; i++) q[i] = p[i] + 0.02f * q[i];
+        p[17] = -INFINITY;
+        p[18] = -300.0f;
+        likelihood lp = likelihood_of(p, N_VOCAB, exps);
+        likelihood lq = likelihood_of(q, N_VOCAB, NULL);
+        double log_p = exact_log_sum(p);
+        double log_q = exact_log_sum(q);
+        ck_assert_double_eq_tol(lp.log_sum, log_p, 1e-6);
+        ck_assert_double_eq_tol(likelihood_nll(&lq, q, 5), log_q - (double)q[5], 1e-6);
+        for (int i = 0; i < N_VOCAB; i++) ck_assert(p[i] <= p[lp.top]);
+        p[17] = q[17] = -40.0f; /* a divergence needs finite logits */
+        lp = likelihood_of(p, N_VOCAB, exps);
+        lq = likelihood_of(q, N_VOCAB, NULL);
+        log_p = exact_log_sum(p);
+        log_q = exact_log_sum(q);
+        double kl = 0;
+        for (int i = 0; i < N_VOCAB; i++) kl += exp((double)p[i] - log_p) * ((double)p[i] - log_p - (double)q[i] + log_q);
+        ck_assert_double_eq_tol(likelihood_kl(&lp, p, exps, &lq, q, N_VOCAB), kl, 1e-7 + 1e-4 * kl);
+    }
+}
+END_TEST
+
+START_TEST(of_equal_logits_the_lowest_is_on_top) {
+    static float logits[N_VOCAB];
+    logits[4000] = logits[37] = logits[38] = 2;
+    ck_assert_uint_eq(likelihood_of(logits, N_VOCAB, NULL).top, 37);
+}
+END_TEST
+
+START_TEST(what_is_no_number_is_not_hidden) {
+    static float logits[N_VOCAB];
+    const int places[] = {0, 37, N_VOCAB - 1};
+    for (int i = 0; i < 3; i++) {
+        draw_logits(1, logits);
+        logits[places[i]] = NAN;
+        ck_assert(isnan(likelihood_of(logits, N_VOCAB, NULL).log_sum));
+    }
+}
+END_TEST
+
+TEST_MAIN("program parts", a_character_in_parts_appears_whole, what_is_not_utf8_is_replaced,
+          a_stream_says_the_same_as_the_whole_text, likelihoods_agree_with_double, of_equal_logits_the_lowest_is_on_top,
+          what_is_no_number_is_not_hidden)
