@@ -23,12 +23,14 @@ enum { MAX_LIST = BENCH_MAX_ROOFS, MAX_ROUNDS = 1000, N_CHECKED = 64 };
 typedef struct kind {
     const char *name;
     fkv_matrix_kind kind;
+    uint32_t bits;
     uint32_t group;
 } kind;
 
-static const kind kinds[] = {{"affine4", FKV_MATRIX_AFFINE4, 32},    {"affine8", FKV_MATRIX_AFFINE8, 32},
-                             {"affine8/16", FKV_MATRIX_AFFINE8, 16}, {"f16", FKV_MATRIX_F16, 0},
-                             {"bf16", FKV_MATRIX_BF16, 0},           {"f32", FKV_MATRIX_F32, 0}};
+static const kind kinds[] = {{"affine4", FKV_MATRIX_AFFINE4, 4, 32},     {"centered4", FKV_MATRIX_CENTERED4, 4, 32},
+                             {"centered5", FKV_MATRIX_CENTERED5, 5, 32}, {"centered6", FKV_MATRIX_CENTERED6, 6, 16},
+                             {"centered8", FKV_MATRIX_CENTERED8, 8, 32}, {"f16", FKV_MATRIX_F16, 16, 0},
+                             {"bf16", FKV_MATRIX_BF16, 16, 0},           {"f32", FKV_MATRIX_F32, 32, 0}};
 enum { N_KINDS = sizeof kinds / sizeof kinds[0] };
 
 typedef struct shape {
@@ -88,7 +90,7 @@ static void print_help(void) {
            "Times products of activations with packed weights, checked against double precision first.\n\n"
            "  --shape RxC      rows (outputs) and columns (inputs, a multiple of 32); may be repeated\n"
            "                   (8960x1536, 1536x8960, 1536x1536)\n"
-           "  --kind LIST      of affine4, affine8, affine8/16, f16, bf16, f32 (all)\n"
+           "  --kind LIST      of affine4, centered4, 5, 6, 8, f16, bf16, f32 (all)\n"
            "  --tokens LIST    rows of activations (1,4,512)\n"
            "  --threads LIST   (1 and one for each core)\n"
            "  --isa NAME       kernels: auto, scalar, neon, avx2, ...; without it the environment's FKV_ISA\n"
@@ -213,7 +215,7 @@ static void matrix_open(fkv_matrix *m, const kind *k, shape s) {
     uint8_t *codes = bench_take(s.n_cols * sizeof(float));
     float *scales = bench_take(s.n_cols * sizeof(float));
     float *biases = bench_take(s.n_cols * sizeof(float));
-    float top = k->kind == FKV_MATRIX_AFFINE4 ? 15.0f : 255.0f;
+    uint32_t top = k->group == 0 ? 1 : (1u << k->bits) - 1;
     for (uint32_t r = 0; r < s.n_rows; r++) {
         for (uint32_t c = 0; c < s.n_cols; c++) {
             uint64_t random = kit_random(&state);
@@ -221,12 +223,12 @@ static void matrix_open(fkv_matrix *m, const kind *k, shape s) {
             uint16_t half = (uint16_t)(0x2400u | (random & 0x83ffu));
             uint16_t brain = (uint16_t)(0x3c80u | (random & 0x807fu));
             if (k->group != 0)
-                codes[c] = (uint8_t)(random % ((uint64_t)top + 1));
+                codes[c] = (uint8_t)(random & top);
             else if (k->kind == FKV_MATRIX_F32)
                 memcpy(codes + 4 * (size_t)c, &single, sizeof single);
             else
                 memcpy(codes + 2 * (size_t)c, k->kind == FKV_MATRIX_F16 ? &half : &brain, sizeof half);
-            scales[c] = 0.0625f / top;
+            scales[c] = 0.0625f / (float)top;
             biases[c] = -0.03125f;
         }
         if (k->group != 0)

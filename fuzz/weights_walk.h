@@ -27,6 +27,15 @@ static bool walk_inside(const void *data, size_t n, const uint8_t *bytes, size_t
     return at >= first && at - first <= size && n <= size - (at - first);
 }
 
+static uint32_t walk_n_codes(fkv_matrix_kind kind) {
+    switch (kind) {
+    case FKV_MATRIX_CENTERED5: return 32;
+    case FKV_MATRIX_CENTERED6: return 64;
+    case FKV_MATRIX_CENTERED8: return 256;
+    default: return 16;
+    }
+}
+
 static void walk_tensor(const fkv_tensor *tensor, const uint8_t *bytes, size_t size) {
     uint32_t group = 0;
     must(walk_inside(tensor->data, (size_t)(tensor->n_rows * tensor->row_bytes), bytes, size), "a tensor outside its file");
@@ -39,7 +48,7 @@ static void walk_tensor(const fkv_tensor *tensor, const uint8_t *bytes, size_t s
         fkv_tensor_row_floats(tensor, row, floats);
         if (group == 0) continue;
         fkv_tensor_row_codes(tensor, row, codes, floats + n, floats + 2 * n);
-        for (size_t i = 0; i < n; i++) must(kind == FKV_MATRIX_AFFINE8 || codes[i] < 16, "a code of more than 4 bits");
+        for (size_t i = 0; i < n; i++) must(codes[i] < walk_n_codes(kind), "a code of more bits than its kind");
     }
     free(floats);
     free(codes);

@@ -290,31 +290,18 @@ def plans(machine):
         return [missing("plans")]
     lines = []
     for model in ["needle", *REAL_MODELS]:
-        of_model = [r for r in records if r["result"]["model"] == model]
-        if not of_model:
-            continue
-        contexts = sorted({p["tokens"] for r in of_model for p in r["result"]["points"]})
-        rows = []
-        for record in of_model:
-            points = {p["tokens"]: p for p in record["result"]["points"]}
-            last = points[max(points)]
-            rows.append(
-                (
-                    -last["total_bytes"],
-                    [
-                        record["result"]["codec"],
-                        *(megabytes(points[c]["total_bytes"]) if c in points else "-" for c in contexts),
-                        f"{last['longest_context']:,}",
-                    ],
-                )
-            )
-        available = of_model[0]["result"]["points"][0]["available_bytes"]
-        lines.append(f"**{model}**; the machine can give {megabytes(available)} MiB:")
-        head = ["cache", *(f"{c} tokens" for c in contexts), "crosses the machine at"]
-        lines.append(table(head, [row for _, row in sorted(rows)]))
+        for result in machine.results("plan", model=model):
+            contexts = [p["tokens"] for p in next(iter(result["codecs"].values()))]
+            rows = []
+            for codec, points in result["codecs"].items():
+                sizes = [megabytes(p["total_bytes"]) + ("" if p["fits"] else " *") for p in points]
+                rows.append([codec, *sizes, f"{points[-1]['longest_context']:,}"])
+            available = min(p["available_bytes"] for points in result["codecs"].values() for p in points)
+            lines.append(f"**{model}**; the machine could give {megabytes(available)} MiB:")
+            lines.append(table(["cache", *(f"{c} tokens" for c in contexts), "crosses the machine at"], rows))
     return [
-        "What is reserved for pages, tables, scratch and activations, without the weights, by `flatkv plan`. MiB. The last "
-        "column is the longest context whose plan the machine can still give.",
+        "What is reserved for pages, tables, scratch and activations, without the weights, by `flatkv plan`. MiB; a star where "
+        "the machine could not give it. The last column is the longest context whose plan the machine could still give.",
         *lines,
         made_by(records),
     ]

@@ -27,9 +27,14 @@ typedef struct kind_case {
     uint32_t group;
 } kind_case;
 
-static const kind_case kinds[] = {{"affine4/32", FKV_MATRIX_AFFINE4, 32}, {"affine8/32", FKV_MATRIX_AFFINE8, 32},
-                                  {"affine8/16", FKV_MATRIX_AFFINE8, 16}, {"f16", FKV_MATRIX_F16, 0},
-                                  {"bf16", FKV_MATRIX_BF16, 0},           {"f32", FKV_MATRIX_F32, 0}};
+static const kind_case kinds[] = {{"affine4", FKV_MATRIX_AFFINE4, 32},
+                                  {"centered4", FKV_MATRIX_CENTERED4, 32},
+                                  {"centered5", FKV_MATRIX_CENTERED5, 32},
+                                  {"centered6", FKV_MATRIX_CENTERED6, 16},
+                                  {"centered8", FKV_MATRIX_CENTERED8, 32},
+                                  {"f16", FKV_MATRIX_F16, 0},
+                                  {"bf16", FKV_MATRIX_BF16, 0},
+                                  {"f32", FKV_MATRIX_F32, 0}};
 enum { N_KINDS = sizeof kinds / sizeof kinds[0] };
 
 static double worst_of[N_ISAS];
@@ -67,12 +72,22 @@ static fkv_workers *workers_of(uint32_t n_threads) {
 
 /* ---- matrices and activations ---- */
 
+static uint32_t bits_of(fkv_matrix_kind kind) {
+    switch (kind) {
+    case FKV_MATRIX_CENTERED5: return 5;
+    case FKV_MATRIX_CENTERED6: return 6;
+    case FKV_MATRIX_CENTERED8: return 8;
+    default: return 4;
+    }
+}
+
 /* Row r as it was given to the matrix; get_row must give it back. scales and biases are halves already. */
 static void set_random_row(fkv_matrix *m, uint32_t row, uint64_t *state, float *expected) {
     uint8_t *codes = take(m->n_cols);
     float *scales = take(m->n_cols * sizeof *scales);
     float *biases = take(m->n_cols * sizeof *biases);
-    uint32_t top = m->kind == FKV_MATRIX_AFFINE4 ? 15 : 255;
+    uint32_t bits = bits_of(m->kind);
+    uint32_t top = (1u << bits) - 1;
     for (uint32_t c = 0; c < m->n_cols; c++) {
         float x = 0.05f * attn_gaussian(state);
         codes[c] = (uint8_t)(attn_random(state) % (top + 1));
@@ -87,10 +102,10 @@ static void set_random_row(fkv_matrix *m, uint32_t row, uint64_t *state, float *
     }
     for (uint32_t g = 0; m->group != 0 && g < m->n_cols / m->group; g++) {
         /* around 0, as weights are, or all on one side, where the bias is what matters */
-        float scale = fkv_f16_to_f32(fkv_f32_to_f16((0.02f + 0.01f * fabsf(attn_gaussian(state))) / (float)top));
-        float bias = -scale * (float)top * (g % 5 == 4 ? 1.0f : 0.5f);
-        scales[g] = scale;
+        scales[g] = fkv_f16_to_f32(fkv_f32_to_f16((0.02f + 0.01f * fabsf(attn_gaussian(state))) / (float)top));
+        float bias = -scales[g] * (float)top * (g % 5 == 4 ? 1.0f : 0.5f);
         biases[g] = fkv_f16_to_f32(fkv_f32_to_f16(bias));
+        if (m->kind != FKV_MATRIX_AFFINE4) biases[g] = -scales[g] * (float)(1u << (bits - 1));
         for (uint32_t c = g * m->group; c < (g + 1) * m->group; c++) expected[c] = scales[g] * (float)codes[c] + biases[g];
     }
     if (m->group != 0)
@@ -221,6 +236,12 @@ static void has_the_same_bits_in_any_cut(const world *w, fkv_isa isa) {
     report(same(w), isa, w->kind, &w->m, w->n_tokens, "bits change with the batch", 0);
 }
 
+static void has_the_bits_of_vnni(const world *w) {
+    clear(w, w->alone);
+    run(w, FKV_ISA_AVX512VNNI, 1, 0, w->n_tokens, w->alone);
+    report(same(w), FKV_ISA_AMX, w->kind, &w->m, w->n_tokens, "bits are not those of VNNI", 0);
+}
+
 static void every_kind_and_shape(void) {
     static const struct {
         uint32_t n_rows;
@@ -238,6 +259,7 @@ static void every_kind_and_shape(void) {
                     clear(&w, w.out);
                     run(&w, isas[i], 1, 0, w.n_tokens, w.out);
                     agrees_with_the_truth(&w, i);
+                    if (isas[i] == FKV_ISA_AMX) has_the_bits_of_vnni(&w);
                     if (outliers == 0) has_the_same_bits_in_any_cut(&w, isas[i]);
                 }
                 world_close(&w);
@@ -250,7 +272,7 @@ static void every_kind_and_shape(void) {
 static void shares_an_input(void) {
     enum { COLS = 320, TOKENS = 21 };
     world w[FKV_MAX_PRODUCTS];
-    for (uint32_t i = 0; i < FKV_MAX_PRODUCTS; i++) world_open(&w[i], &kinds[i], 24 + 50 * i, COLS, TOKENS, true);
+    for (uint32_t i = 0; i < FKV_MAX_PRODUCTS; i++) world_open(&w[i], &kinds[2 * i], 24 + 50 * i, COLS, TOKENS, true);
     for (size_t i = 0; i < N_ISAS; i++) {
         if (!tried(i)) continue;
         fkv_product products[FKV_MAX_PRODUCTS];
@@ -341,8 +363,8 @@ static void refuses(fkv_matrix_kind kind, uint32_t group, uint32_t n_rows, uint3
 static void refuses_what_has_no_layout(void) {
     refuses(FKV_MATRIX_AFFINE4, 32, 16, 48);
     refuses(FKV_MATRIX_AFFINE4, 16, 16, 64);
-    refuses(FKV_MATRIX_AFFINE8, 64, 16, 64);
-    refuses(FKV_MATRIX_AFFINE8, 0, 16, 64);
+    refuses(FKV_MATRIX_CENTERED6, 32, 16, 64);
+    refuses(FKV_MATRIX_CENTERED8, 0, 16, 64);
     refuses(FKV_MATRIX_F16, 32, 16, 64);
     refuses(FKV_MATRIX_F32, 0, 0, 64);
     refuses(FKV_MATRIX_F32, 0, 16, 0);

@@ -25,6 +25,7 @@ typedef struct fkv_model fkv_model;
 typedef struct fkv_model_config {
     uint32_t n_threads; /* that repack weights; 0: one for each core the process may use */
     fkv_isa isa;        /* kernels the weights are laid out for and that will run; AUTO: the best of this machine */
+    bool plan_only;     /* weights stay in the file: tokens and plans only, no runner can be opened */
     fkv_log_fn log;     /* NULL, or told a line about noteworthy events */
     void *log_user;
 } fkv_model_config;
@@ -101,7 +102,7 @@ typedef struct fkv_runner_config {
     uint32_t max_logit_rows;  /* rows of one step whose logits are asked for; at most max_step_tokens */
     fkv_codec_config k;       /* a group that does not divide the head dimension pads the heads inside pages */
     fkv_codec_config v;
-    fkv_rotate rotate;
+    fkv_rotate rotate; /* a side of 16 bits is not rotated */
     uint64_t rotation_seed;
     uint32_t max_kv;  /* bounded context: every full layer becomes a window of so many tokens; 0: no bound */
     uint32_t n_sinks; /* with it */
@@ -114,7 +115,8 @@ typedef struct fkv_runner_config {
     void *log_user;
 } fkv_runner_config;
 
-/* K8/V4 in groups of 64, the model's context, one sequence, steps of 512, one row of logits. */
+/* K8/V4 in groups of 64, rotated (some models have keys that even 8 bits spoil without: docs/results.md), the model's context,
+ * one sequence, steps of 512, one row of logits. */
 FKV_API fkv_runner_config fkv_runner_config_default(void);
 
 /* Everything a running model takes. total = cache.total + activations; weights are their own lines. */

@@ -27,8 +27,8 @@ uint32_t fkv_workers_count(const fkv_workers *workers);
 /* Runs all items and returns when the last has ended; everything written by them is then visible to the caller. */
 void fkv_workers_run(fkv_workers *workers, fkv_work_fn work, void *job, uint32_t n_items);
 
-/* The workers of a cache (src/cache.c). A model runs its products on them between the cache's calls: a second pool would fight the
- * first for the cores. */
+/* The workers of a cache (src/cache.c). A model runs its products on them between the cache's calls: a second pool would fight
+ * the first for the cores. */
 fkv_workers *fkv_cache_workers(fkv_cache *cache);
 
 /* Cores the process may use: affinity and cgroup quota considered, at most FKV_MAX_THREADS. */

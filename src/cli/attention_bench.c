@@ -174,7 +174,7 @@ int bench_attention(int argc, char **argv) {
     if (!cli_options_parse(usage, tables, argc, argv, &code)) return code;
     cli_catch_interrupts();
     fkv_model *model = NULL;
-    code = model_options_load(&o.model, &model);
+    code = model_options_load(&o.model, true, &model);
     if (code != EXIT_GOOD) return code;
     attn_bench b = {.o = &o, .about = fkv_model_about(model)};
     code = work(&b);

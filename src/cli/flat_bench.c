@@ -44,7 +44,7 @@ static int load(flat *f) {
     process_memory before;
     process_memory after;
     (void)process_memory_now(&before);
-    int code = model_options_load(&f->o->model, &f->model);
+    int code = model_options_load(&f->o->model, false, &f->model);
     if (code != EXIT_GOOD) return code;
     (void)process_memory_now(&after);
     f->weights_bytes = after.anonymous_bytes > before.anonymous_bytes ? after.anonymous_bytes - before.anonymous_bytes : 0;
@@ -89,7 +89,7 @@ static int report_json(const flat *f, const memory_verdict *v) {
     cli_json_integer(object, "weights_packed_bytes", plan->packed_bytes);
     cli_json_integer(object, "weights_measured_bytes", f->weights_bytes);
     cli_json_real(object, "seconds", f->seconds);
-    cli_json_real(object, "decode_tps", DECODED / f->decode_seconds);
+    cli_json_real(object, "decode_tps", (double)DECODED / f->decode_seconds);
     json_t *samples = json_array();
     for (size_t i = 0; i < f->line.n; i++)
         (void)json_array_append_new(samples, json_pack("[I, I]", (json_int_t)f->line.tokens[i], (json_int_t)f->line.bytes[i]));
@@ -107,7 +107,7 @@ static void report_text(const flat *f, const memory_verdict *v) {
     printf("%-26s %12s  planned", "weights, repacked", cli_bytes(plan->packed_bytes, a));
     printf(", %s measured with the vocabulary\n", cli_bytes(f->weights_bytes, a));
     printf("%-26s %10.1f s  the last %d tokens one by one at %.1f t/s\n", "time", f->seconds, DECODED,
-           DECODED / f->decode_seconds);
+           (double)DECODED / f->decode_seconds);
     memory_verdict_print(&f->line, &f->config, v);
 }
 

@@ -12,6 +12,7 @@ model_options model_options_default(void) {
                            .v_bits = runner.v.bits,
                            .k_group = runner.k.group,
                            .v_group = runner.v.group,
+                           .rotate = (int)runner.rotate,
                            .n_sinks = 4,
                            .chunk = runner.max_step_tokens,
                            .seed = 1};
@@ -25,7 +26,7 @@ void model_options_list(model_options *o, cli_option list[N_MODEL_OPTIONS]) {
         {"v-bits", 0, OPTION_U32, &o->v_bits, 16, "N", "bits of values (4)"},
         {"k-group", 0, OPTION_U32, &o->k_group, 128, "N", "numbers that share a scale: 32, 64 or 128 (64)"},
         {"v-group", 0, OPTION_U32, &o->v_group, 128, "N", "the same for values (64)"},
-        {"rotate", 0, OPTION_CHOICE, &o->rotate, 0, "none|k|v|kv", "Hadamard rotation before packing (none)"},
+        {"rotate", 0, OPTION_CHOICE, &o->rotate, 0, "none|k|v|kv", "Hadamard rotation before packing (kv)"},
         {"max-kv", 0, OPTION_U32, &o->max_kv, INT32_MAX, "N",
          "bounded context: each layer keeps the last N tokens and the sinks,\nso a text may go on without end"},
         {"sinks", 0, OPTION_U32, &o->n_sinks, INT32_MAX, "N", "first tokens that stay, with --max-kv (4)"},
@@ -39,13 +40,14 @@ void model_options_list(model_options *o, cli_option list[N_MODEL_OPTIONS]) {
     memcpy(list, options, sizeof options);
 }
 
-int model_options_load(const model_options *o, fkv_model **model) {
+int model_options_load(const model_options *o, bool plan_only, fkv_model **model) {
     char path[MODEL_PATH];
     int code = model_path_of(o->model, path);
     if (code != EXIT_GOOD) return code;
     if (o->chunk == 0) return cli_fail(EXIT_USAGE, "--chunk 0: a step needs at least one token");
     fkv_model_config config = fkv_model_config_default();
     config.n_threads = o->n_threads;
+    config.plan_only = plan_only;
     fkv_status status = fkv_model_load(path, &config, model);
     return status == FKV_OK ? EXIT_GOOD : cli_fail_status(status);
 }

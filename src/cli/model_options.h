@@ -34,7 +34,7 @@ model_options model_options_default(void);
 void model_options_list(model_options *o, cli_option list[N_MODEL_OPTIONS]);
 
 /* Exit code, said. */
-int model_options_load(const model_options *o, fkv_model **model);
+int model_options_load(const model_options *o, bool plan_only, fkv_model **model);
 
 /* For one sequence of max_tokens tokens. */
 fkv_runner_config model_options_runner(const model_options *o, uint32_t max_tokens);

@@ -107,7 +107,7 @@ static int run_codecs(niah *n, json_t *object) {
 
 static int work(niah *n) {
     int code = codec_list_parse(&n->o->model, n->o->codecs, &n->codecs);
-    if (code == EXIT_GOOD) code = model_options_load(&n->o->model, &n->model);
+    if (code == EXIT_GOOD) code = model_options_load(&n->o->model, false, &n->model);
     if (code != EXIT_GOOD) return code;
     n->about = fkv_model_about(n->model);
     code = choose_lengths(n);

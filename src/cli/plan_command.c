@@ -188,7 +188,7 @@ static int work(subject *s) {
     if (s->o->layers != 0 || s->o->heads != NULL) {
         code = make_shape(s);
     } else {
-        code = model_options_load(&s->o->model, &s->model);
+        code = model_options_load(&s->o->model, true, &s->model);
         if (code == EXIT_GOOD) s->n_tokens = s->o->model.context != 0 ? s->o->model.context : fkv_model_about(s->model)->context;
     }
     if (code != EXIT_GOOD) return code;

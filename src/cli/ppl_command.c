@@ -237,7 +237,7 @@ static int report(ppl *p) {
 
 static int work(ppl *p) {
     int code = codec_list_parse(&p->o->model, p->o->codecs, &p->codecs);
-    if (code == EXIT_GOOD) code = model_options_load(&p->o->model, &p->model);
+    if (code == EXIT_GOOD) code = model_options_load(&p->o->model, false, &p->model);
     if (code != EXIT_GOOD) return code;
     p->about = fkv_model_about(p->model);
     code = read_text(p);

@@ -25,7 +25,7 @@ void progress_add(progress_bar *p, uint64_t n) {
     double rate = (double)p->done / (now - p->start);
     double left = (double)(p->total - (p->done < p->total ? p->done : p->total)) / rate;
     char bar[BAR + 1];
-    for (int i = 0; i < BAR; i++) bar[i] = i < (int)(share * BAR) ? '#' : '.';
+    for (int i = 0; i < BAR; i++) bar[i] = i < share * (double)BAR ? '#' : '.';
     bar[BAR] = 0;
     (void)fprintf(stderr, "\r%-10s %s %3.0f %%  %8.0f t/s  %4.0f:%02.0f left ", p->what, bar, share * 100, rate,
                   (double)((long)left / 60), (double)((long)left % 60));

@@ -43,6 +43,7 @@ typedef struct run {
     const fkv_model_info *about;
     bool chat;
     token_list prompt;
+    size_t n_prefix;   /* tokens of it that --save-prefix saves */
     uint32_t n_loaded; /* tokens whose pages came from a file */
     model_session session;
     generation generation;
@@ -60,18 +61,22 @@ static void look_at_memory(run *r) {
 
 /* ---- the prompt ---- */
 
-static int read_prompt(const run_options *o, text_buffer *content) {
-    if (o->file != NULL) {
-        int code = text_read(content, o->file);
-        if (code != EXIT_GOOD) return code;
-    }
-    if (o->prompt != NULL) text_add(content, o->prompt, strlen(o->prompt));
-    if (o->file == NULL && o->prompt == NULL && o->prefix == NULL && !o->interactive) {
+/* The parts are tokenized apart, so that a document has the same tokens whatever is asked about it. */
+typedef struct prompt_parts {
+    text_buffer document; /* of -f or standard input */
+    text_buffer question; /* of -p */
+} prompt_parts;
+
+static int read_prompt(const run_options *o, prompt_parts *parts) {
+    const char *file = o->file;
+    if (o->prompt != NULL) text_add(&parts->question, o->prompt, strlen(o->prompt));
+    if (file == NULL && o->prompt == NULL && o->prefix == NULL && !o->interactive) {
         if (isatty(STDIN_FILENO) != 0) return cli_fail(EXIT_USAGE, "no prompt: give -p TEXT, -f FILE or standard input");
-        int code = text_read(content, "-");
-        if (code != EXIT_GOOD) return code;
+        file = "-";
     }
-    if (content->n == 0 && o->prefix == NULL && !o->interactive)
+    int code = file != NULL ? text_read(&parts->document, file) : EXIT_GOOD;
+    if (code != EXIT_GOOD) return code;
+    if (parts->document.n + parts->question.n == 0 && o->prefix == NULL && !o->interactive)
         return cli_fail(EXIT_USAGE, "the prompt is empty: give -p TEXT, -f FILE or standard input");
     return EXIT_GOOD;
 }
@@ -88,15 +93,36 @@ static int read_prefix_tokens(run *r) {
     return status == FKV_OK ? EXIT_GOOD : cli_fail_status(status);
 }
 
-static int make_prompt(run *r, const text_buffer *content) {
-    if (content->n == 0) return r->o->prefix != NULL ? read_prefix_tokens(r) : EXIT_GOOD;
-    if (!r->chat) return prompt_add_plain(&r->prompt, r->model, content);
+/* What stands before the parts. */
+static int open_prompt(run *r) {
     int code = EXIT_GOOD;
+    if (!r->chat) return token_list_add_text(&r->prompt, r->model, "", 0, FKV_TOKENIZE_BOS);
     if (r->o->system != NULL) {
         text_buffer words = {.bytes = (char *)(uintptr_t)r->o->system, .n = strlen(r->o->system)};
         code = prompt_add_message(&r->prompt, r->model, "system", &words, false);
     }
-    return code == EXIT_GOOD ? prompt_add_message(&r->prompt, r->model, "user", content, true) : code;
+    return code == EXIT_GOOD ? prompt_open_message(&r->prompt, r->model, "user") : code;
+}
+
+static int add_part(run *r, const text_buffer *part) {
+    return part->n > 0 ? token_list_add_text(&r->prompt, r->model, part->bytes, part->n, FKV_TOKENIZE_PLAIN) : EXIT_GOOD;
+}
+
+/* Sets n_prefix to where --save-prefix ends: behind the parts, before the frame that closes a message, so that more can be asked
+ * about what was saved. */
+static int make_prompt(run *r, const prompt_parts *parts) {
+    int code = EXIT_GOOD;
+    if (parts->document.n + parts->question.n > 0) {
+        code = open_prompt(r);
+        if (code == EXIT_GOOD) code = add_part(r, &parts->document);
+        if (code == EXIT_GOOD) code = add_part(r, &parts->question);
+    } else if (r->o->prefix != NULL) {
+        code = read_prefix_tokens(r);
+    } else {
+        return EXIT_GOOD; /* a conversation that begins with its first turn */
+    }
+    r->n_prefix = r->prompt.n;
+    return code == EXIT_GOOD && r->chat ? prompt_close_message(&r->prompt, r->model, "user", true) : code;
 }
 
 /* ---- room ---- */
@@ -147,8 +173,7 @@ static int load_prefix(run *r) {
 
 static int save_prefix(run *r) {
     if (r->o->save_prefix == NULL) return EXIT_GOOD;
-    fkv_status status =
-        fkv_seq_save(r->session.cache, r->session.seq, r->prompt.tokens, (uint32_t)r->prompt.n, r->o->save_prefix);
+    fkv_status status = fkv_seq_save(r->session.cache, r->session.seq, r->prompt.tokens, r->session.length, r->o->save_prefix);
     return status == FKV_OK ? EXIT_GOOD : cli_fail_status(status);
 }
 
@@ -176,17 +201,29 @@ static int open_session(run *r) {
     return r->o->prefix != NULL ? load_prefix(r) : session_begin(&r->session);
 }
 
-static int prefill(run *r, const float **logits) {
-    size_t n = r->prompt.n - r->session.length;
+/* The prompt up to `end`; logits where that is all of it. */
+static int feed_prompt(run *r, size_t end, const float **logits, progress_bar *progress) {
     uint32_t before = r->session.length;
-    progress_bar progress = progress_begin("prefill", n);
+    if (before >= end) return EXIT_GOOD;
     double start = kit_seconds();
-    int code = session_feed(&r->session, r->prompt.tokens + before, n, logits, &progress);
-    r->prefill_seconds = kit_seconds() - start;
-    r->n_prefilled = r->session.length - before;
+    int code = session_feed(&r->session, r->prompt.tokens + before, end - before, end == r->prompt.n ? logits : NULL, progress);
+    r->prefill_seconds += kit_seconds() - start;
+    r->n_prefilled += r->session.length - before;
+    return code;
+}
+
+/* In two parts where something is saved in between: a windowed layer may let go of what the file needs in the next step. */
+static int prefill(run *r, const float **logits) {
+    progress_bar progress = progress_begin("prefill", r->prompt.n - r->session.length);
+    int code = EXIT_GOOD;
+    if (r->o->save_prefix != NULL) {
+        code = feed_prompt(r, r->n_prefix, logits, &progress);
+        if (code == EXIT_GOOD) code = save_prefix(r);
+    }
+    if (code == EXIT_GOOD) code = feed_prompt(r, r->prompt.n, logits, &progress);
     progress_end(&progress);
     look_at_memory(r);
-    return code == EXIT_GOOD ? save_prefix(r) : code;
+    return code;
 }
 
 /* ---- the report ---- */
@@ -254,17 +291,17 @@ static int converse(run *r) {
     return code == EXIT_GOOD ? conversation_hold(&r->generation, r->chat, r->o->system) : code;
 }
 
-static int work(run *r, const text_buffer *content) {
+static int work(run *r, const prompt_parts *parts) {
     const run_options *o = r->o;
     process_memory before = {0};
     (void)process_memory_now(&before);
     r->start_bytes = before.anonymous_bytes;
-    int code = model_options_load(&o->model, &r->model);
+    int code = model_options_load(&o->model, false, &r->model);
     if (code != EXIT_GOOD) return code;
     r->about = fkv_model_about(r->model);
     r->chat = r->about->has_chat && !o->raw;
     look_at_memory(r);
-    code = make_prompt(r, content);
+    code = make_prompt(r, parts);
     if (code == EXIT_GOOD) code = open_sampler(r);
     if (code == EXIT_GOOD) code = open_session(r);
     if (code != EXIT_GOOD) return code;
@@ -297,7 +334,7 @@ int cli_run(int argc, char **argv) {
         {"top-k", 0, OPTION_U32, &o.top_k, INT32_MAX, "N", "0: off (0)"},
         {"top-p", 0, OPTION_REAL, &o.top_p, 0, "X", "1: off (1)"},
         {"min-p", 0, OPTION_REAL, &o.min_p, 0, "X", "0: off (0)"},
-        {"save-prefix", 0, OPTION_TEXT, &o.save_prefix, 0, "FILE", "keep the pages of the prompt"},
+        {"save-prefix", 0, OPTION_TEXT, &o.save_prefix, 0, "FILE", "keep the pages of the prompt, whatever is asked about it"},
         {"prefix", 0, OPTION_TEXT, &o.prefix, 0, "FILE",
          "load such pages instead of computing them; the prompt must begin with\nthe saved one, or be left out to go on from it"},
         {0}};
@@ -307,10 +344,11 @@ int cli_run(int argc, char **argv) {
     if (!good_options(&o)) return EXIT_USAGE;
     cli_catch_interrupts();
     run r = {.o = &o};
-    text_buffer content = {0};
-    code = read_prompt(&o, &content); /* first: a mistake there should not wait for a large model */
-    if (code == EXIT_GOOD) code = work(&r, &content);
-    text_free(&content);
+    prompt_parts parts = {0};
+    code = read_prompt(&o, &parts); /* first: a mistake there should not wait for a large model */
+    if (code == EXIT_GOOD) code = work(&r, &parts);
+    text_free(&parts.document);
+    text_free(&parts.question);
     generation_free(&r.generation);
     token_list_free(&r.prompt);
     session_close(&r.session);

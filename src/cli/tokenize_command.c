@@ -80,7 +80,7 @@ int cli_tokenize(int argc, char **argv) {
     fkv_model *model = NULL;
     text_buffer content = {0};
     token_list list = {0};
-    code = model_options_load(&usual, &model);
+    code = model_options_load(&usual, true, &model);
     if (code == EXIT_GOOD && o.prompt != NULL) text_add(&content, o.prompt, strlen(o.prompt));
     if (code == EXIT_GOOD && o.prompt == NULL) code = text_read(&content, o.file != NULL ? o.file : "-");
     unsigned flags = (o.bos ? (unsigned)FKV_TOKENIZE_BOS : 0) | (o.special ? (unsigned)FKV_TOKENIZE_SPECIAL : 0);

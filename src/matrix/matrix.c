@@ -1,48 +1,31 @@
-/* Panels of weights: sizes, filling a row in, reading one back. See matrix.h.
+/* Panels of weights: sizes, filling a row in, reading one back. See matrix.h; the layout is that of panels.h.
  *
- * A row of a panel is scattered: quad q of a group lies at q * 64 + 4 * lane, its scale and bias in two runs of halves behind the
- * codes. Everything here is plain C and runs at load or for one row; product.c is what runs at every step.
+ * Everything here is plain C and runs at load or for one row; product.c is what runs at every step.
  */
-#include "matrix.h"
+#include "matrix_form.h"
 
 #include "../codec/half.h"
 
-enum {
-    QUAD = 4,                         /* columns in a dword */
-    LINE_BYTES = 4 * FKV_PANEL_ROWS,  /* one dword of every row */
-    HALVES_BYTES = 2 * FKV_PANEL_ROWS /* one half of every row */
-};
+enum { QUAD = 4, UNIT_QUADS = FKV_UNIT_COLS / QUAD };
 
-static bool is_affine(fkv_matrix_kind kind) { return kind == FKV_MATRIX_AFFINE4 || kind == FKV_MATRIX_AFFINE8; }
-
-static uint32_t bits_of(fkv_matrix_kind kind) { return kind == FKV_MATRIX_AFFINE4 ? 4 : 8; }
-
-static uint32_t float_bytes(fkv_matrix_kind kind) { return kind == FKV_MATRIX_F32 ? 4 : 2; }
-
-static uint32_t code_bytes(const fkv_matrix *m) { return m->group * bits_of(m->kind) / 8 * FKV_PANEL_ROWS; }
-
-static uint32_t group_bytes(const fkv_matrix *m) { return code_bytes(m) + 2 * HALVES_BYTES; }
+static fkv_panel_layout layout_of(const fkv_matrix *m) { return fkv_panel_layout_of(fkv_matrix_form(m->kind)); }
 
 fkv_status fkv_matrix_make(fkv_matrix_kind kind, uint32_t group, uint32_t n_rows, uint32_t n_cols, fkv_matrix *matrix) {
-    FKV_REQUIRE(n_rows > 0 && n_cols > 0 && n_cols % 32 == 0, FKV_UNSUPPORTED,
-                "a matrix of %u rows and %u columns; it needs at least one row, and columns that are a multiple of 32", n_rows,
-                n_cols);
     FKV_REQUIRE(kind >= FKV_MATRIX_AFFINE4 && kind <= FKV_MATRIX_F32, FKV_UNSUPPORTED, "there is no matrix of kind %d",
                 (int)kind);
-    bool group_fits = is_affine(kind) ? group == 32 || (group == 16 && kind == FKV_MATRIX_AFFINE8) : group == 0;
-    FKV_REQUIRE(group_fits, FKV_UNSUPPORTED,
-                "a group of %u columns for a matrix of kind %d; 4-bit codes have 32, 8-bit ones 16 or 32, floats 0", group,
-                (int)kind);
+    FKV_REQUIRE(n_rows > 0 && n_cols > 0 && n_cols % FKV_UNIT_COLS == 0, FKV_UNSUPPORTED,
+                "a matrix of %u rows and %u columns; it needs at least one row, and columns that are a multiple of %d", n_rows,
+                n_cols, FKV_UNIT_COLS);
+    fkv_panel_layout layout = fkv_panel_layout_of(fkv_matrix_form(kind));
+    FKV_REQUIRE(group == layout.group, FKV_UNSUPPORTED, "groups of %u columns for a matrix of kind %d, which has groups of %u",
+                group, (int)kind, layout.group);
     *matrix = (fkv_matrix){.kind = kind, .group = group, .n_rows = n_rows, .n_cols = n_cols};
-    if (is_affine(kind))
-        matrix->panel_bytes = (uint64_t)(n_cols / group) * group_bytes(matrix);
-    else
-        matrix->panel_bytes = (uint64_t)n_cols * float_bytes(kind) * FKV_PANEL_ROWS;
+    matrix->panel_bytes = fkv_panel_bytes(layout, n_cols);
     return FKV_OK;
 }
 
 uint64_t fkv_matrix_bytes(const fkv_matrix *matrix) {
-    return fkv_ceil_div(matrix->n_rows, FKV_PANEL_ROWS) * matrix->panel_bytes; /* below 2^28 * 2^38 */
+    return fkv_ceil_div(matrix->n_rows, FKV_PANEL_ROWS) * matrix->panel_bytes; /* below 2^28 * 2^39 */
 }
 
 static uint8_t *panel_of(const fkv_matrix *m, uint32_t row) {
@@ -50,8 +33,34 @@ static uint8_t *panel_of(const fkv_matrix *m, uint32_t row) {
     return m->panels + row / FKV_PANEL_ROWS * m->panel_bytes;
 }
 
-/* Where column c of a group has its byte; 4-bit codes of the second half share the bytes of the first. */
-static size_t byte_of(uint32_t lane, uint32_t column) { return (size_t)column / QUAD * LINE_BYTES + lane * QUAD + column % QUAD; }
+/* ---- codes ---- */
+
+/* Byte k of one row in every line of a unit, from its 8 codes 4 apart. line: where the row has byte k of the first line. */
+static void put_bytes(uint32_t bits, const uint8_t *codes, uint8_t *line) {
+    if (bits == 8) {
+        for (uint32_t j = 0; j < UNIT_QUADS; j++) line[j * FKV_LINE_BYTES] = codes[j * QUAD];
+        return;
+    }
+    for (uint32_t j = 0; j < 4; j++) line[j * FKV_LINE_BYTES] = (uint8_t)((codes[j * QUAD] & 15) | codes[(j + 4) * QUAD] << 4);
+    uint32_t upper = bits - 4; /* bits of a code that are in the lines behind */
+    uint32_t per_byte = 8 / (upper == 0 ? 8 : upper);
+    for (uint32_t first = 0; upper > 0 && first < UNIT_QUADS; first += per_byte) {
+        uint32_t byte = 0;
+        for (uint32_t i = 0; i < per_byte; i++) byte |= (uint32_t)(codes[(first + i) * QUAD] >> 4) << i * upper;
+        line[(4 + first / per_byte) * FKV_LINE_BYTES] = (uint8_t)byte;
+    }
+}
+
+/* The code of quad j in those bytes. */
+static uint32_t code_at(uint32_t bits, uint32_t j, const uint8_t *line) {
+    if (bits == 8) return line[j * FKV_LINE_BYTES];
+    uint32_t low = (uint32_t)line[j % 4 * FKV_LINE_BYTES] >> j / 4 * 4 & 15;
+    uint32_t upper = bits - 4;
+    if (upper == 0) return low;
+    uint32_t per_byte = 8 / upper;
+    uint32_t byte = line[(4 + j / per_byte) * FKV_LINE_BYTES];
+    return low | (byte >> j % per_byte * upper & ((1u << upper) - 1)) << 4;
+}
 
 static void put_half(uint8_t *halves, uint32_t lane, float x) {
     uint16_t h = fkv_f32_to_f16(x);
@@ -65,23 +74,38 @@ static float half_at(const uint8_t *halves, uint32_t lane) {
 }
 
 void fkv_matrix_set_codes(fkv_matrix *matrix, uint32_t row, const uint8_t *codes, const float *scales, const float *biases) {
-    FKV_ASSERT(is_affine(matrix->kind));
+    FKV_ASSERT(matrix->group != 0);
+    fkv_panel_layout layout = layout_of(matrix);
     uint32_t lane = row % FKV_PANEL_ROWS;
-    uint32_t half = matrix->group / 2;
-    uint8_t *at = panel_of(matrix, row);
-    for (uint32_t g = 0; g < matrix->n_cols / matrix->group; g++, at += group_bytes(matrix), codes += matrix->group) {
-        if (matrix->kind == FKV_MATRIX_AFFINE8)
-            for (uint32_t c = 0; c < matrix->group; c++) at[byte_of(lane, c)] = codes[c];
-        else
-            for (uint32_t c = 0; c < half; c++) at[byte_of(lane, c)] = (uint8_t)((codes[c] & 15) | codes[c + half] << 4);
-        put_half(at + code_bytes(matrix), lane, scales[g]);
-        put_half(at + code_bytes(matrix) + HALVES_BYTES, lane, biases[g]);
+    uint8_t *line = panel_of(matrix, row) + (size_t)lane * QUAD;
+    uint8_t *halves = panel_of(matrix, row) + fkv_panel_code_bytes(layout, matrix->n_cols);
+    for (uint32_t c = 0; c < matrix->n_cols; c += FKV_UNIT_COLS, line += (size_t)layout.bits * FKV_LINE_BYTES)
+        for (uint32_t k = 0; k < QUAD; k++) put_bytes(layout.bits, codes + c + k, line + k);
+    for (uint32_t g = 0; g < matrix->n_cols / layout.group; g++, halves += fkv_panel_group_bytes(layout)) {
+        put_half(halves, lane, scales[g]);
+        if (layout.biased) put_half(halves + FKV_HALVES_BYTES, lane, biases[g]);
     }
 }
 
+static void get_coded_row(const fkv_matrix *m, uint32_t row, float *out) {
+    fkv_panel_layout layout = layout_of(m);
+    uint32_t lane = row % FKV_PANEL_ROWS;
+    const uint8_t *panel = panel_of(m, row);
+    const uint8_t *halves = panel + fkv_panel_code_bytes(layout, m->n_cols);
+    for (uint32_t c = 0; c < m->n_cols; c++) {
+        const uint8_t *line = panel + (size_t)(c / FKV_UNIT_COLS) * layout.bits * FKV_LINE_BYTES + (size_t)lane * QUAD;
+        const uint8_t *group = halves + c / layout.group * fkv_panel_group_bytes(layout);
+        float scale = half_at(group, lane);
+        float bias = layout.biased ? half_at(group + FKV_HALVES_BYTES, lane) : -(float)(1u << (layout.bits - 1)) * scale;
+        out[c] = scale * (float)code_at(layout.bits, c % FKV_UNIT_COLS / QUAD, line + c % QUAD) + bias;
+    }
+}
+
+/* ---- floats ---- */
+
 void fkv_matrix_set_floats(fkv_matrix *matrix, uint32_t row, const void *numbers) {
-    FKV_ASSERT(!is_affine(matrix->kind));
-    size_t size = float_bytes(matrix->kind);
+    FKV_ASSERT(matrix->group == 0);
+    size_t size = layout_of(matrix).bits / 8;
     uint8_t *to = panel_of(matrix, row) + row % FKV_PANEL_ROWS * size;
     const uint8_t *from = numbers;
     if (size == 2)
@@ -90,30 +114,12 @@ void fkv_matrix_set_floats(fkv_matrix *matrix, uint32_t row, const void *numbers
         for (uint32_t c = 0; c < matrix->n_cols; c++) memcpy(to + (size_t)c * 4 * FKV_PANEL_ROWS, from + 4 * (size_t)c, 4);
 }
 
-static void get_affine_row(const fkv_matrix *m, uint32_t row, float *out) {
-    uint32_t lane = row % FKV_PANEL_ROWS;
-    uint32_t half = m->group / 2;
-    const uint8_t *at = panel_of(m, row);
-    for (uint32_t g = 0; g < m->n_cols / m->group; g++, at += group_bytes(m), out += m->group) {
-        float scale = half_at(at + code_bytes(m), lane);
-        float bias = half_at(at + code_bytes(m) + HALVES_BYTES, lane);
-        for (uint32_t c = 0; c < m->group; c++) {
-            uint32_t code;
-            if (m->kind == FKV_MATRIX_AFFINE8)
-                code = at[byte_of(lane, c)];
-            else
-                code = c < half ? at[byte_of(lane, c)] & 15u : (uint32_t)at[byte_of(lane, c - half)] >> 4;
-            out[c] = scale * (float)code + bias;
-        }
-    }
-}
-
 void fkv_matrix_get_row(const fkv_matrix *matrix, uint32_t row, float *out) {
-    if (is_affine(matrix->kind)) {
-        get_affine_row(matrix, row, out);
+    if (matrix->group != 0) {
+        get_coded_row(matrix, row, out);
         return;
     }
-    size_t size = float_bytes(matrix->kind);
+    size_t size = layout_of(matrix).bits / 8;
     const uint8_t *from = panel_of(matrix, row) + row % FKV_PANEL_ROWS * size;
     for (uint32_t c = 0; c < matrix->n_cols; c++, from += size * FKV_PANEL_ROWS) {
         uint16_t h;

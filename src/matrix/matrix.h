@@ -2,14 +2,14 @@
  *
  * A matrix [R rows, C columns] is cut into panels of 16 rows, because 16 is the number of lanes: in a panel four columns of one
  * row (a quad) are one dword, and the dwords of the 16 rows lie side by side, which is what the score kernels make of a tile of
- * keys before they use it (kernels_avx512vnni.c), what the dot products of every instruction set read, and the layout of a tile
- * of AMX. For each group of columns a panel holds the codes, then 16 scales, then 16 biases (f16): value = scale * code + bias.
+ * keys before they use it (kernels_vnni.h), what the dot products of every instruction set read, and the layout of a tile of AMX.
+ * The layout in full is in src/attn/cpu/panels.h.
  *
- *   AFFINE8, AFFINE4: groups of 16 (AFFINE8 only) or 32. 4-bit bytes hold in the low half a column of the group's first half and
- *   in the high half one of its second half.
- *   F16, BF16, F32: no groups; 16 rows side by side for each column.
+ *   AFFINE4                 value = scale * code + bias, groups of 32: 20 bytes for 32 weights
+ *   CENTERED4, 5, 6, 8      value = scale * (code - 2 ^ (bits - 1)), groups of 32 (CENTERED6: 16): 18, 22, 28, 34 bytes
+ *   F16, BF16, F32          no groups
  *
- * Rows are padded to a whole panel (with zeros); columns must be a multiple of 32.
+ * Scales and biases are f16. Rows are padded to a whole panel (with zeros); columns must be a multiple of 32.
  *
  * For every row of activations the product is a function of that row and the matrix alone, to the last bit.
  */
@@ -20,7 +20,10 @@
 
 typedef enum fkv_matrix_kind {
     FKV_MATRIX_AFFINE4,
-    FKV_MATRIX_AFFINE8,
+    FKV_MATRIX_CENTERED4,
+    FKV_MATRIX_CENTERED5,
+    FKV_MATRIX_CENTERED6,
+    FKV_MATRIX_CENTERED8,
     FKV_MATRIX_F16,
     FKV_MATRIX_BF16,
     FKV_MATRIX_F32
@@ -37,11 +40,12 @@ typedef struct fkv_matrix {
     uint8_t *panels; /* [ceil(R / 16), panel_bytes], 64-byte aligned; owned by whoever made it */
 } fkv_matrix;
 
-/* Fills in all but `panels`; FKV_UNSUPPORTED, with the numbers, for columns that do not fit. */
+/* Fills in all but `panels`; FKV_UNSUPPORTED, with the numbers, for columns that do not fit or a group that is not the kind's. */
 fkv_status fkv_matrix_make(fkv_matrix_kind kind, uint32_t group, uint32_t n_rows, uint32_t n_cols, fkv_matrix *matrix);
 uint64_t fkv_matrix_bytes(const fkv_matrix *matrix);
 
-/* Rows may be set by several threads at once if they are of different panels. Panels must be zeroed before. */
+/* Rows may be set by several threads at once if they are of different panels. Panels must be zeroed before. Centered kinds do not
+ * look at biases. */
 void fkv_matrix_set_codes(fkv_matrix *matrix, uint32_t row, const uint8_t *codes /* [C], one each */,
                           const float *scales /* [C / group] */, const float *biases /* [C / group] */);
 void fkv_matrix_set_floats(fkv_matrix *matrix, uint32_t row, const void *numbers /* [C] of the kind's own type */);

@@ -4,12 +4,10 @@
  * tokens pass over them. How the work is cut changes no bit of a result (kernels.h promises it for each row), so the cut is free
  * to depend on the number of threads.
  */
-#include "matrix.h"
+#include "matrix_form.h"
 
 #include "../attn/attn.h"
 #include "../attn/cpu/kernels.h"
-
-_Static_assert((int)FKV_PANEL_ROWS == (int)FKV_PANEL_LANES, "panels are as wide as the kernels read them");
 
 enum {
     ITEM_BYTES = 128 * 1024, /* of weights: half a core's cache in most machines, and long enough to be worth handing out */
@@ -36,19 +34,13 @@ typedef struct job {
     cut cuts[FKV_MAX_PRODUCTS];
 } job;
 
-static const fkv_panel_form form_of[] = {
-    [FKV_MATRIX_AFFINE4] = FKV_PANEL_AFFINE4, [FKV_MATRIX_AFFINE8] = FKV_PANEL_AFFINE8, [FKV_MATRIX_F16] = FKV_PANEL_F16,
-    [FKV_MATRIX_BF16] = FKV_PANEL_BF16,       [FKV_MATRIX_F32] = FKV_PANEL_F32,
-};
-
 uint64_t fkv_product_input_bytes(uint32_t n_tokens, uint32_t n_cols) { return fkv_activation_bytes(n_tokens, n_cols); }
 
 /* Tokens [token, token + n_tokens), panels [panel, panel + n_panels), all of them whole. */
 static void whole_panels(const job *j, const fkv_product *p, uint32_t panel, uint32_t n_panels, uint32_t token, uint32_t n_tokens,
                          float *out, size_t out_stride) {
     const fkv_matrix *m = p->matrix;
-    fkv_panels panels = {.form = form_of[m->kind],
-                         .group = m->group,
+    fkv_panels panels = {.form = fkv_matrix_form(m->kind),
                          .n_cols = m->n_cols,
                          .n_panels = n_panels,
                          .panel_bytes = m->panel_bytes,

@@ -40,14 +40,22 @@ float fkv_architecture_local_base(const fkv_architecture *architecture, const fk
     return architecture->rope_base_local != 0.0f ? architecture->rope_base_local : hparams->rope_base;
 }
 
+/* Not behind a norm, which would undo what is known of the bias, nor under a soft cap, which shifts do not pass. */
+bool fkv_architecture_centers_keys(const fkv_architecture *architecture, const fkv_hparams *hparams) {
+    return architecture->qkv_bias && !architecture->qk_norm && hparams->softcap == 0.0f;
+}
+
 fkv_status fkv_architecture_rope_id(const fkv_architecture *architecture, const fkv_hparams *hparams, char rope_id[64]) {
     char local[32] = "";
     char scale[32] = "";
+    char center[24] = "";
     if (has_windows(architecture, hparams))
         (void)snprintf(local, sizeof local, " local=%.9g", (double)fkv_architecture_local_base(architecture, hparams));
     if (hparams->rope_scale != 1.0f) (void)snprintf(scale, sizeof scale, " scale=%.9g", (double)hparams->rope_scale);
-    int length = snprintf(rope_id, 64, "%s dim=%u base=%.9g%s%s", hparams->rope_interleaved ? "pairs" : "neox", hparams->rope_dim,
-                          (double)hparams->rope_base, local, scale);
+    if (fkv_architecture_centers_keys(architecture, hparams))
+        (void)snprintf(center, sizeof center, " center=%u", hparams->context);
+    int length = snprintf(rope_id, 64, "%s dim=%u base=%.9g%s%s%s", hparams->rope_interleaved ? "pairs" : "neox",
+                          hparams->rope_dim, (double)hparams->rope_base, local, scale, center);
     FKV_REQUIRE(length > 0 && length < 64, FKV_UNSUPPORTED, "the RoPE of this model takes %d characters to name and 63 are kept",
                 length);
     return FKV_OK;

@@ -34,6 +34,12 @@ uint32_t fkv_architecture_window(const fkv_architecture *architecture, const fkv
 float fkv_architecture_local_base(const fkv_architecture *architecture, const fkv_hparams *hparams);
 
 /* RoPE in words, for page files: style, numbers that rotate, bases, scale. FKV_UNSUPPORTED if it takes more words than fit. */
+/* Whether keys are stored less a vector that is the same for every token of a head: the mean over the context of what RoPE makes
+ * of the K bias. A score loses the same for every key, so softmax gives the same weights; what is lost is the range that a few
+ * large biases (Qwen2 has some of several hundred, in pairs that hardly turn) would take from all other numbers of their group.
+ */
+bool fkv_architecture_centers_keys(const fkv_architecture *architecture, const fkv_hparams *hparams);
+
 fkv_status fkv_architecture_rope_id(const fkv_architecture *architecture, const fkv_hparams *hparams, char rope_id[64]);
 
 #endif

@@ -19,6 +19,7 @@ typedef struct pass {
     const fkv_model_layer *layer;
     const float *next_norm; /* of the layer that follows, or the final one */
     uint32_t rope;          /* of the layer: FKV_ROPE_ */
+    const float *k_center;  /* of the layer, or NULL */
     uint32_t n_rows;        /* T; in the last layer, behind attention, those asked for */
     uint32_t n_asked;
 } pass;
@@ -62,7 +63,7 @@ static void begin_row(const pass *p, uint32_t row) {
         fkv_rope_angles(r->positions[row], r->frequencies[i], r->n_pairs, r->cosines[i] + at, r->sines[i] + at);
 }
 
-static void turn_heads(const pass *p, uint32_t row, float *heads, uint32_t n_heads, const float *norm) {
+static void turn_heads(const pass *p, uint32_t row, float *heads, uint32_t n_heads, const float *norm, const float *center) {
     const fkv_runner *r = p->r;
     const fkv_hparams *h = r->model->hparams;
     const float *cosines = r->cosines[p->rope] + (size_t)row * r->n_pairs;
@@ -75,6 +76,7 @@ static void turn_heads(const pass *p, uint32_t row, float *heads, uint32_t n_hea
         else
             p->r->ops->rope_halves(head, cosines, sines, r->n_pairs);
     }
+    for (uint32_t i = 0; center != NULL && i < n_heads * h->head_dim; i++) heads[i] -= center[i];
     fkv_heads_spread(heads, n_heads, h->head_dim, r->head_pad);
 }
 
@@ -83,8 +85,8 @@ static void heads_row(const pass *p, uint32_t row) {
     const fkv_runner *r = p->r;
     const fkv_hparams *h = r->model->hparams;
     size_t kv = (size_t)row * h->n_kv_heads * r->head_pad;
-    turn_heads(p, row, r->q + (size_t)row * h->n_q_heads * r->head_pad, h->n_q_heads, p->layer->q_norm);
-    turn_heads(p, row, r->k + kv, h->n_kv_heads, p->layer->k_norm);
+    turn_heads(p, row, r->q + (size_t)row * h->n_q_heads * r->head_pad, h->n_q_heads, p->layer->q_norm, NULL);
+    turn_heads(p, row, r->k + kv, h->n_kv_heads, p->layer->k_norm, p->k_center);
     fkv_heads_spread(r->v + kv, h->n_kv_heads, h->head_dim, r->head_pad);
 }
 
@@ -169,6 +171,7 @@ static void add_ffn(const pass *p) {
 static fkv_status run_layers(pass *p, fkv_step *step) {
     const fkv_model *m = p->r->model;
     uint32_t n_layers = m->hparams->n_layers;
+    uint32_t kv_dim = m->hparams->n_kv_heads * m->hparams->head_dim;
     p->next_norm = m->layers[0].attn_norm;
     run_rows(p, begin_row);
     for (uint32_t i = 0; i < n_layers; i++) {
@@ -176,6 +179,7 @@ static fkv_status run_layers(pass *p, fkv_step *step) {
         p->layer = &m->layers[i];
         p->next_norm = last ? m->final_norm : m->layers[i + 1].attn_norm;
         p->rope = fkv_architecture_window(m->architecture, m->hparams, i) != 0 ? FKV_ROPE_LOCAL : FKV_ROPE_GLOBAL;
+        p->k_center = p->r->k_centers != NULL ? p->r->k_centers + (size_t)i * kv_dim : NULL;
         multiply_qkv(p);
         run_rows(p, heads_row);
         FKV_TRY(fkv_write(step, i, p->r->k, p->r->v));

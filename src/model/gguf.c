@@ -117,8 +117,8 @@ static fkv_status read_hparams(const fkv_gguf_values *values, fkv_weights *weigh
     fkv_hparams *hparams = &weights->hparams;
     fkv_bytes text = {0};
     FKV_TRY(fkv_gguf_get_string(values, "general.architecture", &text));
-    FKV_REQUIRE(text.size > 0 && text.size < FKV_MAX_ARCHITECTURE && memchr(text.data, 0, text.size) == NULL, FKV_FILE_FORMAT,
-                "general.architecture is '%s': %s", fkv_show(text).text, values->path);
+    FKV_REQUIRE(text.size < FKV_MAX_ARCHITECTURE && fkv_is_plain(text), FKV_FILE_FORMAT, "general.architecture is '%s': %s",
+                fkv_show(text).text, values->path);
     fkv_show_into(text, weights->architecture, sizeof weights->architecture);
     text = (fkv_bytes){0};
     FKV_TRY(fkv_gguf_get_string(values, "general.name", &text));
@@ -234,8 +234,7 @@ static fkv_status take_tensor(fkv_gguf_reader *reader, fkv_tensor *tensor, uint6
 
 static fkv_status refuse_factors(const fkv_tensor *tensor, const char *path) {
     FKV_REQUIRE(strncmp(tensor->name, "rope_f", 6) != 0, FKV_UNSUPPORTED,
-                "tensor %s: RoPE with factors of its own is not supported, only linear scaling is: %s",
-                fkv_show_text(tensor->name).text, path);
+                "tensor %s: RoPE with factors of its own is not supported, only linear scaling is: %s", tensor->name, path);
     return FKV_OK;
 }
 
@@ -246,10 +245,10 @@ static fkv_status place_tensors(fkv_weights *weights, const uint64_t *spans, con
         const uint64_t offset = spans[(size_t)2 * i];
         const uint64_t bytes = spans[(size_t)2 * i + 1];
         FKV_REQUIRE(offset % alignment == 0, FKV_FILE_DAMAGED, "tensor %s begins at %" PRIu64 ", not a multiple of %u: %s",
-                    fkv_show_text(tensor->name).text, offset, alignment, path);
+                    tensor->name, offset, alignment, path);
         FKV_REQUIRE(offset <= data_bytes && bytes <= data_bytes - offset, FKV_FILE_DAMAGED,
                     "tensor %s needs %" PRIu64 " bytes at %" PRIu64 ", the file has %" PRIu64 "; is the download complete? %s",
-                    fkv_show_text(tensor->name).text, bytes, offset, data_bytes, path);
+                    tensor->name, bytes, offset, data_bytes, path);
         tensor->data = data + offset;
     }
     return FKV_OK;

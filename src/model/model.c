@@ -274,9 +274,10 @@ static fkv_status load_weights(load *l) {
     FKV_TRY(check_all_known(l));
     FKV_REQUIRE(!l->carve.overflow, FKV_UNSUPPORTED, "the weights of this model do not fit 64 bits");
     uint64_t bytes = fkv_align_up(l->carve.used, fkv_os_page_bytes());
+    m->info.packed_bytes = bytes;
+    if (m->config.plan_only) return FKV_OK;
     FKV_TRY(check_fits(bytes));
     FKV_TRY(fkv_map_open(bytes, true, &m->packed));
-    m->info.packed_bytes = bytes;
     l->carve = (fkv_carve){.base = m->packed, .size = bytes};
     return repack_all(l, m->config.n_threads != 0 ? m->config.n_threads : fkv_cpu_count());
 }

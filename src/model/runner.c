@@ -11,8 +11,13 @@
 #include <math.h>
 
 fkv_runner_config fkv_runner_config_default(void) {
-    return (fkv_runner_config){
-        .max_seqs = 1, .max_step_tokens = 512, .max_logit_rows = 1, .k = {8, 64}, .v = {4, 64}, .page_tokens = 64};
+    return (fkv_runner_config){.max_seqs = 1,
+                               .max_step_tokens = 512,
+                               .max_logit_rows = 1,
+                               .k = {8, 64},
+                               .v = {4, 64},
+                               .rotate = FKV_ROTATE_KV,
+                               .page_tokens = 64};
 }
 
 /* ---- the cache a model needs ---- */
@@ -31,6 +36,14 @@ static void bound_context(const fkv_runner_config *c, fkv_layer_config *layer) {
     if (c->max_kv == 0 || (layer->window != 0 && layer->window <= c->max_kv)) return;
     layer->window = c->max_kv;
     layer->n_sinks = c->n_sinks;
+}
+
+/* Rotation spreads outliers over a group before it is rounded: 16 bits have no groups. A value that is none is left to the
+ * cache's check. */
+static fkv_rotate rotation_of(const fkv_runner_config *c) {
+    if ((unsigned)c->rotate > FKV_ROTATE_KV) return c->rotate;
+    unsigned quantized = (c->k.bits != 16 ? FKV_ROTATE_K : 0u) | (c->v.bits != 16 ? FKV_ROTATE_V : 0u);
+    return (fkv_rotate)((unsigned)c->rotate & quantized);
 }
 
 /* The configuration of the runner with its zeros resolved, and that of its cache. layers: [FKV_MAX_LAYERS], used by *cache. */
@@ -59,7 +72,7 @@ static fkv_status configure(const fkv_model *model, fkv_runner_config *c, fkv_la
     *cache = fkv_config_default();
     cache->n_layers = h->n_layers;
     cache->layers = layers;
-    cache->rotate = c->rotate;
+    cache->rotate = rotation_of(c);
     cache->rotation_seed = c->rotation_seed;
     cache->page_tokens = c->page_tokens;
     cache->max_tokens = c->max_tokens;
@@ -90,6 +103,8 @@ static void layout(fkv_carve *carve, fkv_runner *r) {
         r->cosines[i] = FKV_CARVE(carve, (uint64_t)t * r->n_pairs, float);
         r->sines[i] = FKV_CARVE(carve, (uint64_t)t * r->n_pairs, float);
     }
+    if (fkv_architecture_centers_keys(r->model->architecture, h))
+        r->k_centers = FKV_CARVE(carve, (uint64_t)h->n_layers * h->n_kv_heads * h->head_dim, float);
     r->x = FKV_CARVE(carve, (uint64_t)t * r->dim_pad, float);
     r->h = FKV_CARVE(carve, (uint64_t)t * r->dim_pad, float);
     r->q = FKV_CARVE(carve, (uint64_t)t * h->n_q_heads * r->head_pad, float);
@@ -170,9 +185,34 @@ static void fill_frequencies(fkv_runner *r) {
     }
 }
 
+/* The mean of exp(i w p) over the positions p of the context is sin(a) / a in the direction a, with a = w context / 2: about 1
+ * for pairs that hardly turn, about 0 for those that go round. The rows of cosines and sines are not in use yet. */
+static void fill_centers(fkv_runner *r) {
+    const fkv_model *m = r->model;
+    const fkv_hparams *h = m->hparams;
+    uint32_t kv_dim = h->n_kv_heads * h->head_dim;
+    for (uint32_t i = 0; i < h->n_layers; i++) {
+        uint32_t rope = fkv_architecture_window(m->architecture, h, i) != 0 ? FKV_ROPE_LOCAL : FKV_ROPE_GLOBAL;
+        float *cosines = r->cosines[rope];
+        float *sines = r->sines[rope];
+        for (uint32_t pair = 0; pair < r->n_pairs; pair++) {
+            double a = r->frequencies[rope][pair] * h->context / 2.0;
+            double size = a > 0.0 ? sin(a) / a : 1.0;
+            cosines[pair] = (float)(size * cos(a));
+            sines[pair] = (float)(size * sin(a));
+        }
+        float *center = r->k_centers + (size_t)i * kv_dim;
+        memcpy(center, m->layers[i].k_bias, kv_dim * sizeof *center);
+        for (uint32_t head = 0; head < h->n_kv_heads; head++)
+            (h->rope_interleaved ? r->ops->rope_pairs : r->ops->rope_halves)(center + (size_t)head * h->head_dim, cosines, sines,
+                                                                             r->n_pairs);
+    }
+}
+
 fkv_status fkv_runner_open(const fkv_model *model, const fkv_runner_config *config, fkv_runner **runner) {
     FKV_REQUIRE(model != NULL && config != NULL && runner != NULL, FKV_BAD_ARGUMENT,
                 "fkv_runner_open: model, config or runner is NULL");
+    FKV_REQUIRE(!model->config.plan_only, FKV_BAD_STATE, "the model was loaded to plan with (plan_only): load it again");
     fkv_layer_config layers[FKV_MAX_LAYERS];
     fkv_runner_config c = *config;
     fkv_config cache_config;
@@ -197,6 +237,7 @@ fkv_status fkv_runner_open(const fkv_model *model, const fkv_runner_config *conf
     r->ops = fkv_vector_ops_for(c.isa);
     r->bytes = plan.activations_bytes;
     fill_frequencies(r);
+    if (r->k_centers != NULL) fill_centers(r);
     *runner = r;
     return FKV_OK;
 }

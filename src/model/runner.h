@@ -38,15 +38,16 @@ struct fkv_runner {
     double *frequencies[FKV_N_ROPES]; /* [n_pairs] */
     float *cosines[FKV_N_ROPES];      /* [T, n_pairs] */
     float *sines[FKV_N_ROPES];
-    float *x;        /* [T, dim_pad] what layers add to */
-    float *h;        /* [T, dim_pad] what products of the layer read, then what they give */
-    float *q;        /* [T, H, head_pad] queries, then what attention gives */
-    float *k, *v;    /* [T, G, head_pad] */
-    float *gate;     /* [T, ffn_pad] */
-    float *up;       /* [T, ffn_pad] */
-    float *gathered; /* [T, q_pad] where heads lie apart, else NULL */
-    void *input;     /* of products */
-    float *logits;   /* [max_logit_rows, n_vocab] */
+    float *k_centers; /* [n_layers, G, D] what is taken off every key, or NULL: see fkv_architecture_centers_keys() */
+    float *x;         /* [T, dim_pad] what layers add to */
+    float *h;         /* [T, dim_pad] what products of the layer read, then what they give */
+    float *q;         /* [T, H, head_pad] queries, then what attention gives */
+    float *k, *v;     /* [T, G, head_pad] */
+    float *gate;      /* [T, ffn_pad] */
+    float *up;        /* [T, ffn_pad] */
+    float *gathered;  /* [T, q_pad] where heads lie apart, else NULL */
+    void *input;      /* of products */
+    float *logits;    /* [max_logit_rows, n_vocab] */
 };
 
 #endif

@@ -187,7 +187,7 @@ static fkv_status list_index(const json_t *index, const char *path, file_list *l
 static fkv_status read_shards(fkv_weights *weights, const char *folder, const file_list *list) {
     for (size_t i = 0; i < list->n; i++) {
         char path[MAX_PATH];
-        fkv_mapped mapped;
+        fkv_mapped mapped = {0};
         FKV_TRY(join(folder, list->names[i], path));
         FKV_TRY(fkv_weights_map(weights, path, &mapped));
         FKV_TRY(fkv_safetensors_read(weights, mapped.bytes, mapped.size, path));
@@ -222,7 +222,7 @@ static fkv_status read_indexed(fkv_weights *weights, const char *folder, const c
 
 /* Maps a JSON file only for as long as it is read. */
 static fkv_status read_index(const char *path, json_t **index) {
-    fkv_mapped mapped;
+    fkv_mapped mapped = {0};
     fkv_weights *holder = fkv_weights_new();
     FKV_REQUIRE(holder != NULL, FKV_NO_MEMORY, "no memory to read %s", path);
     fkv_status status = fkv_weights_map(holder, path, &mapped);
@@ -270,7 +270,7 @@ static void name_after_folder(fkv_weights *weights, const char *folder) {
 
 fkv_status fkv_safetensors_open(fkv_weights *weights, const char *folder) {
     char path[MAX_PATH];
-    fkv_mapped config;
+    fkv_mapped config = {0};
     file_list list = {0};
     bool has_config = false;
     FKV_TRY(is_there(folder, "config.json", &has_config));

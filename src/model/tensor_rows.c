@@ -116,12 +116,12 @@ static const block_format FORMATS[] = {
     [FKV_TENSOR_F32] = {NULL, FKV_MATRIX_F32, 4, 1, 0},
     [FKV_TENSOR_F16] = {NULL, FKV_MATRIX_F16, 2, 1, 0},
     [FKV_TENSOR_BF16] = {NULL, FKV_MATRIX_BF16, 2, 1, 0},
-    [FKV_TENSOR_Q4_0] = {unpack_q4_0, FKV_MATRIX_AFFINE4, Q4_0_BYTES, 32, 32},
+    [FKV_TENSOR_Q4_0] = {unpack_q4_0, FKV_MATRIX_CENTERED4, Q4_0_BYTES, 32, 32},
     [FKV_TENSOR_Q4_1] = {unpack_q4_1, FKV_MATRIX_AFFINE4, Q4_1_BYTES, 32, 32},
-    [FKV_TENSOR_Q5_0] = {unpack_q5_0, FKV_MATRIX_AFFINE8, Q5_0_BYTES, 32, 32},
-    [FKV_TENSOR_Q8_0] = {unpack_q8_0, FKV_MATRIX_AFFINE8, Q8_0_BYTES, 32, 32},
+    [FKV_TENSOR_Q5_0] = {unpack_q5_0, FKV_MATRIX_CENTERED5, Q5_0_BYTES, 32, 32},
+    [FKV_TENSOR_Q8_0] = {unpack_q8_0, FKV_MATRIX_CENTERED8, Q8_0_BYTES, 32, 32},
     [FKV_TENSOR_Q4_K] = {unpack_q4_k, FKV_MATRIX_AFFINE4, Q4_K_BYTES, 256, 32},
-    [FKV_TENSOR_Q6_K] = {unpack_q6_k, FKV_MATRIX_AFFINE8, Q6_K_BYTES, 256, 16},
+    [FKV_TENSOR_Q6_K] = {unpack_q6_k, FKV_MATRIX_CENTERED6, Q6_K_BYTES, 256, 16},
 };
 
 /* ---- rows ---------------------------------------------------------------------------------------------------- */

@@ -11,8 +11,8 @@
 #include "../matrix/matrix.h"
 #include "weights.h"
 
-/* The kind and group a tensor is packed as: Q4_0, Q4_1, Q4_K -> AFFINE4/32; Q5_0, Q8_0 -> AFFINE8/32; Q6_K -> AFFINE8/16; floats
- * as they are. */
+/* The kind and group a tensor is packed as: Q4_1, Q4_K -> AFFINE4; Q4_0, Q5_0, Q8_0 -> CENTERED4, 5, 8; Q6_K -> CENTERED6 with
+ * groups of 16, all others of 32; floats as they are. */
 fkv_matrix_kind fkv_tensor_matrix_kind(const fkv_tensor *tensor, uint32_t *group);
 
 /* codes: [C], scales and biases: [C / group], for the affine kinds: scale * code + bias is the number once scale and bias are

@@ -38,6 +38,12 @@ const char *fkv_tensor_type_name(fkv_tensor_type type) { return FORMATS[type].na
 
 /* ---- strangers' texts ---------------------------------------------------------------------------------------- */
 
+bool fkv_is_plain(fkv_bytes text) {
+    for (size_t i = 0; i < text.size; i++)
+        if (text.data[i] < 0x21 || text.data[i] > 0x7e) return false;
+    return text.size > 0;
+}
+
 void fkv_show_into(fkv_bytes bytes, char *out, size_t capacity) {
     const bool whole = bytes.size < capacity;
     const size_t n = whole ? bytes.size : capacity - sizeof "...";
@@ -110,8 +116,8 @@ fkv_status fkv_weights_reserve(fkv_weights *weights, uint64_t n_more, fkv_tensor
 fkv_status fkv_tensor_describe(fkv_tensor *tensor, fkv_bytes name, fkv_tensor_type type, const uint64_t *dims, uint32_t n_dims,
                                const char *path, uint64_t *bytes) {
     const tensor_format *format = &FORMATS[type];
-    FKV_REQUIRE(name.size > 0 && name.size < FKV_MAX_TENSOR_NAME && memchr(name.data, 0, name.size) == NULL, FKV_FILE_DAMAGED,
-                "a tensor's name of %zu bytes (1 to %d without a zero can be): '%s': %s", name.size, FKV_MAX_TENSOR_NAME - 1,
+    FKV_REQUIRE(name.size < FKV_MAX_TENSOR_NAME && fkv_is_plain(name), FKV_FILE_DAMAGED,
+                "a tensor's name of %zu bytes, not 1 to %d plain letters: '%s': %s", name.size, FKV_MAX_TENSOR_NAME - 1,
                 fkv_show(name).text, path);
     memcpy(tensor->name, name.data, name.size);
     tensor->name[name.size] = 0;
@@ -119,19 +125,19 @@ fkv_status fkv_tensor_describe(fkv_tensor *tensor, fkv_bytes name, fkv_tensor_ty
     uint64_t n_rows = 1;
     for (uint32_t d = 0; d < n_dims; d++)
         FKV_REQUIRE(dims[d] > 0 && dims[d] <= UINT32_MAX, FKV_FILE_DAMAGED, "tensor %s has a dimension of %" PRIu64 ": %s",
-                    fkv_show(name).text, dims[d], path);
+                    tensor->name, dims[d], path);
     for (uint32_t d = 0; d + 1 < n_dims; d++) {
         n_rows *= dims[d]; /* both below 2^32 */
-        FKV_REQUIRE(n_rows <= UINT32_MAX, FKV_FILE_DAMAGED, "tensor %s has more than 2^32 rows: %s", fkv_show(name).text, path);
+        FKV_REQUIRE(n_rows <= UINT32_MAX, FKV_FILE_DAMAGED, "tensor %s has more than 2^32 rows: %s", tensor->name, path);
     }
     const uint64_t n_cols = n_dims == 0 ? 1 : dims[n_dims - 1];
     FKV_REQUIRE(n_cols % format->block_cols == 0, FKV_FILE_DAMAGED, "tensor %s has rows of %" PRIu64 ", %s has blocks of %u: %s",
-                fkv_show(name).text, n_cols, format->name, format->block_cols, path);
+                tensor->name, n_cols, format->name, format->block_cols, path);
     tensor->n_rows = (uint32_t)n_rows;
     tensor->n_cols = (uint32_t)n_cols;
     tensor->row_bytes = n_cols / format->block_cols * format->block_bytes;
     FKV_REQUIRE(!fkv_mul_overflows(n_rows, tensor->row_bytes, bytes), FKV_FILE_DAMAGED,
-                "tensor %s of %" PRIu64 " x %" PRIu64 " is larger than any file: %s", fkv_show(name).text, n_rows, n_cols, path);
+                "tensor %s of %" PRIu64 " x %" PRIu64 " is larger than any file: %s", tensor->name, n_rows, n_cols, path);
     return FKV_OK;
 }
 
@@ -154,11 +160,10 @@ static fkv_status check_places(const fkv_tensor **order, uint32_t n, const char 
     for (uint32_t i = 0; i < n; i++) {
         const fkv_tensor *tensor = order[i];
         FKV_REQUIRE((uintptr_t)tensor->data % FORMATS[tensor->type].align == 0, FKV_UNSUPPORTED,
-                    "tensor %s is not aligned to %u bytes; write the file again with a current tool: %s",
-                    fkv_show_text(tensor->name).text, FORMATS[tensor->type].align, path);
+                    "tensor %s is not aligned to %u bytes; write the file again with a current tool: %s", tensor->name,
+                    FORMATS[tensor->type].align, path);
         FKV_REQUIRE(i == 0 || (uintptr_t)order[i - 1]->data + tensor_bytes(order[i - 1]) <= (uintptr_t)tensor->data,
-                    FKV_FILE_DAMAGED, "tensors %s and %s overlap: %s", fkv_show_text(order[i - 1]->name).text,
-                    fkv_show_text(tensor->name).text, path);
+                    FKV_FILE_DAMAGED, "tensors %s and %s overlap: %s", order[i - 1]->name, tensor->name, path);
     }
     return FKV_OK;
 }
@@ -167,7 +172,7 @@ static fkv_status index_names(fkv_weights *weights, const fkv_tensor **order, co
     qsort(order, weights->n_tensors, sizeof *order, compare_names);
     for (uint32_t i = 0; i < weights->n_tensors; i++) {
         FKV_REQUIRE(i == 0 || compare_names(&order[i - 1], &order[i]) != 0, FKV_FILE_DAMAGED, "tensor %s is there twice: %s",
-                    fkv_show_text(order[i]->name).text, path);
+                    order[i]->name, path);
         weights->by_name[i] = (uint32_t)(order[i] - weights->tensors);
     }
     return FKV_OK;
@@ -196,7 +201,7 @@ static fkv_status open_into(fkv_weights *weights, const char *path) {
     struct stat about;
     FKV_REQUIRE(stat(path, &about) == 0, FKV_IO, "%s: %s", strerror(errno), path);
     if (S_ISDIR(about.st_mode)) return fkv_safetensors_open(weights, path);
-    fkv_mapped mapped;
+    fkv_mapped mapped = {0};
     FKV_TRY(fkv_weights_map(weights, path, &mapped));
     return fkv_gguf_read(weights, mapped.bytes, mapped.size, path);
 }

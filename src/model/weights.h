@@ -23,7 +23,7 @@ typedef enum fkv_tensor_type {
 enum { FKV_MAX_TENSOR_NAME = 128 };
 
 typedef struct fkv_tensor {
-    char name[FKV_MAX_TENSOR_NAME]; /* GGUF's names for both kinds of file: "blk.3.attn_q.weight", "token_embd.weight" */
+    char name[FKV_MAX_TENSOR_NAME]; /* GGUF's names for both kinds of file: "blk.3.attn_q.weight"; printable */
     fkv_tensor_type type;
     uint32_t n_rows;     /* 1 for a vector */
     uint32_t n_cols;     /* consecutive in memory */

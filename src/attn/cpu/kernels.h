@@ -10,10 +10,11 @@
 #define FKV_KERNELS_H
 
 #include "../../codec/codec.h"
+#include "panels.h"
 
 enum {
     FKV_TILE_TOKENS = 64, /* scores of a row in a tile lie this far apart */
-    FKV_TILE_ROWS = 64,   /* rows of a tile, unless one KV head serves more query heads than that */
+    FKV_TILE_ROWS = 128,  /* rows of a tile, unless one KV head serves more query heads than that */
     FKV_MAX_TILE_ROWS = FKV_MAX_HEADS_PER_KV
 };
 
@@ -38,14 +39,11 @@ FKV_INLINE uint64_t fkv_prepared_bytes(uint64_t n_rows, uint64_t dim) {
     return n_rows * (3 * dim + dim / 8 + 4) + 5 * 64 + 15 * dim;
 }
 
-/* Weights in panels of 16 rows; src/matrix/matrix.h has their layout. */
-typedef enum fkv_panel_form { FKV_PANEL_AFFINE4, FKV_PANEL_AFFINE8, FKV_PANEL_F16, FKV_PANEL_BF16, FKV_PANEL_F32 } fkv_panel_form;
+enum { FKV_BLOCK_TOKENS = 16 };
 
-enum { FKV_PANEL_LANES = 16, FKV_BLOCK_TOKENS = 16 };
-
+/* Some panels of one matrix. */
 typedef struct fkv_panels {
     fkv_panel_form form;
-    uint32_t group; /* columns that share a scale: 16 or 32; 0 for floats */
     uint32_t n_cols;
     uint32_t n_panels;
     uint64_t panel_bytes;
@@ -91,7 +89,7 @@ struct fkv_cpu_kernels {
     /* fkv_codec_encode(), bit for bit. */
     void (*encode)(const fkv_codec *codec, const float *x, uint8_t *const part[FKV_N_PARTS]);
 
-    /* What product() wants of tokens [token, token + n_tokens) for affine panels beside their floats; NULL: nothing. */
+    /* What product() wants of tokens [token, token + n_tokens) for packed panels beside their floats; NULL: nothing. */
     void (*prepare_tokens)(const fkv_activations *in, uint32_t token, uint32_t n_tokens);
 
     /* out[t][16 p + r] = row r of panel p . x[token + t], for n_tokens tokens from `token` on and every panel. token: a multiple

@@ -90,48 +90,55 @@ FKV_INLINE vf row_maxima(vf x[BLOCK_ROWS]) {
 
 /* ---- scores ---- */
 
-/* The keys of a tile: for each 16 tokens and each chunk of the head dimension (one unit, or two where groups are larger), quads
- * of codes as unit_quads() makes them; and for each chunk, scales and biases, a lane for each token. */
-typedef struct key_blocks {
-    uint32_t n_chunks;
-    uint32_t units;                                           /* of a chunk */
-    alignas(64) uint8_t codes[MAX_KEY_UNITS][UNIT_QUADS][64]; /* [16 tokens, unit] */
-    alignas(64) float scale[MAX_UNITS][FKV_TILE_TOKENS];      /* [chunk] */
-    alignas(64) float bias[MAX_UNITS][FKV_TILE_TOKENS];
-} key_blocks;
+/* The keys of a tile, in turns: one chunk of 16 tokens each (one unit of the head dimension, or two where groups are larger), all
+ * chunks of the same tokens first. */
+typedef struct key_turn {
+    uint32_t token;
+    uint32_t chunk;
+    uint32_t at;                /* number along the head dimension */
+    const uint8_t (*codes)[64]; /* quads of it, as unit_quads() makes them */
+    alignas(64) float scale[LANE_TOKENS];
+    alignas(64) float bias[LANE_TOKENS];
+} key_turn;
 
-FKV_INLINE void keys_open(int bits, key_blocks *keys, const tile *t, uint32_t n_tokens) {
+/* One tile of keys and the rows that look at it. */
+typedef struct score_job {
+    int_queries queries;
+    uint32_t dim;
+    uint32_t n_rows;
+    uint32_t n_turns;
+    uint32_t n_chunks;
+    float *scores;
+    key_turn turns[MAX_KEY_UNITS];
+    alignas(64) uint8_t codes[MAX_KEY_UNITS][UNIT_QUADS][64];
+    block_sums sums[2][N_BYTES]; /* of this turn and of the one before */
+} score_job;
+
+FKV_INLINE void keys_open(int bits, score_job *j, const tile *t, uint32_t n_tokens) {
     uint32_t n_units = t->n_units * 16 / UNIT_NUMBERS;
-    keys->units = chunk_units(1u << t->group_shift);
-    keys->n_chunks = n_units / keys->units;
+    uint32_t units = chunk_units(1u << t->group_shift);
+    uint32_t n = 0; /* units */
+    j->n_turns = 0;
+    j->n_chunks = n_units / units;
     for (uint32_t token = 0; token < n_tokens; token += LANE_TOKENS) {
-        for (uint32_t unit = 0; unit < n_units; unit++) {
+        for (uint32_t unit = 0; unit < n_units; unit++, n++) {
             __m512i quads[UNIT_QUADS];
             const uint8_t *codes = t->codes + (size_t)token * t->row_bytes + (size_t)unit * UNIT_NUMBERS * (size_t)bits / 8;
             unit_quads(bits, codes, t->row_bytes, quads);
             FKV_UNROLL
-            for (int j = 0; j < UNIT_QUADS; j++)
-                _mm512_store_si512(keys->codes[token / LANE_TOKENS * n_units + unit][j], quads[j]);
-        }
-        for (uint32_t c = 0; c < keys->n_chunks; c++) {
-            uint32_t group = c * keys->units * UNIT_NUMBERS >> t->group_shift;
-            vf_store(keys->scale[c] + token, token_lanes(t->scales, t->n_groups, group, token));
-            vf_store(keys->bias[c] + token, token_lanes(t->biases, t->n_groups, group, token));
+            for (int i = 0; i < UNIT_QUADS; i++) _mm512_store_si512(j->codes[n][i], quads[i]);
+            if (unit % units != 0) continue;
+            key_turn *turn = &j->turns[j->n_turns++];
+            uint32_t group = unit * UNIT_NUMBERS >> t->group_shift;
+            turn->token = token;
+            turn->chunk = unit / units;
+            turn->at = unit * UNIT_NUMBERS;
+            turn->codes = j->codes[n];
+            vf_store(turn->scale, token_lanes(t->scales, t->n_groups, group, token));
+            vf_store(turn->bias, token_lanes(t->biases, t->n_groups, group, token));
         }
     }
 }
-
-/* One tile of keys and the rows that look at it. Blocks of 16 rows x 16 tokens, the tokens of one block of rows first. */
-typedef struct score_job {
-    key_blocks keys;
-    int_queries queries;
-    uint32_t dim;
-    uint32_t n_rows;
-    uint32_t n_token_blocks;
-    uint32_t n_blocks;
-    float *scores;
-    block_sums sums[MAX_UNITS][N_BYTES]; /* of one block */
-} score_job;
 
 /* Tiles 0-2: sums of the high, low and rest bytes, 3-5: the other set of them; 6: a byte of the queries; 7: codes. */
 static void score_tiles_open(uint32_t units) {
@@ -142,85 +149,93 @@ static void score_tiles_open(uint32_t units) {
     fkv_tiles_open(&shapes);
 }
 
-/* Where the sums of low and rest bytes start: the latter never become negative, and what that adds to the whole is taken away
- * beforehand. One row, for all rows of a tile. */
-enum { REST_START = 1 << 30, LOW_START = -(REST_START >> 8) };
-#define ROW_OF(x) {x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}
-static alignas(64) const int32_t low_start[16] = ROW_OF(LOW_START);
-static alignas(64) const int32_t rest_start[16] = ROW_OF(REST_START);
+/* Rows [begin, end) from `row` on, as int_scores_chunk() ends. */
+FKV_INLINE void scores_from(const score_job *j, const key_turn *turn, const block_sums sums[N_BYTES], uint32_t row,
+                            uint32_t begin, uint32_t end) {
+    const float *step = j->queries.step + row;
+    const float *q_sum = j->queries.sum + (size_t)row * j->n_chunks + turn->chunk;
+    size_t n_chunks = j->n_chunks;
+    vf scale = vf_load(turn->scale);
+    vf bias = vf_load(turn->bias);
+    __mmask16 later = turn->chunk == 0 ? 0 : 0xffff;
+    float *to = j->scores + (size_t)row * FKV_TILE_TOKENS + turn->token;
+    FKV_UNROLL
+    for (uint32_t r = begin; r < end; r++) {
+        __m512i sum = _mm512_add_epi32(times_256(sums_of(&sums[0], r)), sums_of(&sums[1], r));
+        sum = _mm512_add_epi32(sum, _mm512_srai_epi32(sums_of(&sums[2], r), 8));
+        vf score = vf_fma(bias, vf_set(q_sum[r * n_chunks]), _mm512_maskz_loadu_ps(later, to + r * FKV_TILE_TOKENS));
+        vf_store(to + r * FKV_TILE_TOKENS, vf_fma(_mm512_cvtepi32_ps(sum), vf_mul(scale, vf_set(step[r])), score));
+    }
+}
 
-#define SCORE_PRODUCTS(a, b, c)                                                                                                  \
+/* With each byte of the queries, the next turn's sum is started, this turn's stored, and a third of the rows of the one before
+ * become floats. So no instruction waits long for another, and the matrix unit works beside the vector units. */
+#define SCORE_BYTE(start, stored, byte, bytes)                                                                                   \
     do {                                                                                                                         \
-        _tile_loadd(7, codes, 64);                                                                                               \
-        _tile_loadd(6, j->queries.high + at, j->dim);                                                                            \
-        _tile_zero(a);                                                                                                           \
-        _tile_dpbsud(a, 6, 7);                                                                                                   \
-        _tile_loadd(6, j->queries.low + at, j->dim);                                                                             \
-        _tile_loadd(b, low_start, 0);                                                                                            \
-        _tile_dpbsud(b, 6, 7);                                                                                                   \
-        _tile_loadd(6, j->queries.rest + at, j->dim);                                                                            \
-        _tile_loadd(c, rest_start, 0);                                                                                           \
-        _tile_dpbsud(c, 6, 7);                                                                                                   \
+        _tile_loadd(6, j->queries.bytes + at, j->dim);                                                                           \
+        _tile_zero(start);                                                                                                       \
+        _tile_dpbsud(start, 6, 7);                                                                                               \
+        _tile_stored(stored, to[byte].at, 64);                                                                                   \
+        scores_from(j, before, from, row, fkv_min_u32(n_rows, 5 * (byte)),                                                       \
+                    fkv_min_u32(n_rows, (byte) == 2 ? 16 : 5 * (byte) + 5));                                                     \
     } while (0)
 
-/* Starts the sums of one chunk of a block. */
-FKV_INLINE void start_scores(const score_job *j, uint32_t set, uint32_t block, uint32_t chunk) {
-    const uint8_t(*codes)[64] = j->keys.codes[(block % j->n_token_blocks * j->keys.n_chunks + chunk) * j->keys.units];
-    size_t at = (size_t)(block / j->n_token_blocks) * BLOCK_ROWS * j->dim + (size_t)chunk * j->keys.units * UNIT_NUMBERS;
-    if (set == 0)
-        SCORE_PRODUCTS(0, 1, 2);
-    else
-        SCORE_PRODUCTS(3, 4, 5);
-}
-
-FKV_INLINE void store_scores(uint32_t set, block_sums to[N_BYTES]) {
+/* row, n_rows: of the turn before; at: of the next turn, in the queries. */
+FKV_INLINE void score_turn(score_job *j, int set, const key_turn *before, uint32_t row, uint32_t n_rows, const key_turn *next,
+                           size_t at) {
+    block_sums *to = j->sums[set];
+    const block_sums *from = j->sums[1 - set];
+    _tile_loadd(7, next->codes, 64);
     if (set == 0) {
-        _tile_stored(0, to[0].at, 64);
-        _tile_stored(1, to[1].at, 64);
-        _tile_stored(2, to[2].at, 64);
+        SCORE_BYTE(3, 0, 0, high);
+        SCORE_BYTE(4, 1, 1, low);
+        SCORE_BYTE(5, 2, 2, rest);
     } else {
-        _tile_stored(3, to[0].at, 64);
-        _tile_stored(4, to[1].at, 64);
-        _tile_stored(5, to[2].at, 64);
+        SCORE_BYTE(0, 3, 0, high);
+        SCORE_BYTE(1, 4, 1, low);
+        SCORE_BYTE(2, 5, 2, rest);
     }
 }
 
-/* A block, as int_scores_chunk() ends, chunk by chunk. */
-FKV_INLINE void scores_from(const score_job *j, uint32_t n_chunks, uint32_t block) {
-    const block_sums(*sums)[N_BYTES] = j->sums;
-    uint32_t row = block / j->n_token_blocks * BLOCK_ROWS;
-    uint32_t token = block % j->n_token_blocks * LANE_TOKENS;
-    uint32_t end = fkv_min_u32(BLOCK_ROWS, j->n_rows - row);
-    for (uint32_t r = 0; r < end; r++) {
-        vf score = vf_set(0.0f);
-        vf step = vf_set(j->queries.step[row + r]);
-        const float *q_sum = j->queries.sum + (size_t)(row + r) * n_chunks;
-        FKV_UNROLL
-        for (uint32_t c = 0; c < n_chunks; c++) {
-            __m512i sum = _mm512_add_epi32(times_256(sums_of(&sums[c][0], r)), sums_of(&sums[c][1], r));
-            sum = _mm512_add_epi32(sum, by_256(sums_of(&sums[c][2], r)));
-            score = vf_fma(vf_load(j->keys.bias[c] + token), vf_set(q_sum[c]), score);
-            score = vf_fma(_mm512_cvtepi32_ps(sum), vf_mul(vf_load(j->keys.scale[c] + token), step), score);
-        }
-        vf_store(j->scores + (size_t)(row + r) * FKV_TILE_TOKENS + token, score);
-    }
+static void short_turn(score_job *j, uint32_t set, const key_turn *before, uint32_t row, uint32_t n_rows, const key_turn *next,
+                       size_t at) {
+    if (set == 0)
+        score_turn(j, 0, before, row, n_rows, next, at);
+    else
+        score_turn(j, 1, before, row, n_rows, next, at);
 }
 
-FKV_INLINE void score_blocks(score_job *j, const tile *t, uint32_t n_chunks) {
+static void score_turns(score_job *j, const tile *t, uint32_t n_tokens) {
+    uint32_t n_blocks = fkv_ceil_div(j->n_rows, BLOCK_ROWS);
+    const key_turn *before = j->turns;
+    const key_turn *end = j->turns + j->n_turns;
+    uint32_t row = 0; /* of before */
+    uint32_t n_rows = 0;
     uint32_t set = 0;
-    start_scores(j, 0, 0, 0);
-    for (uint32_t block = 0; block < j->n_blocks; block++) {
-        for (uint32_t c = 0; c < n_chunks; c++) {
-            if (c + 1 < n_chunks)
-                start_scores(j, 1 - set, block, c + 1);
-            else if (block + 1 < j->n_blocks)
-                start_scores(j, 1 - set, block + 1, 0);
-            store_scores(set, j->sums[c]);
+    short_turn(j, 1, before, 0, 0, j->turns, 0); /* nothing is before, and what it stores is not read */
+    for (uint32_t block = 0; block < n_blocks; block++) {
+        size_t first = (size_t)block * BLOCK_ROWS * j->dim;
+        fetch_share(t, n_tokens, block, n_blocks);
+        for (const key_turn *turn = j->turns; turn < end; turn++) {
+            const key_turn *next = turn + 1;
+            size_t at = first + next->at;
+            if (next == end) { /* behind the last block, this one is done once more and left */
+                next = j->turns;
+                at = block + 1 < n_blocks ? first + (size_t)BLOCK_ROWS * j->dim : first;
+            }
+            if (n_rows < BLOCK_ROWS)
+                short_turn(j, set, before, row, n_rows, next, at);
+            else if (set == 0)
+                score_turn(j, 0, before, row, BLOCK_ROWS, next, at);
+            else
+                score_turn(j, 1, before, row, BLOCK_ROWS, next, at);
             set = 1 - set;
+            before = turn;
+            row = block * BLOCK_ROWS;
+            n_rows = fkv_min_u32(BLOCK_ROWS, j->n_rows - row);
         }
-        scores_from(j, n_chunks, block);
-        fetch_share(t, j->n_token_blocks * LANE_TOKENS, block, j->n_blocks);
     }
+    scores_from(j, before, j->sums[1 - set], row, 0, n_rows);
 }
 
 static void amx_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], const uint8_t *next, uint32_t n_tokens,
@@ -233,22 +248,15 @@ static void amx_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_P
     score_job j;
     j.dim = codec->dim;
     j.n_rows = n_rows;
-    j.n_token_blocks = fkv_ceil_div(n_tokens, LANE_TOKENS);
-    j.n_blocks = fkv_ceil_div(n_rows, BLOCK_ROWS) * j.n_token_blocks;
     j.scores = scores;
     j.queries = queries_in((void *)(uintptr_t)prepared, n_rows, j.dim);
-    tile_open(&t, codec, part, next, j.n_token_blocks * LANE_TOKENS);
+    tile_open(&t, codec, part, next, (uint32_t)fkv_align_up(n_tokens, LANE_TOKENS));
     if (codec->bits == 8)
-        keys_open(8, &j.keys, &t, n_tokens);
+        keys_open(8, &j, &t, n_tokens);
     else
-        keys_open(4, &j.keys, &t, n_tokens);
-    score_tiles_open(j.keys.units);
-    switch (j.keys.n_chunks) {
-    case 1: score_blocks(&j, &t, 1); break;
-    case 2: score_blocks(&j, &t, 2); break;
-    case 4: score_blocks(&j, &t, 4); break;
-    default: score_blocks(&j, &t, j.keys.n_chunks); break;
-    }
+        keys_open(4, &j, &t, n_tokens);
+    score_tiles_open(chunk_units(codec->group));
+    score_turns(&j, &t, n_tokens);
     fkv_tiles_close();
 }
 
@@ -386,12 +394,18 @@ FKV_INLINE __m512i high_bytes(packed_words x) {
                                _mm512_srli_epi16(_mm512_add_epi16(x.words23, half), 8));
 }
 
-/* As weigh() does row by row. n_vecs: vectors of tokens that a row has. zero: the group's, in the order of packs. */
-FKV_INLINE void weigh_block(uint32_t n_vecs, row_weights *w, const token_facts *f, uint32_t group, __m512i zero, const float *p,
+/* As weigh() does row by row. n_vecs: vectors of tokens that a row has. */
+FKV_INLINE void weigh_block(uint32_t n_vecs, row_weights *w, const token_facts *f, uint32_t group, const float *p,
                             uint32_t n_rows) {
+    __m512i zeros[4];
+    FKV_UNROLL
+    for (uint32_t b = 0; b < 4; b++) zeros[b] = _mm512_cvtepu8_epi32(load16(f->zero[group] + b * 16));
+    __m512i zero = low_bytes(pack_words(zeros));
     vf largest[BLOCK_ROWS];
     vf offset[BLOCK_ROWS];
     vf taken[BLOCK_ROWS]; /* of whole numbers */
+    alignas(64) float weight[BLOCK_ROWS][FKV_TILE_TOKENS];
+    enum { LARGER_SIZE = 0x0b }; /* of _mm512_range_ps: the larger of both, without signs */
     FKV_UNROLL
     for (uint32_t r = 0; r < BLOCK_ROWS; r++) largest[r] = offset[r] = taken[r] = vf_set(0.0f);
     for (uint32_t r = 0; r < n_rows; r++) {
@@ -401,7 +415,9 @@ FKV_INLINE void weigh_block(uint32_t n_vecs, row_weights *w, const token_facts *
         FKV_UNROLL
         for (uint32_t b = 0; b < n_vecs; b++) {
             vf probability = vf_load(row + b * 16);
-            most = vf_max(most, _mm512_abs_ps(vf_mul(probability, vf_load(f->scale[group] + b * 16))));
+            vf product = vf_mul(probability, vf_load(f->scale[group] + b * 16));
+            vf_store(weight[r] + b * 16, product);
+            most = _mm512_range_ps(most, product, LARGER_SIZE);
             sum = vf_fma(probability, vf_load(f->offset[group] + b * 16), sum);
         }
         largest[r] = most;
@@ -413,14 +429,12 @@ FKV_INLINE void weigh_block(uint32_t n_vecs, row_weights *w, const token_facts *
     vf_store(w->step, vf_div(most, vf_set(LARGEST)));
     vf_store(w->offset, row_sums(offset));
     for (uint32_t r = 0; r < n_rows; r++) {
-        const float *row = p + (size_t)r * FKV_TILE_TOKENS;
         __m512i whole[4];
         FKV_UNROLL
         for (uint32_t b = 0; b < 4; b++) {
             whole[b] = _mm512_setzero_si512();
             if (b >= n_vecs) continue;
-            vf weight = vf_mul(vf_load(row + b * 16), vf_load(f->scale[group] + b * 16));
-            whole[b] = _mm512_cvtps_epi32(vf_mul(weight, vf_set(inverse[r])));
+            whole[b] = _mm512_cvtps_epi32(vf_mul(vf_load(weight[r] + b * 16), vf_set(inverse[r])));
         }
         packed_words words = pack_words(whole);
         __m512i high = high_bytes(words);
@@ -447,21 +461,22 @@ typedef struct value_job {
     uint32_t n_blocks; /* of rows */
     const float *p;
     float *out;
+    block_sums sums[2][2]; /* of this turn and of the one before */
 } value_job;
 
 FKV_INLINE uint32_t block_rows(uint32_t n_rows, uint32_t block) { return fkv_min_u32(BLOCK_ROWS, n_rows - block * BLOCK_ROWS); }
 
-static void weigh_group(value_job *j, uint32_t group, row_weights *of_blocks) {
-    __m512i zero[4];
-    for (uint32_t b = 0; b < 4; b++) zero[b] = _mm512_cvtepu8_epi32(load16(j->facts.zero[group] + b * 16));
-    __m512i zeros = low_bytes(pack_words(zero));
+/* The weights of one block of rows for n groups from `group` on, a block's apart. */
+static void weigh_rows(value_job *j, uint32_t block, uint32_t group, uint32_t n) {
+    const float *p = j->p + (size_t)block * BLOCK_ROWS * FKV_TILE_TOKENS;
     uint32_t n_vecs = fkv_ceil_div(j->n_tokens, 16);
-    for (uint32_t block = 0; block < j->n_blocks; block++) {
-        const float *p = j->p + (size_t)block * BLOCK_ROWS * FKV_TILE_TOKENS;
+    uint32_t n_rows = block_rows(j->n_rows, block);
+    for (uint32_t g = 0; g < n; g++) {
+        row_weights *w = &j->weights[g * j->n_blocks + block];
         if (n_vecs == 4)
-            weigh_block(4, &of_blocks[block], &j->facts, group, zeros, p, block_rows(j->n_rows, block));
+            weigh_block(4, w, &j->facts, group + g, p, n_rows);
         else
-            weigh_block(n_vecs, &of_blocks[block], &j->facts, group, zeros, p, block_rows(j->n_rows, block));
+            weigh_block(n_vecs, w, &j->facts, group + g, p, n_rows);
     }
 }
 
@@ -473,61 +488,93 @@ static void value_tiles_open(void) {
     fkv_tiles_open(&shapes);
 }
 
-/* Starts the sums of a block of rows with 16 numbers of the group, the next after which the weights of another block come. */
-FKV_INLINE void start_values(const value_job *j, uint32_t set, const row_weights *w, uint32_t first, uint32_t step) {
-    if (step == 0) {
-        _tile_loadd(4, w->high, 64);
-        _tile_loadd(5, w->low, 64);
-    }
-    _tile_loadd(6, j->values.codes[first + step], 64);
-    if (set == 0) {
-        _tile_zero(0);
-        _tile_dpbsud(0, 4, 6);
-        _tile_zero(1);
-        _tile_dpbsud(1, 5, 6);
-    } else {
-        _tile_zero(2);
-        _tile_dpbsud(2, 4, 6);
-        _tile_zero(3);
-        _tile_dpbsud(3, 5, 6);
-    }
+/* A turn: 16 numbers of one group for a block of rows. */
+typedef struct value_turn {
+    const row_weights *weights;
+    const uint8_t (*codes)[64];
+    float *out; /* of the first row */
+    uint32_t n_rows;
+} value_turn;
+
+FKV_INLINE value_turn turn_at(const value_job *j, const row_weights *of_blocks, uint32_t first, uint32_t block, uint32_t step) {
+    return (value_turn){&of_blocks[block], j->values.codes[first + step],
+                        j->out + (size_t)block * BLOCK_ROWS * j->dim + (size_t)(first + step) * 16, block_rows(j->n_rows, block)};
 }
 
-FKV_INLINE void store_values(uint32_t set, block_sums to[2]) {
-    if (set == 0) {
-        _tile_stored(0, to[0].at, 64);
-        _tile_stored(1, to[1].at, 64);
-    } else {
-        _tile_stored(2, to[0].at, 64);
-        _tile_stored(3, to[1].at, 64);
-    }
-}
-
-/* As int_values_row() ends. out: of the first row, at the numbers that the sums are of. */
-FKV_INLINE void add_values(const row_weights *w, const block_sums sums[2], uint32_t n_rows, uint32_t dim, float *out) {
-    for (uint32_t r = 0; r < n_rows; r++) {
+/* Rows [begin, end) of a turn, as int_values_row() ends. */
+FKV_INLINE void add_values(const value_turn *turn, const block_sums sums[2], uint32_t dim, uint32_t begin, uint32_t end) {
+    const row_weights *w = turn->weights;
+    FKV_UNROLL
+    for (uint32_t r = begin; r < end; r++) {
         __m512i sum = _mm512_add_epi32(times_256(sums_of(&sums[0], r)), sums_of(&sums[1], r));
         sum = _mm512_sub_epi32(sum, _mm512_set1_epi32(w->zero[r]));
         vf x = vf_fma(_mm512_cvtepi32_ps(sum), vf_set(w->step[r]), vf_set(w->offset[r]));
-        float *to = out + (size_t)r * dim;
+        float *to = turn->out + (size_t)r * dim;
         vf_store(to, vf_add(vf_load(to), x));
     }
 }
 
-static void values_group(const value_job *j, uint32_t group, const row_weights *of_blocks) {
-    block_sums sums[2];
-    uint32_t first = group * j->group_steps;
-    uint32_t n = j->n_blocks * j->group_steps;
-    fkv_tiles_see_stores();
-    start_values(j, 0, of_blocks, first, 0);
-    for (uint32_t i = 0; i < n; i++) {
-        uint32_t block = i / j->group_steps;
-        uint32_t step = i % j->group_steps;
-        if (i + 1 < n) start_values(j, (i + 1) % 2, &of_blocks[(i + 1) / j->group_steps], first, (i + 1) % j->group_steps);
-        store_values(i % 2, sums);
-        add_values(&of_blocks[block], sums, block_rows(j->n_rows, block), j->dim,
-                   j->out + (size_t)block * BLOCK_ROWS * j->dim + (size_t)(first + step) * 16);
+/* As score_turn(): with each byte of the weights the next turn is started, this one stored, half of the one before added. */
+#define VALUE_BYTE(start, weights, stored, byte)                                                                                 \
+    do {                                                                                                                         \
+        _tile_zero(start);                                                                                                       \
+        _tile_dpbsud(start, weights, 6);                                                                                         \
+        _tile_stored(stored, to[byte].at, 64);                                                                                   \
+        add_values(before, from, j->dim, fkv_min_u32(n_rows, 8 * (byte)), fkv_min_u32(n_rows, 8 * (byte) + 8));                  \
+    } while (0)
+
+FKV_INLINE void value_step(value_job *j, int set, const value_turn *before, uint32_t n_rows, const value_turn *next, bool other) {
+    block_sums *to = j->sums[set];
+    const block_sums *from = j->sums[1 - set];
+    if (other) {
+        _tile_loadd(4, next->weights->high, 64);
+        _tile_loadd(5, next->weights->low, 64);
     }
+    _tile_loadd(6, next->codes, 64);
+    if (set == 0) {
+        VALUE_BYTE(2, 4, 0, 0);
+        VALUE_BYTE(3, 5, 1, 1);
+    } else {
+        VALUE_BYTE(0, 4, 2, 0);
+        VALUE_BYTE(1, 5, 3, 1);
+    }
+}
+
+static void short_step(value_job *j, uint32_t set, const value_turn *before, uint32_t n_rows, const value_turn *next,
+                       bool other) {
+    if (set == 0)
+        value_step(j, 0, before, n_rows, next, other);
+    else
+        value_step(j, 1, before, n_rows, next, other);
+}
+
+static void values_group(value_job *j, uint32_t group, const row_weights *of_blocks) {
+    uint32_t first = group * j->group_steps;
+    value_turn before = turn_at(j, of_blocks, first, 0, 0);
+    value_turn now = before;
+    uint32_t n_rows = 0; /* of before */
+    uint32_t set = 0;
+    fkv_tiles_see_stores();
+    short_step(j, 1, &before, 0, &now, true); /* nothing is before, and what it stores is not read */
+    for (uint32_t block = 0; block < j->n_blocks; block++) {
+        for (uint32_t step = 0; step < j->group_steps; step++) {
+            bool other = step + 1 == j->group_steps; /* behind the last block, this one is done once more and left */
+            value_turn next = !other                    ? turn_at(j, of_blocks, first, block, step + 1)
+                              : block + 1 < j->n_blocks ? turn_at(j, of_blocks, first, block + 1, 0)
+                                                        : now;
+            if (n_rows < BLOCK_ROWS)
+                short_step(j, set, &before, n_rows, &next, other);
+            else if (set == 0)
+                value_step(j, 0, &before, BLOCK_ROWS, &next, other);
+            else
+                value_step(j, 1, &before, BLOCK_ROWS, &next, other);
+            set = 1 - set;
+            before = now;
+            now = next;
+            n_rows = before.n_rows;
+        }
+    }
+    add_values(&before, j->sums[1 - set], j->dim, 0, n_rows);
 }
 
 static void amx_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], const uint8_t *next, uint32_t n_tokens,
@@ -555,9 +602,9 @@ static void amx_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_P
     uint32_t at_once = fkv_max_u32(1, MAX_WEIGHTS / j.n_blocks);
     for (uint32_t group = 0; group < t.n_groups; group += at_once) {
         uint32_t n = fkv_min_u32(at_once, t.n_groups - group);
-        for (uint32_t g = 0; g < n; g++) {
-            fetch_share(&t, n_tokens, group + g, t.n_groups);
-            weigh_group(&j, group + g, &j.weights[g * j.n_blocks]);
+        for (uint32_t block = 0; block < j.n_blocks; block++) {
+            if (group == 0) fetch_share(&t, n_tokens, block, j.n_blocks);
+            weigh_rows(&j, block, group, n);
         }
         for (uint32_t g = 0; g < n; g++) values_group(&j, group + g, &j.weights[g * j.n_blocks]);
     }

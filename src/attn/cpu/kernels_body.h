@@ -233,10 +233,11 @@ static void kernel_values(const fkv_codec *codec, const uint8_t *const part[FKV_
 /* What is not a number must come out as such, never as a plausible weight. On x86 the minimum and maximum of a pair with a NaN is
  * the second of the two: bounds come first where a NaN has to pass, second where it has to be left out. */
 
-/* exp(x), within 2 ulp; 0 below -87, exp(88) above 88. Cephes' polynomial. */
+/* exp(x) for x <= 88, within 2 ulp; 0 below -87. Cephes' polynomial. */
 FKV_INLINE vf vf_exp(vf x) {
-    vf clamped = vf_min(vf_set(88.0f), vf_max(vf_set(-87.0f), x));
-    vf n = vf_round(vf_mul(clamped, vf_set(1.44269504088896341f)));
+    vf clamped = vf_max(vf_set(-87.0f), x);
+    vf rounder = vf_set(12582912.0f); /* 1.5 * 2^23: a small number added to it is rounded to a whole one */
+    vf n = vf_sub(vf_fma(clamped, vf_set(1.44269504088896341f), rounder), rounder);
     vf r = vf_fma(n, vf_set(-0.693359375f), clamped);
     r = vf_fma(n, vf_set(2.12194440e-4f), r);
     vf y = vf_set(1.9875691500e-4f);
@@ -245,8 +246,9 @@ FKV_INLINE vf vf_exp(vf x) {
     y = vf_fma(y, r, vf_set(4.1665795894e-2f));
     y = vf_fma(y, r, vf_set(1.6666665459e-1f));
     y = vf_fma(y, r, vf_set(5.0000001201e-1f));
-    y = vf_fma(y, vf_mul(r, r), vf_add(r, vf_set(1.0f)));
-    return vf_zero_below(x, vf_set(-87.0f), vf_mul(y, vf_pow2(n)));
+    y = vf_fma(y, r, vf_set(1.0f));
+    y = vf_fma(y, r, vf_set(1.0f));
+    return vf_zero_below(x, vf_set(-87.0f), vf_times_pow2(y, n));
 }
 
 static float exp_one(float x) {

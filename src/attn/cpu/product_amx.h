@@ -1,67 +1,58 @@
-/* The product of affine panels with blocks of tokens over AMX, with the bits of product_vnni.h: sums of integers are exact in any
- * order, and what happens to a sum afterwards is the same float operations in the same order.
+/* The product of packed panels with blocks of 16 tokens over AMX, with the bits of product_vnni.h: sums of integers are exact in
+ * any order, and what happens to a sum afterwards is the same float operations in the same order.
  *
- * A = the high or the low bytes of up to 16 tokens x the columns of a group; B = the quads of a group, which lie in a panel as a
- * tile wants them (4-bit codes are unpacked first). The matrix unit makes the sums of one group while the vector unit turns
- * those of another into floats; the outputs of 16 tokens x 16 rows stay in registers.
+ * A = the high or the low bytes of 16 tokens x a unit of columns; B = the unit's quads, unpacked to bytes. The matrix unit makes
+ * the sums of one unit while the vector unit turns those of another into floats; the outputs of 16 tokens x 16 rows stay in
+ * registers. Groups smaller than a unit would leave half of every tile empty and are as quick on vectors.
  *
- * A span of columns is unpacked once for all tokens; what has been summed before it waits in out, as the same floats.
+ * A span of columns of some panels is unpacked once for all tokens, and a block's bytes of that span stay in the nearest cache
+ * while the panels pass over them. What has been summed before the span waits in out, as the same floats.
  */
 enum {
-    SPAN_UNITS = 16, /* 16 KiB of bytes of a block of tokens, 8 KiB of unpacked codes of a panel */
+    SPAN_UNITS = 16, /* 16 KiB of a block's bytes, 8 KiB of a panel's codes */
     SPAN_PANELS = 8
 };
 
-/* A span of a panel as the loops below read it: for each group its codes, a byte each, then scales and biases. */
+/* A span of one panel: a byte for each code, and where its scales are. */
 typedef struct span {
-    const uint8_t *codes;
+    alignas(64) uint8_t codes[SPAN_UNITS][UNIT_QUADS][FKV_LINE_BYTES];
     const uint8_t *halves;
-    size_t code_stride; /* from group to group */
-    size_t half_stride;
 } span;
 
-typedef struct span_codes {
-    alignas(64) uint8_t unit[SPAN_UNITS][UNIT_QUADS][QUAD_BYTES];
-} span_codes;
-
-/* The sums of one group with the high bytes, and with the low ones. */
-typedef struct group_sums {
+/* The sums of one unit with the high bytes, and with the low ones. */
+typedef struct unit_sums {
     alignas(64) int32_t high[FKV_TILE_HEIGHT][FKV_PANEL_LANES];
     alignas(64) int32_t low[FKV_TILE_HEIGHT][FKV_PANEL_LANES];
-} group_sums;
+} unit_sums;
 
-/* Groups take turns with two sets of tiles. 0, 1 and 2, 3: sums of the high and the low bytes; 4, 5: those bytes; 6: codes. */
-static void product_tiles_open(uint32_t n_tokens, uint32_t group) {
+/* Units take turns with two sets of tiles. 0, 1 and 2, 3: sums of the high and the low bytes; 4, 5: those bytes; 6: codes. */
+static void product_tiles_open(void) {
     fkv_tile_shapes shapes = {0};
-    for (int i = 0; i < 4; i++) fkv_tile_shape(&shapes, i, n_tokens, 64);
-    for (int i = 4; i < 6; i++) fkv_tile_shape(&shapes, i, n_tokens, group);
-    fkv_tile_shape(&shapes, 6, group / 4, 64);
+    for (int i = 0; i < 4; i++) fkv_tile_shape(&shapes, i, FKV_BLOCK_TOKENS, FKV_LINE_BYTES);
+    for (int i = 4; i < 6; i++) fkv_tile_shape(&shapes, i, FKV_BLOCK_TOKENS, UNIT_NUMBERS);
+    fkv_tile_shape(&shapes, 6, UNIT_QUADS, FKV_LINE_BYTES);
     fkv_tiles_open(&shapes);
 }
 
-/* Four-bit codes to a byte each; others stay where they are. */
-FKV_INLINE span span_open(int bits, int group, const uint8_t *panel, uint32_t unit, uint32_t end, span_codes *unpacked) {
-    size_t code_bytes = (size_t)group * (size_t)bits / 8 * FKV_PANEL_LANES;
-    size_t group_bytes = code_bytes + 2 * (size_t)HALVES_BYTES;
-    const uint8_t *codes = panel + (size_t)unit * (UNIT_NUMBERS / (size_t)group) * group_bytes;
-    if (bits == 8) return (span){codes, codes + code_bytes, group_bytes, group_bytes};
-    for (uint32_t u = unit; u < end; u++) {
-        const uint8_t *from = codes + (u - unit) * group_bytes;
+FKV_INLINE void span_open(fkv_panel_layout layout, const fkv_panels *p, uint32_t panel, uint32_t unit, uint32_t n_units,
+                          span *s) {
+    const uint8_t *lines = p->first + panel * p->panel_bytes;
+    s->halves = lines + fkv_panel_code_bytes(layout, p->n_cols) + unit * fkv_panel_group_bytes(layout);
+    lines += (size_t)unit * layout.bits * FKV_LINE_BYTES;
+    for (uint32_t u = 0; u < n_units; u++, lines += (size_t)layout.bits * FKV_LINE_BYTES) {
         __m512i quads[UNIT_QUADS];
+        load_quads((int)layout.bits, lines, quads);
         FKV_UNROLL
-        for (int j = 0; j < UNIT_QUADS / 2; j++) quads[j] = _mm512_loadu_si512(from + (size_t)j * QUAD_BYTES);
-        split_halves(UNIT_QUADS / 2, quads);
-        FKV_UNROLL
-        for (int j = 0; j < UNIT_QUADS; j++) _mm512_store_si512(unpacked->unit[u - unit][j], quads[j]);
+        for (int j = 0; j < UNIT_QUADS; j++) _mm512_store_si512(s->codes[u][j], quads[j]);
     }
-    return (span){unpacked->unit[0][0], codes + code_bytes, sizeof *unpacked->unit, group_bytes};
 }
 
 /* Tile numbers are part of the instruction, so that each set has its own lines. */
-FKV_INLINE void start_sums(int set, const uint8_t *codes, const int8_t *high, const int8_t *low) {
-    _tile_loadd(6, codes, QUAD_BYTES);
-    _tile_loadd(4, high, sizeof(unit_bytes));
-    _tile_loadd(5, low, sizeof(unit_bytes));
+FKV_INLINE void start_sums(int set, const span *s, const unit_bytes *bytes, uint32_t u) {
+    bytes += (size_t)u * FKV_BLOCK_TOKENS;
+    _tile_loadd(6, s->codes[u], FKV_LINE_BYTES);
+    _tile_loadd(4, bytes->high, sizeof *bytes);
+    _tile_loadd(5, bytes->low, sizeof *bytes);
     if (set == 0) {
         _tile_zero(0);
         _tile_zero(1);
@@ -75,106 +66,88 @@ FKV_INLINE void start_sums(int set, const uint8_t *codes, const int8_t *high, co
     }
 }
 
-FKV_INLINE void store_sums(int set, group_sums *sums) {
+FKV_INLINE void store_sums(int set, unit_sums *sums) {
     if (set == 0) {
-        _tile_stored(0, sums->high, 64);
-        _tile_stored(1, sums->low, 64);
+        _tile_stored(0, sums->high, FKV_LINE_BYTES);
+        _tile_stored(1, sums->low, FKV_LINE_BYTES);
     } else {
-        _tile_stored(2, sums->high, 64);
-        _tile_stored(3, sums->low, 64);
+        _tile_stored(2, sums->high, FKV_LINE_BYTES);
+        _tile_stored(3, sums->low, FKV_LINE_BYTES);
     }
     fkv_tiles_see_stores();
 }
 
 /* As int_product_group() ends. */
-FKV_INLINE void add_group(int n_tokens, bool whole_unit, uint32_t half, const group_sums *sums, const uint8_t *halves,
-                          const unit_facts *facts, vf *sum) {
+FKV_INLINE void add_sums(fkv_panel_layout layout, const span *s, const unit_sums *sums, const unit_facts *facts, uint32_t u,
+                         vf *out) {
     vf scale;
     vf bias;
-    vf_load_f16(halves, &scale);
-    vf_load_f16(halves + HALVES_BYTES, &bias);
+    load_affine((int)layout.bits, layout.biased, s->halves + u * fkv_panel_group_bytes(layout), &scale, &bias);
+    facts += (size_t)u * FKV_BLOCK_TOKENS;
     FKV_UNROLL
-    for (int t = 0; t < n_tokens; t++) {
+    for (int t = 0; t < FKV_BLOCK_TOKENS; t++) {
         vf dot = _mm512_cvtepi32_ps(join(_mm512_load_si512(sums->high[t]), _mm512_load_si512(sums->low[t])));
-        sum[t] = vf_fma(bias, vf_set(whole_unit ? facts[t].both : facts[t].sum[half]), sum[t]);
-        sum[t] = vf_fma(dot, vf_mul(scale, vf_set(facts[t].step)), sum[t]);
+        out[t] = vf_fma(bias, vf_set(facts[t].both), out[t]);
+        out[t] = vf_fma(dot, vf_mul(scale, vf_set(facts[t].step)), out[t]);
     }
 }
 
-/* One span for one block of tokens. */
-FKV_INLINE void block_span(int group, const span *s, uint32_t unit, uint32_t end, const token_block *block, float *out,
-                           size_t out_stride) {
-    group_sums sums[2];
-    vf sum[FKV_BLOCK_TOKENS];
-    const uint32_t per_unit = UNIT_NUMBERS / (uint32_t)group;
-    const uint32_t n_groups = (end - unit) * per_unit;
+/* One span of one panel for one block of tokens. Sums are read a turn after they were stored, when they have arrived. */
+FKV_INLINE void block_span(fkv_panel_layout layout, const span *s, uint32_t unit, uint32_t n_units, const token_block *block,
+                           float *out, size_t out_stride) {
     const unit_bytes *bytes = block->bytes + (size_t)unit * FKV_BLOCK_TOKENS;
     const unit_facts *facts = block->facts + (size_t)unit * FKV_BLOCK_TOKENS;
+    unit_sums sums[2];
+    vf lanes[FKV_BLOCK_TOKENS];
     FKV_UNROLL
-    for (int t = 0; t < FKV_BLOCK_TOKENS; t++) sum[t] = unit == 0 ? vf_set(0.0f) : vf_load(out + (size_t)t * out_stride);
-
-#define START(set, g)                                                                                                            \
-    start_sums(set, s->codes + (g) * s->code_stride, bytes[(g) / per_unit * FKV_BLOCK_TOKENS].high + (g) % per_unit * 16,        \
-               bytes[(g) / per_unit * FKV_BLOCK_TOKENS].low + (g) % per_unit * 16)
-#define ADD(set, g)                                                                                                              \
-    add_group(FKV_BLOCK_TOKENS, group == UNIT_NUMBERS, (g) % per_unit, &sums[set], s->halves + (g) * s->half_stride,             \
-              facts + (size_t)((g) / per_unit) * FKV_BLOCK_TOKENS, sum)
-    START(0, 0);
-    for (uint32_t g = 0; g < n_groups; g += 2) {
+    for (int t = 0; t < FKV_BLOCK_TOKENS; t++) lanes[t] = unit == 0 ? vf_set(0.0f) : vf_load(out + (size_t)t * out_stride);
+    start_sums(0, s, bytes, 0);
+    for (uint32_t u = 0; u < n_units; u += 2) {
         store_sums(0, &sums[0]);
-        if (g + 1 < n_groups) START(1, g + 1);
-        if (g > 0) ADD(1, g - 1);
-        if (g + 1 == n_groups) break;
-        store_sums(1, &sums[1]);
-        if (g + 2 < n_groups) START(0, g + 2);
-        ADD(0, g);
+        if (u + 1 < n_units) start_sums(1, s, bytes, u + 1);
+        if (u > 0) add_sums(layout, s, &sums[1], facts, u - 1, lanes);
+        if (u + 1 < n_units) store_sums(1, &sums[1]);
+        if (u + 2 < n_units) start_sums(0, s, bytes, u + 2);
+        add_sums(layout, s, &sums[0], facts, u, lanes);
     }
-    if (n_groups % 2 == 0)
-        ADD(1, n_groups - 1);
-    else
-        ADD(0, n_groups - 1);
-#undef START
-#undef ADD
+    if (n_units % 2 == 0) add_sums(layout, s, &sums[1], facts, n_units - 1, lanes);
     FKV_UNROLL
-    for (int t = 0; t < FKV_BLOCK_TOKENS; t++) vf_store(out + (size_t)t * out_stride, sum[t]);
+    for (int t = 0; t < FKV_BLOCK_TOKENS; t++) vf_store(out + (size_t)t * out_stride, lanes[t]);
 }
 
-/* Whole blocks of tokens. The bytes of a block for one span stay in the nearest cache while some panels pass over them. */
-FKV_INLINE void amx_product_form(int bits, int group, const fkv_panels *p, const fkv_activations *in, uint32_t token,
+/* Whole blocks of tokens. */
+FKV_INLINE void amx_product_form(fkv_panel_form form, const fkv_panels *p, const fkv_activations *in, uint32_t token,
                                  uint32_t n_tokens, float *out, size_t out_stride) {
-    span_codes unpacked[SPAN_PANELS];
+    const fkv_panel_layout layout = fkv_panel_layout_of(form);
+    uint32_t all_units = in->n_cols / UNIT_NUMBERS;
     span spans[SPAN_PANELS];
-    uint32_t n_units = in->n_cols / UNIT_NUMBERS;
-    product_tiles_open(FKV_BLOCK_TOKENS, (uint32_t)group);
+    product_tiles_open();
     for (uint32_t panel = 0; panel < p->n_panels; panel += SPAN_PANELS) {
         uint32_t n_panels = fkv_min_u32(p->n_panels - panel, SPAN_PANELS);
-        for (uint32_t unit = 0; unit < n_units; unit += SPAN_UNITS) {
-            uint32_t end = fkv_min_u32(unit + SPAN_UNITS, n_units);
-            for (uint32_t i = 0; i < n_panels; i++)
-                spans[i] = span_open(bits, group, p->first + (panel + i) * p->panel_bytes, unit, end, &unpacked[i]);
+        for (uint32_t unit = 0; unit < all_units; unit += SPAN_UNITS) {
+            uint32_t n_units = fkv_min_u32(SPAN_UNITS, all_units - unit);
+            for (uint32_t i = 0; i < n_panels; i++) span_open(layout, p, panel + i, unit, n_units, &spans[i]);
             fkv_tiles_see_stores();
             for (uint32_t t = 0; t < n_tokens; t += FKV_BLOCK_TOKENS) {
                 token_block block = block_at(in, token + t);
                 float *to = out + t * out_stride + (size_t)panel * FKV_PANEL_LANES;
                 for (uint32_t i = 0; i < n_panels; i++)
-                    block_span(group, &spans[i], unit, end, &block, to + (size_t)i * FKV_PANEL_LANES, out_stride);
+                    block_span(layout, &spans[i], unit, n_units, &block, to + (size_t)i * FKV_PANEL_LANES, out_stride);
             }
         }
     }
     fkv_tiles_close();
 }
 
+/* The tokens behind the last whole block take vectors. */
+FKV_INLINE void amx_product_tokens(fkv_panel_form form, const fkv_panels *p, const fkv_activations *in, uint32_t token,
+                                   uint32_t n_tokens, float *out, size_t out_stride) {
+    uint32_t n_whole = fkv_panel_layout_of(form).group == UNIT_NUMBERS ? n_tokens - n_tokens % FKV_BLOCK_TOKENS : 0;
+    if (n_whole > 0) amx_product_form(form, p, in, token, n_whole, out, out_stride);
+    if (n_whole < n_tokens) int_product(p, in, token + n_whole, n_tokens - n_whole, out + n_whole * out_stride, out_stride);
+}
+
 static void amx_product(const fkv_panels *panels, const fkv_activations *in, uint32_t token, uint32_t n_tokens, float *out,
                         size_t out_stride) {
-    uint32_t n_whole = n_tokens - n_tokens % FKV_BLOCK_TOKENS;
-    if (panels->group == 0) n_whole = 0;
-    if (n_whole > 0) {
-        if (panels->form == FKV_PANEL_AFFINE4)
-            amx_product_form(4, 32, panels, in, token, n_whole, out, out_stride);
-        else if (panels->group == 32)
-            amx_product_form(8, 32, panels, in, token, n_whole, out, out_stride);
-        else
-            amx_product_form(8, 16, panels, in, token, n_whole, out, out_stride);
-    }
-    if (n_whole < n_tokens) int_product(panels, in, token + n_whole, n_tokens - n_whole, out + n_whole * out_stride, out_stride);
+    EACH_PANEL_FORM(amx_product_tokens)
 }

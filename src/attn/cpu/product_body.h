@@ -10,8 +10,7 @@
  */
 enum {
     SUMS = 2,
-    QUAD_BYTES = 4 * FKV_PANEL_LANES, /* four columns of a panel, 8 bits each */
-    HALVES_BYTES = 2 * FKV_PANEL_LANES,
+    UNIT_QUADS = FKV_UNIT_COLS / 4,
     PREFETCH_BYTES = 2048 /* ahead of what is read, for a panel that comes from memory */
 };
 
@@ -30,35 +29,57 @@ FKV_INLINE void product_column(int n_tokens, const vf weight[UNIT_VECS], const f
     }
 }
 
-/* n_quads quads of codes of `bits` bits that begin `shift` bits into their bytes. */
-FKV_INLINE void product_codes(int n_tokens, int bits, int shift, uint32_t n_quads, const uint8_t *codes,
-                              const vf scale[UNIT_VECS], const vf bias[UNIT_VECS], const float *x, size_t x_stride,
-                              product_sums *sums) {
-    for (uint32_t q = 0; q < n_quads; q++) {
-        FKV_PREFETCH(codes + (size_t)q * QUAD_BYTES + PREFETCH_BYTES);
+/* The codes of column 4 j + k of a unit, as panels.h lays them out. */
+FKV_INLINE void load_codes(int bits, const uint8_t *lines, int j, int k, vf code[UNIT_VECS]) {
+    if (bits == 8) {
+        vf_load_bits(lines + (size_t)j * FKV_LINE_BYTES, 8 * k, 255, code);
+        return;
+    }
+    vf_load_bits(lines + (size_t)(j % 4) * FKV_LINE_BYTES, 8 * k + j / 4 * 4, 15, code);
+    if (bits == 4) return;
+    vf upper[UNIT_VECS];
+    if (bits == 5)
+        vf_load_bits(lines + (size_t)4 * FKV_LINE_BYTES, 8 * k + j, 1, upper);
+    else
+        vf_load_bits(lines + (size_t)(4 + j / 4) * FKV_LINE_BYTES, 8 * k + j % 4 * 2, 3, upper);
+    FKV_UNROLL
+    for (int v = 0; v < UNIT_VECS; v++) code[v] = vf_fma(upper[v], vf_set(16.0f), code[v]);
+}
+
+FKV_INLINE void load_affine(int bits, bool biased, const uint8_t *halves, vf scale[UNIT_VECS], vf bias[UNIT_VECS]) {
+    vf_load_f16(halves, scale);
+    if (biased) {
+        vf_load_f16(halves + FKV_HALVES_BYTES, bias);
+    } else {
         FKV_UNROLL
-        for (int j = 0; j < 4; j++) {
-            vf weight[UNIT_VECS];
-            vf_load_bits(codes + (size_t)q * QUAD_BYTES, shift + 8 * j, (1u << bits) - 1, weight);
-            FKV_UNROLL
-            for (int v = 0; v < UNIT_VECS; v++) weight[v] = vf_fma(weight[v], scale[v], bias[v]);
-            product_column(n_tokens, weight, x + 4 * (size_t)q + j, x_stride, sums->sum[j % SUMS]);
-        }
+        for (int v = 0; v < UNIT_VECS; v++) bias[v] = vf_mul(scale[v], vf_set(-(float)(1 << (bits - 1))));
     }
 }
 
-FKV_INLINE void product_affine(int n_tokens, int bits, const fkv_panels *p, const uint8_t *panel, const float *x, size_t x_stride,
-                               product_sums *sums) {
-    uint32_t n_quads = p->group * (uint32_t)bits / 32; /* lines of codes */
-    for (uint32_t c = 0; c < p->n_cols; c += p->group) {
-        const uint8_t *halves = panel + (size_t)n_quads * QUAD_BYTES;
+FKV_INLINE void product_coded(int n_tokens, fkv_panel_layout layout, const fkv_panels *p, const uint8_t *panel, const float *x,
+                              size_t x_stride, product_sums *sums) {
+    const int bits = (int)layout.bits;
+    const int group_quads = (int)layout.group / 4;
+    const uint8_t *halves = panel + fkv_panel_code_bytes(layout, p->n_cols);
+    for (uint32_t c = 0; c < p->n_cols; c += FKV_UNIT_COLS, panel += (size_t)bits * FKV_LINE_BYTES) {
         vf scale[UNIT_VECS];
         vf bias[UNIT_VECS];
-        vf_load_f16(halves, scale);
-        vf_load_f16(halves + HALVES_BYTES, bias);
-        product_codes(n_tokens, bits, 0, n_quads, panel, scale, bias, x + c, x_stride, sums);
-        if (bits == 4) product_codes(n_tokens, bits, 4, n_quads, panel, scale, bias, x + c + p->group / 2, x_stride, sums);
-        panel = halves + 2 * (size_t)HALVES_BYTES;
+        for (int line = 0; line < bits; line++) FKV_PREFETCH(panel + (size_t)line * FKV_LINE_BYTES + PREFETCH_BYTES);
+        FKV_UNROLL
+        for (int j = 0; j < UNIT_QUADS; j++) {
+            if (j % group_quads == 0) {
+                load_affine(bits, layout.biased, halves, scale, bias);
+                halves += fkv_panel_group_bytes(layout);
+            }
+            FKV_UNROLL
+            for (int k = 0; k < 4; k++) {
+                vf weight[UNIT_VECS];
+                load_codes(bits, panel, j, k, weight);
+                FKV_UNROLL
+                for (int v = 0; v < UNIT_VECS; v++) weight[v] = vf_fma(weight[v], scale[v], bias[v]);
+                product_column(n_tokens, weight, x + c + 4 * j + k, x_stride, sums->sum[k % SUMS]);
+            }
+        }
     }
 }
 
@@ -91,10 +112,9 @@ FKV_INLINE void product_tokens(int n_tokens, fkv_panel_form form, const fkv_pane
         FKV_UNROLL
         for (int v = 0; v < UNIT_VECS; v++) sums.sum[0][t][v] = sums.sum[1][t][v] = vf_set(0.0f);
     }
-    if (form == FKV_PANEL_AFFINE4)
-        product_affine(n_tokens, 4, p, panel, x, x_stride, &sums);
-    else if (form == FKV_PANEL_AFFINE8)
-        product_affine(n_tokens, 8, p, panel, x, x_stride, &sums);
+    fkv_panel_layout layout = fkv_panel_layout_of(form);
+    if (layout.group != 0)
+        product_coded(n_tokens, layout, p, panel, x, x_stride, &sums);
     else
         product_floats(n_tokens, form, p, panel, x, x_stride, &sums);
     FKV_UNROLL
@@ -113,20 +133,40 @@ FKV_INLINE void product_form(fkv_panel_form form, const fkv_panels *p, const fkv
         const float *x = in->x + token * in->x_stride;
         float *to = out + (size_t)i * FKV_PANEL_LANES;
         uint32_t t = 0;
-        for (; t + PRODUCT_TOKENS <= n_tokens; t += PRODUCT_TOKENS)
-            product_tokens(PRODUCT_TOKENS, form, p, panel, x + t * in->x_stride, in->x_stride, to + t * out_stride, out_stride);
-        for (; t < n_tokens; t++)
-            product_tokens(1, form, p, panel, x + t * in->x_stride, in->x_stride, to + t * out_stride, out_stride);
+#define TAKE(n)                                                                                                                  \
+    for (; t + (n) <= n_tokens; t += (n))                                                                                        \
+    product_tokens(n, form, p, panel, x + t * in->x_stride, in->x_stride, to + t * out_stride, out_stride)
+        TAKE(PRODUCT_TOKENS);
+        if (PRODUCT_TOKENS > 4) TAKE(4);
+        if (PRODUCT_TOKENS > 2) TAKE(2);
+        TAKE(1);
+#undef TAKE
     }
 }
 
-static void kernel_product(const fkv_panels *panels, const fkv_activations *in, uint32_t token, uint32_t n_tokens, float *out,
-                           size_t out_stride) {
-    switch (panels->form) {
-    case FKV_PANEL_AFFINE4: product_form(FKV_PANEL_AFFINE4, panels, in, token, n_tokens, out, out_stride); break;
-    case FKV_PANEL_AFFINE8: product_form(FKV_PANEL_AFFINE8, panels, in, token, n_tokens, out, out_stride); break;
-    case FKV_PANEL_F16: product_form(FKV_PANEL_F16, panels, in, token, n_tokens, out, out_stride); break;
-    case FKV_PANEL_BF16: product_form(FKV_PANEL_BF16, panels, in, token, n_tokens, out, out_stride); break;
-    case FKV_PANEL_F32: product_form(FKV_PANEL_F32, panels, in, token, n_tokens, out, out_stride); break;
+static void float_product(const fkv_panels *panels, const fkv_activations *in, uint32_t token, uint32_t n_tokens, float *out,
+                          size_t out_stride) {
+    if (panels->form == FKV_PANEL_F16)
+        product_form(FKV_PANEL_F16, panels, in, token, n_tokens, out, out_stride);
+    else if (panels->form == FKV_PANEL_BF16)
+        product_form(FKV_PANEL_BF16, panels, in, token, n_tokens, out, out_stride);
+    else
+        product_form(FKV_PANEL_F32, panels, in, token, n_tokens, out, out_stride);
+}
+
+/* One compiled loop for each packed form; floats have their own function. */
+#define EACH_PANEL_FORM(product)                                                                                                 \
+    switch (panels->form) {                                                                                                      \
+    case FKV_PANEL_AFFINE4: product(FKV_PANEL_AFFINE4, panels, in, token, n_tokens, out, out_stride); break;                     \
+    case FKV_PANEL_CENTERED4: product(FKV_PANEL_CENTERED4, panels, in, token, n_tokens, out, out_stride); break;                 \
+    case FKV_PANEL_CENTERED5: product(FKV_PANEL_CENTERED5, panels, in, token, n_tokens, out, out_stride); break;                 \
+    case FKV_PANEL_CENTERED6: product(FKV_PANEL_CENTERED6, panels, in, token, n_tokens, out, out_stride); break;                 \
+    case FKV_PANEL_CENTERED8: product(FKV_PANEL_CENTERED8, panels, in, token, n_tokens, out, out_stride); break;                 \
+    default: float_product(panels, in, token, n_tokens, out, out_stride); break;                                                 \
     }
+
+/* Inline, because integer kernels do without it. */
+static inline void kernel_product(const fkv_panels *panels, const fkv_activations *in, uint32_t token, uint32_t n_tokens,
+                                  float *out, size_t out_stride) {
+    EACH_PANEL_FORM(product_form)
 }

@@ -1,4 +1,4 @@
-/* The product of affine panels with rows of activations in integers (vpdpbusd), the score side of attention with weights for
+/* The product of packed panels with rows of activations in integers (vpdpbusd), the score side of attention with weights for
  * keys: the lanes are the 16 rows of a panel, and its dwords are quads already. Panels of floats take product_body.h.
  *
  * Activations are rounded to 16 bits in two bytes with a step from the largest of their 32 columns (a unit), because a few
@@ -40,22 +40,53 @@ FKV_INLINE token_block block_at(const fkv_activations *in, uint32_t token) {
     return (token_block){bytes + n_units * token, facts + n_units * token, fkv_min_u32(in->n_tokens - token, FKV_BLOCK_TOKENS)};
 }
 
-static void prepare_unit(const float *x, unit_bytes *bytes, unit_facts *facts) {
-    vf number[2] = {vf_load(x), vf_load(x + VL)};
-    vf size[2] = {_mm512_abs_ps(number[0]), _mm512_abs_ps(number[1])};
-    __mmask16 not_finite =
-        _mm512_cmp_ps_mask(size[0], vf_set(INFINITY), _CMP_NLT_UQ) | _mm512_cmp_ps_mask(size[1], vf_set(INFINITY), _CMP_NLT_UQ);
-    float largest = vf_reduce_max(vf_max(size[0], size[1]));
-    vf inverse = vf_set(largest > SMALLEST ? LARGEST / largest : 0.0f);
-    facts->step = not_finite != 0 ? NAN : largest / LARGEST; /* such a token has no answer, and must not seem to have one */
-    for (int h = 0; h < 2; h++) {
-        __m512i whole = _mm512_cvtps_epi32(vf_mul(number[h], inverse));
-        bytes2 both = split(whole);
-        _mm_storeu_si128((__m128i *)(bytes->high + h * 16), both.high);
-        _mm_storeu_si128((__m128i *)(bytes->low + h * 16), both.low);
-        facts->sum[h] = (float)_mm512_reduce_add_epi32(whole) * facts->step;
+/* Of 16 numbers in each of four registers the largest size. */
+FKV_INLINE __m128 largest_of(const vf a[4]) {
+    vf ab = vf_max(_mm512_unpacklo_ps(a[0], a[1]), _mm512_unpackhi_ps(a[0], a[1]));
+    vf cd = vf_max(_mm512_unpacklo_ps(a[2], a[3]), _mm512_unpackhi_ps(a[2], a[3]));
+    vf all = vf_max(_mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd))),
+                    _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd))));
+    __m256 half = _mm256_max_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+    return _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+}
+
+enum { PREPARED_UNITS = 4 }; /* side by side: four sums, or four maxima, cost little more than one */
+
+/* Units [u, u + PREPARED_UNITS) of one token, of which the first n_units are there; stride: from a unit to the next. */
+static void prepare_units(const float *x, uint32_t n_units, unit_bytes *bytes, unit_facts *facts, size_t stride) {
+    vf size[PREPARED_UNITS];
+    __mmask16 not_finite[PREPARED_UNITS];
+    for (uint32_t u = 0; u < PREPARED_UNITS; u++) {
+        const float *unit = x + (size_t)fkv_min_u32(u, n_units - 1) * UNIT_NUMBERS;
+        vf first = _mm512_abs_ps(vf_load(unit));
+        vf second = _mm512_abs_ps(vf_load(unit + VL));
+        size[u] = vf_max(first, second);
+        not_finite[u] =
+            _mm512_cmp_ps_mask(first, vf_set(INFINITY), _CMP_NLT_UQ) | _mm512_cmp_ps_mask(second, vf_set(INFINITY), _CMP_NLT_UQ);
     }
-    facts->both = facts->sum[0] + facts->sum[1];
+    float largest[PREPARED_UNITS];
+    _mm_storeu_ps(largest, largest_of(size));
+    for (uint32_t u = 0; u < n_units; u += 2) {
+        vf whole[4];
+        float sums[4];
+        for (uint32_t i = 0; i < 4; i++) {
+            uint32_t unit = fkv_min_u32(u + i / 2, n_units - 1);
+            float inverse = largest[unit] > SMALLEST ? LARGEST / largest[unit] : 0.0f;
+            __m512i number = _mm512_cvtps_epi32(vf_mul(vf_load(x + (size_t)unit * UNIT_NUMBERS + i % 2 * VL), vf_set(inverse)));
+            bytes2 both = split(number);
+            _mm_storeu_si128((__m128i *)(bytes[unit * stride].high + i % 2 * 16), both.high);
+            _mm_storeu_si128((__m128i *)(bytes[unit * stride].low + i % 2 * 16), both.low);
+            whole[i] = _mm512_cvtepi32_ps(number);
+        }
+        vf_sums(whole, sums); /* exact: below 2^24 */
+        for (uint32_t unit = u; unit < fkv_min_u32(u + 2, n_units); unit++) {
+            unit_facts *to = &facts[unit * stride];
+            to->step = not_finite[unit] != 0 ? NAN : largest[unit] / LARGEST; /* no answer, and it must not seem to be one */
+            to->sum[0] = sums[(unit - u) * 2] * to->step;
+            to->sum[1] = sums[(unit - u) * 2 + 1] * to->step;
+            to->both = to->sum[0] + to->sum[1];
+        }
+    }
 }
 
 static void int_prepare_tokens(const fkv_activations *in, uint32_t token, uint32_t n_tokens) {
@@ -63,9 +94,10 @@ static void int_prepare_tokens(const fkv_activations *in, uint32_t token, uint32
     for (uint32_t t = token; t < token + n_tokens; t++) {
         token_block block = block_at(in, t - t % FKV_BLOCK_TOKENS);
         const float *x = in->x + t * in->x_stride;
-        for (uint32_t u = 0; u < n_units; u++) {
+        for (uint32_t u = 0; u < n_units; u += PREPARED_UNITS) {
             size_t at = (size_t)u * block.n_tokens + t % FKV_BLOCK_TOKENS;
-            prepare_unit(x + (size_t)u * UNIT_NUMBERS, &block.bytes[at], &block.facts[at]);
+            prepare_units(x + (size_t)u * UNIT_NUMBERS, fkv_min_u32(n_units - u, PREPARED_UNITS), &block.bytes[at],
+                          &block.facts[at], block.n_tokens);
         }
     }
 }
@@ -96,14 +128,29 @@ FKV_INLINE void dot_tokens(int n_tokens, int n_quads, int first, const __m512i *
     }
 }
 
-/* One group of 4 or 8 quads, which begins `first` quads into its unit. */
-FKV_INLINE void int_product_group(int n_tokens, int n_quads, int first, const __m512i *quads, const uint8_t *halves,
+/* The quads of a unit, as panels.h lays them out. */
+FKV_INLINE void load_quads(int bits, const uint8_t *lines, __m512i quads[UNIT_QUADS]) {
+    const int n_lines = bits == 8 ? UNIT_QUADS : 4;
+    FKV_UNROLL
+    for (int j = 0; j < n_lines; j++) quads[j] = _mm512_loadu_si512(lines + (size_t)j * FKV_LINE_BYTES);
+    if (bits == 8) return;
+    split_halves(4, quads);
+    if (bits == 4) return;
+    FKV_UNROLL
+    for (int j = 0; j < UNIT_QUADS; j++) {
+        /* the upper bits, moved to where they are bits 4 and 5 of their bytes */
+        __m512i upper = _mm512_loadu_si512(lines + (size_t)(bits == 5 ? 4 : 4 + j / 4) * FKV_LINE_BYTES);
+        int left = bits == 5 ? 4 - j : 4 - j % 4 * 2;
+        upper = left >= 0 ? _mm512_slli_epi32(upper, (unsigned)left) : _mm512_srli_epi32(upper, (unsigned)-left);
+        __m512i mask = _mm512_set1_epi8(bits == 5 ? 0x10 : 0x30);
+        quads[j] = _mm512_ternarylogic_epi32(quads[j], upper, mask, 0xf8); /* quads | (upper & mask) */
+    }
+}
+
+/* One group of n_quads quads, which begins `first` quads into its unit. */
+FKV_INLINE void int_product_group(int n_tokens, int n_quads, int first, const __m512i *quads, vf scale, vf bias,
                                   const unit_bytes *bytes, const unit_facts *facts, vf *sum) {
-    vf scale;
-    vf bias;
     vf dots[MAX_TOKENS];
-    vf_load_f16(halves, &scale);
-    vf_load_f16(halves + HALVES_BYTES, &bias);
     dot_tokens(n_tokens, n_quads, first, quads, bytes, dots);
     FKV_UNROLL
     for (int t = 0; t < n_tokens; t++) {
@@ -113,36 +160,39 @@ FKV_INLINE void int_product_group(int n_tokens, int n_quads, int first, const __
     }
 }
 
-/* n_tokens tokens of a block from `t` on, one panel. bits, group and n_tokens are constants. */
-FKV_INLINE void int_product_tokens(int n_tokens, int bits, int group, uint32_t n_units, const uint8_t *panel,
+/* n_tokens tokens of a block from `t` on, one panel. The layout and n_tokens are constants. */
+FKV_INLINE void int_product_tokens(int n_tokens, fkv_panel_layout layout, uint32_t n_units, const uint8_t *panel,
                                    const token_block *block, uint32_t t, float *out, size_t out_stride) {
-    vf sum[MAX_TOKENS];
+    const int bits = (int)layout.bits;
+    const int group_quads = (int)layout.group / 4;
+    const uint8_t *halves = panel + fkv_panel_code_bytes(layout, n_units * UNIT_NUMBERS);
     const unit_bytes *bytes = block->bytes + t;
     const unit_facts *facts = block->facts + t;
-    int n_lines = group * bits / 32;
+    vf sum[MAX_TOKENS];
     FKV_UNROLL
     for (int i = 0; i < n_tokens; i++) sum[i] = vf_set(0.0f);
     for (uint32_t u = 0; u < n_units; u++, bytes += block->n_tokens, facts += block->n_tokens) {
+        __m512i quads[UNIT_QUADS];
         FKV_UNROLL
-        for (int first = 0; first < UNIT_QUADS; first += group / 4) {
-            __m512i quads[UNIT_QUADS];
-            FKV_UNROLL
-            for (int j = 0; j < n_lines; j++, panel += QUAD_BYTES) {
-                FKV_PREFETCH(panel + PREFETCH_BYTES);
-                quads[j] = _mm512_loadu_si512(panel);
-            }
-            if (bits == 4) split_halves(n_lines, quads);
-            int_product_group(n_tokens, group / 4, first, quads, panel, bytes, facts, sum);
-            FKV_PREFETCH(panel + PREFETCH_BYTES);
-            panel += 2 * (size_t)HALVES_BYTES;
+        for (int line = 0; line < bits; line++) FKV_PREFETCH(panel + (size_t)line * FKV_LINE_BYTES + PREFETCH_BYTES);
+        load_quads(bits, panel, quads);
+        panel += (size_t)bits * FKV_LINE_BYTES;
+        FKV_UNROLL
+        for (int first = 0; first < UNIT_QUADS; first += group_quads) {
+            vf scale;
+            vf bias;
+            load_affine(bits, layout.biased, halves, &scale, &bias);
+            halves += fkv_panel_group_bytes(layout);
+            int_product_group(n_tokens, group_quads, first, quads + first, scale, bias, bytes, facts, sum);
         }
     }
     FKV_UNROLL
     for (int i = 0; i < n_tokens; i++) vf_store(out + (size_t)i * out_stride, sum[i]);
 }
 
-FKV_INLINE void int_product_form(int bits, int group, const fkv_panels *p, const fkv_activations *in, uint32_t token,
+FKV_INLINE void int_product_form(fkv_panel_form form, const fkv_panels *p, const fkv_activations *in, uint32_t token,
                                  uint32_t n_tokens, float *out, size_t out_stride) {
+    fkv_panel_layout layout = fkv_panel_layout_of(form);
     uint32_t n_units = in->n_cols / UNIT_NUMBERS;
     for (uint32_t first = 0; first < n_tokens; first += FKV_BLOCK_TOKENS) {
         token_block block = block_at(in, token + first);
@@ -152,7 +202,7 @@ FKV_INLINE void int_product_form(int bits, int group, const fkv_panels *p, const
             uint32_t t = 0;
 #define TAKE(n)                                                                                                                  \
     for (; t + (n) <= block.n_tokens; t += (n))                                                                                  \
-    int_product_tokens(n, bits, group, n_units, panel, &block, t, to + t * out_stride, out_stride)
+    int_product_tokens(n, layout, n_units, panel, &block, t, to + t * out_stride, out_stride)
             TAKE(8);
             TAKE(4);
             TAKE(2);
@@ -164,12 +214,5 @@ FKV_INLINE void int_product_form(int bits, int group, const fkv_panels *p, const
 
 static void int_product(const fkv_panels *panels, const fkv_activations *in, uint32_t token, uint32_t n_tokens, float *out,
                         size_t out_stride) {
-    if (panels->form == FKV_PANEL_AFFINE4)
-        int_product_form(4, 32, panels, in, token, n_tokens, out, out_stride);
-    else if (panels->form == FKV_PANEL_AFFINE8 && panels->group == 32)
-        int_product_form(8, 32, panels, in, token, n_tokens, out, out_stride);
-    else if (panels->form == FKV_PANEL_AFFINE8)
-        int_product_form(8, 16, panels, in, token, n_tokens, out, out_stride);
-    else
-        kernel_product(panels, in, token, n_tokens, out, out_stride);
+    EACH_PANEL_FORM(int_product_form)
 }

@@ -5,10 +5,7 @@
 #ifndef FKV_QUADS_AVX512_H
 #define FKV_QUADS_AVX512_H
 
-enum {
-    UNIT_NUMBERS = 32, /* along a row: 8 quads */
-    UNIT_QUADS = 8
-};
+enum { UNIT_NUMBERS = FKV_UNIT_COLS }; /* along a row: UNIT_QUADS quads */
 
 /* The largest |x| / step: 127 * 256. Numbers all below SMALLEST count as 0: their step would be no float's inverse. */
 static const float LARGEST = 32512.0f;

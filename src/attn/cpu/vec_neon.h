@@ -24,7 +24,9 @@ FKV_INLINE vf vf_not_nan(vf a) { return vreinterpretq_f32_u32(vandq_u32(vreinter
 FKV_INLINE vf vf_zero_below(vf x, vf limit, vf y) {
     return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(y), vcltq_f32(x, limit)));
 }
-FKV_INLINE vf vf_pow2(vf n) { return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(n), vdupq_n_s32(127)), 23)); }
+FKV_INLINE vf vf_times_pow2(vf a, vf n) {
+    return vf_mul(a, vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(n), vdupq_n_s32(127)), 23)));
+}
 FKV_INLINE float vf_reduce_add(vf a) { return vaddvq_f32(a); }
 FKV_INLINE float vf_reduce_max(vf a) { return vmaxvq_f32(a); }
 FKV_INLINE float vf_reduce_min(vf a) { return vminvq_f32(a); }

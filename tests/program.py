@@ -1,0 +1,294 @@
+#!/usr/bin/env python3
+"""What the flatkv program does, prints and ends with, one behaviour for each function. The needle model is all it needs.
+
+usage: program.py <flatkv> <behaviour>     program.py --list names them
+"""
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+TREE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+BOOK = os.path.join(TREE, "models/needle/book.txt")
+GOOD, FAILED, USAGE, NO_FIT, INTERRUPTED = 0, 1, 2, 3, 130
+COMMANDS = (["run"], ["plan"], ["ppl"], ["niah"], ["bench"], ["bench", "flat"], ["bench", "attn"], ["tokenize"], ["pages"], ["models"])
+
+program = ""
+
+
+def flatkv(*arguments, stdin=b"", environment=None):
+    """-> exit code, standard output, standard error"""
+    done = subprocess.run([program, *arguments], input=stdin, capture_output=True, check=False,
+                          env={**os.environ, **(environment or {})})
+    return done.returncode, done.stdout, done.stderr.decode("utf-8", "replace")
+
+
+def expect(truth, *what):
+    if not truth:
+        sys.exit(f"FAIL {sys.argv[2]}: {' '.join(str(w) for w in what)}")
+
+
+def answer(*arguments, code=GOOD, **more):
+    """The JSON of a command that ends with `code`."""
+    got, out, err = flatkv(*arguments, "--json", **more)
+    expect(got == code, f"exit code {got}, not {code}:", err)
+    return json.loads(out)
+
+
+def refused(code, words, *arguments, **more):
+    """It ends with `code` and says all the words on standard error, nothing on standard output."""
+    got, out, err = flatkv(*arguments, **more)
+    expect(got == code, f"exit code {got}, not {code}:", err)
+    expect(out == b"", "standard output has", out[:200])
+    for word in words:
+        expect(word in err, f"\"{word}\" is not in:", err)
+
+
+def book(first, n):
+    with open(BOOK, "rb") as file:
+        return file.read()[first:first + n].decode("ascii")
+
+
+# ---- the command line
+
+
+def every_command_has_help():
+    for command in COMMANDS:
+        code, out, err = flatkv(*command, "--help")
+        expect(code == GOOD and out.startswith(b"usage: flatkv " + command[0].encode()) and err == "", command, code, err)
+    code, out, err = flatkv("--help")
+    expect(code == GOOD and all(c[0].encode() in out for c in COMMANDS), "flatkv --help leaves out a command")
+
+
+def refuses_what_it_does_not_know():
+    refused(USAGE, ["no command sing"], "sing")
+    refused(USAGE, ["--louder"], "run", "--louder")
+    refused(USAGE, ["-n needs a value"], "run", "-p", "x", "-n")
+    refused(USAGE, ["--rotate", "none|k|v|kv"], "run", "-p", "x", "--rotate", "sideways")
+    refused(USAGE, ["belongs to no option"], "run", "-p", "x", "y")
+    refused(USAGE, ["8/4"], "ppl", "-f", BOOK, "--codecs", "8/4,eight/four")
+    refused(USAGE, ["3 bits"], "run", "-p", "x", "--k-bits", "3")
+
+
+def models_are_listed_with_place_and_licence():
+    models = {m["name"]: m for m in answer("models")["models"]}
+    expect(set(models) == {"needle", "smollm2", "qwen2.5-0.5b", "qwen2.5-1.5b", "gemma3-270m"}, models)
+    expect(models["needle"]["present"] and models["smollm2"]["licence"] == "Apache-2.0", models)
+
+
+def a_missing_model_names_the_script_that_fetches_it():
+    with tempfile.TemporaryDirectory() as empty:
+        refused(FAILED, ["scripts/get-model smollm2"], "run", "-m", "smollm2", "-p", "x", environment={"XDG_CACHE_HOME": empty})
+        refused(FAILED, ["flatkv models"], "run", "-m", os.path.join(empty, "nothing.gguf"), "-p", "x")
+        broken = os.path.join(empty, "broken.gguf")
+        with open(broken, "wb") as file:
+            file.write(b"GGUF\x03\0\0\0" + b"\xff" * 64)
+        refused(FAILED, ["FKV_FILE"], "run", "-m", broken, "-p", "x")
+
+
+# ---- prompts
+
+
+def refuses_an_empty_prompt():
+    refused(USAGE, ["the prompt is empty"], "run", "-p", "")
+    refused(USAGE, ["the prompt is empty"], "run", stdin=b"")
+    refused(USAGE, ["the prompt is empty"], "run", "-f", "/dev/null")
+    refused(FAILED, ["cannot open"], "run", "-f", "/no/such/file")
+
+
+def refuses_a_prompt_longer_than_the_context():
+    refused(FAILED, ["10000000 tokens", "131072", "--max-kv"], "run", stdin=b"a" * 10_000_000)
+    refused(FAILED, ["100 tokens", "-c reserves 64"], "run", "-c", "64", stdin=b"a" * 100)
+
+
+def takes_bytes_that_are_no_text():
+    result = answer("run", "-n", "8", stdin=bytes(range(1, 256)) * 2 + b"\xf0\x9f\x98")
+    expect(result["prompt_tokens"] == 513 and result["new_tokens"] == 8, result)
+
+
+def answers_from_the_prompt():
+    fact = " The pass key of Ostirawex is 2718281. "
+    question = "\nQuestion: What is the pass key of Ostirawex?\nAnswer: The pass key of Ostirawex is "
+    result = answer("run", "-p", book(5000, 700) + fact + book(9000, 700) + question, "-n", "7")
+    expect(result["text"] == "2718281" and result["stop"] == "length", result)
+    for key in ("prompt_tokens", "new_tokens", "prefill_tps", "decode_tps", "kv_bytes", "peak_bytes"):
+        expect(result[key] > 0, key, result)
+    code, out, _ = flatkv("run", "-p", book(5000, 700) + fact + book(9000, 700) + question, "-n", "7")
+    expect(code == GOOD and out == b"2718281\n", "streamed", out)
+
+
+def the_seed_draws_the_text():
+    def draw(seed):
+        return answer("run", "-p", "The old sailor", "-n", "60", "-t", "1", "--top-k", "40", "--seed", seed)["tokens"]
+
+    first = draw("1")
+    expect(first == draw("1"), "the same seed drew another text")
+    expect(first != draw("2"), "another seed drew the same text")
+
+
+def a_conversation_keeps_its_pages():
+    fact = b"The lucky number of Kavorbri is 31415. It was raining.\n"
+    question = b"Question: What is the lucky number of Kavorbri? Answer: The lucky number of Kavorbri is 3141\n"
+    code, out, err = flatkv("run", "-i", "-n", "8", stdin=fact + question)
+    expect(code == GOOD and len(out.splitlines()) >= 2, code, out, err)
+    refused(FAILED, ["the conversation has 0 of 32 tokens"], "run", "-i", "-c", "32", stdin=fact)
+    refused(USAGE, ["do not go together"], "run", "-i", "--json")
+
+
+def ctrl_c_ends_with_what_there_is():
+    process = subprocess.Popen([program, "run", "-p", "The old sailor", "-n", "1000000", "--max-kv", "256", "--ignore-end"],
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    some = process.stdout.read(20)
+    process.send_signal(signal.SIGINT)
+    rest, err = process.communicate(timeout=60)
+    expect(process.returncode == INTERRUPTED, process.returncode, err)
+    expect(len(some) == 20 and rest.endswith(b"\n") and err == b"", some, rest[-20:], err)
+
+    process = subprocess.Popen([program, "run", "-f", BOOK, "--max-kv", "65536", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    expect(process.returncode == INTERRUPTED, "in prefill:", process.returncode, err)
+    expect(json.loads(out)["stop"] == "interrupted", out)
+
+
+# ---- pages
+
+
+def a_reloaded_prefix_gives_the_same_tokens():
+    with tempfile.TemporaryDirectory() as folder:
+        saved = os.path.join(folder, "saved.fkv")
+        prompt = book(20000, 1500)
+        for codec in ([], ["--k-bits", "4", "--rotate", "kv"], ["--max-kv", "256"]):
+            fresh = answer("run", "-p", prompt, "-n", "40", "--save-prefix", saved, *codec)
+            expect(fresh["prefix_tokens"] == 0, fresh)
+            again = answer("run", "-p", prompt, "-n", "40", "--prefix", saved, *codec)
+            expect(again["tokens"] == fresh["tokens"], "reloaded", codec, fresh["text"], again["text"])
+            alone = answer("run", "-n", "40", "--prefix", saved, *codec)
+            expect(alone["tokens"] == fresh["tokens"], "without a prompt", codec)
+            longer = answer("run", "-p", prompt + " And then", "-n", "40", *codec)
+            reused = answer("run", "-p", prompt + " And then", "-n", "40", "--prefix", saved, *codec)
+            expect(reused["tokens"] == longer["tokens"], "a longer prompt", codec)
+            expect(reused["prefix_tokens"] == 1500, "the pages were not used:", reused["prefix_tokens"])
+        code, out, _ = flatkv("pages", "verify", saved)
+        expect(code == GOOD and b"good, 1500 tokens" in out, out)
+
+
+def refuses_a_prefix_that_does_not_belong():
+    with tempfile.TemporaryDirectory() as folder:
+        saved = os.path.join(folder, "saved.fkv")
+        answer("run", "-p", book(20000, 300), "-n", "0", "--save-prefix", saved)
+        refused(FAILED, ["does not begin with"], "run", "-p", book(30000, 400), "--prefix", saved)
+        refused(FAILED, ["does not begin with"], "run", "-p", "short", "-n", "8", "--prefix", saved)
+        refused(FAILED, ["FKV_FILE_FOREIGN"], "run", "--v-bits", "8", "--prefix", saved)
+        refused(FAILED, ["FKV_FILE_FORMAT"], "run", "--prefix", BOOK)
+        refused(FAILED, ["FKV_IO"], "run", "--prefix", os.path.join(folder, "nothing"))
+
+
+def a_bounded_context_goes_past_its_bound():
+    bounded = ["--max-kv", "512", "--sinks", "4", "--ignore-end"]
+    result = answer("run", "-p", book(20000, 400), "-n", "2600", *bounded)
+    short = answer("run", "-p", book(20000, 400), "-n", "700", *bounded)
+    expect(result["new_tokens"] == 2600 and result["stop"] == "length", result)
+    expect(result["kv_bytes"] == short["kv_bytes"], "pages grew:", result["kv_bytes"], short["kv_bytes"])
+    expect(result["text"].startswith(short["text"]), "more room changed the text")
+    end = result["text"][-800:]
+    expect(sum(c.isalpha() or c in " \n.,;:'\"!?-" for c in end) > 0.95 * len(end) and max(map(len, end.split())) < 24, "no text:", end)
+    # 2000 tokens past the bound it still answers from what is inside.
+    fact = " The pass key of Ostirawex is 2718281. "
+    question = "\nQuestion: What is the pass key of Ostirawex?\nAnswer: The pass key of Ostirawex is "
+    result = answer("run", "-p", book(20000, 2500) + fact + book(40000, 200) + question, "-n", "7", *bounded)
+    expect(result["text"] == "2718281", result)
+
+
+def a_plan_above_the_limit_is_refused():
+    refused(NO_FIT, ["memory_limit allows 10000000"], "run", "-p", "x", "-c", "32768", "--memory", "10000000")
+    code, out, err = flatkv("plan", "-c", "32768", "--memory", "10000000")
+    expect(code == NO_FIT and b"total" in out and "does not fit" in err, code, err)
+    plan = answer("plan", "-c", "4096")
+    wide = answer("plan", "-c", "4096", "--k-bits", "16", "--v-bits", "16")
+    expect(plan["total_bytes_16bit"] == wide["total_bytes"] > plan["total_bytes"], plan)
+    expect(plan["longest_context"] > plan["longest_context_16bit"] > 4096 and plan["weights_packed_bytes"] > 7_000_000, plan)
+
+
+# ---- measures
+
+
+def the_same_codec_is_no_distance_away():
+    result = answer("ppl", "-f", BOOK, "-w", "512", "--windows", "2", "--kl", "--codecs", "16/16,8/4,4/2")
+    exact, usual, coarse = result["codecs"]
+    expect(exact["ppl"] == result["ppl_16bit"] and exact["kl_mean"] == 0 and exact["top1"] == 1, exact)
+    expect(0 < usual["kl_mean"] < coarse["kl_mean"] and usual["kl_mean"] < usual["kl_p99"], usual, coarse)
+    expect(exact["tokens"] == 2 * 255 and 2 < exact["ppl"] < 12, exact)
+    alone = answer("ppl", "-f", BOOK, "-w", "512", "--windows", "2", "--chunk", "100")
+    expect(alone["ppl"] == usual["ppl"], "chunks changed the perplexity", alone["ppl"], usual["ppl"])
+    every = answer("ppl", "-f", BOOK, "-w", "512", "--windows", "1", "--score", "all")
+    expect(every["tokens"] == 511, every)
+    refused(FAILED, ["less than one window"], "ppl", "-f", os.path.join(TREE, "models/needle/config.json"))
+    refused(USAGE, ["-f FILE"], "ppl")
+
+
+def a_planted_fact_is_found_at_every_depth():
+    with tempfile.TemporaryDirectory() as folder:
+        picture = os.path.join(folder, "grid.svg")
+        result = answer("niah", "--lengths", "700,1500", "--depths", "5", "--svg", picture)
+        expect(result["found"] == result["total"] == 10 == len(result["cells"]), result)
+        expect({c["length"] for c in result["cells"]} == {700, 1500} and {c["depth"] for c in result["cells"]} == {0, .25, .5, .75, 1},
+               result)
+        expect(all(c["answer"].startswith(c["expected"]) for c in result["cells"]), result)
+        with open(picture, encoding="utf-8") as file:
+            expect(file.read().count("100 %") >= 10, "the picture has other figures")
+    refused(USAGE, ["leaves no room"], "niah", "--lengths", "100")
+
+
+def a_running_model_holds_its_plan():
+    with tempfile.TemporaryDirectory() as folder:
+        picture = os.path.join(folder, "line.svg")
+        result = answer("bench", "flat", "-c", "2048", "--svg", picture)
+        expect(result["flat"] and result["tokens"] == 2048, result)
+        expect(abs(result["open_bytes"] - result["plan_bytes"]) < 2 ** 20 and result["peak_bytes"] < result["open_bytes"] + 2 ** 20, result)
+        with open(picture, encoding="utf-8") as file:
+            expect("computed" in file.read(), "the picture does not say what is computed")
+        lazy = answer("bench", "flat", "-c", "2048", "--lazy")
+        expect(lazy["open_bytes"] + 2 ** 20 < lazy["end_bytes"] < lazy["plan_bytes"] + 2 ** 20, lazy)
+
+
+def attention_is_timed():
+    result = answer("bench", "attn", "-c", "1024", "--codecs", "16/16,8/4")
+    expect([r["depth"] for r in result["results"]] == [1024, 1024] and all(r["decode_ms"] > 0 for r in result["results"]), result)
+
+
+def tokens_are_shown():
+    code, out, _ = flatkv("tokenize", "-p", "a\"\n")
+    expect(code == GOOD and out.split() == [b"97", b'"a"', b"34", b'"\\""', b"10", b'"\\x0a"'], out)
+    expect(answer("tokenize", stdin=b"abc")["tokens"] == [97, 98, 99], "--json")
+    code, out, _ = flatkv("tokenize", "--count", "-f", BOOK)
+    expect(code == GOOD and int(out) == os.path.getsize(BOOK), out)
+
+
+# The quality test that needs no download: many facts at once rank codecs by the likelihood of the right answers. The bounds are those
+# promised for the codecs; a simulation with exact attention found 1.2 and 2.3.
+def many_facts_hold_the_codecs_to_their_bounds():
+    result = answer("niah", "--facts", "100", "--ask", "64", "-c", "16384", "--haystacks", "1", "--codecs", "16/16,8/4,4/4:kv")
+    wide, usual, rotated = result["codecs"]
+    print(" ".join(f"K{c['k_bits']}/V{c['v_bits']} {c['right']:.3f} {c['nll']:.5f}" for c in result["codecs"]))
+    expect(wide["right"] >= 0.95 and 0 < wide["nll"] < 0.01, wide)
+    expect(usual["nll"] <= 1.3 * wide["nll"], "K8/V4:", usual, wide)
+    expect(rotated["nll"] <= 3 * wide["nll"], "rotated K4/V4:", rotated, wide)
+
+
+BEHAVIOURS = {name: f for name, f in list(globals().items())
+              if callable(f) and getattr(f, "__module__", "") == "__main__" and name not in ("flatkv", "expect", "answer", "refused", "book")}
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--list"]:
+        print("\n".join(BEHAVIOURS))
+    elif len(sys.argv) == 3 and sys.argv[2] in BEHAVIOURS:
+        program = sys.argv[1]
+        BEHAVIOURS[sys.argv[2]]()
+        print("good")
+    else:
+        sys.exit(__doc__)

@@ -1,0 +1,439 @@
+/* GGUF files that are wrong in one number, cut short, or of models that would run wrong: each is refused with a message that
+ * says what and where, and takes no more memory than its size allows.
+ */
+#include "gguf_maker.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+
+#ifdef FKV_HAVE_JEMALLOC
+#include <jemalloc/jemalloc.h>
+#endif
+
+/* The whole file is refused, with a message that has `words`. */
+static void ck_refused(maker *m, fkv_status expected, const char *words) {
+    fkv_weights *weights = NULL;
+    const size_t n = made(m);
+    ck_status(read_bytes(m->bytes, n, &weights), expected);
+    ck_assert_msg(strstr(fkv_message(), words) != NULL, "'%s' does not say '%s'", fkv_message(), words);
+    ck_assert_msg(strstr(fkv_message(), "made.gguf") != NULL, "'%s' does not name the file", fkv_message());
+    fkv_weights_close(weights);
+}
+
+/* ---- the head ---- */
+
+START_TEST(other_files_and_versions_are_told_apart) {
+    static const char *const others[] = {"PK\3\4 a zip file, not weights", "GG", "GGML and some more", "gguf in small letters"};
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
+        fkv_weights *weights = NULL;
+        memcpy(shared.bytes, others[i], strlen(others[i])); /* aligned as a map is */
+        ck_status(read_bytes(shared.bytes, strlen(others[i]), &weights), FKV_FILE_FORMAT);
+        fkv_weights_close(weights);
+    }
+    for (uint32_t version = 0; version < 6; version++) {
+        char words[32];
+        if (version == 3) continue;
+        good_keys(&shared);
+        shared.version = version;
+        (void)snprintf(words, sizeof words, "GGUF version %u", version);
+        ck_refused(&shared, FKV_UNSUPPORTED, words);
+    }
+    good_keys(&shared);
+    shared.version = 0x03000000;
+    ck_refused(&shared, FKV_UNSUPPORTED, "big-endian");
+}
+END_TEST
+
+/* Bytes this thread ever took; always 0 where jemalloc does not count. */
+static uint64_t taken(void) {
+    uint64_t bytes = 0;
+#ifdef FKV_HAVE_JEMALLOC
+    size_t size = sizeof bytes;
+    if (mallctl("thread.allocated", &bytes, &size, NULL, 0) != 0) abort();
+#endif
+    return bytes;
+}
+
+static void ck_modest(maker *m) {
+    const size_t n = made(m);
+    fkv_weights *weights = fkv_weights_new();
+    ck_assert_ptr_nonnull(weights);
+    const uint64_t before = taken();
+    (void)fkv_gguf_read(weights, m->bytes, n, "made.gguf");
+    const uint64_t after = taken();
+    ck_assert_msg(after - before <= 8 * n + 4096, "%" PRIu64 " bytes taken for a file of %zu", after - before, n);
+    fkv_weights_close(weights);
+}
+
+START_TEST(memory_follows_the_size_of_the_file) {
+    static const uint64_t counts[] = {6, 1000, 1 << 20, 1ull << 32, 1ull << 60, UINT64_MAX};
+    good_keys(&shared);
+    good_tensors(&shared);
+    ck_modest(&shared);
+    maker_open(&shared);
+    key_text(&shared, "general.architecture", "llama");
+    for (unsigned i = 0; i < MAX_MADE_TENSORS; i++) { /* the smallest there can be: 33 bytes each */
+        const char name[2] = {(char)('!' + i % 90), 0};
+        tensor_at(&shared, name, GGML_F32, 1, 1, 0);
+    }
+    ck_modest(&shared);
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+        maker_open(&shared);
+        key_text(&shared, "general.architecture", "llama");
+        key_array(&shared, "tokenizer.ggml.tokens", STRING, counts[i]);
+        for (unsigned t = 0; t < 5; t++) put_text(&shared, "");
+        ck_modest(&shared);
+        maker_open(&shared);
+        shared.n_keys = counts[i];
+        ck_modest(&shared);
+        maker_open(&shared);
+        key_text(&shared, "general.architecture", "llama");
+        shared.n_tensors = counts[i];
+        ck_modest(&shared);
+    }
+}
+END_TEST
+
+START_TEST(counts_beyond_the_file_are_refused) {
+    static const uint64_t counts[] = {6, 1000, 1 << 20, 1ull << 32, 1ull << 60, UINT64_MAX};
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+        maker_open(&shared);
+        key_text(&shared, "general.architecture", "llama");
+        shared.n_keys = counts[i];
+        ck_refused(&shared, FKV_FILE_DAMAGED, i == 0 ? "" : "keys where");
+        maker_open(&shared);
+        key_text(&shared, "general.architecture", "llama");
+        shared.n_tensors = counts[i];
+        ck_refused(&shared, FKV_FILE_DAMAGED, "tensors where");
+    }
+}
+END_TEST
+
+START_TEST(strings_and_arrays_stay_inside_the_file) {
+    maker_open(&shared);
+    key_text(&shared, "general.architecture", "llama");
+    key(&shared, "x", STRING);
+    put_u64(&shared, UINT64_MAX - 3);
+    ck_refused(&shared, FKV_FILE_DAMAGED, "a string of 18446744073709551612 bytes");
+    maker_open(&shared);
+    key_array(&shared, "x", U64, 1ull << 61); /* times 8 is 0 in 64 bits */
+    ck_refused(&shared, FKV_FILE_DAMAGED, "2305843009213693952 values under x");
+    maker_open(&shared);
+    key_array(&shared, "x", STRING, 1ull << 61);
+    ck_refused(&shared, FKV_FILE_DAMAGED, "ends inside its header");
+    maker_open(&shared);
+    key_array(&shared, "x", ARRAY, 1);
+    ck_refused(&shared, FKV_UNSUPPORTED, "x is an array of arrays");
+    maker_open(&shared);
+    key_array(&shared, "x", 13, 1);
+    ck_refused(&shared, FKV_FILE_DAMAGED, "array of type 13");
+    maker_open(&shared);
+    key(&shared, "x\x1b[2J", 4000000000u);
+    ck_refused(&shared, FKV_FILE_DAMAGED, "x?[2J is of type 4000000000");
+    maker_open(&shared);
+    key_u32(&shared, "", 1);
+    ck_refused(&shared, FKV_FILE_DAMAGED, "a key of 0 bytes");
+}
+END_TEST
+
+START_TEST(every_cut_of_a_file_is_noticed) {
+    good_keys(&shared);
+    good_tensors(&shared);
+    const size_t n = made(&shared);
+    for (size_t cut = 0; cut < n; cut += cut < n - shared.data_bytes + 64 ? 1 : 97) {
+        uint8_t *bytes = malloc(cut + 1);
+        ck_assert_ptr_nonnull(bytes);
+        memcpy(bytes, shared.bytes, cut);
+        uint8_t *exact = realloc(bytes, cut == 0 ? 1 : cut); /* so that a sanitizer sees a byte too many */
+        fkv_weights *weights = NULL;
+        const fkv_status status = read_bytes(exact, cut, &weights);
+        ck_assert_msg(status == FKV_FILE_DAMAGED || status == FKV_FILE_FORMAT, "%s when cut to %zu", fkv_status_name(status),
+                      cut);
+        fkv_weights_close(weights);
+        free(exact);
+    }
+}
+END_TEST
+
+START_TEST(every_changed_byte_is_survived) {
+    static const uint8_t changes[] = {0x01, 0x80, 0xff};
+    good_keys(&shared);
+    good_tensors(&shared);
+    const size_t n = made(&shared);
+    unsigned n_refused = 0;
+    for (size_t at = 0; at < n - shared.data_bytes; at++) {
+        for (size_t c = 0; c < sizeof changes; c++) {
+            fkv_weights *weights = NULL;
+            shared.bytes[at] ^= changes[c];
+            const fkv_status status = read_bytes(shared.bytes, n, &weights);
+            ck_assert_msg(status == FKV_OK || status == FKV_FILE_DAMAGED || status == FKV_FILE_FORMAT ||
+                              status == FKV_UNSUPPORTED,
+                          "%s with byte %zu changed", fkv_status_name(status), at);
+            n_refused += status != FKV_OK;
+            for (uint32_t t = 0; status == FKV_OK && t < fkv_weights_n_tensors(weights); t++) {
+                const fkv_tensor *x = fkv_weights_tensor(weights, t);
+                if (x->data < shared.bytes || x->data + x->n_rows * x->row_bytes > shared.bytes + n)
+                    ck_abort_msg("tensor %u is outside with byte %zu changed", t, at);
+            }
+            fkv_weights_close(weights);
+            shared.bytes[at] ^= changes[c];
+        }
+    }
+    ck_assert_uint_gt(n_refused, 500);
+}
+END_TEST
+
+/* ---- keys ---- */
+
+START_TEST(a_key_of_the_wrong_type_is_named) {
+    static const char *const numbers[] = {
+        "llama.block_count",  "llama.embedding_length", "llama.attention.key_length",  "llama.rope.dimension_count",
+        "llama.expert_count", "general.alignment",      "tokenizer.ggml.bos_token_id", "tokenizer.ggml.eot_token_id"};
+    static const char *const floats[] = {"llama.attention.layer_norm_rms_epsilon", "llama.rope.freq_base",
+                                         "llama.rope.scaling.factor", "llama.attn_logit_softcapping"};
+    static const char *const texts[] = {"general.name", "tokenizer.ggml.model", "tokenizer.chat_template",
+                                        "llama.rope.scaling.type"};
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        maker_open(&shared);
+        key_text(&shared, "general.architecture", "llama");
+        key_f32(&shared, numbers[i], 3);
+        ck_refused(&shared, FKV_FILE_FORMAT, numbers[i]);
+    }
+    for (size_t i = 0; i < sizeof floats / sizeof floats[0]; i++) {
+        maker_open(&shared);
+        key_text(&shared, "general.architecture", "llama");
+        key_u32(&shared, floats[i], 3);
+        ck_refused(&shared, FKV_FILE_FORMAT, floats[i]);
+    }
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        maker_open(&shared);
+        key_text(&shared, "general.architecture", "llama");
+        key_u32(&shared, texts[i], 3);
+        ck_refused(&shared, FKV_FILE_FORMAT, texts[i]);
+    }
+    maker_open(&shared);
+    key_u32(&shared, "general.architecture", 3);
+    ck_refused(&shared, FKV_FILE_FORMAT, "general.architecture");
+    maker_open(&shared);
+    key_text(&shared, "general.architecture", "llama");
+    key_u32(&shared, "tokenizer.ggml.add_bos_token", 1);
+    ck_refused(&shared, FKV_FILE_FORMAT, "add_bos_token is of type u32 where a bool is needed");
+    maker_open(&shared);
+    key_text(&shared, "general.architecture", "llama");
+    key_array(&shared, "tokenizer.ggml.tokens", U8, 1);
+    put(&shared, "a", 1);
+    ck_refused(&shared, FKV_FILE_FORMAT, "tokenizer.ggml.tokens is an array of 1 u8");
+}
+END_TEST
+
+START_TEST(numbers_out_of_range_are_named) {
+    maker_open(&shared);
+    key_text(&shared, "general.architecture", "llama");
+    key(&shared, "llama.block_count", I32);
+    put_u32(&shared, (uint32_t)-5);
+    ck_refused(&shared, FKV_FILE_FORMAT, "llama.block_count is negative");
+    maker_open(&shared);
+    key_text(&shared, "general.architecture", "llama");
+    key(&shared, "llama.block_count", U64);
+    put_u64(&shared, 1ull << 32);
+    ck_refused(&shared, FKV_FILE_FORMAT, "llama.block_count");
+    static const float wrong[] = {NAN, INFINITY, -INFINITY, -1};
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        maker_open(&shared);
+        key_text(&shared, "general.architecture", "llama");
+        key_f32(&shared, "llama.rope.freq_base", wrong[i]);
+        ck_refused(&shared, FKV_FILE_FORMAT, wrong[i] == -1 ? "negative" : "llama.rope.freq_base");
+    }
+}
+END_TEST
+
+START_TEST(a_file_without_an_architecture_is_refused) {
+    maker_open(&shared);
+    ck_refused(&shared, FKV_FILE_FORMAT, "general.architecture");
+    maker_open(&shared);
+    key(&shared, "general.architecture", STRING);
+    put_u64(&shared, 5);
+    put(&shared, "ll\0ma", 5);
+    ck_refused(&shared, FKV_FILE_FORMAT, "general.architecture");
+    char name[128];
+    memset(name, 'a', sizeof name);
+    name[127] = 0;
+    maker_open(&shared);
+    key_text(&shared, "general.architecture", name);
+    ck_refused(&shared, FKV_FILE_FORMAT, "general.architecture");
+}
+END_TEST
+
+START_TEST(a_key_or_tensor_that_is_there_twice_is_refused) {
+    good_keys(&shared);
+    key_u32(&shared, "llama.block_count", 3);
+    ck_refused(&shared, FKV_FILE_DAMAGED, "llama.block_count is there twice");
+    good_keys(&shared);
+    good_tensors(&shared);
+    tensor(&shared, "output_norm.weight", GGML_F32, 64, 1, 256);
+    ck_refused(&shared, FKV_FILE_DAMAGED, "output_norm.weight is there twice");
+}
+END_TEST
+
+START_TEST(models_that_would_run_wrong_are_refused) {
+    good_keys(&shared);
+    key_text(&shared, "llama.rope.scaling.type", "yarn");
+    ck_refused(&shared, FKV_UNSUPPORTED, "RoPE scaling 'yarn'");
+    good_keys(&shared);
+    key_u32(&shared, "llama.attention.key_length", 16);
+    key_u32(&shared, "llama.attention.value_length", 32);
+    ck_refused(&shared, FKV_UNSUPPORTED, "keys of 16 and values of 32");
+    good_keys(&shared);
+    key_u32(&shared, "llama.expert_count", 8);
+    ck_refused(&shared, FKV_UNSUPPORTED, "8 experts");
+    good_keys(&shared);
+    key_f32(&shared, "llama.final_logit_softcapping", 30);
+    ck_refused(&shared, FKV_UNSUPPORTED, "capped at 30");
+    good_keys(&shared);
+    tensor(&shared, "rope_freqs.weight", GGML_F32, 32, 1, 128);
+    ck_refused(&shared, FKV_UNSUPPORTED, "rope_freqs.weight");
+    maker_open(&shared);
+    key_text(&shared, "general.architecture", "llama");
+    key_array(&shared, "llama.attention.head_count_kv", U32, 2);
+    put_u64(&shared, 0x400000004);
+    ck_refused(&shared, FKV_UNSUPPORTED, "head_count_kv differs by layer");
+    const uint8_t irregular[] = {1, 0, 0};
+    good_keys(&shared);
+    key_array(&shared, "llama.attention.sliding_window_pattern", BOOL, 3);
+    put(&shared, irregular, 3);
+    ck_refused(&shared, FKV_UNSUPPORTED, "no regular order");
+}
+END_TEST
+
+START_TEST(a_vocabulary_must_agree_with_itself) {
+    good_keys(&shared);
+    key_u32(&shared, "tokenizer.ggml.seperator_token_id", 99); /* not one that is used */
+    fkv_weights_close(read_good(&shared));
+    maker_open(&shared);
+    static const char *const tokens[] = {"a", "b"};
+    key_text(&shared, "general.architecture", "llama");
+    key_texts(&shared, "tokenizer.ggml.tokens", tokens, 2);
+    const maker two = shared;
+    key_u32(&shared, "tokenizer.ggml.bos_token_id", 2);
+    ck_refused(&shared, FKV_FILE_DAMAGED, "bos_token_id is 2, there are 2 tokens");
+    shared = two;
+    key_array(&shared, "tokenizer.ggml.scores", F32, 1);
+    put_u32(&shared, 0);
+    ck_refused(&shared, FKV_FILE_DAMAGED, "2 tokens, but 1 scores and 0 types");
+    shared = two;
+    key_array(&shared, "tokenizer.ggml.scores", F32, 2);
+    put_u64(&shared, 0x7fc00000);
+    ck_refused(&shared, FKV_FILE_DAMAGED, "the score of token 0");
+    shared = two;
+    key_array(&shared, "tokenizer.ggml.token_type", I32, 2);
+    put_u64(&shared, 7ull << 32);
+    ck_refused(&shared, FKV_FILE_DAMAGED, "token 1 is of type 7");
+}
+END_TEST
+
+/* ---- tensors ---- */
+
+static void one_tensor(const char *name, uint32_t type, uint64_t n_cols, uint64_t n_rows, uint64_t offset) {
+    maker_open(&shared);
+    key_text(&shared, "general.architecture", "llama");
+    tensor_at(&shared, name, type, n_cols, n_rows, offset);
+    shared.data_bytes = 1024;
+}
+
+START_TEST(a_tensor_of_another_type_is_named) {
+    one_tensor("blk.0.ffn_up.weight", GGML_Q2_K, 256, 1, 0);
+    ck_refused(&shared, FKV_UNSUPPORTED, "blk.0.ffn_up.weight is of type Q2_K (10)");
+    one_tensor("x", 4711, 256, 1, 0);
+    ck_refused(&shared, FKV_UNSUPPORTED, "unknown (4711)");
+}
+END_TEST
+
+START_TEST(a_tensor_stays_inside_the_file) {
+    one_tensor("x", GGML_F32, 256, 1, 0);
+    fkv_weights_close(read_good(&shared)); /* just fits */
+    one_tensor("x", GGML_F32, 257, 1, 0);
+    ck_refused(&shared, FKV_FILE_DAMAGED, "x needs 1028 bytes at 0, the file has 1024");
+    one_tensor("x", GGML_F32, 256, 1, 32);
+    ck_refused(&shared, FKV_FILE_DAMAGED, "x needs 1024 bytes at 32");
+    one_tensor("x", GGML_F32, 8, 1, UINT64_MAX - 31);
+    ck_refused(&shared, FKV_FILE_DAMAGED, "x needs 32 bytes");
+    one_tensor("x", GGML_F32, 8, 1, 36);
+    ck_refused(&shared, FKV_FILE_DAMAGED, "not a multiple of 32");
+    one_tensor("x", GGML_F32, UINT32_MAX, UINT32_MAX, 0);
+    ck_refused(&shared, FKV_FILE_DAMAGED, "larger than any file");
+    one_tensor("x", GGML_F32, 1ull << 32, 1, 0);
+    ck_refused(&shared, FKV_FILE_DAMAGED, "a dimension of 4294967296");
+    one_tensor("x", GGML_F32, 0, 1, 0);
+    ck_refused(&shared, FKV_FILE_DAMAGED, "a dimension of 0");
+    one_tensor("x", GGML_Q4_K, 288, 1, 0);
+    ck_refused(&shared, FKV_FILE_DAMAGED, "rows of 288, Q4_K has blocks of 256");
+    one_tensor("", GGML_F32, 1, 1, 0);
+    ck_refused(&shared, FKV_FILE_DAMAGED, "name of 0 bytes");
+}
+END_TEST
+
+START_TEST(dimensions_and_names_have_limits) {
+    static const uint32_t n_dims[] = {0, 5, UINT32_MAX};
+    for (size_t i = 0; i < sizeof n_dims / sizeof n_dims[0]; i++) {
+        maker_open(&shared);
+        key_text(&shared, "general.architecture", "llama");
+        put_text(&shared, "x");
+        put_u32(&shared, n_dims[i]);
+        for (unsigned d = 0; d < 6; d++) put_u64(&shared, 1);
+        shared.n_tensors = 1;
+        ck_refused(&shared, FKV_FILE_DAMAGED, "dimensions");
+    }
+    char name[FKV_MAX_TENSOR_NAME + 1];
+    memset(name, 'n', sizeof name);
+    name[FKV_MAX_TENSOR_NAME - 1] = 0;
+    one_tensor(name, GGML_F32, 1, 1, 0);
+    fkv_weights_close(read_good(&shared));
+    one_tensor("a\x1b[2Jb", GGML_F32, 1, 1, 0);
+    ck_refused(&shared, FKV_FILE_DAMAGED, "'a?[2Jb'");
+    name[FKV_MAX_TENSOR_NAME - 1] = 'n';
+    name[FKV_MAX_TENSOR_NAME] = 0;
+    one_tensor(name, GGML_F32, 1, 1, 0);
+    ck_refused(&shared, FKV_FILE_DAMAGED, "name of 128 bytes");
+}
+END_TEST
+
+START_TEST(tensors_must_not_overlap) {
+    maker_open(&shared);
+    key_text(&shared, "general.architecture", "llama");
+    tensor_at(&shared, "a", GGML_F32, 9, 1, 64); /* 36 bytes */
+    tensor_at(&shared, "b", GGML_F32, 16, 1, 0); /* just before it */
+    const maker two = shared;
+    shared.data_bytes = 1024;
+    fkv_weights_close(read_good(&shared));
+    shared = two;
+    tensor_at(&shared, "c", GGML_F32, 1, 1, 96);
+    shared.data_bytes = 1024;
+    ck_refused(&shared, FKV_FILE_DAMAGED, "tensors a and c overlap");
+    shared = two;
+    tensor_at(&shared, "c", GGML_F32, 1, 1, 0);
+    shared.data_bytes = 1024;
+    ck_refused(&shared, FKV_FILE_DAMAGED, "overlap");
+}
+END_TEST
+
+START_TEST(alignment_is_a_power_of_two) {
+    static const uint32_t wrong[] = {0, 1, 4, 24, 33, UINT32_MAX};
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        good_keys(&shared);
+        key_u32(&shared, "general.alignment", wrong[i]);
+        ck_refused(&shared, FKV_FILE_DAMAGED, "general.alignment is");
+    }
+    good_keys(&shared);
+    key_u32(&shared, "general.alignment", 1u << 31);
+    tensor(&shared, "x", GGML_F32, 1, 1, 4);
+    ck_refused(&shared, FKV_FILE_DAMAGED, "ends before the data");
+}
+END_TEST
+
+TEST_MAIN("gguf damage", other_files_and_versions_are_told_apart, memory_follows_the_size_of_the_file,
+          counts_beyond_the_file_are_refused, strings_and_arrays_stay_inside_the_file, every_cut_of_a_file_is_noticed,
+          every_changed_byte_is_survived, a_key_of_the_wrong_type_is_named, numbers_out_of_range_are_named,
+          a_file_without_an_architecture_is_refused, a_key_or_tensor_that_is_there_twice_is_refused,
+          models_that_would_run_wrong_are_refused, a_vocabulary_must_agree_with_itself, a_tensor_of_another_type_is_named,
+          a_tensor_stays_inside_the_file, dimensions_and_names_have_limits, tensors_must_not_overlap, alignment_is_a_power_of_two)
