@@ -95,23 +95,22 @@ static uint32_t find(const fkv_vocab_source *source, const char *data, size_t si
 
 /* Cuts every occurrence of a token out of what is still raw. */
 static void cut(stretches *all, const char *text, fkv_bytes what, uint32_t token) {
-    stretches *out = malloc(sizeof *out);
-    if (out == NULL) abort();
-    out->n = 0;
-    for (size_t i = 0; i < all->n; i++) {
-        stretch one = all->items[i];
+    static stretches before;
+    before.n = all->n;
+    memcpy(before.items, all->items, all->n * sizeof all->items[0]);
+    all->n = 0;
+    for (size_t i = 0; i < before.n; i++) {
+        stretch one = before.items[i];
         const char *hit = NULL;
         while (one.token == FKV_NO_TOKEN && one.start < one.end &&
                (hit = memmem(text + one.start, one.end - one.start, what.data, what.size)) != NULL) {
             size_t at = (size_t)(hit - text);
-            if (at > one.start) out->items[out->n++] = (stretch){one.start, at, FKV_NO_TOKEN};
-            out->items[out->n++] = (stretch){at, at + what.size, token};
+            if (at > one.start) all->items[all->n++] = (stretch){one.start, at, FKV_NO_TOKEN};
+            all->items[all->n++] = (stretch){at, at + what.size, token};
             one.start = at + what.size;
         }
-        if (one.start < one.end) out->items[out->n++] = one;
+        if (one.start < one.end) all->items[all->n++] = one;
     }
-    memcpy(all, out, sizeof *all);
-    free(out);
 }
 
 static bool is_special(const model_run *run, uint32_t token, bool with_hidden) {
@@ -192,8 +191,9 @@ static void spm_stretch(model_run *run, const char *raw, size_t n_raw) {
     const fkv_vocab_source *source = &run->world->source;
     char text[3 * MODEL_MAX_TEXT + 3];
     size_t n = 0;
-    stretches *chain = calloc(1, sizeof *chain);
-    if (chain == NULL) abort();
+    static stretches chain_room;
+    stretches *chain = &chain_room;
+    chain->n = 0;
     for (size_t i = 0; i < n_raw + source->add_space_prefix; i++) {
         char byte = source->add_space_prefix ? (i == 0 ? ' ' : raw[i - 1]) : raw[i];
         memcpy(text + n, byte == ' ' ? "\xe2\x96\x81" : &byte, byte == ' ' ? 3 : 1);
@@ -211,13 +211,13 @@ static void spm_stretch(model_run *run, const char *raw, size_t n_raw) {
         put(run, token);
         for (size_t at = one.start; token == FKV_NO_TOKEN && at < one.end; at++) put(run, byte_fallback(source, text[at]));
     }
-    free(chain);
 }
 
 static void bpe_stretch(model_run *run, const char *raw, size_t n_raw) {
     const fkv_vocab_source *source = &run->world->source;
-    stretches *chain = calloc(1, sizeof *chain);
-    if (chain == NULL) abort();
+    static stretches chain_room;
+    stretches *chain = &chain_room;
+    chain->n = 0;
     bool whole = source->pre.size == strlen("llama-bpe") && find(source, raw, n_raw) != FKV_NO_TOKEN;
     for (size_t at = 0; at < n_raw; at++) chain->items[chain->n++] = (stretch){at, at + 1, 0};
     if (whole) {
@@ -231,13 +231,13 @@ static void bpe_stretch(model_run *run, const char *raw, size_t n_raw) {
         put(run, token);
         for (size_t at = one.start; token == FKV_NO_TOKEN && at < one.end; at++) put(run, find(source, raw + at, 1));
     }
-    free(chain);
 }
 
 static void model_encode(model_run *run, bool special) {
     const tokenizer_world *world = run->world;
-    stretches *all = calloc(1, sizeof *all);
-    if (all == NULL) abort();
+    static stretches all_room;
+    stretches *all = &all_room;
+    all->n = 0;
     if (world->n_text > 0) all->items[all->n++] = (stretch){0, world->n_text, FKV_NO_TOKEN};
     cut_specials(run, special, all);
     bool spm = strcmp(fkv_tokenizer_name(run->tokenizer), "spm") == 0;
@@ -247,7 +247,6 @@ static void model_encode(model_run *run, bool special) {
         if (one.token != FKV_NO_TOKEN) continue;
         (spm ? spm_stretch : bpe_stretch)(run, world->text + one.start, one.end - one.start);
     }
-    free(all);
 }
 
 /* ---- the check ----------------------------------------------------------------------------------------------- */
@@ -279,9 +278,10 @@ static const char *check_encode(const tokenizer_world *world, const fkv_tokenize
     size_t n_again = 0;
     uint32_t n_vocab = strcmp(fkv_tokenizer_name(tokenizer), "byte") == 0 ? 256 : world->source.n_tokens;
     uint32_t *tokens = malloc(capacity * sizeof *tokens);
-    model_run *run = calloc(1, sizeof *run);
+    static model_run run_room;
+    model_run *run = &run_room;
     const char *fault = NULL;
-    if (tokens == NULL || run == NULL) abort();
+    if (tokens == NULL) abort();
     if (fkv_tokenizer_encode(tokenizer, world->text, world->n_text, flags, tokens, capacity, &n_tokens) != FKV_OK ||
         fkv_tokenizer_encode(tokenizer, world->text, world->n_text, flags, NULL, 0, &n_again) != FKV_OK) {
         fault = "encoding failed";
@@ -290,6 +290,7 @@ static const char *check_encode(const tokenizer_world *world, const fkv_tokenize
     }
     for (size_t i = 0; fault == NULL && i < n_tokens; i++) fault = tokens[i] < n_vocab ? NULL : "a token out of range";
     if (fault == NULL && is_modelled(world, tokenizer)) {
+        run->n_tokens = 0;
         run->world = world;
         run->tokenizer = tokenizer;
         if ((flags & FKV_TOKENIZE_BOS) != 0 && world->source.add_bos && world->source.bos < n_vocab) put(run, world->source.bos);
@@ -297,7 +298,6 @@ static const char *check_encode(const tokenizer_world *world, const fkv_tokenize
         bool equal = run->n_tokens == n_tokens && memcmp(run->tokens, tokens, n_tokens * sizeof *tokens) == 0;
         fault = equal ? NULL : "other tokens than the model's";
     }
-    free(run);
     free(tokens);
     return fault;
 }
