@@ -118,7 +118,6 @@ FKV_INLINE void scores_from(const score_job *j, const key_turn *turn, const bloc
     vf bias = vf_load(turn->bias);
     __mmask16 later = turn->chunk == 0 ? 0 : 0xffff;
     float *to = j->scores + (size_t)row * FKV_TILE_TOKENS + turn->token;
-    FKV_UNROLL
     for (uint32_t r = begin; r < end; r++) {
         __m512i sum = _mm512_add_epi32(times_256(sums_of(&sums[0], r)), sums_of(&sums[1], r));
         sum = _mm512_add_epi32(sum, _mm512_srai_epi32(sums_of(&sums[2], r), 8));
@@ -171,7 +170,7 @@ static void score_turns(score_job *j, const tile *t, uint32_t n_tokens) {
             const key_turn *next = turn + 1 < end ? turn + 1 : j->turns;
             size_t at = first + next->at;
             if (turn + 1 == end && block + 1 < n_blocks) at += (size_t)BLOCK_ROWS * j->dim;
-            if (n_rows == BLOCK_ROWS) /* a constant: the rows are unrolled */
+            if (n_rows == BLOCK_ROWS) /* a constant */
                 score_turn(j, set, before, row, BLOCK_ROWS, next, at);
             else
                 score_turn(j, set, before, row, n_rows, next, at);
