@@ -93,7 +93,8 @@ def quality(machine):
             base = result["ppl_16bit"]
             n_tokens = result["codecs"][0]["tokens"]
             lines.append(
-                f"**{model}**, windows of {window}: {count(result['windows'], 'window')}, {n_tokens} tokens scored. 16-bit: {base:.4f}"
+                f"**{model}**, windows of {window}: {count(result['windows'], 'window')}, {n_tokens} tokens scored. "
+                f"16-bit: {base:.4f}"
             )
             rows = [
                 [
