@@ -61,6 +61,10 @@ def signed(x):
     return f"{100 * x:+.2f} %"
 
 
+def count(n, thing):
+    return f"{n} {thing}" + ("" if n == 1 else "s")
+
+
 def missing(what):
     return f"*Not measured on this machine: {what}.*"
 
@@ -89,7 +93,8 @@ def quality(machine):
             base = result["ppl_16bit"]
             n_tokens = result["codecs"][0]["tokens"]
             lines.append(
-                f"**{model}**, windows of {window}: {result['windows']} windows, {n_tokens} tokens scored. 16-bit: {base:.4f}"
+                f"**{model}**, windows of {window}: {count(result['windows'], 'window')}, {n_tokens} tokens scored. "
+                f"16-bit: {base:.4f}"
             )
             rows = [
                 [
