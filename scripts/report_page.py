@@ -223,8 +223,8 @@ def needles(machine):
     order = ["needle", *REAL_MODELS]
     rows.sort(key=lambda r: (order.index(r[0].split()[0]), int(r[1]), r[0]))
     lines.append(
-        "One fact in a book, asked for at the end. A square for each depth from the beginning to the end: filled where the "
-        "answer was right."
+        "Facts planted in a book and asked for at its end, each as if it were the only question (with `--together` all facts of a "
+        "length are in one haystack). A square for each depth from the beginning to the end: filled where the answer was right."
     )
     lines.append(table(["model, cache", "tokens", "found", "depths"], rows))
     lines.append(made_by(records))
