@@ -23,8 +23,8 @@
 #error "flatkv is built with gcc or clang"
 #endif
 
-/* Before a loop with a small constant count whose arrays are meant to live in registers. With a sanitizer every unrolled access is
- * checked code, which takes a minute a file to compile and wins nothing. */
+/* Before a loop with a small constant count whose arrays are meant to live in registers. With a sanitizer every unrolled access
+ * is checked code, which takes a minute a file to compile and wins nothing. */
 #if defined(__clang__)
 #if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
 #define FKV_UNROLL
