@@ -276,8 +276,9 @@ static bool check(bench *b, uint32_t k, uint32_t n_tokens, fkv_workers *workers,
 static result *add_result(bench *b) {
     if (b->n_results == b->room_results) {
         b->room_results = b->room_results * 2 + 64;
-        b->results = realloc(b->results, b->room_results * sizeof *b->results);
-        if (b->results == NULL) bench_die(PROGRAM, BENCH_NO_MEMORY, "the system has no room for the results");
+        result *wider = realloc(b->results, b->room_results * sizeof *b->results);
+        if (wider == NULL) bench_die(PROGRAM, BENCH_NO_MEMORY, "the system has no room for the results");
+        b->results = wider;
     }
     return &b->results[b->n_results++];
 }

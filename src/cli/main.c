@@ -29,6 +29,12 @@ static void usage(FILE *out) {
                  "exit codes: 0 good, 1 failed, 2 wrong usage, 3 does not fit this machine or the limit, 130 interrupted\n");
 }
 
+/* What could not be written was not done. */
+static int written(int code) {
+    bool good = fflush(stdout) == 0 && ferror(stdout) == 0;
+    return good || code != EXIT_GOOD ? code : cli_fail(EXIT_FAILED, "the output could not be written");
+}
+
 int main(int argc, char **argv) {
     if (argc < 2) {
         usage(stderr);
@@ -43,6 +49,6 @@ int main(int argc, char **argv) {
         return EXIT_GOOD;
     }
     for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++)
-        if (strcmp(argv[1], commands[i].name) == 0) return commands[i].run(argc - 1, argv + 1);
+        if (strcmp(argv[1], commands[i].name) == 0) return written(commands[i].run(argc - 1, argv + 1));
     return cli_fail(EXIT_USAGE, "no command %s: flatkv --help lists them", argv[1]);
 }

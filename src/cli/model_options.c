@@ -28,7 +28,7 @@ void model_options_list(model_options *o, cli_option list[N_MODEL_OPTIONS]) {
         {"v-group", 0, OPTION_U32, &o->v_group, 128, "N", "the same for values (64)"},
         {"rotate", 0, OPTION_CHOICE, &o->rotate, 0, "none|k|v|kv", "Hadamard rotation before packing (kv)"},
         {"max-kv", 0, OPTION_U32, &o->max_kv, INT32_MAX, "N",
-         "bounded context: each layer keeps the last N tokens and the sinks,\nso a text may go on without end"},
+         "bounded context: each layer keeps the last N tokens and the sinks,\nso memory stays bounded however long a text gets"},
         {"sinks", 0, OPTION_U32, &o->n_sinks, INT32_MAX, "N", "first tokens that stay, with --max-kv (4)"},
         {"chunk", 0, OPTION_U32, &o->chunk, 1 << 20, "N", "tokens of one prefill step (512)"},
         {"memory", 0, OPTION_U64, &o->memory, UINT64_MAX, "BYTES", "refuse a plan above this, weights aside"},
@@ -55,7 +55,7 @@ int model_options_load(const model_options *o, bool plan_only, fkv_model **model
 fkv_runner_config model_options_runner(const model_options *o, uint32_t max_tokens) {
     fkv_runner_config c = fkv_runner_config_default();
     c.max_tokens = max_tokens;
-    c.max_step_tokens = o->chunk;
+    c.max_step_tokens = max_tokens != 0 && max_tokens < o->chunk ? max_tokens : o->chunk;
     c.k = (fkv_codec_config){o->k_bits, o->k_group};
     c.v = (fkv_codec_config){o->v_bits, o->v_group};
     c.rotate = (fkv_rotate)o->rotate;

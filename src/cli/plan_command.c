@@ -128,7 +128,7 @@ static void print_table(const subject *s, uint64_t available, const char *source
     if (s->model != NULL) print_line(&t, "activations", offsetof(fkv_runner_plan, activations_bytes));
     print_line(&t, s->model != NULL ? "total beside weights" : "total", offsetof(fkv_runner_plan, total_bytes));
     print_line(&t, "one token", offsetof(fkv_runner_plan, cache.token_bytes));
-    printf("\nthis machine can give %s (%s)\n", cli_bytes(available, text), source);
+    printf("\nthis machine can give %s%s (%s)\n", cli_bytes(available, text), s->model != NULL ? " beside weights" : "", source);
     if (!is_bounded(s)) printf("longest context that fits: %u tokens; at 16 bits %u\n", longest, longest_16);
 }
 
@@ -196,6 +196,7 @@ static int work(subject *s) {
     if (make_plan(s, s->n_tokens, false, &plan) != FKV_OK) return cli_fail(EXIT_USAGE, "%s", fkv_message());
     const char *source = NULL;
     uint64_t available = fkv_memory_available(&source);
+    available -= available < plan.packed_bytes ? available : plan.packed_bytes; /* weights are repacked before a runner opens */
     if (s->o->model.memory != 0 && s->o->model.memory < available) {
         available = s->o->model.memory;
         source = "--memory";

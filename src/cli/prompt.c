@@ -9,21 +9,21 @@ int prompt_add_plain(token_list *list, const fkv_model *model, const text_buffer
     return token_list_add_text(list, model, content->bytes, content->n, list->n == 0 ? FKV_TOKENIZE_BOS : FKV_TOKENIZE_PLAIN);
 }
 
-static int add_frame(token_list *list, const fkv_model *model, const char *frame) {
-    unsigned flags = FKV_TOKENIZE_SPECIAL | (list->n == 0 ? (unsigned)FKV_TOKENIZE_BOS : 0);
+static int add_frame(token_list *list, const fkv_model *model, const char *frame, bool begins) {
+    unsigned flags = FKV_TOKENIZE_SPECIAL | (begins ? (unsigned)FKV_TOKENIZE_BOS : 0);
     return token_list_add_text(list, model, frame, strlen(frame), flags);
 }
 
 int prompt_open_message(token_list *list, const fkv_model *model, const char *role) {
     fkv_chat_frame frame;
     fkv_status status = fkv_chat_frame_of(model, role, false, &frame);
-    return status == FKV_OK ? add_frame(list, model, frame.before) : cli_fail_status(status);
+    return status == FKV_OK ? add_frame(list, model, frame.before, list->n == 0) : cli_fail_status(status);
 }
 
 int prompt_close_message(token_list *list, const fkv_model *model, const char *role, bool answer) {
     fkv_chat_frame frame;
     fkv_status status = fkv_chat_frame_of(model, role, answer, &frame);
-    return status == FKV_OK ? add_frame(list, model, frame.after) : cli_fail_status(status);
+    return status == FKV_OK ? add_frame(list, model, frame.after, false) : cli_fail_status(status);
 }
 
 int prompt_add_message(token_list *list, const fkv_model *model, const char *role, const text_buffer *content, bool answer) {

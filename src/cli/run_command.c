@@ -86,9 +86,10 @@ static int read_prefix_tokens(run *r) {
     uint32_t n = 0;
     fkv_status status = fkv_file_tokens(r->o->prefix, NULL, 0, &n);
     if (status != FKV_OK) return cli_fail_status(status);
-    uint32_t *tokens = cli_take((size_t)n * sizeof *tokens);
-    status = fkv_file_tokens(r->o->prefix, tokens, n, &n);
-    token_list_add(&r->prompt, tokens, n);
+    uint32_t capacity = n;
+    uint32_t *tokens = cli_take((size_t)capacity * sizeof *tokens);
+    status = fkv_file_tokens(r->o->prefix, tokens, capacity, &n);
+    token_list_add(&r->prompt, tokens, n < capacity ? n : capacity); /* a file that was replaced meanwhile fails at loading */
     free(tokens);
     return status == FKV_OK ? EXIT_GOOD : cli_fail_status(status);
 }
@@ -287,6 +288,7 @@ static int converse(run *r) {
         code = prefill(r, &logits);
         if (code == EXIT_GOOD) code = generation_run(&r->generation, logits);
         (void)putchar('\n');
+        cli_forget_interrupt();
     }
     return code == EXIT_GOOD ? conversation_hold(&r->generation, r->chat, r->o->system) : code;
 }

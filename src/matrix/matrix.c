@@ -74,8 +74,8 @@ static float half_at(const uint8_t *halves, uint32_t lane) {
 }
 
 void fkv_matrix_set_codes(fkv_matrix *matrix, uint32_t row, const uint8_t *codes, const float *scales, const float *biases) {
-    FKV_ASSERT(matrix->group != 0);
     fkv_panel_layout layout = layout_of(matrix);
+    FKV_ASSERT(layout.group != 0);
     uint32_t lane = row % FKV_PANEL_ROWS;
     uint8_t *line = panel_of(matrix, row) + (size_t)lane * QUAD;
     uint8_t *halves = panel_of(matrix, row) + fkv_panel_code_bytes(layout, matrix->n_cols);
@@ -89,6 +89,7 @@ void fkv_matrix_set_codes(fkv_matrix *matrix, uint32_t row, const uint8_t *codes
 
 static void get_coded_row(const fkv_matrix *m, uint32_t row, float *out) {
     fkv_panel_layout layout = layout_of(m);
+    FKV_ASSERT(layout.group != 0);
     uint32_t lane = row % FKV_PANEL_ROWS;
     const uint8_t *panel = panel_of(m, row);
     const uint8_t *halves = panel + fkv_panel_code_bytes(layout, m->n_cols);
