@@ -79,7 +79,7 @@ struct fkv_cpu_kernels {
     void (*softmax)(float *scores, uint32_t width, const fkv_row_mask *masks, uint32_t n_rows, uint32_t dim, float softcap,
                     fkv_softmax state);
 
-    /* out[r] += sum over t < n_tokens of p[r][t] * v[t]. */
+    /* out[r] += sum over t < n_tokens of p[r][t] * v[t]. p is as softmax() left it: 0 behind n_tokens. */
     void (*values)(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], const uint8_t *next, uint32_t n_tokens,
                    const float *p, uint32_t n_rows, float *out);
 
