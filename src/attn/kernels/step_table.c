@@ -9,8 +9,7 @@ enum {
     SMALLEST_PIECE = 256, /* tokens: one tile for each of the warps that share a piece */
     BLOCKS_OF_DEVICE = 512,
     FULL_DEVICE = 131072, /* tokens from which a history alone has that many blocks */
-    SLAB_DIMS = 128,
-    MAX_ITEM_ROWS = 16 /* queries times heads: what the kernels keep in registers beside one reading of the pages */
+    SLAB_DIMS = 128
 };
 
 fkv_step_cut fkv_step_cut_of(const fkv_attn_layer *layer, uint32_t tile_queries) {
@@ -56,13 +55,11 @@ static sight sight_of(const fkv_step_cut *cut, uint32_t position) {
 
 static bool is_decode(const fkv_attn_row *row) { return row->n_tokens <= FKV_ITEM_QUERIES; }
 
-static uint32_t item_queries(const fkv_step_cut *cut) { return fkv_max_u32(1, MAX_ITEM_ROWS / cut->heads_per_kv); }
-
 /* Queries from `first` on that make one item. */
 static uint32_t item_length(const fkv_step_cut *cut, const fkv_attn_row *row, uint32_t first) {
     sight one = sight_of(cut, row->start + first);
     uint32_t n = 1;
-    for (; n < item_queries(cut) && first + n < row->n_tokens; n++) {
+    for (; first + n < row->n_tokens; n++) {
         sight other = sight_of(cut, row->start + first + n);
         if (other.n_seen != one.n_seen || other.skipped != one.skipped) break;
     }
@@ -85,22 +82,40 @@ typedef struct sections {
     uint32_t item_queries; /* the most of any item */
 } sections;
 
+/* A row of the table is there already. */
+static void put_pieces(const fkv_step_cut *cut, const fkv_attn_row *row, uint32_t r, uint32_t first, uint32_t n, const sections *s,
+                       uint32_t *words) {
+    sight seen = sight_of(cut, row->start + first);
+    uint32_t pages = fkv_step_piece_pages(cut, seen.n_seen);
+    uint32_t last = (row->start + first + n - 1) % cut->page_tokens; /* slot of the last query */
+    uint32_t n_tokens = (seen.n_seen - 1) * cut->page_tokens + last + 1;
+    const uint32_t *of_row = words + words[FKV_STEP_ROWS] + (size_t)r * FKV_ROW_WORDS;
+    uint32_t *piece = words + words[FKV_STEP_PIECES] + (size_t)s->n_pieces * FKV_PIECE_WORDS;
+    for (uint32_t page = 0; page < seen.n_seen; page += pages, piece += FKV_PIECE_WORDS) {
+        memset(piece, 0, FKV_PIECE_WORDS * sizeof *piece);
+        piece[FKV_PIECE_FIRST_TOKEN] = s->n_tokens + first;
+        piece[FKV_PIECE_N_QUERIES] = n;
+        piece[FKV_PIECE_POSITION] = row->start + first;
+        piece[FKV_PIECE_FIRST_SEEN] = page;
+        piece[FKV_PIECE_N_TOKENS] = fkv_min_u32(pages * cut->page_tokens, n_tokens - page * cut->page_tokens);
+        piece[FKV_PIECE_SKIPPED] = seen.skipped;
+        piece[FKV_PIECE_PAGES] = of_row[FKV_ROW_PAGES];
+        piece[FKV_PIECE_N_FIXED] = row->view.n_fixed;
+        piece[FKV_PIECE_N_RING] = row->view.n_ring;
+    }
+}
+
 static void put_item(const fkv_step_cut *cut, const fkv_attn_row *row, uint32_t r, uint32_t first, uint32_t n, sections *s,
                      uint32_t *words) {
-    sight seen = sight_of(cut, row->start + first);
-    uint32_t piece_pages = fkv_step_piece_pages(cut, seen.n_seen);
-    uint32_t n_pieces = fkv_ceil_div(seen.n_seen, piece_pages);
+    uint32_t n_seen = sight_of(cut, row->start + first).n_seen;
+    uint32_t n_pieces = fkv_ceil_div(n_seen, fkv_step_piece_pages(cut, n_seen));
     if (words != NULL) {
         uint32_t *item = words + words[FKV_STEP_ITEMS] + (size_t)s->n_items * FKV_ITEM_WORDS;
-        item[FKV_ITEM_ROW] = r;
         item[FKV_ITEM_FIRST_TOKEN] = s->n_tokens + first;
-        item[FKV_ITEM_POSITION] = row->start + first;
         item[FKV_ITEM_N_QUERIES] = n;
-        item[FKV_ITEM_SKIPPED] = seen.skipped;
-        item[FKV_ITEM_N_SEEN] = seen.n_seen;
-        item[FKV_ITEM_PIECE_PAGES] = piece_pages;
         item[FKV_ITEM_FIRST_PIECE] = s->n_pieces;
-        for (uint32_t i = 0; i < n_pieces; i++) words[words[FKV_STEP_PIECES] + s->n_pieces + i] = s->n_items;
+        item[FKV_ITEM_N_PIECES] = n_pieces;
+        put_pieces(cut, row, r, first, n, s, words);
     }
     s->n_items++;
     s->n_pieces += n_pieces;
@@ -158,7 +173,7 @@ static sections count(const fkv_step_cut *cut, const fkv_attn_row *rows, uint32_
 
 uint32_t fkv_step_table_words(const fkv_step_cut *cut, const fkv_attn_row *rows, uint32_t n_rows) {
     sections s = count(cut, rows, n_rows);
-    return FKV_STEP_HEADER + n_rows * FKV_ROW_WORDS + s.n_tokens + s.n_items * FKV_ITEM_WORDS + s.n_pieces +
+    return FKV_STEP_HEADER + n_rows * FKV_ROW_WORDS + s.n_tokens + s.n_items * FKV_ITEM_WORDS + s.n_pieces * FKV_PIECE_WORDS +
            s.n_tiles * FKV_TILE_WORDS + s.n_pages;
 }
 
@@ -171,11 +186,11 @@ void fkv_step_table_fill(const fkv_step_cut *cut, const fkv_attn_row *rows, uint
     words[FKV_STEP_N_PIECES] = s.n_pieces;
     words[FKV_STEP_N_TILES] = s.n_tiles;
     words[FKV_STEP_ITEM_QUERIES] = s.item_queries;
-    words[FKV_STEP_ROWS] = FKV_STEP_HEADER;
+    words[FKV_STEP_PIECES] = FKV_STEP_HEADER;
+    words[FKV_STEP_ROWS] = words[FKV_STEP_PIECES] + s.n_pieces * FKV_PIECE_WORDS;
     words[FKV_STEP_SLOTS] = words[FKV_STEP_ROWS] + n_rows * FKV_ROW_WORDS;
     words[FKV_STEP_ITEMS] = words[FKV_STEP_SLOTS] + s.n_tokens;
-    words[FKV_STEP_PIECES] = words[FKV_STEP_ITEMS] + s.n_items * FKV_ITEM_WORDS;
-    words[FKV_STEP_TILES] = words[FKV_STEP_PIECES] + s.n_pieces;
+    words[FKV_STEP_TILES] = words[FKV_STEP_ITEMS] + s.n_items * FKV_ITEM_WORDS;
     words[FKV_STEP_PAGES] = words[FKV_STEP_TILES] + s.n_tiles * FKV_TILE_WORDS;
     s = (sections){0};
     for (uint32_t r = 0; r < n_rows; r++) put_row(cut, &rows[r], r, &s, words);

@@ -6,7 +6,8 @@
  *   rows    one sequence's share of the step each: FKV_ROW_WORDS
  *   slots   one word for each token of the step, in the order of the rows: page * page_tokens + slot, where it is written
  *   items   decode: up to FKV_ITEM_QUERIES consecutive queries of one row that cut their history alike: FKV_ITEM_WORDS
- *   pieces  decode: one word for each piece of each item, items one after the other: the item it belongs to
+ *   pieces  decode: the pieces of the items, one after the other: FKV_PIECE_WORDS. Always directly behind the header, and with all
+ *           that a block needs to begin: on a device each load that waits for another costs half a microsecond
  *   tiles   prefill: consecutive queries of one row: FKV_TILE_WORDS
  *   pages   the page tables of all rows: FKV_ROW_PAGES points here
  *
@@ -42,15 +43,23 @@
 #define FKV_ROW_WORDS 8
 
 /* a decode item */
-#define FKV_ITEM_ROW 0
-#define FKV_ITEM_FIRST_TOKEN 1 /* of the step's T: its first query */
-#define FKV_ITEM_POSITION 2    /* of its first query */
-#define FKV_ITEM_N_QUERIES 3
-#define FKV_ITEM_SKIPPED 4     /* pages between the sink pages and the window's first */
-#define FKV_ITEM_N_SEEN 5      /* pages seen */
-#define FKV_ITEM_PIECE_PAGES 6 /* seen pages of one piece */
-#define FKV_ITEM_FIRST_PIECE 7 /* into pieces; it has ceil(N_SEEN / PIECE_PAGES) */
-#define FKV_ITEM_WORDS 8
+#define FKV_ITEM_FIRST_TOKEN 0 /* of the step's T: its first query */
+#define FKV_ITEM_N_QUERIES 1
+#define FKV_ITEM_FIRST_PIECE 2
+#define FKV_ITEM_N_PIECES 3
+#define FKV_ITEM_WORDS 4
+
+/* a piece of a decode item */
+#define FKV_PIECE_FIRST_TOKEN 0 /* as the item's */
+#define FKV_PIECE_N_QUERIES 1
+#define FKV_PIECE_POSITION 2   /* of the first query */
+#define FKV_PIECE_FIRST_SEEN 3 /* its first page, counted over the pages seen */
+#define FKV_PIECE_N_TOKENS 4   /* from there to its end, or to the last query */
+#define FKV_PIECE_SKIPPED 5    /* pages between the sink pages and the window's first */
+#define FKV_PIECE_PAGES 6      /* as the row's */
+#define FKV_PIECE_N_FIXED 7
+#define FKV_PIECE_N_RING 8
+#define FKV_PIECE_WORDS 12
 
 /* a prefill tile */
 #define FKV_TILE_ROW 0
