@@ -799,8 +799,8 @@ FKV_FN void fkv_fold_streams(fkv_decode_state *state, fkv_u32 stream, fkv_u32 sl
  * max is of scores in powers of two. Blocks: pieces * chunks of rows, G. */
 FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, const void *q, const void *pool, const fkv_u32 *table,
                               float *parts) {
-    fkv_u32 lane = place.thread % 32;
-    fkv_u32 warp = place.thread / 32;
+    fkv_u32 lane = place.index % 32;
+    fkv_u32 warp = place.index / 32;
     fkv_u32 slab = warp % FKV_N_SLABS;
     fkv_u32 stream = warp / FKV_N_SLABS;
     fkv_u32 all_rows = FKV_R * table[FKV_STEP_ITEM_QUERIES];
@@ -837,7 +837,7 @@ FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, const
     FKV_SHARED float *query_sums = steps + FKV_SHARED_STEPS;
     FKV_SHARED float *stats = query_sums + FKV_SHARED_STEPS;
     FKV_SHARED float *rest = stats + 2 * FKV_STREAMS * FKV_ITEM_ROWS; /* exchanged scores, then sums */
-    for (fkv_u32 i = place.thread; i < FKV_SHARED_QUERIES + 2 * FKV_SHARED_STEPS; i += FKV_DECODE_THREADS) shared[i] = 0;
+    for (fkv_u32 i = place.index; i < FKV_SHARED_QUERIES + 2 * FKV_SHARED_STEPS; i += FKV_DECODE_THREADS) shared[i] = 0;
     fkv_sync();
     for (fkv_u32 row = warp; row < n_rows; row += FKV_DECODE_THREADS / 32) {
         fkv_u32 query = (first_row + row) / FKV_R;
@@ -893,17 +893,17 @@ FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, const
 
     fkv_fold_streams(&state, stream, slab, lane, stats, rest);
     fkv_u64 first = ((fkv_u64)number * FKV_G + place.y) * all_rows + first_row;
-    for (fkv_u32 i = place.thread; i < n_rows * FKV_D; i += FKV_DECODE_THREADS) parts[first * FKV_D + i] = rest[i];
-    if (place.thread < n_rows) {
+    for (fkv_u32 i = place.index; i < n_rows * FKV_D; i += FKV_DECODE_THREADS) parts[first * FKV_D + i] = rest[i];
+    if (place.index < n_rows) {
         float max = FKV_MINUS_INFINITY;
-        for (fkv_u32 s = 0; s < FKV_STREAMS; s++) max = fkv_max(max, stats[(s * FKV_ITEM_ROWS + place.thread) * 2]);
+        for (fkv_u32 s = 0; s < FKV_STREAMS; s++) max = fkv_max(max, stats[(s * FKV_ITEM_ROWS + place.index) * 2]);
         float total = 0.0f;
         for (fkv_u32 s = 0; s < FKV_STREAMS; s++) {
-            float own = stats[(s * FKV_ITEM_ROWS + place.thread) * 2];
+            float own = stats[(s * FKV_ITEM_ROWS + place.index) * 2];
             total = fkv_fma(own == FKV_MINUS_INFINITY ? 0.0f : fkv_exp2(own - max),
-                            stats[(s * FKV_ITEM_ROWS + place.thread) * 2 + 1], total);
+                            stats[(s * FKV_ITEM_ROWS + place.index) * 2 + 1], total);
         }
-        float *to = parts + (fkv_u64)table[FKV_STEP_N_PIECES] * FKV_G * all_rows * FKV_D + (first + place.thread) * 2;
+        float *to = parts + (fkv_u64)table[FKV_STEP_N_PIECES] * FKV_G * all_rows * FKV_D + (first + place.index) * 2;
         to[0] = max;
         to[1] = total;
     }

@@ -2,7 +2,7 @@
 #include "kernel_text.h"
 
 #include "../../codec/half.h"
-#include "kernel_files.h"
+#include <kernel_files.h>
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -103,9 +103,13 @@ static uint32_t decode_threads(fkv_kernel_device device, const fkv_attn_layer *l
 }
 
 uint32_t fkv_kernel_threads(fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer) {
-    static const uint32_t threads[FKV_N_KERNELS] = {
-        [FKV_KERNEL_WRITE] = 32, [FKV_KERNEL_COPY_PAGES] = 128, [FKV_KERNEL_PUT_NUMBERS] = 128, [FKV_KERNEL_MERGE] = 256};
-    return kernel == FKV_KERNEL_DECODE ? decode_threads(device, layer) : threads[kernel];
+    switch (kernel) {
+    case FKV_KERNEL_WRITE: return WARP;
+    case FKV_KERNEL_COPY_PAGES:
+    case FKV_KERNEL_PUT_NUMBERS: return 128;
+    case FKV_KERNEL_DECODE: return decode_threads(device, layer);
+    default: return layer->head_dim < 128 ? 256 : layer->head_dim < 256 ? 512 : 1024; /* as attend_merge.h has it */
+    }
 }
 
 /* Blocks on a multiprocessor for which registers are given out: enough warps that their loads fill the memory's pipe, few enough

@@ -10,8 +10,7 @@
 #define FKV_LOCAL
 #define FKV_SHARED_ARRAY(type, name, n) __shared__ __align__(16) type name[n]
 #define FKV_UNROLL _Pragma("unroll")
-#define FKV_UNROLL_4 _Pragma("unroll 4")
-#define FKV_HAS_MMA 1
+#define FKV_UNROLL_8 _Pragma("unroll 8")
 
 typedef unsigned char fkv_u8;
 typedef unsigned short fkv_u16;
@@ -20,7 +19,7 @@ typedef unsigned long long fkv_u64;
 
 /* Where a thread is: its number in the block, and the block's in the grid. */
 struct fkv_place {
-    fkv_u32 thread;
+    fkv_u32 index;
     fkv_u32 x;
     fkv_u32 y;
     fkv_u32 z;
@@ -88,8 +87,9 @@ FKV_FN fkv_u32 fkv_shuffle_xor_bits(fkv_u32 x, fkv_u32 mask) { return __shfl_xor
 FKV_FN float fkv_shuffle(float x, fkv_u32 lane) { return __shfl_sync(0xffffffffu, x, (int)lane); }
 FKV_FN bool fkv_any(bool x) { return __any_sync(0xffffffffu, x); }
 
-/* All threads of the block; n threads that share a number from 1 on. */
+/* All threads of the block; of the warp; n threads that share a number from 1 on. */
 FKV_FN void fkv_sync() { __syncthreads(); }
+FKV_FN void fkv_sync_warp() { __syncwarp(); }
 FKV_FN void fkv_sync_team(fkv_u32 team, fkv_u32 n) { asm volatile("bar.sync %0, %1;" ::"r"(team), "r"(n) : "memory"); }
 
 /* Page bytes, read once: past the first cache, the whole line brought to the second. */

@@ -17,8 +17,7 @@
 #define FKV_LOCAL
 #define FKV_SHARED_ARRAY(type, name, n) type *name = (type *)fkv_host_thread.block->shared
 #define FKV_UNROLL
-#define FKV_UNROLL_4
-#define FKV_HAS_MMA 1
+#define FKV_UNROLL_8
 
 typedef uint8_t fkv_u8;
 typedef uint16_t fkv_u16;
@@ -26,7 +25,7 @@ typedef uint32_t fkv_u32;
 typedef uint64_t fkv_u64;
 
 struct fkv_place {
-    fkv_u32 thread;
+    fkv_u32 index;
     fkv_u32 x;
     fkv_u32 y;
     fkv_u32 z;
@@ -154,6 +153,7 @@ FKV_FN bool fkv_any(bool x) {
 }
 
 FKV_FN void fkv_sync() { pthread_barrier_wait(&fkv_host_thread.block->barrier); }
+FKV_FN void fkv_sync_warp() { pthread_barrier_wait(&fkv_host_thread.warp->barrier); }
 FKV_FN void fkv_sync_team(fkv_u32 team, fkv_u32) { pthread_barrier_wait(&fkv_host_thread.block->teams[team]); }
 
 template <typename T> static T fkv_host_load(const fkv_u8 *at) {
