@@ -47,7 +47,8 @@ typedef struct attn_case {
     fkv_rotate rotate;
     fkv_type page_type;
     fkv_type row_type;
-    bool outliers; /* a few channels 20 times larger, as real keys have */
+    bool outliers;  /* a few channels 20 times larger, as real keys have */
+    bool keep_rows; /* the world keeps k and v, for a second writer */
     uint32_t n_rows;
     attn_mix rows[MAX_MIX];
 } attn_case;
@@ -60,16 +61,21 @@ typedef struct attn_world {
     fkv_attn_row rows[MAX_MIX];
     fkv_rotation rotate_k;
     fkv_rotation rotate_v;
-    uint32_t n_new;    /* T */
-    uint8_t *pages;    /* the slab */
-    uint32_t *tables;  /* of all rows */
-    void *q;           /* [T, H, D] */
+    uint32_t n_new;   /* T */
+    uint8_t *pages;   /* the slab */
+    uint32_t *tables; /* of all rows */
+    void *q;          /* [T, H, D] */
+    void *k[MAX_MIX]; /* of each row: [start + n_tokens, G, D]; NULL unless keep_rows */
+    void *v[MAX_MIX];
     uint64_t kv_bytes; /* packed, of all tokens: what one pass reads */
 } attn_world;
 
 /* False where the shape cannot be (the group does not divide the head dimension). */
 bool attn_world_open(attn_world *world, const attn_case *c, const fkv_cpu_kernels *kernels, fkv_workers *workers, uint64_t seed);
 void attn_world_close(attn_world *world);
+
+/* The layer alone, without pages or rows; world holds its rotations. */
+bool attn_world_describe(attn_world *world, const attn_case *c);
 
 uint64_t attn_random(uint64_t *state);
 float attn_gaussian(uint64_t *state);
