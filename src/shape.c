@@ -91,6 +91,8 @@ static fkv_status make_layer(const fkv_config *c, const fkv_layer_config *l, fkv
     fkv_codec v;
     FKV_TRY(fkv_codec_make(l->k, l->head_dim, c->page_type, &k));
     FKV_TRY(fkv_codec_make(l->v, l->head_dim, c->page_type, &v));
+    if (c->rotate & FKV_ROTATE_K) fkv_codec_rotated(&k);
+    if (c->rotate & FKV_ROTATE_V) fkv_codec_rotated(&v);
     *out = (fkv_attn_layer){.n_q_heads = l->n_q_heads,
                             .n_kv_heads = l->n_kv_heads,
                             .head_dim = l->head_dim,

@@ -46,6 +46,8 @@ static bool make_layer(attn_world *w, const attn_case *c) {
     fkv_codec v;
     if (fkv_codec_make(shape.k, c->shape.head_dim, c->page_type, &k) != FKV_OK) return false;
     if (fkv_codec_make(shape.v, c->shape.head_dim, c->page_type, &v) != FKV_OK) return false;
+    if (c->rotate & FKV_ROTATE_K) fkv_codec_rotated(&k);
+    if (c->rotate & FKV_ROTATE_V) fkv_codec_rotated(&v);
     w->layer = (fkv_attn_layer){.n_q_heads = c->shape.n_q_heads,
                                 .n_kv_heads = c->shape.n_kv_heads,
                                 .head_dim = c->shape.head_dim,

@@ -218,6 +218,7 @@ static void encoding_is_the_codecs(fkv_isa only) {
             uint32_t dim = c.shape.head_dim;
             fkv_codec codec;
             if (fkv_codec_make((fkv_codec_config){bits, 32u << i % 3}, dim, c.page_type, &codec) != FKV_OK) continue;
+            if (i / 3 % 2 == 1) fkv_codec_rotated(&codec);
             float x[FKV_MAX_HEAD_DIM];
             hostile_row(&state, dim, x);
             uint8_t bytes[2][4 * FKV_MAX_HEAD_DIM] = {{0}};

@@ -518,6 +518,50 @@ static void check_finite(packed *p, dice *d) {
 START_TEST(nothing_stored_or_decoded_is_ever_infinite_or_nan) { for_every_codec(7, check_finite); }
 END_TEST
 
+/* ---- fitted lines -------------------------------------------------------------------------------------------- */
+
+static double squared_error(packed *p, const float *x) {
+    float back[MAX_DIM];
+    double sum = 0.0;
+    packed_encode(p, x);
+    packed_decode(p, back);
+    for (uint32_t i = 0; i < p->codec.dim; i++) sum += ((double)back[i] - x[i]) * ((double)back[i] - x[i]);
+    return sum;
+}
+
+/* On rows like those that leave a rotation; 8 bits and 16 stay what they were. */
+static void check_fitted(packed *p, dice *d) {
+    packed fitted = *p;
+    fkv_codec_rotated(&fitted.codec);
+    ck_assert(fitted.codec.fitted == (p->codec.bits <= 4));
+    double plain_error = 0.0;
+    double fitted_error = 0.0;
+    for (int r = 0; r < 200; r++) {
+        float x[MAX_DIM];
+        fill_row(d, ROW_NORMAL, p->codec.dim, x);
+        plain_error += squared_error(p, x);
+        fitted_error += squared_error(&fitted, x);
+    }
+    ck_assert_double_le(fitted_error, (p->codec.bits == 2 ? 0.8 : p->codec.bits == 4 ? 0.92 : 1.0) * plain_error);
+}
+
+START_TEST(a_fitted_line_is_closer) { for_every_codec(8, check_fitted); }
+END_TEST
+
+static void check_fitted_oddities(packed *p, dice *d) {
+    float x[MAX_DIM];
+    float back[MAX_DIM];
+    fkv_codec_rotated(&p->codec);
+    fill_row(d, ROW_CONSTANT, p->codec.dim, x);
+    packed_encode(p, x);
+    packed_decode(p, back);
+    for (uint32_t i = 0; i < p->codec.dim; i++) ck_each(fabsf(back[i] - x[i]) <= 0x1p-7f * fabsf(x[i]) + 4e-7f);
+    check_finite(p, d);
+}
+
+START_TEST(a_fitted_line_is_storable_whatever_comes) { for_every_codec(9, check_fitted_oddities); }
+END_TEST
+
 /* ---- block --------------------------------------------------------------------------------------------------- */
 
 static void check_block(const fkv_codec *k, const fkv_codec *v, uint32_t page_tokens) {
@@ -752,6 +796,7 @@ TEST_MAIN("codec", every_sixteen_bit_float_survives_the_trip_through_float, half
           a_constant_too_large_for_its_code_count_is_its_bias, a_group_does_not_see_its_neighbours,
           encode_writes_its_row_bytes_at_any_alignment_and_no_other, sixteen_bit_rows_return_every_word_within_the_limit,
           nan_is_stored_as_zero_and_what_is_beyond_the_limit_as_the_limit, nothing_stored_or_decoded_is_ever_infinite_or_nan,
+          a_fitted_line_is_closer, a_fitted_line_is_storable_whatever_comes,
           parts_of_a_block_are_aligned_in_order_and_apart, rows_of_a_block_are_token_major_and_do_not_touch,
           signs_and_a_rotated_row_are_the_documented_ones, blocks_are_the_largest_power_of_two_and_the_norm_is_rounded_once,
           undo_brings_the_row_back_and_lengths_are_kept, rotation_keeps_dot_products,

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""mlx-lm as a peer: perplexity of a llama model with its KVCache and QuantizedKVCache, on MLX's CPU. Not needed by any test.
+"""mlx-lm as a peer: perplexity of a llama model with its KVCache and QuantizedKVCache, on MLX. Not needed by any test.
 
     python3 -m venv peers && peers/bin/pip install 'mlx[cpu]==0.32.2' mlx-lm gguf
     peers/bin/python bench/peers/mlx_lm_peer.py -m smollm2.gguf --tokens tokens.json -c 2048 --windows 1 --caches 16,8:64,4:64
@@ -7,8 +7,8 @@
 The weights of the GGUF file are expanded to float32, so both sides compute the same model with float32 activations and only the
 caches differ. Q and K rows of llama models are stored for RoPE over adjacent pairs, and mlx-lm is told so. tokens.json is what
 `llama_cpp_peer.py tokens` prints. Windows are cut as llama.cpp's perplexity tool cuts them: the second half of each is scored;
-they are prefilled in chunks, so that later chunks attend to quantized history. MLX's CPU takes minutes a window. One JSON object
-is printed.
+they are prefilled in chunks, so that later chunks attend to quantized history. MLX's CPU takes minutes a window; on a GPU set
+MLX_ENABLE_TF32=0, or products round to 10 bits. One JSON object is printed.
 """
 
 import argparse
@@ -102,11 +102,12 @@ def main():
     parser.add_argument("-c", "--context", type=int, default=2048)
     parser.add_argument("--chunk", type=int, default=512)
     parser.add_argument("--windows", type=int, default=1)
+    parser.add_argument("--device", choices=["cpu", "gpu"], default="cpu")
     parser.add_argument("--caches", type=lambda text: text.split(","), default=["16", "8:64", "4:64"])
     options = parser.parse_args()
     tokens = json.loads(options.tokens.read_text())["tokens"]
     n_windows = min(options.windows, len(tokens) // options.context)
-    mx.set_default_device(mx.cpu)
+    mx.set_default_device(mx.cpu if options.device == "cpu" else mx.gpu)
     model = load(options.model)
     n_scored = options.context - 1 - options.context // 2
     found = []
@@ -122,7 +123,7 @@ def main():
     about = {"peer": "mlx-lm", "version": importlib.metadata.version("mlx-lm"), "mlx": importlib.metadata.version("mlx")}
     words = [pathlib.Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]
     about |= {"command": " ".join(words), "model": pathlib.Path(options.model).stem}
-    about |= {"windows": n_windows, "context": options.context, "chunk": options.chunk, "caches": found}
+    about |= {"windows": n_windows, "context": options.context, "chunk": options.chunk, "caches": found, "device": options.device}
     json.dump(about, sys.stdout, indent=1)
     print()
 

@@ -150,7 +150,7 @@ int cli_niah(int argc, char **argv) {
         {"ask", 0, OPTION_U32, &o.n_asked, 100000, "M",
          "and ask for so many of them (64), each answer given before the next question"},
         {"file", 'f', OPTION_TEXT, &o.file, 0, "FILE", "the book (the one beside the needle model)"},
-        {"codecs", 0, OPTION_TEXT, &o.codecs, 0, "LIST", "several in one run: 16/16,8/4,4/4:kv"},
+        {"codecs", 0, OPTION_TEXT, &o.codecs, 0, "LIST", "several in one run, rotated where it is said: 16/16,8/4:kv"},
         {"svg", 0, OPTION_TEXT, &o.svg, 0, "FILE", "the grid as a heat map"},
         {"line", 0, OPTION_TEXT, &o.line, 0, "FILE", "the memory of the process while one cell runs, as a picture"},
         {0}};

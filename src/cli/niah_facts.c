@@ -89,7 +89,10 @@ static void plant_sentences(const niah *n, uint64_t *random, const token_list *b
 
 /* Text, sentences and questions together are `length` tokens. */
 static int plant(const niah *n, uint32_t length, uint64_t seed, planted *p) {
+    enum { LEAST_SENTENCE = 4 }; /* tokens, with any tokenizer: what cannot fit is refused before anything is drawn */
     uint64_t random = seed ^ UINT64_C(0xfac75);
+    if (n->o->n_facts >= length / LEAST_SENTENCE)
+        return cli_fail(EXIT_USAGE, "%u facts do not fit %u tokens: plant fewer, or raise -c", n->o->n_facts, length);
     draw_facts(n, &random, p->facts);
     int code = niah_begin_tokens(n, &p->text);
     size_t used = p->text.n;

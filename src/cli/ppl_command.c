@@ -275,7 +275,7 @@ int cli_ppl(int argc, char **argv) {
         {"windows", 0, OPTION_U32, &o.n_windows, INT32_MAX, "N", "at most so many (all that are whole)"},
         {"score", 0, OPTION_CHOICE, &o.score, 0, "half|all", "which part of each window counts: its second half, or all (half)"},
         {"kl", 0, OPTION_FLAG, &o.kl, 0, NULL, "also compare with a 16-bit cache on the same text"},
-        {"codecs", 0, OPTION_TEXT, &o.codecs, 0, "LIST", "several in one run: 16/16,8/8,8/4,4/4:kv,4/4g32:kv,4/2:kv"},
+        {"codecs", 0, OPTION_TEXT, &o.codecs, 0, "LIST", "several in one run, rotated where it is said: 16/16,8/4:kv,4/4g32:kv"},
         {"verbose", 'v', OPTION_FLAG, &o.verbose, 0, NULL, "the perplexity so far after every window"},
         {0}};
     const cli_option *const tables[] = {own, common, NULL};

@@ -13,7 +13,8 @@
  *
  * Rows need not come from 16-bit numbers (rotated rows do not): the same arithmetic applies to any float.
  * There is no product followed by a sum that rounds twice, so contraction to FMA cannot change a bit: in decoding, scale (11
- * bits) times code (8 bits) is exact in float. The default rounding mode (nearest, ties to even) is relied upon.
+ * bits) times code (8 bits) is exact in float. Refits have such products and must not be contracted. The default rounding mode
+ * (nearest, ties to even) is relied upon.
  */
 #include "codec.h"
 
@@ -21,7 +22,7 @@
 
 #include <math.h>
 
-enum { MAX_AFFINE_GROUP = 128, LANES = 16 };
+enum { MAX_AFFINE_GROUP = 128, LANES = FKV_CODEC_LANES };
 
 float fkv_codec_limit(fkv_type type) { return type == FKV_BF16 ? 0x1p126f : 65504.0f; }
 
@@ -53,6 +54,8 @@ fkv_status fkv_codec_make(fkv_codec_config config, uint32_t dim, fkv_type type, 
     return FKV_OK;
 }
 
+void fkv_codec_rotated(fkv_codec *codec) { codec->fitted = codec->bits <= 4; }
+
 /* What is stored in place of x. -0 stays -0. */
 FKV_INLINE float storable(float x, float limit) {
     float number = x == x ? x : 0.0f;
@@ -73,11 +76,12 @@ FKV_INLINE uint16_t load_half(const uint8_t *bytes, uint32_t i) {
     return half;
 }
 
-fkv_affine fkv_codec_fit(float lo, float hi, float bins) {
-    bool low = fabsf(lo) > fabsf(hi);
-    float edge = low ? lo : hi;
+fkv_affine fkv_codec_line(const fkv_codec *codec, float lo, float hi, float bins) {
     float step = (hi - lo) / bins;
     step = step > 1e-7f ? step : 1e-7f;
+    if (codec->fitted) return (fkv_affine){.scale = step, .bias = lo};
+    bool low = fabsf(lo) > fabsf(hi);
+    float edge = low ? lo : hi;
     fkv_affine line = {.scale = low ? step : -step, .bias = 0.0f};
     float q = rintf(edge / line.scale);
     if (q != 0.0f) {
@@ -87,9 +91,31 @@ fkv_affine fkv_codec_fit(float lo, float hi, float bins) {
     return line;
 }
 
+static float sum_of(const float lane[LANES]) {
+    float sum = lane[0];
+    for (uint32_t i = 1; i < LANES; i++) sum += lane[i];
+    return sum;
+}
+
+/* p = slope * c + start in least squares. Sums of codes are whole numbers below 2^24 and exact, the determinant too. It is 0 where
+ * all codes are the same, and then there is nothing to fit. A line that cannot be stored is not taken. */
+fkv_affine fkv_codec_refit(const fkv_codec *codec, fkv_affine line, const fkv_refit *sums) {
+    float n = (float)codec->group;
+    float c = sum_of(sums->c);
+    float p = sum_of(sums->p);
+    float determinant = n * sum_of(sums->cc) - c * c;
+    float slope = (n * sum_of(sums->cp) - c * p) / determinant;
+    float start = (p - slope * c) / n;
+    fkv_affine fitted = {.scale = line.scale * slope, .bias = line.scale * start + line.bias};
+    float limit = fkv_codec_limit(codec->type);
+    bool good = determinant > 0.0f && fitted.scale > 0.0f && fitted.scale <= limit && fabsf(fitted.bias) <= limit;
+    return good ? fitted : line;
+}
+
 /* x: [group] -> w: [group], the storable numbers, and the line through them. Largest and smallest are kept in lanes, which a
  * compiler turns into vector registers; the order of the comparisons can change only the sign of a zero, which nothing sees. */
-static fkv_affine fit(const float *x, uint32_t group, float limit, float bins, float *w) {
+static fkv_affine line_of(const fkv_codec *codec, const float *x, float limit, float bins, float *w) {
+    uint32_t group = codec->group;
     float hi_of[LANES];
     float lo_of[LANES];
     for (uint32_t lane = 0; lane < LANES; lane++) {
@@ -111,19 +137,37 @@ static fkv_affine fit(const float *x, uint32_t group, float limit, float bins, f
         lo = lo_of[lane] < lo ? lo_of[lane] : lo;
     }
 
-    return fkv_codec_fit(lo, hi, bins);
+    return fkv_codec_line(codec, lo, hi, bins);
 }
 
-/* (w - bias) / scale lies within -1 .. bins + 2, so clamping first is the same as rounding first, and adding 2^23 rounds to the
- * nearest whole number (ties to even), which is then the low bits of the sum. A constant group so large that q overflows (beyond
- * 3e31, FKV_BF16 only) has scale -0 or 0 and 0 / 0 here: the first comparison makes that code 0, and decoding gives the bias. */
+/* Clamping first is the same as rounding first, since the bounds are whole; adding 2^23 then rounds to the nearest whole number
+ * (ties to even), which is the low bits of the sum. A constant group so large that q overflows (beyond 3e31, FKV_BF16 only) has
+ * scale -0 or 0 and comes here as 0 / 0: the first comparison makes that code 0, and decoding gives the bias. */
+FKV_INLINE uint8_t nearest_code(float position, float bins) {
+    position = position > 0.0f ? position : 0.0f;
+    position = position < bins ? position : bins;
+    return (uint8_t)fkv_bits_of(position + 0x1p23f);
+}
+
 static void code_of(const float *w, uint32_t group, fkv_affine line, float bins, uint8_t *code) {
     for (uint32_t j = 0; j < group; j++) {
         float position = (w[j] - line.bias) / line.scale;
-        position = position > 0.0f ? position : 0.0f;
-        position = position < bins ? position : bins;
-        code[j] = (uint8_t)fkv_bits_of(position + 0x1p23f);
+        code[j] = nearest_code(position, bins);
     }
+}
+
+static fkv_affine refit(const fkv_codec *codec, const float *w, fkv_affine line, float bins) {
+    fkv_refit sums = {0};
+    for (uint32_t j = 0; j < codec->group; j++) {
+        uint32_t lane = j % LANES;
+        float position = (w[j] - line.bias) / line.scale;
+        float code = (float)nearest_code(position, bins);
+        sums.c[lane] += code;
+        sums.cc[lane] += code * code;
+        sums.p[lane] += position;
+        sums.cp[lane] += code * position;
+    }
+    return fkv_codec_refit(codec, line, &sums);
 }
 
 /* LSB-first in little-endian 32-bit words is LSB-first in bytes. */
@@ -161,7 +205,8 @@ void fkv_codec_encode(const fkv_codec *codec, const float *x, uint8_t *const par
     for (uint32_t g = 0; g < codec->dim / group; g++) {
         float w[MAX_AFFINE_GROUP];
         uint8_t code[MAX_AFFINE_GROUP];
-        fkv_affine line = fit(x + (size_t)g * group, group, limit, bins, w);
+        fkv_affine line = line_of(codec, x + (size_t)g * group, limit, bins, w);
+        for (int i = 0; codec->fitted && i < FKV_REFITS; i++) line = refit(codec, w, line, bins);
         code_of(w, group, line, bins, code);
         pack(code, group, codec->bits, part[FKV_PART_CODES] + (size_t)g * group * codec->bits / 8);
         store_half(part[FKV_PART_SCALES], g, fkv_f32_to_half(codec->type, line.scale));

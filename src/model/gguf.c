@@ -10,6 +10,7 @@
 #include "layer_pattern.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -113,6 +114,16 @@ static fkv_status refuse_other_models(const fkv_gguf_values *values, const fkv_w
     return FKV_OK;
 }
 
+/* Gemma 3 of 27B, which has 62 layers, scales scores by its width over its heads, the smaller ones by the head dimension; files
+ * say neither. */
+static void say_unsaid_scale(fkv_weights *weights) {
+    enum { LAYERS_OF_27B = 62 };
+    fkv_hparams *hparams = &weights->hparams;
+    bool large = strcmp(weights->architecture, "gemma3") == 0 && hparams->n_layers == LAYERS_OF_27B;
+    if (large && hparams->query_scale == 0 && hparams->dim > 0)
+        hparams->query_scale = sqrtf((float)hparams->n_q_heads / (float)hparams->dim);
+}
+
 static fkv_status read_hparams(const fkv_gguf_values *values, fkv_weights *weights) {
     fkv_hparams *hparams = &weights->hparams;
     fkv_bytes text = {0};
@@ -135,6 +146,7 @@ static fkv_status read_hparams(const fkv_gguf_values *values, fkv_weights *weigh
     FKV_REQUIRE(hparams->rms_eps >= 0 && hparams->softcap >= 0 && hparams->query_scale >= 0, FKV_FILE_FORMAT,
                 "a negative epsilon, cap or scale: %s", values->path);
     FKV_TRY(read_heads(values, weights));
+    say_unsaid_scale(weights);
     FKV_TRY(read_rope(values, weights));
     FKV_TRY(read_window(values, weights));
     return refuse_other_models(values, weights);

@@ -22,12 +22,14 @@ fkv_runner_config fkv_runner_config_default(void) {
 
 /* ---- the cache a model needs ---- */
 
+/* A group that does not exist is left to the cache's check. */
 static uint32_t side_align(fkv_codec_config side) {
     enum { ROW_ALIGN = 16 }; /* of the heads of a cache */
-    return side.bits == 16 || side.group == 0 ? ROW_ALIGN : fkv_max_u32(side.group, ROW_ALIGN);
+    bool grouped = side.bits != 16 && (side.group == 32 || side.group == 64 || side.group == 128);
+    return grouped ? side.group : ROW_ALIGN;
 }
 
-/* The head dimension inside pages. Groups are powers of two, or the cache refuses them: the larger alignment holds for both. */
+/* The head dimension inside pages. Alignments are powers of two: the larger one holds for both. */
 static uint32_t padded_head(uint32_t head_dim, const fkv_runner_config *c) {
     return (uint32_t)fkv_align_up(head_dim, fkv_max_u32(side_align(c->k), side_align(c->v)));
 }

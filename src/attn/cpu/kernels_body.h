@@ -351,6 +351,42 @@ static void pack(uint32_t bits, const uint8_t *codes, uint32_t n, uint8_t *out) 
     }
 }
 
+/* 16 numbers as codes, not yet whole bytes; place: where they lie on the line. */
+FKV_INLINE void code_unit(const float *x, fkv_affine line, float n_bins, vf place[UNIT_VECS], vf code[UNIT_VECS]) {
+    for (int v = 0; v < UNIT_VECS; v++) {
+        place[v] = vf_div(vf_sub(vf_load(x + v * VL), vf_set(line.bias)), vf_set(line.scale));
+        code[v] = vf_min(vf_max(vf_round(place[v]), vf_set(0.0f)), vf_set(n_bins));
+    }
+}
+
+static fkv_affine refit(const fkv_codec *codec, const float *x, fkv_affine line, float n_bins) {
+    vf zero = vf_set(0.0f);
+    vf c[UNIT_VECS];
+    vf cc[UNIT_VECS];
+    vf p[UNIT_VECS];
+    vf cp[UNIT_VECS];
+    for (int v = 0; v < UNIT_VECS; v++) c[v] = cc[v] = p[v] = cp[v] = zero;
+    for (uint32_t d = 0; d < codec->group; d += FKV_CODEC_LANES) {
+        vf place[UNIT_VECS];
+        vf code[UNIT_VECS];
+        code_unit(x + d, line, n_bins, place, code);
+        for (int v = 0; v < UNIT_VECS; v++) {
+            c[v] = vf_add(c[v], code[v]);
+            cc[v] = vf_add(cc[v], vf_mul(code[v], code[v]));
+            p[v] = vf_add(p[v], place[v]);
+            cp[v] = vf_add(cp[v], vf_mul(code[v], place[v]));
+        }
+    }
+    fkv_refit sums;
+    for (int v = 0; v < UNIT_VECS; v++) {
+        vf_store(sums.c + v * VL, c[v]);
+        vf_store(sums.cc + v * VL, cc[v]);
+        vf_store(sums.p + v * VL, p[v]);
+        vf_store(sums.cp + v * VL, cp[v]);
+    }
+    return fkv_codec_refit(codec, line, &sums);
+}
+
 /* The arithmetic of fkv_codec_encode(), 16 numbers at a time. */
 static void kernel_encode(const fkv_codec *codec, const float *x, uint8_t *const part[FKV_N_PARTS]) {
     if (codec->kind != FKV_CODEC_AFFINE) {
@@ -372,14 +408,13 @@ static void kernel_encode(const fkv_codec *codec, const float *x, uint8_t *const
             low = vf_min(low, value);
             high = vf_max(high, value);
         }
-        fkv_affine line = fkv_codec_fit(vf_reduce_min(low), vf_reduce_max(high), n_bins);
+        fkv_affine line = fkv_codec_line(codec, vf_reduce_min(low), vf_reduce_max(high), n_bins);
+        for (int i = 0; codec->fitted && i < FKV_REFITS; i++) line = refit(codec, clean, line, n_bins);
         for (uint32_t d = 0; d < codec->group; d += 16) {
-            vf unit[UNIT_VECS];
-            for (int v = 0; v < UNIT_VECS; v++) {
-                vf code = vf_div(vf_sub(vf_load(clean + d + v * VL), vf_set(line.bias)), vf_set(line.scale));
-                unit[v] = vf_min(vf_max(vf_round(code), vf_set(0.0f)), vf_set(n_bins));
-            }
-            vf_store_u8(unit, codes + start + d);
+            vf place[UNIT_VECS];
+            vf code[UNIT_VECS];
+            code_unit(clean + d, line, n_bins, place, code);
+            vf_store_u8(code, codes + start + d);
         }
         uint16_t half = fkv_f32_to_half(codec->type, line.scale);
         memcpy(part[FKV_PART_SCALES] + 2 * (size_t)g, &half, 2);
