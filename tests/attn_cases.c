@@ -104,6 +104,11 @@ bool attn_world_open(attn_world *w, const attn_case *c, const fkv_cpu_kernels *k
         attn_random_rows(&state, c->row_type, c->shape.head_dim, c->outliers, n, k);
         attn_random_rows(&state, c->row_type, c->shape.head_dim, c->outliers, n, v);
         fkv_attn_write(kernels, &w->layer, &whole, 1, k, v, workers);
+        if (c->keep_rows) {
+            w->k[r] = k;
+            w->v[r] = v;
+            continue;
+        }
         free(k);
         free(v);
     }
@@ -117,4 +122,8 @@ void attn_world_close(attn_world *w) {
     free(w->pages);
     free(w->tables);
     free(w->q);
+    for (uint32_t r = 0; r < MAX_MIX; r++) {
+        free(w->k[r]);
+        free(w->v[r]);
+    }
 }

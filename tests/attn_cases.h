@@ -47,7 +47,8 @@ typedef struct attn_case {
     fkv_rotate rotate;
     fkv_type page_type;
     fkv_type row_type;
-    bool outliers; /* a few channels 20 times larger, as real keys have */
+    bool outliers;  /* a few channels 20 times larger, as real keys have */
+    bool keep_rows; /* the world keeps k and v, for a second writer */
     uint32_t n_rows;
     attn_mix rows[MAX_MIX];
 } attn_case;
@@ -60,10 +61,12 @@ typedef struct attn_world {
     fkv_attn_row rows[MAX_MIX];
     fkv_rotation rotate_k;
     fkv_rotation rotate_v;
-    uint32_t n_new;    /* T */
-    uint8_t *pages;    /* the slab */
-    uint32_t *tables;  /* of all rows */
-    void *q;           /* [T, H, D] */
+    uint32_t n_new;   /* T */
+    uint8_t *pages;   /* the slab */
+    uint32_t *tables; /* of all rows */
+    void *q;          /* [T, H, D] */
+    void *k[MAX_MIX]; /* of each row: [start + n_tokens, G, D]; NULL unless keep_rows */
+    void *v[MAX_MIX];
     uint64_t kv_bytes; /* packed, of all tokens: what one pass reads */
 } attn_world;
 

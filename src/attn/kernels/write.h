@@ -1,0 +1,154 @@
+/* Rows into pages: each K and V row is widened, rotated and coded straight into its slot by one warp, bit for bit as src/codec does
+ * it. Channel d of a row is lane d % 32's number d / 32, so nothing is shared and no full-precision copy exists but these registers.
+ *
+ * Blocks of 32 threads: T, G, 2 (K and V). And whole blocks of pages copied, for copy-on-write: blocks of 128 threads, pairs, G.
+ */
+#define FKV_WRITE_NUMBERS ((FKV_D + 31) / 32)
+
+FKV_FN float fkv_storable(float x) {
+    const float limit = FKV_PAGE_BF16 ? fkv_float_of(0x7e800000u) : 65504.0f;
+    float number = x == x ? x : 0.0f;
+    float below = number > limit ? limit : number;
+    return below < -limit ? -limit : below;
+}
+
+/* One group (n numbers of each lane) to codes, with its scale and bias: see src/codec/codec.c for every step of it. */
+FKV_FN void fkv_code_group(FKV_LOCAL const float *x, FKV_LOCAL fkv_u32 *code, int n, int bits, FKV_LOCAL float *scale,
+                           FKV_LOCAL float *bias) {
+    const float bins = (float)((1 << bits) - 1);
+    float hi = x[0];
+    float lo = x[0];
+    FKV_UNROLL
+    for (int i = 1; i < n; i++) {
+        hi = x[i] > hi ? x[i] : hi;
+        lo = x[i] < lo ? x[i] : lo;
+    }
+    FKV_UNROLL
+    for (fkv_u32 h = 1; h < 32; h *= 2) {
+        float other_hi = fkv_shuffle_xor(hi, h);
+        float other_lo = fkv_shuffle_xor(lo, h);
+        hi = other_hi > hi ? other_hi : hi;
+        lo = other_lo < lo ? other_lo : lo;
+    }
+    bool low = fkv_abs(lo) > fkv_abs(hi);
+    float edge = low ? lo : hi;
+    float step = fkv_div(fkv_sub(hi, lo), bins);
+    step = step > 1e-7f ? step : 1e-7f;
+    float line_scale = low ? step : -step;
+    float line_bias = 0.0f;
+    float q = fkv_rint(fkv_div(edge, line_scale));
+    if (q != 0.0f) {
+        line_scale = fkv_div(edge, q);
+        line_bias = edge;
+    }
+    FKV_UNROLL
+    for (int i = 0; i < n; i++) {
+        float position = fkv_div(fkv_sub(x[i], line_bias), line_scale);
+        position = position > 0.0f ? position : 0.0f;
+        position = position < bins ? position : bins;
+        code[i] = fkv_bits_of(fkv_add(position, 8388608.0f)) & 255u;
+    }
+    *scale = line_scale;
+    *bias = line_bias;
+}
+
+/* x: a lane's numbers of one row -> its slot of a block. signs: bit 31 where a number is negated. */
+FKV_FN void fkv_write_row(FKV_LOCAL float *x, FKV_LOCAL const fkv_u32 *signs, bool rotate, int bits, int group, FKV_DEVICE fkv_u8 *codes,
+                          FKV_DEVICE fkv_u8 *scales, FKV_DEVICE fkv_u8 *biases, fkv_u32 lane) {
+    if (rotate) {
+        FKV_UNROLL
+        for (int i = 0; i < FKV_WRITE_NUMBERS; i++) x[i] = fkv_float_of(fkv_bits_of(fkv_storable(x[i])) ^ signs[i]);
+        FKV_UNROLL
+        for (fkv_u32 h = 1; h < 32 && h < FKV_ROTATION_BLOCK; h *= 2) {
+            FKV_UNROLL
+            for (int i = 0; i < FKV_WRITE_NUMBERS; i++) {
+                float other = fkv_shuffle_xor(x[i], h);
+                x[i] = (lane & h) == 0 ? fkv_add(x[i], other) : fkv_sub(other, x[i]);
+            }
+        }
+        FKV_UNROLL
+        for (int h = 1; h < FKV_ROTATION_BLOCK / 32; h *= 2) {
+            FKV_UNROLL
+            for (int i = 0; i < FKV_WRITE_NUMBERS; i++) {
+                if ((i & h) != 0) continue;
+                float a = x[i];
+                float b = x[i + h];
+                x[i] = fkv_add(a, b);
+                x[i + h] = fkv_sub(a, b);
+            }
+        }
+        FKV_UNROLL
+        for (int i = 0; i < FKV_WRITE_NUMBERS; i++) x[i] = fkv_mul(x[i], fkv_rotation_norm());
+    }
+    FKV_UNROLL
+    for (int i = 0; i < FKV_WRITE_NUMBERS; i++) x[i] = fkv_storable(x[i]);
+    if (bits == 16) {
+        FKV_UNROLL
+        for (int i = 0; i < FKV_WRITE_NUMBERS; i++) {
+            fkv_u32 d = lane + 32 * (fkv_u32)i;
+            if (d < FKV_D) ((FKV_DEVICE fkv_u16 *)codes)[d] = (fkv_u16)fkv_page_bits(x[i]);
+        }
+        return;
+    }
+    const int n = group / 32;
+    FKV_UNROLL
+    for (int g = 0; g < FKV_D / group; g++) {
+        fkv_u32 code[4];
+        float scale;
+        float bias;
+        fkv_code_group(x + g * n, code, n, bits, &scale, &bias);
+        if (lane == 0) {
+            ((FKV_DEVICE fkv_u16 *)scales)[g] = (fkv_u16)fkv_page_bits(scale);
+            ((FKV_DEVICE fkv_u16 *)biases)[g] = (fkv_u16)fkv_page_bits(bias);
+        }
+        FKV_UNROLL
+        for (int i = 0; i < n; i++) { /* neighbours' codes into one byte */
+            fkv_u32 byte = code[i];
+            if (bits == 4) byte |= fkv_shuffle_xor_bits(byte, 1) << 4;
+            if (bits == 2) {
+                byte |= fkv_shuffle_xor_bits(byte, 1) << 2;
+                byte |= fkv_shuffle_xor_bits(byte, 2) << 4;
+            }
+            fkv_u32 d = lane + 32 * (fkv_u32)(g * n + i);
+            fkv_u32 of_byte = 8 / (fkv_u32)bits;
+            if (d % of_byte == 0) codes[d / of_byte] = (fkv_u8)byte;
+        }
+    }
+}
+
+/* k, v: [T, G, D]. The pool is written through a cast: the ticket says so to whoever orders the kernels. */
+FKV_FN void fkv_write(fkv_place place, FKV_DEVICE const void *k, FKV_DEVICE const void *v, FKV_DEVICE const void *pool,
+                      FKV_DEVICE const fkv_u32 *table, FKV_DEVICE fkv_u32 *ticket) {
+    fkv_u32 lane = place.thread;
+    fkv_u32 place_of_token = table[table[FKV_STEP_SLOTS] + place.x];
+    fkv_u32 slot = place_of_token % FKV_PAGE_TOKENS;
+    FKV_DEVICE fkv_u8 *block = (FKV_DEVICE fkv_u8 *)pool + ((fkv_u64)(place_of_token / FKV_PAGE_TOKENS) * FKV_G + place.y) * FKV_BLOCK_BYTES;
+    fkv_u64 from = ((fkv_u64)place.x * FKV_G + place.y) * FKV_D;
+    float x[FKV_WRITE_NUMBERS];
+    fkv_u32 signs[FKV_WRITE_NUMBERS];
+    FKV_UNROLL
+    for (int i = 0; i < FKV_WRITE_NUMBERS; i++) {
+        fkv_u32 d = lane + 32 * (fkv_u32)i;
+        x[i] = d >= FKV_D ? 0.0f : place.z == 0 ? fkv_row_number(k, from + d) : fkv_row_number(v, from + d);
+        signs[i] = d >= FKV_D ? 0u : place.z == 0 ? fkv_k_sign(d) : fkv_v_sign(d);
+    }
+    if (place.z == 0)
+        fkv_write_row(x, signs, FKV_ROTATE_K != 0, FKV_K_BITS, FKV_K_GROUP, block + FKV_K_CODES + slot * (FKV_D * FKV_K_BITS / 8),
+                      block + FKV_K_SCALES + slot * (FKV_D / FKV_K_GROUP * 2),
+                      block + FKV_K_BIASES + slot * (FKV_D / FKV_K_GROUP * 2), lane);
+    else
+        fkv_write_row(x, signs, FKV_ROTATE_V != 0, FKV_V_BITS, FKV_V_GROUP, block + FKV_V_CODES + slot * (FKV_D * FKV_V_BITS / 8),
+                      block + FKV_V_SCALES + slot * (FKV_D / FKV_V_GROUP * 2),
+                      block + FKV_V_BIASES + slot * (FKV_D / FKV_V_GROUP * 2), lane);
+    if (place.x == 0 && place.y == 0 && place.z == 0 && lane == 0) ticket[0] = 1;
+}
+
+/* pairs: [n, 2] of page numbers, from and to. */
+FKV_FN void fkv_copy_pages(fkv_place place, FKV_DEVICE const fkv_u32 *pairs, FKV_DEVICE const void *pool,
+                           FKV_DEVICE fkv_u32 *ticket) {
+    FKV_DEVICE fkv_words4 *blocks = (FKV_DEVICE fkv_words4 *)pool;
+    fkv_u64 from = ((fkv_u64)pairs[2 * place.x] * FKV_G + place.y) * (FKV_BLOCK_BYTES / 16);
+    fkv_u64 to = ((fkv_u64)pairs[2 * place.x + 1] * FKV_G + place.y) * (FKV_BLOCK_BYTES / 16);
+    for (fkv_u32 i = place.thread; i < FKV_BLOCK_BYTES / 16; i += 128) blocks[to + i] = blocks[from + i];
+    if (place.x == 0 && place.y == 0 && place.thread == 0) ticket[0] = 1;
+}
