@@ -65,6 +65,9 @@ FKV_API fkv_status fkv_mlx_write(fkv_step *step, uint32_t layer, mlx_array k, ml
  * handle (mlx_array_new() will do) whose old array is let go, as for every mlx-c call; q itself is allowed. */
 FKV_API fkv_status fkv_mlx_attend(fkv_step *step, uint32_t layer, mlx_array q, mlx_array *out);
 
+/* Appends what has to be evaluated for the writes of this step to have happened. */
+FKV_API fkv_status fkv_mlx_step_pending(fkv_step *step, mlx_vector_array arrays);
+
 /* The way in use: FKV_MLX_PLAIN or FKV_MLX_FUSED; FKV_MLX_AUTO where the cache is not on MLX. */
 FKV_API fkv_mlx_way fkv_mlx_cache_way(const fkv_cache *cache);
 

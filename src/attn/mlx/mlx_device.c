@@ -349,3 +349,10 @@ fkv_status fkv_mlx_attend(fkv_step *step, uint32_t layer, mlx_array q, mlx_array
     fkv_step_attended(step, packed_bytes(mlx, at));
     return FKV_OK;
 }
+
+fkv_status fkv_mlx_step_pending(fkv_step *step, mlx_vector_array arrays) {
+    const fkv_mlx_state *mlx = fkv_step_device_state(step);
+    for (uint32_t i = 0; i < mlx->n_layers; i++)
+        FKV_TRY(fkv_mlx_check(mlx_vector_array_append_value(arrays, mlx->layers[i].pool), "fkv_mlx_step_pending"));
+    return FKV_OK;
+}

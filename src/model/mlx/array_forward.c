@@ -174,11 +174,11 @@ static mlx_array embed(const pass *p) {
     mlx_array tokens = upload_numbers(p, p->r->tokens, p->r->n_tokens);
     mlx_array x;
     if (m->is_coded) {
-        fkv_mlx_affine rows = m->affine;
-        rows.codes = fkv_mlx_take_first(p->g, rows.codes, tokens);
-        rows.scales = fkv_mlx_astype(p->g, fkv_mlx_take_first(p->g, rows.scales, tokens), MLX_FLOAT32);
-        rows.biases = fkv_mlx_astype(p->g, fkv_mlx_take_first(p->g, rows.biases, tokens), MLX_FLOAT32);
-        x = fkv_model_op_dequantize(p->g, &rows);
+        fkv_mlx_affine taken = m->affine;
+        taken.codes = fkv_mlx_take_first(p->g, taken.codes, tokens);
+        taken.scales = fkv_mlx_astype(p->g, fkv_mlx_take_first(p->g, taken.scales, tokens), MLX_FLOAT32);
+        taken.biases = fkv_mlx_astype(p->g, fkv_mlx_take_first(p->g, taken.biases, tokens), MLX_FLOAT32);
+        x = fkv_model_op_dequantize(p->g, &taken);
     } else {
         x = fkv_mlx_astype(p->g, fkv_mlx_take_first(p->g, m->halves, tokens), MLX_FLOAT32);
     }
