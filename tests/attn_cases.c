@@ -40,7 +40,9 @@ static void *take(size_t bytes) {
     return block;
 }
 
-static bool make_layer(attn_world *w, const attn_case *c) {
+bool attn_world_describe(attn_world *w, const attn_case *c) {
+    memset(w, 0, sizeof *w);
+    w->c = *c;
     fkv_layer_config shape = {.k = attn_codecs[c->codec].k, .v = attn_codecs[c->codec].v};
     fkv_codec k;
     fkv_codec v;
@@ -65,9 +67,7 @@ static bool make_layer(attn_world *w, const attn_case *c) {
 }
 
 bool attn_world_open(attn_world *w, const attn_case *c, const fkv_cpu_kernels *kernels, fkv_workers *workers, uint64_t seed) {
-    memset(w, 0, sizeof *w);
-    w->c = *c;
-    if (!make_layer(w, c)) return false;
+    if (!attn_world_describe(w, c)) return false;
     uint64_t state = seed;
     uint32_t n_pages = 0;
     for (uint32_t r = 0; r < c->n_rows; r++) n_pages += fkv_ceil_div(c->rows[r].start + c->rows[r].n_tokens, c->page_tokens);

@@ -74,6 +74,9 @@ typedef struct attn_world {
 bool attn_world_open(attn_world *world, const attn_case *c, const fkv_cpu_kernels *kernels, fkv_workers *workers, uint64_t seed);
 void attn_world_close(attn_world *world);
 
+/* The layer alone, without pages or rows; world holds its rotations. */
+bool attn_world_describe(attn_world *world, const attn_case *c);
+
 uint64_t attn_random(uint64_t *state);
 float attn_gaussian(uint64_t *state);
 

@@ -1,8 +1,8 @@
-/* The pieces of each query, folded: a fixed tree over the pieces, the rotation of V undone, rows of the row type. One block for each
- * (item, query head, query); the parts are decode's, see there.
+/* The pieces of each query, folded: a fixed tree over the pieces, the rotation of V undone, rows of the row type. One block for
+ * each (item, query head, query); the parts are decode's, see there.
  *
- * Each thread owns four channels of a stretch of the pieces (n_pieces / stretches of them, one after the other); the stretches are
- * added from first to last. How many pieces there are depends on the query's position, so its sums are always the same sums.
+ * Each thread owns four channels of a stretch of the pieces (n_pieces / stretches of them, one after the other); the stretches
+ * are added from first to last. How many pieces there are depends on the query's position, so its sums are always the same sums.
  */
 #define FKV_MERGE_THREADS 256
 #define FKV_MERGE_QUADS (FKV_D / 4)

@@ -1,24 +1,26 @@
-/* Decode through matrix units: one block walks one piece of the history of one KV head, for up to FKV_ITEM_ROWS rows (queries times
- * query heads), and leaves {sum of p v, max, sum of p} for the merge. CUDA, and the host, which plays the matrix units by hand.
+/* Decode through matrix units: one block walks one piece of the history of one KV head, for up to FKV_ITEM_ROWS rows (queries
+ * times query heads), and leaves {sum of p v, max, sum of p} for the merge. CUDA, and the host, which plays the matrix units by
+ * hand.
  *
- * FKV_STREAMS warps take the tiles of the piece in turn, each with a softmax of its own, folded in order at the end. Heads larger than
- * a slab (128 or 64 channels) have that many warps for each stream, one for each slab; they add their scores up through shared
- * memory, slab by slab. Nothing else is shared: packed bytes go from memory into registers and from there into the products.
+ * FKV_STREAMS warps take the tiles of the piece in turn, each with a softmax of its own, folded in order at the end. Heads larger
+ * than a slab (128 or 64 channels) have that many warps for each stream, one for each slab; they add their scores up through
+ * shared memory, slab by slab. Nothing else is shared: packed bytes go from memory into registers and from there into the
+ * products.
  *
  * Scores. Codes are the A operand of an integer product as they lie in the page (tokens are its 16 rows; 4- and 2-bit codes
- * become bytes by shifts and masks). Queries are B: each number is three bytes with sign, v = 65536 high + 256 low + rest, in steps of
- * the largest of its group. Columns 2c and 2c + 1 of B are high and low of row c; the rests of two times four rows share
+ * become bytes by shifts and masks). Queries are B: each number is three bytes with sign, v = 65536 high + 256 low + rest, in
+ * steps of the largest of its group. Columns 2c and 2c + 1 of B are high and low of row c; the rests of two times four rows share
  * columns. A permutation of channels is free in a product, so every thread loads whole words: see fkv_channel_place().
  *     score = scale * step * (65536 high + 256 low + rest) + bias * sum(q)                       for each group
  *
  * Values. out^T = V^T P^T: 16 channels are the rows, 16 tokens the depth, rows of the item the columns. Codes become
  * halves, exactly, around their middle (code - 128, - 8, - 2); p * scale is rounded to a half, in units of 2^(e - 14) where 2^e
  * bounds the scales seen so far, so that any scale of any page type has all its bits; the bias is added in float.
- * Four rows or fewer: the columns 2c and 2c + 1 are row c with the scales of two groups, and each channel keeps the one of its own
- * group. More: they are rows c and c + 4, and each group has a B of its own.
+ * Four rows or fewer: the columns 2c and 2c + 1 are row c with the scales of two groups, and each channel keeps the one of its
+ * own group. More: they are rows c and c + 4, and each group has a B of its own.
  *
- * Which tokens sit where: thread l is r = l / 4, c = l % 4. In a tile of 8 NJ tokens, row r of score block j is token NJ r + j, so a
- * thread's own scales lie together; after the transpose it meets the values of tokens NJ (2 c) + j and NJ (2 c + 1) + j.
+ * Which tokens sit where: thread l is r = l / 4, c = l % 4. In a tile of 8 NJ tokens, row r of score block j is token NJ r + j,
+ * so a thread's own scales lie together; after the transpose it meets the values of tokens NJ (2 c) + j and NJ (2 c + 1) + j.
  *
  * Same answer however it got there: a row's numbers never meet another row's, and FKV_ITEM_ROWS changes no operation on them.
  */
@@ -128,8 +130,8 @@ struct fkv_tile_v {
 /* A warp's share of the piece: FKV_NT rows of a thread, row 4 nt + c. */
 struct fkv_decode_state {
     float max[FKV_NT];
-    float total[FKV_NT];                                 /* of the thread's own tokens */
-    fkv_u32 exponent[FKV_NT];                            /* of the largest scale seen, as a float has it */
+    float total[FKV_NT];                                     /* of the thread's own tokens */
+    fkv_u32 exponent[FKV_NT];                                /* of the largest scale seen, as a float has it */
     float bias[FKV_NT][FKV_V_BITS == 16 ? 1 : FKV_V_GROUPS]; /* of the thread's own tokens */
     float sums[FKV_V_TILES][FKV_NV][4];
 };
@@ -213,8 +215,8 @@ FKV_FN void fkv_load_v(fkv_tile_v *to, const fkv_u8 *block, fkv_u32 slot, fkv_u3
 
 /* ---- queries ---- */
 
-/* Where channel d of a slab lies in the B operands: product step, thread of the column, half of its pair of words, number in the word.
- * The inverse of what fkv_load_k() and fkv_k_operand() do to the codes. */
+/* Where channel d of a slab lies in the B operands: product step, thread of the column, half of its pair of words, number in the
+ * word. The inverse of what fkv_load_k() and fkv_k_operand() do to the codes. */
 struct fkv_channel {
     fkv_u32 step;
     fkv_u32 thread;
@@ -300,8 +302,8 @@ FKV_FN void fkv_put_query(FKV_SHARED fkv_u32 *queries, fkv_u32 row, fkv_u32 chan
 
 #define FKV_LANE_CHANNELS (FKV_D / 32)
 
-/* Scaled for a softmax of powers of two, rotated as the keys are, and put into shared memory: one warp, one row. Channel d is lane
- * d % 32's number d / 32. */
+/* Scaled for a softmax of powers of two, rotated as the keys are, and put into shared memory: one warp, one row. Channel d is
+ * lane d % 32's number d / 32. */
 FKV_FN void fkv_prepare_row(const void *q, fkv_u64 from, fkv_u32 row, FKV_SHARED fkv_u32 *queries, FKV_SHARED float *steps,
                             FKV_SHARED float *sums, fkv_u32 lane) {
     float x[FKV_LANE_CHANNELS];
@@ -311,8 +313,7 @@ FKV_FN void fkv_prepare_row(const void *q, fkv_u64 from, fkv_u32 row, FKV_SHARED
     for (int i = 0; i < FKV_LANE_CHANNELS; i++) x[i] = fkv_row_number(q, from + lane + 32 * (fkv_u32)i) * scale;
 #if FKV_ROTATE_K
     FKV_UNROLL
-    for (int i = 0; i < FKV_LANE_CHANNELS; i++)
-        x[i] = fkv_float_of(fkv_bits_of(x[i]) ^ fkv_k_sign(lane + 32 * (fkv_u32)i));
+    for (int i = 0; i < FKV_LANE_CHANNELS; i++) x[i] = fkv_float_of(fkv_bits_of(x[i]) ^ fkv_k_sign(lane + 32 * (fkv_u32)i));
     FKV_UNROLL
     for (fkv_u32 h = 1; h < 32; h *= 2) {
         FKV_UNROLL
@@ -458,7 +459,7 @@ FKV_FN void fkv_v_quad(const fkv_u32 *a, const fkv_u32 *b, int quad, fkv_u32 *to
 #elif FKV_V_BITS == 8
     FKV_UNROLL
     for (int i = 0; i < 2; i++) {
-        fkv_u32 x = fkv_permute(a[quad], b[quad], i == 0 ? 0x5140u : 0x7362u); /* a b a b */
+        fkv_u32 x = fkv_permute(a[quad], b[quad], i == 0 ? 0x5140u : 0x7362u);                     /* a b a b */
         to[2 * i] = fkv_fma_f16x2(fkv_permute(x, 0x64646464u, 0x4140u), 0x3c003c00u, 0xe480e480u); /* 1024 + code, - 1152 */
         to[2 * i + 1] = fkv_fma_f16x2(fkv_permute(x, 0x64646464u, 0x4342u), 0x3c003c00u, 0xe480e480u);
     }
@@ -550,7 +551,8 @@ FKV_FN void fkv_tile_weights(const fkv_tile_v *v, const float (*p)[FKV_NJ], cons
             pair = fkv_pack_f16(x * scale[2 * o], x * scale[2 * o + 1]);
 #else
             int n = o % FKV_NV;
-            pair = fkv_pack_f16(p[2 * n][j] * unit[2 * n] * scale[o / FKV_NV], p[2 * n + 1][j] * unit[2 * n + 1] * scale[o / FKV_NV]);
+            pair = fkv_pack_f16(p[2 * n][j] * unit[2 * n] * scale[o / FKV_NV],
+                                p[2 * n + 1][j] * unit[2 * n + 1] * scale[o / FKV_NV]);
 #endif
             weights[o][j] = fkv_transpose_f16(pair);
         }
@@ -568,7 +570,11 @@ struct fkv_sight {
 };
 
 FKV_FN bool fkv_sees(fkv_u32 position, fkv_u32 token) {
-    return token <= position && (FKV_WINDOW == 0 || token < FKV_SINKS || position - token < FKV_WINDOW);
+#if FKV_WINDOW == 0
+    return token <= position;
+#else
+    return token <= position && (token + 1 < FKV_SINKS + 1 || position - token < FKV_WINDOW);
+#endif
 }
 
 /* Softmax of a tile, and p v added. token: position of the thread's first token, base: of the tile's. */
@@ -675,8 +681,8 @@ FKV_FN void fkv_tile_fold(fkv_tile_v *v, float (*score)[FKV_NJ], const fkv_sight
     for (int j = 0; j < FKV_NJ; j++) {
         FKV_UNROLL
         for (int g = 0; g < FKV_V_GROUPS; g++) {
-            float middle = fkv_fma(fkv_scale_at(v->scales, j, g, FKV_V_GROUPS), FKV_V_MIDDLE,
-                                   fkv_scale_at(v->biases, j, g, FKV_V_GROUPS));
+            float middle =
+                fkv_fma(fkv_scale_at(v->scales, j, g, FKV_V_GROUPS), FKV_V_MIDDLE, fkv_scale_at(v->biases, j, g, FKV_V_GROUPS));
             middle = dead[j] ? 0.0f : middle;
             FKV_UNROLL
             for (int nt = 0; nt < FKV_NT; nt++) state->bias[nt][g] = fkv_fma(p[nt][j], middle, state->bias[nt][g]);
@@ -691,8 +697,8 @@ FKV_FN void fkv_tile_fold(fkv_tile_v *v, float (*score)[FKV_NJ], const fkv_sight
 /* ---- a piece ---- */
 
 struct fkv_walk {
-    const fkv_u8 *blocks;  /* of (page 0, this KV head) */
-    const fkv_u32 *pages;  /* the sequence's */
+    const fkv_u8 *blocks; /* of (page 0, this KV head) */
+    const fkv_u32 *pages; /* the sequence's */
     fkv_u32 n_fixed;
     fkv_u32 n_ring;
     fkv_u32 skipped;
@@ -752,8 +758,7 @@ FKV_FN void fkv_fold_streams(fkv_decode_state *state, fkv_u32 stream, fkv_u32 sl
     for (int nt = 0; nt < FKV_NT; nt++) {
         float max = FKV_MINUS_INFINITY;
         FKV_UNROLL
-        for (int s = 0; s < FKV_STREAMS; s++)
-            max = fkv_max(max, stats[((fkv_u32)s * FKV_ITEM_ROWS + 4 * (fkv_u32)nt + c) * 2]);
+        for (int s = 0; s < FKV_STREAMS; s++) max = fkv_max(max, stats[((fkv_u32)s * FKV_ITEM_ROWS + 4 * (fkv_u32)nt + c) * 2]);
         factor[nt] = state->max[nt] == FKV_MINUS_INFINITY ? 0.0f : fkv_exp2(state->max[nt] - max);
     }
     FKV_UNROLL
@@ -762,8 +767,8 @@ FKV_FN void fkv_fold_streams(fkv_decode_state *state, fkv_u32 stream, fkv_u32 sl
             FKV_UNROLL
             for (int t = 0; t < FKV_V_TILES; t++) {
                 int unit = t / (2 * FKV_V_QUADS);
-                fkv_u32 channel = slab * FKV_SLAB + (fkv_u32)unit * FKV_V_SPAN + r * (FKV_V_SPAN / 8) +
-                                  (fkv_u32)(t % (2 * FKV_V_QUADS)) * 2;
+                fkv_u32 channel =
+                    slab * FKV_SLAB + (fkv_u32)unit * FKV_V_SPAN + r * (FKV_V_SPAN / 8) + (fkv_u32)(t % (2 * FKV_V_QUADS)) * 2;
                 FKV_UNROLL
                 for (int nt = 0; nt < FKV_NT; nt++) {
                     FKV_SHARED float *to = sums + (4 * (fkv_u32)nt + c) * FKV_D + channel;

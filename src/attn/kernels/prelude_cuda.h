@@ -1,10 +1,10 @@
-/* What a kernel's text stands on, for CUDA (nvcc and NVRTC): names of the place of a thread, of memory spaces, exact arithmetic, and the
- * few operations of a warp. prelude_metal.h and prelude_host.h have the same names. Needs no header of the toolkit.
+/* What a kernel's text stands on, for CUDA (nvcc and NVRTC): names of the place of a thread, of memory spaces, exact arithmetic,
+ * and the few operations of a warp. prelude_metal.h and prelude_host.h have the same names. Needs no header of the toolkit.
  *
  * Arithmetic whose rounding is part of the page format goes through fkv_add, fkv_sub, fkv_mul and fkv_div, which no compiler
  * contracts; everything else may be fused.
  */
-#define FKV_FN static __device__ __forceinline__
+#define FKV_FN [[maybe_unused]] static __device__ __forceinline__
 #define FKV_DEVICE
 #define FKV_SHARED
 #define FKV_LOCAL

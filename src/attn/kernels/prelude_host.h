@@ -1,6 +1,6 @@
-/* What a kernel's text stands on, on the host: every thread of a block is a thread of the machine, every barrier a barrier, so that a race in
- * a kernel is a race here and ThreadSanitizer names it. For tests: it is slow. Operations of a warp, matrix products among them,
- * are played by hand over memory that the warp's threads share.
+/* What a kernel's text stands on, on the host: every thread of a block is a thread of the machine, every barrier a barrier, so
+ * that a race in a kernel is a race here and ThreadSanitizer names it. For tests: it is slow. Operations of a warp, matrix
+ * products among them, are played by hand over memory that the warp's threads share.
  *
  * The same names as prelude_cuda.h; blocks are run one after the other by fkv_host_run().
  */

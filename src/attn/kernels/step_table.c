@@ -83,8 +83,8 @@ typedef struct sections {
 } sections;
 
 /* A row of the table is there already. */
-static void put_pieces(const fkv_step_cut *cut, const fkv_attn_row *row, uint32_t r, uint32_t first, uint32_t n, const sections *s,
-                       uint32_t *words) {
+static void put_pieces(const fkv_step_cut *cut, const fkv_attn_row *row, uint32_t r, uint32_t first, uint32_t n,
+                       const sections *s, uint32_t *words) {
     sight seen = sight_of(cut, row->start + first);
     uint32_t pages = fkv_step_piece_pages(cut, seen.n_seen);
     uint32_t last = (row->start + first + n - 1) % cut->page_tokens; /* slot of the last query */

@@ -1,20 +1,95 @@
-/* Rows into pages: each K and V row is widened, rotated and coded straight into its slot by one warp, bit for bit as src/codec does
- * it. Channel d of a row is lane d % 32's number d / 32, so nothing is shared and no full-precision copy exists but these registers.
+/* Rows into pages: each K and V row is widened, rotated and coded straight into its slot by one warp, bit for bit as src/codec
+ * does it. Channel d of a row is lane d % 32's number d / 32, so nothing is shared and no full-precision copy exists but these
+ * registers.
  *
  * Blocks of 32 threads: T, G, 2 (K and V). And whole blocks of pages copied, for copy-on-write: blocks of 128 threads, pairs, G.
  */
 #define FKV_WRITE_NUMBERS ((FKV_D + 31) / 32)
 
+#define FKV_STORABLE_LIMIT (FKV_PAGE_BF16 ? fkv_float_of(0x7e800000u) : 65504.0f)
+
 FKV_FN float fkv_storable(float x) {
-    const float limit = FKV_PAGE_BF16 ? fkv_float_of(0x7e800000u) : 65504.0f;
     float number = x == x ? x : 0.0f;
-    float below = number > limit ? limit : number;
-    return below < -limit ? -limit : below;
+    float below = number > FKV_STORABLE_LIMIT ? FKV_STORABLE_LIMIT : number;
+    return below < -FKV_STORABLE_LIMIT ? -FKV_STORABLE_LIMIT : below;
 }
 
-/* One group (n numbers of each lane) to codes, with its scale and bias: see src/codec/codec.c for every step of it. */
-FKV_FN void fkv_code_group(FKV_LOCAL const float *x, FKV_LOCAL fkv_u32 *code, int n, int bits, FKV_LOCAL float *scale,
-                           FKV_LOCAL float *bias) {
+struct fkv_line {
+    float scale;
+    float bias;
+};
+
+/* From the smallest and the largest number of a group, as fkv_codec_line(). */
+FKV_FN fkv_line fkv_line_of(float lo, float hi, float bins, bool fitted) {
+    fkv_line line;
+    float step = fkv_div(fkv_sub(hi, lo), bins);
+    step = step > 1e-7f ? step : 1e-7f;
+    if (fitted) {
+        line.scale = step;
+        line.bias = lo;
+        return line;
+    }
+    bool low = fkv_abs(lo) > fkv_abs(hi);
+    float edge = low ? lo : hi;
+    line.scale = low ? step : -step;
+    line.bias = 0.0f;
+    float q = fkv_rint(fkv_div(edge, line.scale));
+    if (q != 0.0f) {
+        line.scale = fkv_div(edge, q);
+        line.bias = edge;
+    }
+    return line;
+}
+
+FKV_FN float fkv_nearest_code(float position, float bins) {
+    position = position > 0.0f ? position : 0.0f;
+    position = position < bins ? position : bins;
+    return fkv_sub(fkv_add(position, 8388608.0f), 8388608.0f);
+}
+
+/* The sum of 16 lanes' numbers, from the first to the last. */
+FKV_FN float fkv_sum_of_16(float x) {
+    float sum = fkv_shuffle(x, 0);
+    FKV_UNROLL
+    for (fkv_u32 i = 1; i < 16; i++) sum = fkv_add(sum, fkv_shuffle(x, i));
+    return sum;
+}
+
+/* The least squares line of the codes that `line` gives, as fkv_codec_refit(): number j of the group is in sum j % 16, which here
+ * is the lane below 16, the numbers of the lane above it taken in between. */
+FKV_FN fkv_line fkv_refit(FKV_LOCAL const float *x, int n, fkv_line line, float bins) {
+    float c = 0.0f;
+    float cc = 0.0f;
+    float p = 0.0f;
+    float cp = 0.0f;
+    FKV_UNROLL
+    for (int i = 0; i < n; i++) {
+        float position = fkv_div(fkv_sub(x[i], line.bias), line.scale);
+        float code = fkv_nearest_code(position, bins);
+        float product = fkv_mul(code, position);
+        float other = fkv_shuffle_xor(code, 16);
+        c = fkv_add(fkv_add(c, code), other);
+        cc = fkv_add(fkv_add(cc, fkv_mul(code, code)), fkv_mul(other, other));
+        p = fkv_add(fkv_add(p, position), fkv_shuffle_xor(position, 16));
+        cp = fkv_add(fkv_add(cp, product), fkv_shuffle_xor(product, 16));
+    }
+    float numbers = (float)(32 * n);
+    float sum_c = fkv_sum_of_16(c);
+    float sum_p = fkv_sum_of_16(p);
+    float determinant = fkv_sub(fkv_mul(numbers, fkv_sum_of_16(cc)), fkv_mul(sum_c, sum_c));
+    float slope = fkv_div(fkv_sub(fkv_mul(numbers, fkv_sum_of_16(cp)), fkv_mul(sum_c, sum_p)), determinant);
+    float start = fkv_div(fkv_sub(sum_p, fkv_mul(slope, sum_c)), numbers);
+    fkv_line fitted;
+    fitted.scale = fkv_mul(line.scale, slope);
+    fitted.bias = fkv_add(fkv_mul(line.scale, start), line.bias);
+    bool good = determinant > 0.0f && fitted.scale > 0.0f && fitted.scale <= FKV_STORABLE_LIMIT &&
+                fkv_abs(fitted.bias) <= FKV_STORABLE_LIMIT;
+    if (good) line = fitted;
+    return line;
+}
+
+/* One group (n numbers of each lane) to codes, with its line: see src/codec/codec.c for every step of it. */
+FKV_FN fkv_line fkv_code_group(FKV_LOCAL const float *x, FKV_LOCAL fkv_u32 *code, int n, int bits, bool fitted) {
     const float bins = (float)((1 << bits) - 1);
     float hi = x[0];
     float lo = x[0];
@@ -30,31 +105,16 @@ FKV_FN void fkv_code_group(FKV_LOCAL const float *x, FKV_LOCAL fkv_u32 *code, in
         hi = other_hi > hi ? other_hi : hi;
         lo = other_lo < lo ? other_lo : lo;
     }
-    bool low = fkv_abs(lo) > fkv_abs(hi);
-    float edge = low ? lo : hi;
-    float step = fkv_div(fkv_sub(hi, lo), bins);
-    step = step > 1e-7f ? step : 1e-7f;
-    float line_scale = low ? step : -step;
-    float line_bias = 0.0f;
-    float q = fkv_rint(fkv_div(edge, line_scale));
-    if (q != 0.0f) {
-        line_scale = fkv_div(edge, q);
-        line_bias = edge;
-    }
+    fkv_line line = fkv_line_of(lo, hi, bins, fitted);
+    for (int i = 0; fitted && i < 3; i++) line = fkv_refit(x, n, line, bins);
     FKV_UNROLL
-    for (int i = 0; i < n; i++) {
-        float position = fkv_div(fkv_sub(x[i], line_bias), line_scale);
-        position = position > 0.0f ? position : 0.0f;
-        position = position < bins ? position : bins;
-        code[i] = fkv_bits_of(fkv_add(position, 8388608.0f)) & 255u;
-    }
-    *scale = line_scale;
-    *bias = line_bias;
+    for (int i = 0; i < n; i++) code[i] = (fkv_u32)fkv_nearest_code(fkv_div(fkv_sub(x[i], line.bias), line.scale), bins);
+    return line;
 }
 
 /* x: a lane's numbers of one row -> its slot of a block. signs: bit 31 where a number is negated. */
-FKV_FN void fkv_write_row(FKV_LOCAL float *x, FKV_LOCAL const fkv_u32 *signs, bool rotate, int bits, int group, FKV_DEVICE fkv_u8 *codes,
-                          FKV_DEVICE fkv_u8 *scales, FKV_DEVICE fkv_u8 *biases, fkv_u32 lane) {
+FKV_FN void fkv_write_row(FKV_LOCAL float *x, FKV_LOCAL const fkv_u32 *signs, bool rotate, int bits, int group,
+                          FKV_DEVICE fkv_u8 *codes, FKV_DEVICE fkv_u8 *scales, FKV_DEVICE fkv_u8 *biases, fkv_u32 lane) {
     if (rotate) {
         FKV_UNROLL
         for (int i = 0; i < FKV_WRITE_NUMBERS; i++) x[i] = fkv_float_of(fkv_bits_of(fkv_storable(x[i])) ^ signs[i]);
@@ -94,12 +154,10 @@ FKV_FN void fkv_write_row(FKV_LOCAL float *x, FKV_LOCAL const fkv_u32 *signs, bo
     FKV_UNROLL
     for (int g = 0; g < FKV_D / group; g++) {
         fkv_u32 code[4];
-        float scale;
-        float bias;
-        fkv_code_group(x + g * n, code, n, bits, &scale, &bias);
+        fkv_line line = fkv_code_group(x + g * n, code, n, bits, rotate && bits <= 4);
         if (lane == 0) {
-            ((FKV_DEVICE fkv_u16 *)scales)[g] = (fkv_u16)fkv_page_bits(scale);
-            ((FKV_DEVICE fkv_u16 *)biases)[g] = (fkv_u16)fkv_page_bits(bias);
+            ((FKV_DEVICE fkv_u16 *)scales)[g] = (fkv_u16)fkv_page_bits(line.scale);
+            ((FKV_DEVICE fkv_u16 *)biases)[g] = (fkv_u16)fkv_page_bits(line.bias);
         }
         FKV_UNROLL
         for (int i = 0; i < n; i++) { /* neighbours' codes into one byte */
@@ -122,7 +180,8 @@ FKV_FN void fkv_write(fkv_place place, FKV_DEVICE const void *k, FKV_DEVICE cons
     fkv_u32 lane = place.thread;
     fkv_u32 place_of_token = table[table[FKV_STEP_SLOTS] + place.x];
     fkv_u32 slot = place_of_token % FKV_PAGE_TOKENS;
-    FKV_DEVICE fkv_u8 *block = (FKV_DEVICE fkv_u8 *)pool + ((fkv_u64)(place_of_token / FKV_PAGE_TOKENS) * FKV_G + place.y) * FKV_BLOCK_BYTES;
+    FKV_DEVICE fkv_u8 *block =
+        (FKV_DEVICE fkv_u8 *)pool + ((fkv_u64)(place_of_token / FKV_PAGE_TOKENS) * FKV_G + place.y) * FKV_BLOCK_BYTES;
     fkv_u64 from = ((fkv_u64)place.x * FKV_G + place.y) * FKV_D;
     float x[FKV_WRITE_NUMBERS];
     fkv_u32 signs[FKV_WRITE_NUMBERS];

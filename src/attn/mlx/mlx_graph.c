@@ -96,6 +96,7 @@ BINARY(matmul)
 UNARY(exp)
 UNARY(tanh)
 UNARY(isnan)
+UNARY(abs)
 
 mlx_array fkv_mlx_where(fkv_mlx_graph *g, mlx_array condition, mlx_array x, mlx_array y) {
     mlx_array out = {NULL};
@@ -143,6 +144,27 @@ mlx_array fkv_mlx_max_last(fkv_mlx_graph *g, mlx_array a) {
     mlx_array out = {NULL};
     if (g->failed) return out;
     int code = mlx_max_axis(&out, a, -1, true, g->stream);
+    return made(g, code, out);
+}
+
+mlx_array fkv_mlx_min_last(fkv_mlx_graph *g, mlx_array a) {
+    mlx_array out = {NULL};
+    if (g->failed) return out;
+    int code = mlx_min_axis(&out, a, -1, true, g->stream);
+    return made(g, code, out);
+}
+
+mlx_array fkv_mlx_cumsum(fkv_mlx_graph *g, mlx_array a, int axis) {
+    mlx_array out = {NULL};
+    if (g->failed) return out;
+    int code = mlx_cumsum_axis(&out, a, axis, false, true, (mlx_optional_dtype){.has_value = false}, g->stream);
+    return made(g, code, out);
+}
+
+mlx_array fkv_mlx_round(fkv_mlx_graph *g, mlx_array a) {
+    mlx_array out = {NULL};
+    if (g->failed) return out;
+    int code = mlx_round(&out, a, 0, g->stream);
     return made(g, code, out);
 }
 

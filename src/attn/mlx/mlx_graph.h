@@ -11,7 +11,7 @@
 
 #include <mlx/c/mlx.h>
 
-enum { FKV_MLX_GRAPH_ARRAYS = 256, FKV_MLX_MAX_DIMS = 4 };
+enum { FKV_MLX_GRAPH_ARRAYS = 320, FKV_MLX_MAX_DIMS = 4 };
 
 typedef struct fkv_mlx_graph {
     mlx_stream stream; /* the caller's */
@@ -74,6 +74,7 @@ mlx_array fkv_mlx_matmul(fkv_mlx_graph *g, mlx_array a, mlx_array b);
 mlx_array fkv_mlx_exp(fkv_mlx_graph *g, mlx_array a);
 mlx_array fkv_mlx_tanh(fkv_mlx_graph *g, mlx_array a);
 mlx_array fkv_mlx_isnan(fkv_mlx_graph *g, mlx_array a);
+mlx_array fkv_mlx_abs(fkv_mlx_graph *g, mlx_array a);
 mlx_array fkv_mlx_where(fkv_mlx_graph *g, mlx_array condition, mlx_array x, mlx_array y);
 mlx_array fkv_mlx_astype(fkv_mlx_graph *g, mlx_array a, mlx_dtype type);
 mlx_array fkv_mlx_view(fkv_mlx_graph *g, mlx_array a, mlx_dtype type);
@@ -81,6 +82,9 @@ mlx_array fkv_mlx_reshape(fkv_mlx_graph *g, mlx_array a, fkv_mlx_shape shape);
 mlx_array fkv_mlx_transpose(fkv_mlx_graph *g, mlx_array a, fkv_mlx_shape axes);
 mlx_array fkv_mlx_sum_last(fkv_mlx_graph *g, mlx_array a); /* over the last axis, which stays as 1 */
 mlx_array fkv_mlx_max_last(fkv_mlx_graph *g, mlx_array a);
+mlx_array fkv_mlx_min_last(fkv_mlx_graph *g, mlx_array a);
+mlx_array fkv_mlx_cumsum(fkv_mlx_graph *g, mlx_array a, int axis);
+mlx_array fkv_mlx_round(fkv_mlx_graph *g, mlx_array a);                         /* ties to even */
 mlx_array fkv_mlx_arange(fkv_mlx_graph *g, uint32_t begin, uint32_t end);       /* int32 [begin, end) */
 mlx_array fkv_mlx_take_first(fkv_mlx_graph *g, mlx_array a, mlx_array indices); /* along the first axis */
 mlx_array fkv_mlx_concatenate_first(fkv_mlx_graph *g, mlx_array a, mlx_array b);
