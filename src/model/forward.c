@@ -226,8 +226,9 @@ static void layout(fkv_carve *carve, fkv_runner *r) {
     c->input = fkv_carve_take(carve, 1, fkv_product_input_bytes(t, widest));
 }
 
-static uint64_t step_bytes(const fkv_runner *r) {
+static uint64_t step_bytes(const fkv_runner *r, const fkv_config *cache) {
     (void)r;
+    (void)cache;
     return 0; /* all of it is in the walk */
 }
 

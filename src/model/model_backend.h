@@ -25,7 +25,7 @@ typedef struct fkv_model_backend {
 
     /* Activations of one step: those in host memory, in a walk that counts or places, and the bytes of all others. */
     void (*layout)(fkv_carve *carve, fkv_runner *runner);
-    uint64_t (*step_bytes)(const fkv_runner *runner);
+    uint64_t (*step_bytes)(const fkv_runner *runner, const fkv_config *cache);
 
     /* Opens the cache of a runner, whose tables are filled, and what else the backend needs. close is right after a failure too.
      */

@@ -128,7 +128,7 @@ static fkv_status make_plan(const fkv_model *model, const fkv_runner_config *c, 
     layout(&carve, &counting);
     *map_bytes = fkv_align_up(carve.used, fkv_os_page_bytes());
     FKV_REQUIRE(!carve.overflow && *map_bytes >= carve.used &&
-                    !fkv_add_overflows(*map_bytes, model->backend->step_bytes(&counting), &made.activations_bytes) &&
+                    !fkv_add_overflows(*map_bytes, model->backend->step_bytes(&counting, cache), &made.activations_bytes) &&
                     !fkv_add_overflows(made.cache.total_bytes, made.activations_bytes, &made.total_bytes),
                 FKV_BAD_CONFIG, "the plan does not fit 64 bits: lower max_step_tokens or max_logit_rows");
     *plan = made;

@@ -421,9 +421,22 @@ static void attend_block(query_block *b, mlx_array q, uint32_t first, mlx_array 
     fkv_mlx_graph_release(g, 0);
 }
 
+static uint32_t block_queries(uint32_t n_q_heads) { return fkv_max_u32(1, MAX_TILE_SCORES / (n_q_heads * TILE_TOKENS)); }
+
+/* Four forms of a tile's scores, of its keys and values, and of the step's rows: an operation's input and output, twice, because
+ * MLX begins an operation before the one before it is done. */
+uint64_t fkv_mlx_plain_bytes(const fkv_layer_config *layer, uint32_t n_tokens) {
+    const uint64_t dim = layer->head_dim;
+    const uint64_t queries = fkv_min_u32(n_tokens, block_queries(layer->n_q_heads));
+    const uint64_t scores = queries * layer->n_q_heads * TILE_TOKENS;
+    const uint64_t tile = (uint64_t)TILE_TOKENS * layer->n_kv_heads * 2 * dim;
+    const uint64_t rows = n_tokens * (layer->n_q_heads + 2 * (uint64_t)layer->n_kv_heads) * dim;
+    return 4 * sizeof(float) * (scores + tile + rows);
+}
+
 fkv_status fkv_mlx_plain_attend(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array q, mlx_array *out) {
     const fkv_attn_row *row = fkv_mlx_rows(mlx, layer);
-    const uint32_t most = fkv_max_u32(1, MAX_TILE_SCORES / (layer->attn->n_q_heads * TILE_TOKENS));
+    const uint32_t most = block_queries(layer->attn->n_q_heads);
     mlx_array all = {NULL};
     mlx_array last = {NULL};
     uint32_t first = 0;

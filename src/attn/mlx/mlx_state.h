@@ -60,6 +60,9 @@ FKV_INLINE mlx_dtype fkv_mlx_page_dtype(const fkv_attn_layer *layer) {
 fkv_status fkv_mlx_plain_write(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array k, mlx_array v);
 fkv_status fkv_mlx_plain_attend(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array q, mlx_array *out);
 
+/* What MLX has in use at once for one layer's write and attend of up to n_tokens rows. */
+uint64_t fkv_mlx_plain_bytes(const fkv_layer_config *layer, uint32_t n_tokens);
+
 /* x: [.., D] of float32 -> the same, rotated or turned back as src/codec/rotation.h defines it, bit for bit on MLX's CPU. */
 mlx_array fkv_mlx_rotate(fkv_mlx_graph *g, mlx_array x, const fkv_rotation *rotation, mlx_array signs);
 mlx_array fkv_mlx_unrotate(fkv_mlx_graph *g, mlx_array x, const fkv_rotation *rotation, mlx_array signs);

@@ -3,7 +3,7 @@
  *
  * What a step makes comes and goes inside MLX, so it cannot be laid out; it is bounded instead. The bound is a closed formula of
  * one step's rows, MLX is held to it during a step by its memory limit (MLX waits for what it has begun before it begins more),
- * and as much again is what MLX may keep in its buffer cache from one step to the next.
+ * and half as much again is what MLX may keep in its buffer cache from one step to the next.
  */
 #include "array_runner.h"
 
@@ -13,8 +13,8 @@
 
 /* ---- plan ---- */
 
-/* What a token has alive at once in a layer: x, what products read of it, and the longest chain of operations on heads or on the
- * feed-forward's rows, each operation with its input and its output. */
+/* What a token has alive at once in a layer, outside of attention: x, what products read of it, and the longest chain of
+ * operations on heads or on the feed-forward's rows, each operation with its input and its output. */
 static uint64_t token_bytes(const fkv_runner *r) {
     enum { X_BYTES = 6, HEADS_BYTES = 12, FFN_BYTES = 18 };
     const fkv_hparams *h = r->model->hparams;
@@ -23,13 +23,24 @@ static uint64_t token_bytes(const fkv_runner *r) {
     return (uint64_t)X_BYTES * h->dim + (heads > ffn ? heads : ffn);
 }
 
-/* Twice that, so that MLX has the next operations ready while some compute; and the logits. */
-static uint64_t active_bytes(const fkv_runner *r) {
+/* In use at once: twice that, so that MLX has the next operations ready while some compute, or the same and what attention
+ * needs; and the logits. */
+static uint64_t active_bytes(const fkv_runner *r, const fkv_config *cache) {
     const fkv_runner_config *c = &r->config;
-    return 2 * c->max_step_tokens * token_bytes(r) + (uint64_t)c->max_logit_rows * r->model->hparams->n_vocab * 6;
+    uint64_t rows = c->max_step_tokens * token_bytes(r);
+    uint64_t logits = (uint64_t)c->max_logit_rows * r->model->hparams->n_vocab * (sizeof(uint16_t) + sizeof(float));
+    uint64_t attention = 0;
+    (void)fkv_mlx_step_bytes(cache, NULL, &attention);
+    return rows + (attention > rows ? attention : rows) + logits;
 }
 
-static uint64_t step_bytes(const fkv_runner *r) { return 2 * active_bytes(r); }
+/* What MLX may keep of it from one step to the next. */
+static uint64_t cached_bytes(uint64_t active) { return active / 2; }
+
+static uint64_t step_bytes(const fkv_runner *r, const fkv_config *cache) {
+    uint64_t active = active_bytes(r, cache);
+    return active + cached_bytes(active);
+}
 
 static void layout(fkv_carve *carve, fkv_runner *r) {
     const fkv_hparams *h = r->model->hparams;
@@ -69,7 +80,7 @@ static fkv_status make_constants(fkv_runner *r) {
 static fkv_status open_runner(fkv_runner *r, const fkv_config *cache) {
     fkv_array_runner *a = r->arrays;
     const fkv_array_weights *w = r->model->arrays;
-    uint64_t active = active_bytes(r);
+    uint64_t active = active_bytes(r, cache);
     fkv_mlx_config config = fkv_mlx_config_default();
     a->graph.stream = mlx_stream_new();
     FKV_TRY(fkv_mlx_check(mlx_get_default_stream(&a->graph.stream, w->device), "fkv_runner_open"));
@@ -77,8 +88,8 @@ static fkv_status open_runner(fkv_runner *r, const fkv_config *cache) {
     FKV_TRY(fkv_mlx_cache_open(cache, &config, &r->cache));
     FKV_TRY(make_constants(r));
     /* A GPU's allocator counts its buffer cache against the limit too. */
-    a->step_bytes = (size_t)(w->on_gpu ? 2 * active : active);
-    a->cache_limit_is_set = mlx_set_cache_limit(&a->cache_limit_before, (size_t)active) == 0;
+    a->step_bytes = (size_t)(w->on_gpu ? active + cached_bytes(active) : active);
+    a->cache_limit_is_set = mlx_set_cache_limit(&a->cache_limit_before, (size_t)cached_bytes(active)) == 0;
     bool is_ready = a->cache_limit_is_set && mlx_clear_cache() == 0 && mlx_reset_peak_memory() == 0;
     return is_ready ? FKV_OK : fkv_mlx_failed("fkv_runner_open");
 }
