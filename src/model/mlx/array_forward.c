@@ -16,6 +16,7 @@
 #include "model_ops.h"
 
 #include <flatkv/mlx.h>
+#include <math.h>
 
 typedef struct pass {
     fkv_runner *r;
@@ -153,16 +154,31 @@ static mlx_array upload_numbers(const pass *p, const uint32_t *numbers, uint32_t
     return fkv_model_op_upload(p->g, copy, FKV_MLX_SHAPE((int)n), MLX_INT32);
 }
 
+void fkv_array_angles(const fkv_runner *r, uint32_t rope, double position, fkv_turn *turns) {
+    for (uint32_t i = 0; i < r->n_pairs; i++) {
+        double angle = position * r->frequencies[rope][i];
+        turns[i] = (fkv_turn){cos(angle), sin(angle)};
+    }
+}
+
+/* The angles of every token. Those of a position behind another one are turned on from it, in double, instead of two calls of the
+ * library for each; never for long enough to be off by more than 1e-14. */
 static mlx_array upload_angles(const pass *p, uint32_t rope) {
+    enum { MAX_TURNS = 64 };
     const fkv_runner *r = p->r;
-    float cosines[FKV_MAX_HEAD_DIM / 2];
-    float sines[FKV_MAX_HEAD_DIM / 2];
+    const fkv_turn *one = r->arrays->one_turn[rope];
+    fkv_turn turns[FKV_MAX_HEAD_DIM / 2];
     float *to = r->arrays->angles;
     for (uint32_t t = 0; t < r->n_tokens; t++) {
-        fkv_rope_angles(r->positions[t], r->frequencies[rope], r->n_pairs, cosines, sines);
+        bool turns_on = t % MAX_TURNS != 0 && r->positions[t] == r->positions[t - 1] + 1;
+        if (!turns_on) fkv_array_angles(r, rope, r->positions[t], turns);
         for (uint32_t i = 0; i < r->n_pairs; i++, to += 2) {
-            to[0] = cosines[i];
-            to[1] = sines[i];
+            fkv_turn z = turns[i];
+            if (turns_on)
+                z = (fkv_turn){z.cosine * one[i].cosine - z.sine * one[i].sine, z.cosine * one[i].sine + z.sine * one[i].cosine};
+            turns[i] = z;
+            to[0] = (float)z.cosine;
+            to[1] = (float)z.sine;
         }
     }
     return fkv_model_op_upload(p->g, r->arrays->angles, FKV_MLX_SHAPE(p->n_rows, 1, (int)r->n_pairs, 1), MLX_COMPLEX64);

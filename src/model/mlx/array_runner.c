@@ -48,11 +48,14 @@ static void layout(fkv_carve *carve, fkv_runner *r) {
     fkv_array_runner *a = FKV_CARVE(carve, 1, fkv_array_runner);
     bool has_centers = fkv_architecture_centers_keys(r->model->architecture, h);
     mlx_array *k_centers = has_centers ? FKV_CARVE(carve, h->n_layers, mlx_array) : NULL;
+    fkv_turn *one_turn[FKV_N_ROPES] = {NULL};
+    for (uint32_t i = 0; i < r->n_ropes; i++) one_turn[i] = FKV_CARVE(carve, r->n_pairs, fkv_turn);
     float *angles = FKV_CARVE(carve, (uint64_t)t * r->n_pairs * 2, float);
     int32_t *numbers = FKV_CARVE(carve, t, int32_t);
     r->arrays = a;
     if (a == NULL) return;
     a->k_centers = k_centers;
+    for (uint32_t i = 0; i < r->n_ropes; i++) a->one_turn[i] = one_turn[i];
     a->angles = angles;
     a->numbers = numbers;
 }
@@ -82,6 +85,7 @@ static fkv_status open_runner(fkv_runner *r, const fkv_config *cache) {
     const fkv_array_weights *w = r->model->arrays;
     uint64_t active = active_bytes(r, cache);
     fkv_mlx_config config = fkv_mlx_config_default();
+    for (uint32_t i = 0; i < r->n_ropes; i++) fkv_array_angles(r, i, 1.0, a->one_turn[i]);
     a->graph.stream = mlx_stream_new();
     FKV_TRY(fkv_mlx_check(mlx_get_default_stream(&a->graph.stream, w->device), "fkv_runner_open"));
     config.stream = a->graph.stream;
