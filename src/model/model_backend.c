@@ -13,5 +13,6 @@ fkv_status fkv_backend_memory_now(fkv_backend backend, fkv_backend_memory *now) 
     const fkv_model_backend *found = NULL;
     FKV_REQUIRE(now != NULL, FKV_BAD_ARGUMENT, "fkv_backend_memory_now: now is NULL");
     FKV_TRY(fkv_model_backend_find(backend, &found));
+    FKV_ASSERT(found != NULL);
     return found->memory(now);
 }

@@ -55,6 +55,7 @@ static void repack_panel(void *context, uint32_t item, uint32_t thread) {
 }
 
 static void repack(packing *p, const fkv_tensor *tensor, fkv_matrix *matrix) {
+    FKV_ASSERT(p->scratch != NULL && p->workers != NULL);
     memset(p->scratch, 0, fkv_workers_count(p->workers) * p->scratch_bytes);
     repack_job job = {tensor, matrix, p->scratch, p->scratch_bytes};
     fkv_workers_run(p->workers, repack_panel, &job, fkv_ceil_div(tensor->n_rows, FKV_PANEL_ROWS));

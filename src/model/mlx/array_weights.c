@@ -138,9 +138,9 @@ static fkv_status take_halves(const fkv_tensor *tensor, const staging *s, mlx_st
 static void pack_codes(const uint8_t *codes, uint32_t n, uint32_t bits, uint32_t *words) {
     for (uint32_t i = 0; i < n; i++) {
         uint64_t at = (uint64_t)i * bits;
-        uint32_t shift = (uint32_t)(at % WORD_BITS);
-        words[at / WORD_BITS] |= (uint32_t)codes[i] << shift;
-        if (shift + bits > WORD_BITS) words[at / WORD_BITS + 1] |= (uint32_t)codes[i] >> (WORD_BITS - shift);
+        uint64_t wide = (uint64_t)codes[i] << at % WORD_BITS;
+        words[at / WORD_BITS] |= (uint32_t)wide;
+        if (wide >> WORD_BITS != 0) words[at / WORD_BITS + 1] |= (uint32_t)(wide >> WORD_BITS);
     }
 }
 
