@@ -286,7 +286,8 @@ def mlx_counters_are_flat():
     result = answer("bench", "flat", "-c", "1024", "--chunk", "256", "--device", "mlx")
     expect(result["flat"] and result["tokens"] == 1024, result)
     expect(result["held_bytes"] <= result["open_bytes"] < result["held_bytes"] + 2 ** 20, result)
-    expect(len({in_use for _, in_use in result["samples"]}) == 1, "MLX's active memory moved", result["samples"])
+    in_use = [bytes_now for _, bytes_now in result["samples"]]
+    expect(max(in_use) - min(in_use) < 2 ** 19, "MLX's active memory moved", in_use)
     expect(result["open_bytes"] < result["peak_bytes"] < result["plan_bytes"], result)
 
 

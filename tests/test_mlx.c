@@ -1,5 +1,6 @@
 /* A cache on MLX, through its public headers: it lives as the host's does (forks, truncation, aborts, files), it is flat by MLX's
- * own counters, and what is wrong is answered, never the end of the process. Runs on MLX's CPU.
+ * own counters, and what is wrong is answered, never the end of the process. Runs on MLX's CPU; on a GPU, with the fused kernels,
+ * where FKV_TEST_MLX_GPU is set.
  *
  * Most tests drive a cache on the host and one on MLX with the same rows and the same calls. The files that the two save must
  * then be equal byte for byte: the same pages hold the same bytes.
@@ -37,14 +38,16 @@ static fkv_config config_of(uint32_t max_tokens, uint32_t max_seqs) {
     return config;
 }
 
-static fkv_mlx_config on_cpu(void) {
+static bool on_gpu(void) { return getenv("FKV_TEST_MLX_GPU") != NULL; }
+
+static fkv_mlx_config device(void) {
     static mlx_stream stream; /* for the life of the program */
-    if (stream.ctx == NULL) stream = mlx_default_cpu_stream_new();
+    if (stream.ctx == NULL) stream = on_gpu() ? mlx_default_gpu_stream_new() : mlx_default_cpu_stream_new();
     return (fkv_mlx_config){.stream = stream, .way = FKV_MLX_AUTO};
 }
 
 static fkv_cache *open_mlx(const fkv_config *config) {
-    const fkv_mlx_config mlx_config = on_cpu();
+    const fkv_mlx_config mlx_config = device();
     fkv_cache *cache = NULL;
     ck_ok(fkv_mlx_cache_open(config, &mlx_config, &cache));
     return cache;
@@ -397,8 +400,8 @@ START_TEST(the_pools_are_what_the_plan_says) {
     fkv_stats stats;
     ck_ok(fkv_cache_stats(cache, &stats));
     ck_assert_uint_eq(stats.planned_bytes, plan.total_bytes);
-    ck_assert_str_eq(stats.isa, "mlx cpu");
-    ck_assert_int_eq(fkv_mlx_cache_way(cache), FKV_MLX_PLAIN);
+    ck_assert_int_eq(strcmp(stats.isa, "mlx cpu") != 0, on_gpu());
+    ck_assert_int_eq(fkv_mlx_cache_way(cache), on_gpu() ? FKV_MLX_FUSED : FKV_MLX_PLAIN);
     fkv_cache_close(cache);
     ck_assert_uint_eq(active_memory(), before);
 }
@@ -513,7 +516,7 @@ END_TEST
 START_TEST(what_fails_inside_mlx_is_a_status_with_its_words) {
     const fkv_config config = config_of(256, 1);
     fkv_cache *cache = open_mlx(&config);
-    fkv_mlx_graph graph = {.stream = on_cpu().stream};
+    fkv_mlx_graph graph = {.stream = device().stream};
     mlx_array x = fkv_mlx_adopt(&graph, array_of(side_rows[0], 2, KV_HEADS));
     ck_ok(fkv_mlx_graph_status(&graph, "a good build"));
     (void)fkv_mlx_add(&graph, x, fkv_mlx_reshape(&graph, x, FKV_MLX_SHAPE(7, 7)));
@@ -522,7 +525,7 @@ START_TEST(what_fails_inside_mlx_is_a_status_with_its_words) {
     ck_ok(fkv_mlx_graph_status(&graph, "the next build"));
     /* a program's own call, which would have ended the process */
     mlx_array out = mlx_array_new();
-    ck_assert_int_ne(mlx_matmul(&out, x, x, on_cpu().stream), 0);
+    ck_assert_int_ne(mlx_matmul(&out, x, x, device().stream), 0);
     ck_assert_ptr_nonnull(strstr(fkv_mlx_last_error(), "matmul"));
     (void)mlx_array_free(out);
     fkv_mlx_graph_release(&graph, 0);
@@ -532,12 +535,14 @@ END_TEST
 
 START_TEST(a_plan_that_does_not_fit_and_a_way_that_is_not_there_are_refused) {
     fkv_config config = config_of(256, 1);
-    const fkv_mlx_config fused = {.stream = on_cpu().stream, .way = FKV_MLX_FUSED};
+    mlx_stream cpu = mlx_default_cpu_stream_new();
+    const fkv_mlx_config fused = {.stream = cpu, .way = FKV_MLX_FUSED};
     fkv_cache *cache = NULL;
     const size_t before = active_memory();
     ck_status(fkv_mlx_cache_open(&config, &fused, &cache), FKV_UNSUPPORTED);
+    (void)mlx_stream_free(cpu);
     config.memory_limit = 1000;
-    const fkv_mlx_config mlx_config = on_cpu();
+    const fkv_mlx_config mlx_config = device();
     ck_status(fkv_mlx_cache_open(&config, &mlx_config, &cache), FKV_NO_MEMORY);
     config.memory_limit = 0;
     config.max_tokens = 0;

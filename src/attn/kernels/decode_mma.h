@@ -35,7 +35,9 @@
 #define FKV_NT (FKV_ITEM_ROWS / 4)
 
 /* tokens of a tile: what a thread holds of it are registers */
-#if FKV_PAGE_TOKENS >= 32 && FKV_SLAB * (FKV_K_BITS + FKV_V_BITS) <= 192 * 8
+#ifdef FKV_TRY_NJ
+#define FKV_NJ FKV_TRY_NJ
+#elif FKV_PAGE_TOKENS >= 32 && FKV_SLAB * (FKV_K_BITS + FKV_V_BITS) <= 192 * 8
 #define FKV_NJ 4
 #else
 #define FKV_NJ 2

@@ -11,6 +11,7 @@ typedef enum fkv_kernel_device { FKV_KERNEL_CUDA, FKV_KERNEL_METAL, FKV_KERNEL_H
 typedef enum fkv_kernel {
     FKV_KERNEL_WRITE,
     FKV_KERNEL_COPY_PAGES,
+    FKV_KERNEL_PUT_NUMBERS,
     FKV_KERNEL_DECODE,
     FKV_KERNEL_MERGE,
     FKV_N_KERNELS

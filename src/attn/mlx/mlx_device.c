@@ -58,8 +58,10 @@ static fkv_status choose_way(fkv_mlx_state *mlx, fkv_mlx_way wanted) {
     FKV_REQUIRE((unsigned)wanted <= FKV_MLX_FUSED, FKV_BAD_CONFIG, "way %d: FKV_MLX_AUTO, _PLAIN or _FUSED", (int)wanted);
     FKV_TRY(is_gpu_stream(mlx->stream, &is_gpu));
     FKV_TRY(fkv_mlx_check(mlx_metal_is_available(&has_metal), "asking for Metal"));
-    FKV_REQUIRE(wanted != FKV_MLX_FUSED, FKV_UNSUPPORTED, "the fused kernels are not in this build: choose FKV_MLX_PLAIN");
-    mlx->way = FKV_MLX_PLAIN;
+    FKV_REQUIRE(is_gpu || wanted != FKV_MLX_FUSED, FKV_UNSUPPORTED,
+                "the fused kernels run on GPU streams, and this one is the CPU's: choose FKV_MLX_PLAIN or FKV_MLX_AUTO");
+    mlx->way = is_gpu && wanted != FKV_MLX_PLAIN ? FKV_MLX_FUSED : FKV_MLX_PLAIN;
+    mlx->kernels_for = has_metal ? FKV_KERNEL_METAL : FKV_KERNEL_CUDA;
     mlx->name = !is_gpu ? "mlx cpu" : has_metal ? "mlx metal" : "mlx cuda";
     return FKV_OK;
 }
@@ -113,22 +115,28 @@ static void open_constants(fkv_mlx_graph *g, fkv_mlx_constants *c, fkv_type page
     fkv_mlx_keep(g, &c->minus_infinity, fkv_mlx_adopt(g, mlx_array_new_float32(-INFINITY)));
     fkv_mlx_keep(g, &c->lowest, fkv_mlx_adopt(g, mlx_array_new_float32(-FLT_MAX)));
     const uint16_t zero = 0;
+    const uint32_t wide_zero = 0;
     fkv_mlx_keep(g, &c->zero_u16, fkv_mlx_adopt(g, mlx_array_new_data(&zero, (const int[]){1}, 1, MLX_UINT16)));
+    fkv_mlx_keep(g, &c->zero_u32, fkv_mlx_adopt(g, mlx_array_new_data(&wide_zero, (const int[]){1}, 1, MLX_UINT32)));
 }
 
 static void free_tables(fkv_mlx_state *mlx) {
     for (size_t i = 0; i < (size_t)mlx->n_groups * mlx->max_seqs; i++)
         if (mlx->tables[i].ctx != NULL) let_go(&mlx->tables[i]);
+    for (uint32_t l = 0; l < mlx->n_layers; l++) let_go(&mlx->layers[l].table);
 }
 
 static void mlx_close(void *state) {
     fkv_mlx_state *mlx = state;
     fkv_mlx_constants *c = &mlx->constants;
-    mlx_array *const constants[] = {&c->zero, &c->limit, &c->minus_limit, &c->minus_infinity, &c->lowest, &c->zero_u16};
+    mlx_array *const constants[] = {&c->zero,   &c->limit,    &c->minus_limit, &c->minus_infinity,
+                                    &c->lowest, &c->zero_u16, &c->zero_u32};
     fkv_mlx_graph_release(&mlx->graph, 0);
     free_tables(mlx);
     for (size_t i = 0; i < sizeof constants / sizeof constants[0]; i++) let_go(constants[i]);
     for (uint32_t l = 0; l < mlx->n_layers; l++) {
+        fkv_mlx_fused_close(&mlx->layers[l]);
+        let_go(&mlx->layers[l].ticket);
         let_go(&mlx->layers[l].pool);
         for (int side = 0; side < FKV_N_SIDES; side++) let_go(&mlx->layers[l].signs[side]);
     }
@@ -153,6 +161,7 @@ static fkv_status mlx_open(const fkv_device_place *place) {
         mlx->layers[l].attn = &place->layers[l];
         mlx->layers[l].group = slab->layers[l].group;
         open_layer(&mlx->graph, &mlx->layers[l], slab->group_pages[slab->layers[l].group]);
+        if (mlx->way == FKV_MLX_FUSED) fkv_mlx_fused_open(mlx, l);
         fkv_mlx_graph_release(&mlx->graph, 0);
     }
     fkv_mlx_graph_release(&mlx->graph, 0);
@@ -176,23 +185,30 @@ static void mlx_step_end(void *state) {
     mlx->step = (fkv_device_step){0};
 }
 
-/* The page table of each row, as far as its tokens reach. */
-static fkv_status mlx_step_begin(void *state, const fkv_device_step *step) {
-    fkv_mlx_state *mlx = state;
-    mlx->step = *step;
+/* The page table of each row that plain operations attend, as far as its tokens reach. */
+static fkv_status begin_plain(fkv_mlx_state *mlx) {
+    const fkv_device_step *step = &mlx->step;
     for (uint32_t g = 0; g < mlx->n_groups; g++) {
         for (uint32_t r = 0; r < step->n_rows; r++) {
             const fkv_attn_row *row = &step->rows[(size_t)g * step->stride + r];
+            if (mlx->way == FKV_MLX_FUSED && row->n_tokens <= FKV_ITEM_QUERIES) continue;
             uint32_t n = (row->start + row->n_tokens - 1) / mlx->slab->page_tokens + 1;
             n = fkv_min_u32(n, row->view.n_fixed + row->view.n_ring);
             mlx_array table = mlx_array_new_data(row->view.pages, (const int[]){(int)n}, 1, MLX_UINT32);
             mlx->tables[(size_t)g * mlx->max_seqs + r] = table;
-            if (table.ctx != NULL) continue;
-            mlx_step_end(mlx);
-            return fkv_mlx_failed("fkv_step_begin");
+            if (table.ctx == NULL) return fkv_mlx_failed("fkv_step_begin");
         }
     }
     return FKV_OK;
+}
+
+static fkv_status mlx_step_begin(void *state, const fkv_device_step *step) {
+    fkv_mlx_state *mlx = state;
+    mlx->step = *step;
+    fkv_status status = begin_plain(mlx);
+    if (status == FKV_OK && mlx->way == FKV_MLX_FUSED) status = fkv_mlx_fused_begin(mlx);
+    if (status != FKV_OK) mlx_step_end(mlx);
+    return status;
 }
 
 /* ---- the bytes of pages: outside of steps, evaluated at once ---- */
@@ -201,6 +217,7 @@ static fkv_status mlx_step_begin(void *state, const fkv_device_step *step) {
 static mlx_array read_numbers(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, uint32_t page, uint64_t from, uint64_t n) {
     fkv_mlx_graph *g = &mlx->graph;
     mlx_array view = {NULL};
+    if (mlx->way == FKV_MLX_FUSED) fkv_mlx_eval_one(g, layer->ticket);
     if (g->failed) return view;
     const uint64_t run = (uint64_t)layer->attn->n_kv_heads * layer->attn->block.bytes / 2;
     int code =
@@ -215,6 +232,10 @@ static mlx_array read_numbers(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, ui
 static void write_numbers(fkv_mlx_state *mlx, fkv_mlx_layer *layer, uint32_t page, uint64_t from, uint64_t n, mlx_array numbers) {
     fkv_mlx_graph *g = &mlx->graph;
     const uint64_t block = layer->attn->block.bytes / 2;
+    if (mlx->way == FKV_MLX_FUSED) {
+        fkv_mlx_fused_put(mlx, layer, page * block * layer->attn->n_kv_heads + from, (uint32_t)n, numbers);
+        return;
+    }
     for (uint64_t done = 0; done < n;) {
         const int head = (int)((from + done) / block);
         const uint64_t at = (from + done) % block;
@@ -235,6 +256,10 @@ static fkv_status store_copy(void *self, uint32_t group, uint32_t from, uint32_t
     for (uint32_t l = 0; l < mlx->n_layers; l++) {
         fkv_mlx_layer *layer = &mlx->layers[l];
         if (layer->group != group) continue;
+        if (mlx->way == FKV_MLX_FUSED) {
+            fkv_mlx_fused_copy(mlx, layer, from, to);
+            continue;
+        }
         const uint64_t n = fkv_slab_run_bytes(mlx->slab, l) / 2;
         mlx_array page = {NULL};
         fkv_mlx_keep(&mlx->graph, &page, read_numbers(mlx, layer, from, 0, n));
@@ -321,7 +346,7 @@ fkv_status fkv_mlx_write(fkv_step *step, uint32_t layer, mlx_array k, mlx_array 
     fkv_mlx_layer *at = &mlx->layers[layer];
     FKV_TRY(check_rows(k, mlx->step.n_tokens, at->attn->n_kv_heads, at->attn->head_dim, "fkv_mlx_write: k"));
     FKV_TRY(check_rows(v, mlx->step.n_tokens, at->attn->n_kv_heads, at->attn->head_dim, "fkv_mlx_write: v"));
-    FKV_TRY(fkv_mlx_plain_write(mlx, at, k, v));
+    FKV_TRY(mlx->way == FKV_MLX_FUSED ? fkv_mlx_fused_write(mlx, at, k, v) : fkv_mlx_plain_write(mlx, at, k, v));
     fkv_step_wrote(step, layer);
     return FKV_OK;
 }
@@ -345,7 +370,7 @@ fkv_status fkv_mlx_attend(fkv_step *step, uint32_t layer, mlx_array q, mlx_array
     fkv_mlx_layer *at = &mlx->layers[layer];
     FKV_REQUIRE(out != NULL, FKV_BAD_ARGUMENT, "fkv_mlx_attend: out is NULL");
     FKV_TRY(check_rows(q, mlx->step.n_tokens, at->attn->n_q_heads, at->attn->head_dim, "fkv_mlx_attend: q"));
-    FKV_TRY(fkv_mlx_plain_attend(mlx, at, q, out));
+    FKV_TRY(mlx->way == FKV_MLX_FUSED ? fkv_mlx_fused_attend(mlx, at, q, out) : fkv_mlx_plain_attend(mlx, at, q, out));
     fkv_step_attended(step, packed_bytes(mlx, at));
     return FKV_OK;
 }
@@ -353,9 +378,10 @@ fkv_status fkv_mlx_attend(fkv_step *step, uint32_t layer, mlx_array q, mlx_array
 fkv_status fkv_mlx_step_pending(fkv_step *step, mlx_vector_array arrays) {
     FKV_TRY(fkv_step_check_attend(step, &fkv_device_mlx, 0, "fkv_mlx_step_pending"));
     const fkv_mlx_state *mlx = fkv_step_device_state(step);
-    for (uint32_t i = 0; i < mlx->n_layers; i++) {
-        FKV_TRY(fkv_step_check_attend(step, &fkv_device_mlx, i, "fkv_mlx_step_pending"));
-        FKV_TRY(fkv_mlx_check(mlx_vector_array_append_value(arrays, mlx->layers[i].pool), "fkv_mlx_step_pending"));
+    for (uint32_t l = 0; l < mlx->n_layers; l++) {
+        const mlx_array newest = mlx->way == FKV_MLX_FUSED ? mlx->layers[l].ticket : mlx->layers[l].pool;
+        FKV_TRY(fkv_step_check_attend(step, &fkv_device_mlx, l, "fkv_mlx_step_pending"));
+        FKV_TRY(fkv_mlx_check(mlx_vector_array_append_value(arrays, newest), "fkv_mlx_step_pending"));
     }
     return FKV_OK;
 }

@@ -249,6 +249,11 @@ static mlx_array page_numbers(const query_block *b, uint32_t first, uint32_t end
         numbers = numbers.ctx == NULL ? some : fkv_mlx_concatenate_first(g, numbers, some);
         first += n;
     }
+    if (b->layer->ticket.ctx != NULL) { /* the fused way writes behind MLX's back: the numbers are made of the ticket */
+        mlx_array ticket = fkv_mlx_reshape(g, b->layer->ticket, FKV_MLX_SHAPE(-1));
+        ticket = fkv_mlx_slice(g, ticket, FKV_MLX_SHAPE(0), FKV_MLX_SHAPE(1));
+        numbers = fkv_mlx_add(g, numbers, fkv_mlx_multiply(g, ticket, b->mlx->constants.zero_u32));
+    }
     return b->last->ctx != NULL ? fkv_mlx_after(g, numbers, *b->last) : numbers;
 }
 
@@ -400,8 +405,8 @@ static mlx_array answer(const query_block *b, mlx_dtype type) {
     return fkv_mlx_astype(g, x, type);
 }
 
-/* Queries [first, first + n) of the step, which are those of `row` from position on; appended to *all. */
-static void attend_block(query_block *b, mlx_array q, uint32_t first, mlx_array *all) {
+/* The answer to queries [first, first + n) of q. */
+static mlx_array attend_block(query_block *b, mlx_array q, uint32_t first) {
     fkv_mlx_graph *g = &b->mlx->graph;
     const fkv_attn_layer *attn = b->layer->attn;
     mlx_array mine = fkv_mlx_slice(g, q, FKV_MLX_SHAPE((int)first, 0, 0),
@@ -412,16 +417,45 @@ static void attend_block(query_block *b, mlx_array q, uint32_t first, mlx_array 
     fold_range(b, 0, fkv_min_u32(attn->n_sinks, begin));
     fold_range(b, begin, end);
     mlx_array done = g->failed ? (mlx_array){NULL} : answer(b, mlx_array_dtype(q));
-    if (first > 0) done = fkv_mlx_concatenate_first(g, *all, done);
-    fkv_mlx_keep(g, all, done);
-    fkv_mlx_keep(g, b->last, done);
     (void)mlx_array_free(b->out);
     (void)mlx_array_free(b->max);
     (void)mlx_array_free(b->total);
-    fkv_mlx_graph_release(g, 0);
+    return done;
 }
 
 static uint32_t block_queries(uint32_t n_q_heads) { return fkv_max_u32(1, MAX_TILE_SCORES / (n_q_heads * TILE_TOKENS)); }
+
+/* Queries of one row in blocks; *all is what there is so far, [.., H, D], and grows. */
+static void attend_row(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, uint32_t r, mlx_array q, uint32_t first, mlx_array *all,
+                       mlx_array *last) {
+    fkv_mlx_graph *g = &mlx->graph;
+    const fkv_attn_row *row = fkv_mlx_rows(mlx, layer) + r;
+    const uint32_t most = block_queries(layer->attn->n_q_heads);
+    for (uint32_t i = 0; i < row->n_tokens;) {
+        query_block b = {.mlx = mlx,
+                         .layer = layer,
+                         .row = row,
+                         .table = mlx->tables[(size_t)layer->group * mlx->max_seqs + r],
+                         .position = row->start + i,
+                         .n = fkv_min_u32(most, row->n_tokens - i),
+                         .last = last};
+        const uint32_t mark = fkv_mlx_graph_mark(g);
+        mlx_array done = attend_block(&b, q, first + i);
+        if (all->ctx != NULL) done = fkv_mlx_concatenate_first(g, *all, done);
+        fkv_mlx_keep(g, all, done);
+        fkv_mlx_keep(g, last, done);
+        fkv_mlx_graph_release(g, mark);
+        i += b.n;
+    }
+}
+
+mlx_array fkv_mlx_plain_attend_row(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, uint32_t r, mlx_array q, uint32_t first) {
+    mlx_array all = {NULL};
+    mlx_array last = {NULL};
+    attend_row(mlx, layer, r, q, first, &all, &last);
+    (void)mlx_array_free(last);
+    return fkv_mlx_adopt(&mlx->graph, all);
+}
 
 /* Four forms of a tile's scores, of its keys and values, and of the step's rows: an operation's input and output, twice, because
  * MLX begins an operation before the one before it is done. */
@@ -435,28 +469,16 @@ uint64_t fkv_mlx_plain_bytes(const fkv_layer_config *layer, uint32_t n_tokens) {
 }
 
 fkv_status fkv_mlx_plain_attend(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array q, mlx_array *out) {
-    const fkv_attn_row *row = fkv_mlx_rows(mlx, layer);
-    const uint32_t most = block_queries(layer->attn->n_q_heads);
+    const fkv_attn_row *rows = fkv_mlx_rows(mlx, layer);
     mlx_array all = {NULL};
     mlx_array last = {NULL};
     uint32_t first = 0;
-    for (uint32_t r = 0; r < mlx->step.n_rows; r++, row++) {
-        for (uint32_t i = 0; i < row->n_tokens;) {
-            query_block b = {.mlx = mlx,
-                             .layer = layer,
-                             .row = row,
-                             .table = mlx->tables[(size_t)layer->group * mlx->max_seqs + r],
-                             .position = row->start + i,
-                             .n = fkv_min_u32(most, row->n_tokens - i),
-                             .last = &last};
-            attend_block(&b, q, first, &all);
-            first += b.n;
-            i += b.n;
-        }
+    for (uint32_t r = 0; r < mlx->step.n_rows; r++) {
+        attend_row(mlx, layer, r, q, first, &all, &last);
+        first += rows[r].n_tokens;
     }
-    fkv_status status = fkv_mlx_graph_status(&mlx->graph, "fkv_mlx_attend");
-    if (status == FKV_OK) status = fkv_mlx_check(mlx_array_set(out, all), "fkv_mlx_attend");
+    fkv_mlx_keep(&mlx->graph, out, all);
     (void)mlx_array_free(all);
     (void)mlx_array_free(last);
-    return status;
+    return fkv_mlx_graph_status(&mlx->graph, "fkv_mlx_attend");
 }
