@@ -54,6 +54,10 @@ FKV_API fkv_mlx_config fkv_mlx_config_default(void);
  * mlx_config may be NULL: the default. */
 FKV_API fkv_status fkv_mlx_plan_make(const fkv_config *config, const fkv_mlx_config *mlx_config, fkv_plan *plan);
 
+/* The most that MLX has in use at once for the intermediate results of one layer's write and attend, beside the rows and the
+ * result themselves. Does not depend on max_tokens. */
+FKV_API fkv_status fkv_mlx_step_bytes(const fkv_config *config, const fkv_mlx_config *mlx_config, uint64_t *bytes);
+
 /* As fkv_cache_open(); n_threads, isa and lazy are not looked at, and row_type is that of each array. FKV_UNSUPPORTED for a way
  * that the stream does not have. Close with fkv_cache_close(). */
 FKV_API fkv_status fkv_mlx_cache_open(const fkv_config *config, const fkv_mlx_config *mlx_config, fkv_cache **cache);
@@ -65,7 +69,8 @@ FKV_API fkv_status fkv_mlx_write(fkv_step *step, uint32_t layer, mlx_array k, ml
  * handle (mlx_array_new() will do) whose old array is let go, as for every mlx-c call; q itself is allowed. */
 FKV_API fkv_status fkv_mlx_attend(fkv_step *step, uint32_t layer, mlx_array q, mlx_array *out);
 
-/* Appends what has to be evaluated for the writes of this step to have happened. */
+/* Appends to `arrays` what must be evaluated for all writes of this step, which has written every layer, to have happened: for a
+ * step that ends with a write nobody attends to, as a prefill chunk whose logits are not asked for does. */
 FKV_API fkv_status fkv_mlx_step_pending(fkv_step *step, mlx_vector_array arrays);
 
 /* The way in use: FKV_MLX_PLAIN or FKV_MLX_FUSED; FKV_MLX_AUTO where the cache is not on MLX. */

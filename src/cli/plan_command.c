@@ -165,6 +165,7 @@ static int make_shape(subject *s) {
     fkv_config *c = &s->shape;
     char rest = 0;
     *c = fkv_config_default();
+    if (m->device != FKV_BACKEND_CPU) return cli_fail(EXIT_USAGE, "--device: a cache of its own shapes is planned for the CPU");
     if (s->o->layers == 0 || s->o->heads == NULL)
         return cli_fail(EXIT_USAGE, "a cache of its own shapes needs both --layers and --heads");
     if (sscanf(s->o->heads, "%u/%u/%u%c", &c->layer.n_q_heads, &c->layer.n_kv_heads, &c->layer.head_dim, &rest) != 3)

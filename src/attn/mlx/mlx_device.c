@@ -376,11 +376,23 @@ fkv_status fkv_mlx_attend(fkv_step *step, uint32_t layer, mlx_array q, mlx_array
 }
 
 fkv_status fkv_mlx_step_pending(fkv_step *step, mlx_vector_array arrays) {
-    FKV_REQUIRE(step != NULL, FKV_BAD_ARGUMENT, "fkv_mlx_step_pending: step is NULL");
+    FKV_TRY(fkv_step_check_attend(step, &fkv_device_mlx, 0, "fkv_mlx_step_pending"));
     const fkv_mlx_state *mlx = fkv_step_device_state(step);
     for (uint32_t l = 0; l < mlx->n_layers; l++) {
         const mlx_array newest = mlx->way == FKV_MLX_FUSED ? mlx->layers[l].ticket : mlx->layers[l].pool;
+        FKV_TRY(fkv_step_check_attend(step, &fkv_device_mlx, l, "fkv_mlx_step_pending"));
         FKV_TRY(fkv_mlx_check(mlx_vector_array_append_value(arrays, newest), "fkv_mlx_step_pending"));
+    }
+    return FKV_OK;
+}
+
+fkv_status fkv_mlx_step_bytes(const fkv_config *config, const fkv_mlx_config *mlx_config, uint64_t *bytes) {
+    FKV_REQUIRE(config != NULL && bytes != NULL, FKV_BAD_ARGUMENT, "fkv_mlx_step_bytes: config or bytes is NULL");
+    (void)mlx_config; /* the plain way is the one that needs most */
+    *bytes = 0;
+    for (uint32_t i = 0; i < config->n_layers; i++) {
+        const uint64_t layer = fkv_mlx_plain_bytes(fkv_shape_layer(config, i), config->max_step_tokens);
+        if (layer > *bytes) *bytes = layer;
     }
     return FKV_OK;
 }

@@ -423,12 +423,14 @@ static mlx_array attend_block(query_block *b, mlx_array q, uint32_t first) {
     return done;
 }
 
+static uint32_t block_queries(uint32_t n_q_heads) { return fkv_max_u32(1, MAX_TILE_SCORES / (n_q_heads * TILE_TOKENS)); }
+
 /* Queries of one row in blocks; *all is what there is so far, [.., H, D], and grows. */
 static void attend_row(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, uint32_t r, mlx_array q, uint32_t first, mlx_array *all,
                        mlx_array *last) {
     fkv_mlx_graph *g = &mlx->graph;
     const fkv_attn_row *row = fkv_mlx_rows(mlx, layer) + r;
-    const uint32_t most = fkv_max_u32(1, MAX_TILE_SCORES / (layer->attn->n_q_heads * TILE_TOKENS));
+    const uint32_t most = block_queries(layer->attn->n_q_heads);
     for (uint32_t i = 0; i < row->n_tokens;) {
         query_block b = {.mlx = mlx,
                          .layer = layer,
@@ -453,6 +455,17 @@ mlx_array fkv_mlx_plain_attend_row(fkv_mlx_state *mlx, const fkv_mlx_layer *laye
     attend_row(mlx, layer, r, q, first, &all, &last);
     (void)mlx_array_free(last);
     return fkv_mlx_adopt(&mlx->graph, all);
+}
+
+/* Four forms of a tile's scores, of its keys and values, and of the step's rows: an operation's input and output, twice, because
+ * MLX begins an operation before the one before it is done. */
+uint64_t fkv_mlx_plain_bytes(const fkv_layer_config *layer, uint32_t n_tokens) {
+    const uint64_t dim = layer->head_dim;
+    const uint64_t queries = fkv_min_u32(n_tokens, block_queries(layer->n_q_heads));
+    const uint64_t scores = queries * layer->n_q_heads * TILE_TOKENS;
+    const uint64_t tile = (uint64_t)TILE_TOKENS * layer->n_kv_heads * 2 * dim;
+    const uint64_t rows = n_tokens * (layer->n_q_heads + 2 * (uint64_t)layer->n_kv_heads) * dim;
+    return 4 * sizeof(float) * (scores + tile + rows);
 }
 
 fkv_status fkv_mlx_plain_attend(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array q, mlx_array *out) {

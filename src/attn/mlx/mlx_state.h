@@ -82,6 +82,9 @@ FKV_INLINE mlx_dtype fkv_mlx_page_dtype(const fkv_attn_layer *layer) {
 fkv_status fkv_mlx_plain_write(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array k, mlx_array v);
 fkv_status fkv_mlx_plain_attend(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array q, mlx_array *out);
 
+/* What MLX has in use at once for one layer's write and attend of up to n_tokens rows. */
+uint64_t fkv_mlx_plain_bytes(const fkv_layer_config *layer, uint32_t n_tokens);
+
 /* The answer to row r of the step alone, whose first query is query `first` of q: [n_tokens of the row, H, D]. */
 mlx_array fkv_mlx_plain_attend_row(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, uint32_t r, mlx_array q, uint32_t first);
 
