@@ -4,7 +4,7 @@
  * On MLX's CPU every byte must be the codec's. On a GPU, where the order of additions in a rotation and the rounding of a
  * division may differ, codes may be off by one step; the differences are counted. usage: parity_mlx [plain|fused]
  */
-#include "attn_cases.h"
+#include "kernel_cases.h"
 
 #include "../src/attn/truth.h"
 #include "../src/codec/half.h"
