@@ -187,7 +187,7 @@ static void check_bytes(const attn_world *w, uint32_t r, const uint8_t *file) {
         const uint32_t page = t / c->page_tokens;
         const uint8_t *expected = w->pages + (size_t)fkv_page_at(w->rows[r].view, page) * c->shape.n_kv_heads * block->bytes;
         for (uint32_t head = 0; head < c->shape.n_kv_heads; head++) {
-            for (int part = 0; part < FKV_N_SIDES * FKV_N_PARTS; part++) {
+            for (int part = 0; part < (int)FKV_N_SIDES * FKV_N_PARTS; part++) {
                 const fkv_codec *codec = &block->codec[part / FKV_N_PARTS];
                 const uint32_t bytes = codec->row_bytes[part % FKV_N_PARTS];
                 const size_t at = (size_t)head * block->bytes + block->offset[part / FKV_N_PARTS][part % FKV_N_PARTS] +
