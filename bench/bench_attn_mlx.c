@@ -191,7 +191,7 @@ static double measure_roof(mlx_bench *b) {
         for (int i = 0; i < READS; i++) last = read_all(b, data, last, kernel, config);
         fkv_mlx_eval_one(g, last);
         check(b, "the read roof");
-        best = fmax(best, (double)bytes * READS / (kit_seconds() - start));
+        best = fmax(best, (double)(bytes * READS) / (kit_seconds() - start));
         fkv_mlx_graph_release(g, 0);
     }
     if (config.ctx != NULL) mlx_fast_cuda_kernel_config_free(config);

@@ -1,8 +1,8 @@
-/* The pieces of each query, folded: a fixed tree over the pieces, the rotation of V undone, rows of the row type. One block for each
- * (item, query head, query); the parts are decode's, see there.
+/* The pieces of each query, folded: a fixed tree over the pieces, the rotation of V undone, rows of the row type. One block for
+ * each (item, query head, query); the parts are decode's, see there.
  *
- * Each thread owns four channels of a stretch of the pieces (n_pieces / stretches of them, one after the other); the stretches are
- * added from first to last. How many pieces there are depends on the query's position, so its sums are always the same sums.
+ * Each thread owns four channels of a stretch of the pieces (n_pieces / stretches of them, one after the other); the stretches
+ * are added from first to last. How many pieces there are depends on the query's position, so its sums are always the same sums.
  * Every warp finds the largest max and the total for itself: that is cheaper than a barrier. Many threads with few pieces each,
  * because what counts is how many loads are on their way (8 heads of 512 channels and 128 pieces: 16 us with 256 threads).
  */
@@ -22,8 +22,8 @@ FKV_FN float fkv_piece_weight(float max, float largest) {
     return max == fkv_float_of(0xff800000u) ? 0.0f : fkv_exp2(max - largest);
 }
 
-FKV_FN void fkv_attend_merge(fkv_place place, FKV_SHARED float *sums, FKV_DEVICE const float *parts, FKV_DEVICE const fkv_u32 *table,
-                             FKV_DEVICE void *out) {
+FKV_FN void fkv_attend_merge(fkv_place place, FKV_SHARED float *sums, FKV_DEVICE const float *parts,
+                             FKV_DEVICE const fkv_u32 *table, FKV_DEVICE void *out) {
     FKV_DEVICE const fkv_u32 *item = table + table[FKV_STEP_ITEMS] + place.x * FKV_ITEM_WORDS;
     if (place.z >= item[FKV_ITEM_N_QUERIES]) return;
     fkv_u32 all_rows = FKV_R * table[FKV_STEP_ITEM_QUERIES];

@@ -1,6 +1,6 @@
-/* Decode in plain loops, for devices without the matrix units of decode_mma.h and heads it does not have: same work, same parts, any
- * codec, any head. One block walks one piece of the history of one KV head for up to four rows; its four warps take the tiles of
- * the piece in turn. In a tile each lane scores one token against every row; then each lane owns channels lane, lane + 32, ...
+/* Decode in plain loops, for devices without the matrix units of decode_mma.h and heads it does not have: same work, same parts,
+ * any codec, any head. One block walks one piece of the history of one KV head for up to four rows; its four warps take the tiles
+ * of the piece in turn. In a tile each lane scores one token against every row; then each lane owns channels lane, lane + 32, ...
  * and adds the values up. Codes are unpacked in registers, one at a time, once for the four rows.
  */
 #define FKV_STREAMS 4
@@ -17,8 +17,8 @@
 #define FKV_DECODE_SHARED (FKV_SHARED_SUMS + FKV_ITEM_ROWS * FKV_D)
 
 /* Number d of a row of codes, as a float. */
-FKV_FN float fkv_value_at(FKV_DEVICE const fkv_u8 *codes, FKV_DEVICE const fkv_u8 *scales, FKV_DEVICE const fkv_u8 *biases, fkv_u32 d,
-                          fkv_u32 bits, fkv_u32 group) {
+FKV_FN float fkv_value_at(FKV_DEVICE const fkv_u8 *codes, FKV_DEVICE const fkv_u8 *scales, FKV_DEVICE const fkv_u8 *biases,
+                          fkv_u32 d, fkv_u32 bits, fkv_u32 group) {
     if (bits == 16) return fkv_page_number(((FKV_DEVICE const fkv_u16 *)codes)[d]);
     fkv_u32 of_byte = 8 / bits;
     fkv_u32 code = (fkv_u32)codes[d / of_byte] >> (d % of_byte * bits) & ((1u << bits) - 1u);
@@ -119,7 +119,8 @@ FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, FKV_D
             for (fkv_u32 d = 0; d < FKV_D; d++) {
                 float k = fkv_value_at(codes, scales, biases, d, FKV_K_BITS, FKV_K_GROUP);
                 FKV_UNROLL
-                for (int row = 0; row < FKV_ITEM_ROWS; row++) score[row] = fkv_fma(queries[(fkv_u32)row * FKV_D + d], k, score[row]);
+                for (int row = 0; row < FKV_ITEM_ROWS; row++)
+                    score[row] = fkv_fma(queries[(fkv_u32)row * FKV_D + d], k, score[row]);
             }
         }
         FKV_UNROLL
@@ -173,7 +174,8 @@ FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, FKV_D
             FKV_UNROLL
             for (int row = 0; row < FKV_ITEM_ROWS; row++) {
                 float largest = FKV_MINUS_INFINITY;
-                for (fkv_u32 o = 0; o < FKV_STREAMS; o++) largest = fkv_max(largest, stats[(o * FKV_ITEM_ROWS + (fkv_u32)row) * 2]);
+                for (fkv_u32 o = 0; o < FKV_STREAMS; o++)
+                    largest = fkv_max(largest, stats[(o * FKV_ITEM_ROWS + (fkv_u32)row) * 2]);
                 float factor = max[row] == FKV_MINUS_INFINITY ? 0.0f : fkv_exp2(max[row] - largest);
                 FKV_UNROLL
                 for (int i = 0; i < FKV_LANE_CHANNELS; i++) {

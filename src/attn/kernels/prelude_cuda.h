@@ -131,9 +131,18 @@ FKV_FN fkv_u32 fkv_fma_f16x2(fkv_u32 a, fkv_u32 b, fkv_u32 c) {
     return x;
 }
 
-/* c += a * b over a 16 x 32 tile of bytes without sign and a 32 x 8 tile of bytes with sign, in the layout of mma.m16n8k32. */
+/* 16 bytes of shared memory, read here and now: what is kept in registers instead costs more than it saves. */
+FKV_FN fkv_words4 fkv_shared16(const fkv_u32 *at) {
+    fkv_words4 x;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.w[0]), "=r"(x.w[1]), "=r"(x.w[2]), "=r"(x.w[3])
+                 : "r"((fkv_u32)__cvta_generic_to_shared(at)));
+    return x;
+}
+
+/* c += a * b over a 16 x 32 tile of bytes with sign and a 32 x 8 tile of bytes without, in the layout of mma.m16n8k32. */
 FKV_FN void fkv_mma_bytes(int *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) {
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
@@ -148,11 +157,4 @@ FKV_FN void fkv_mma_bf16(float *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-/* An 8 x 8 matrix of halves, thread l with the pair (l / 4, 2 (l % 4)), becomes its transpose. */
-FKV_FN fkv_u32 fkv_transpose_f16(fkv_u32 x) {
-    fkv_u32 y;
-    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
-    return y;
 }

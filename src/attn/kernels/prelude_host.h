@@ -37,7 +37,7 @@ struct alignas(16) fkv_words4 {
     fkv_u32 w[4];
 };
 
-enum { FKV_HOST_SHARED_BYTES = 48 * 1024, FKV_HOST_TEAMS = 8 };
+enum { FKV_HOST_SHARED_BYTES = 228 * 1024, FKV_HOST_TEAMS = 8 };
 
 struct fkv_host_warp {
     pthread_barrier_t barrier;
@@ -167,6 +167,8 @@ FKV_FN fkv_u32 fkv_stream4(const fkv_u8 *at) { return fkv_host_load<fkv_u32>(at)
 FKV_FN fkv_u32 fkv_stream2(const fkv_u8 *at) { return fkv_host_load<fkv_u16>(at); }
 FKV_FN fkv_u32 fkv_stream1(const fkv_u8 *at) { return *at; }
 
+FKV_FN fkv_words4 fkv_shared16(const fkv_u32 *at) { return fkv_host_load<fkv_words4>((const fkv_u8 *)at); }
+
 FKV_FN fkv_u32 fkv_permute(fkv_u32 a, fkv_u32 b, fkv_u32 order) {
     fkv_u64 both = (fkv_u64)b << 32 | a;
     fkv_u32 x = 0;
@@ -194,8 +196,8 @@ FKV_FN void fkv_mma_bytes(int *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) {
         fkv_u32 column = lane % 4 * 2 + i % 2;
         for (fkv_u32 k = 0; k < 32; k++) {
             fkv_u32 from = k % 16 / 4;
-            int x = all[row * 4 + from][i / 2 + k / 16 * 2] >> 8 * (k % 4) & 255;
-            int y = (int8_t)(all[column * 4 + from][4 + k / 16] >> 8 * (k % 4) & 255);
+            int x = (int8_t)(all[row * 4 + from][i / 2 + k / 16 * 2] >> 8 * (k % 4) & 255);
+            int y = all[column * 4 + from][4 + k / 16] >> 8 * (k % 4) & 255;
             c[i] += x * y;
         }
     }
@@ -223,13 +225,4 @@ FKV_FN void fkv_mma_f16(float *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) {
 }
 FKV_FN void fkv_mma_bf16(float *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) {
     fkv_host_mma_halves(c, a, b0, b1, [](fkv_u32 bits) { return fkv_float_of(bits << 16); });
-}
-
-FKV_FN fkv_u32 fkv_transpose_f16(fkv_u32 x) {
-    const fkv_host_given *all = fkv_host_exchange(&x, 1);
-    fkv_u32 lane = fkv_host_thread.lane;
-    fkv_u32 column = lane / 4;
-    fkv_u32 low = all[lane % 4 * 2 * 4 + column / 2][0] >> 16 * (column % 2) & 0xffffu;
-    fkv_u32 high = all[(lane % 4 * 2 + 1) * 4 + column / 2][0] >> 16 * (column % 2) & 0xffffu;
-    return low | high << 16;
 }
