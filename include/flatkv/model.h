@@ -34,6 +34,10 @@ typedef struct fkv_backend_memory {
 /* FKV_UNSUPPORTED for the CPU, which has no counters of its own: what it holds is the memory of the process. */
 FKV_API fkv_status fkv_backend_memory_now(fkv_backend backend, fkv_backend_memory *now);
 
+/* As fkv_memory_available(), of the memory that models of this backend live in: what MLX's own limit leaves, on a machine whose
+ * GPU has memory of its own. 0 for a backend that is not there. */
+FKV_API uint64_t fkv_backend_available(fkv_backend backend, const char **source);
+
 /* ---- models -------------------------------------------------------------------------------------------------- */
 
 typedef struct fkv_model fkv_model;
