@@ -141,6 +141,29 @@ START_TEST(weights_are_what_the_file_says) {
 }
 END_TEST
 
+START_TEST(what_fails_inside_mlx_is_a_status) {
+    static fkv_mlx_graph g;
+    mlx_device device;
+    bool on_gpu = false;
+    const float numbers[6] = {0};
+    ck_ok(fkv_array_device(&device, &on_gpu));
+    g.stream = mlx_stream_new();
+    ck_assert_int_eq(mlx_get_default_stream(&g.stream, device), 0);
+    mlx_array wide = fkv_model_op_upload(&g, numbers, FKV_MLX_SHAPE(1, 2, 3), MLX_FLOAT32);
+    mlx_array tall = fkv_model_op_upload(&g, numbers, FKV_MLX_SHAPE(1, 3, 2), MLX_FLOAT32);
+    ck_ok(fkv_mlx_graph_status(&g, "uploads"));
+    mlx_array joined = fkv_model_op_beside(&g, wide, tall); /* two rows beside three */
+    ck_assert_ptr_null(joined.ctx);
+    ck_assert_ptr_null(fkv_model_op_sigmoid(&g, joined).ctx);
+    ck_status(fkv_mlx_graph_status(&g, "a step"), FKV_DEVICE);
+    ck_assert_msg(strstr(fkv_message(), "concatenate") != NULL, "\"%s\" does not have MLX's words", fkv_message());
+    ck_assert_ptr_nonnull(fkv_model_op_sigmoid(&g, wide).ctx); /* and it goes on */
+    fkv_mlx_graph_release(&g, 0);
+    (void)mlx_stream_free(g.stream);
+    (void)mlx_device_free(device);
+}
+END_TEST
+
 /* ---- every architecture ---- */
 
 enum { PLAIN_TOKENS = 50 };
@@ -458,7 +481,7 @@ START_TEST(a_refused_step_leaves_no_trace) {
 }
 END_TEST
 
-TEST_MAIN("mlx_model", weights_are_what_the_file_says, logits_agree_with_a_plain_pass_of_every_architecture,
-          logits_are_those_of_the_cpu_however_a_token_got_there, pages_go_from_one_backend_to_the_other,
-          stories_are_told_as_llama2c_tells_them, a_planted_fact_is_found_again, counters_stay_where_the_plan_puts_them,
-          activations_do_not_grow_with_the_context, a_refused_step_leaves_no_trace)
+TEST_MAIN("mlx_model", weights_are_what_the_file_says, what_fails_inside_mlx_is_a_status,
+          logits_agree_with_a_plain_pass_of_every_architecture, logits_are_those_of_the_cpu_however_a_token_got_there,
+          pages_go_from_one_backend_to_the_other, stories_are_told_as_llama2c_tells_them, a_planted_fact_is_found_again,
+          counters_stay_where_the_plan_puts_them, activations_do_not_grow_with_the_context, a_refused_step_leaves_no_trace)

@@ -158,6 +158,8 @@ START_TEST(a_backend_that_is_not_there_is_refused) {
     ck_status(fkv_backend_memory_now(FKV_BACKEND_CPU, &now), FKV_UNSUPPORTED);
     ck_status(fkv_backend_memory_now(FKV_BACKEND_MLX, &now), FKV_UNSUPPORTED);
     ck_status(fkv_backend_memory_now(FKV_BACKEND_MLX, NULL), FKV_BAD_ARGUMENT);
+    ck_assert_uint_eq(fkv_backend_available(FKV_BACKEND_MLX, NULL), 0);
+    ck_assert_uint_gt(fkv_backend_available(FKV_BACKEND_CPU, NULL), 0);
 }
 END_TEST
 

@@ -4,7 +4,8 @@
  *   A fkv_model is the weights and the vocabulary of one file: read-only after fkv_model_load(), used by any number of runners,
  *   closed after the last of them. A fkv_runner is a cache, worker threads and the activations of one step: everything it will
  *   ever take is taken by fkv_runner_open() and was known from fkv_runner_plan(). Its sequences, prefixes and page files are
- *   those of its cache (fkv_runner_cache()) and are handled with flatkv.h. One thread drives a runner.
+ *   those of its cache (fkv_runner_cache()) and are handled with flatkv.h. One thread drives a runner; on MLX the one that
+ *   opened it, because MLX's streams belong to threads.
  *
  * Files come from strangers: every count, offset, shape and string is checked before it is used, and a file that is not right is
  * refused with FKV_FILE_FORMAT, FKV_FILE_DAMAGED or FKV_UNSUPPORTED and a message that says where and why.
@@ -33,6 +34,10 @@ typedef struct fkv_backend_memory {
 
 /* FKV_UNSUPPORTED for the CPU, which has no counters of its own: what it holds is the memory of the process. */
 FKV_API fkv_status fkv_backend_memory_now(fkv_backend backend, fkv_backend_memory *now);
+
+/* As fkv_memory_available(), of the memory that models of this backend live in: what MLX's own limit leaves, on a machine whose
+ * GPU has memory of its own. 0 for a backend that is not there. */
+FKV_API uint64_t fkv_backend_available(fkv_backend backend, const char **source);
 
 /* ---- models -------------------------------------------------------------------------------------------------- */
 

@@ -196,7 +196,7 @@ static int work(subject *s) {
     fkv_runner_plan plan;
     if (make_plan(s, s->n_tokens, false, &plan) != FKV_OK) return cli_fail(EXIT_USAGE, "%s", fkv_message());
     const char *source = NULL;
-    uint64_t available = fkv_memory_available(&source);
+    uint64_t available = fkv_backend_available((fkv_backend)s->o->model.device, &source);
     available -= available < plan.packed_bytes ? available : plan.packed_bytes; /* weights are repacked before a runner opens */
     if (s->o->model.memory != 0 && s->o->model.memory < available) {
         available = s->o->model.memory;

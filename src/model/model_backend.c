@@ -16,3 +16,11 @@ fkv_status fkv_backend_memory_now(fkv_backend backend, fkv_backend_memory *now) 
     FKV_ASSERT(found != NULL);
     return found->memory(now);
 }
+
+uint64_t fkv_backend_available(fkv_backend backend, const char **source) {
+    const fkv_model_backend *found = NULL;
+    const char *unasked = NULL;
+    const char **name = source != NULL ? source : &unasked;
+    *name = "a backend that is not there";
+    return fkv_model_backend_find(backend, &found) == FKV_OK && found != NULL ? found->available(name) : 0;
+}
