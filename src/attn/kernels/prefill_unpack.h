@@ -207,14 +207,16 @@ FKV_FN void pf_publish(fkv_shared s, fkv_u32 gate) {
     if (s.index % 32 == 0) fkv_gate_arrive(s, gate);
 }
 
+/* By one thread, once the gates are made: as many tiles as there is room for. */
+FKV_FN void pf_bring_first(fkv_shared s, const pf_item &x) {
+    for (fkv_u32 tile = 0; tile < PF_PACKED && tile < x.n_tiles; tile++) {
+        fkv_u32 key = pf_first_key(x, tile);
+        pf_bring_tile(s, x, key, pf_page_at(x, key / FKV_PAGE_TOKENS), (int)tile);
+    }
+}
+
 /* The role of the first warpgroup: tiles of keys, one after the other, through the stages. */
 FKV_FN void pf_unpack(fkv_shared s, const pf_item &x) {
-    if (s.index == 0)
-        for (fkv_u32 tile = 0; tile < PF_PACKED && tile < x.n_tiles; tile++) {
-            fkv_u32 key = pf_first_key(x, tile);
-            pf_bring_tile(s, x, key, pf_page_at(x, key / FKV_PAGE_TOKENS), (int)tile);
-        }
-    fkv_sync_warp();
     int stage = 0, packed = 0;
     fkv_u32 phase = 0, packed_phase = 0;
     for (fkv_u32 tile = 0; tile < x.n_tiles; tile++) {

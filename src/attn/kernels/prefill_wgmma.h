@@ -62,43 +62,62 @@ template <bool K> FKV_FN void pf_rotate(fkv_shared s, float *row, bool undo) {
     fkv_sync_warp();
 }
 
-/* Queries into shared memory as halves, by all warps, a row at a time. */
+/* Where the half at `place` of a row of queries lies. */
+FKV_FN fkv_u16 *pf_query_at(fkv_shared s, fkv_u32 row, fkv_u32 place) {
+    return (fkv_u16 *)(s.base + PF_AT_Q + place / 64 * (PF_ROWS * 128) + row * 128 + ((place % 64 / 8) ^ (row % 8)) * 16) +
+           place % 8;
+}
+
+constexpr int PF_LANE_CHANNELS = (FKV_D + 31) / 32;
+
+FKV_FN void pf_fetch_query(const pf_item &x, const void *q, fkv_u32 row, fkv_u32 lane, float *numbers) {
+    if (row >= x.n_rows) return;
+    FKV_UNROLL for (int i = 0; i < PF_LANE_CHANNELS; i++) {
+        fkv_u32 d = lane + 32 * (fkv_u32)i;
+        numbers[i] = d < FKV_D ? fkv_row_number(q, pf_row_at(x, row) + d) : 0.0f;
+    }
+}
+
+/* Queries into shared memory as halves, by all warps, a row at a time; the next one is on its way. */
 FKV_FN void pf_load_queries(fkv_shared s, const pf_item &x, const void *q) {
-    int warp = (int)s.index / 32, lane = (int)s.index % 32;
+    fkv_u32 warp = s.index / 32, lane = s.index % 32;
     float *row = (float *)(s.base + PF_AT_K) + warp * FKV_D;
     float scale = fkv_float_of(FKV_SCALE_BITS);
     float sign = scale < 0 ? -1.0f : 1.0f;
-    for (int r = warp; r < PF_ROWS; r += PF_THREADS / 32) {
-        bool real = (fkv_u32)r < x.n_rows;
-        for (int d = lane; d < FKV_D; d += 32)
-            row[d] = real ? sign * fkv_row_number(q, pf_row_at(x, (fkv_u32)r) + (fkv_u64)d) : 0.0f;
+    float numbers[PF_LANE_CHANNELS];
+    pf_fetch_query(x, q, warp, lane, numbers);
+    for (fkv_u32 r = warp; r < PF_ROWS; r += PF_THREADS / 32) {
+        if (r >= x.n_rows) { /* whatever comes of these is not stored */
+            for (fkv_u32 place = lane; place < FKV_D; place += 32)
+                for (int part = 0; part < PF_PARTS; part++) pf_query_at(s, r, place)[part * (PF_Q_BYTES / 2)] = 0;
+            continue;
+        }
+        FKV_UNROLL for (int i = 0; i < PF_LANE_CHANNELS; i++) if (lane + 32 * (fkv_u32)i < FKV_D) row[lane + 32 * (fkv_u32)i] =
+            sign * numbers[i];
+        pf_fetch_query(x, q, r + PF_THREADS / 32, lane, numbers);
         fkv_sync_warp();
         if (FKV_ROTATE_K) pf_rotate<true>(s, row, false);
         float largest = 0;
-        for (int d = lane; d < FKV_D; d += 32) {
-            float a = row[d] < 0 ? -row[d] : row[d];
-            largest = a > largest ? a : largest;
-        }
+        for (fkv_u32 d = lane; d < FKV_D; d += 32) largest = fkv_max(largest, fkv_abs(row[d]));
         fkv_u32 exponent = fkv_bits_of(pf_warp_max(largest)) >> 23;
         if (exponent == 0 || exponent > 253) exponent = 127;
         float down = fkv_float_of((254 - exponent) << 23);
-        for (int d = lane; d < FKV_D; d += 32) { /* what the halves will say: the sums are of that */
+        for (fkv_u32 d = lane; d < FKV_D; d += 32) { /* what the halves will say: the sums are of that */
             float y = row[d] * down;
             float high = fkv_f16_to_f32(fkv_f32_to_f16(y));
             row[d] = PF_PARTS == 1 ? high : high + fkv_f16_to_f32(fkv_f32_to_f16(y - high));
         }
         fkv_sync_warp();
-        for (int place = lane; place < FKV_D; place += 32) {
-            float y = row[pf_k::channel((fkv_u32)place, pf_k::spread)];
+        for (fkv_u32 place = lane; place < FKV_D; place += 32) {
+            float y = row[pf_k::channel(place, pf_k::spread)];
             fkv_u32 high = fkv_f32_to_f16(y);
-            fkv_u32 at =
-                (fkv_u32)(PF_AT_Q + place / 64 * (PF_ROWS * 128) + r * 128 + ((place % 64 / 8) ^ (r % 8)) * 16 + place % 8 * 2);
-            *(fkv_u16 *)(s.base + at) = (fkv_u16)high;
-            if (PF_PARTS == 2) *(fkv_u16 *)(s.base + at + PF_Q_BYTES) = (fkv_u16)fkv_f32_to_f16(y - fkv_f16_to_f32(high));
+            fkv_u16 *to = pf_query_at(s, r, place);
+            to[0] = (fkv_u16)high;
+            if (PF_PARTS == 2) to[PF_Q_BYTES / 2] = (fkv_u16)fkv_f32_to_f16(y - fkv_f16_to_f32(high));
         }
-        for (int g = 0; g < PF_GROUPS && FKV_K_BITS != 16; g++) {
+        for (fkv_u32 g = 0; g < PF_GROUPS && FKV_K_BITS != 16; g++) {
             float sum = 0;
-            for (int d = g * FKV_K_GROUP + lane; d < (g + 1) * FKV_K_GROUP; d += 32) sum += row[d];
+            for (fkv_u32 d = g * FKV_K_GROUP + lane; d < (g + 1) * FKV_K_GROUP; d += 32) sum += row[d];
             sum = pf_warp_sum(sum);
             if (lane == 0) ((float *)(s.base + PF_AT_SUMS))[g * PF_ROWS + r] = sum;
         }
@@ -340,8 +359,7 @@ FKV_FN void pf_multiply(fkv_shared s, const pf_item &x) {
     FKV_UNROLL for (int i = 0; i < PF_COLS / 2; i++) r.o[i] = 0;
     if (PF_Q_HELD) FKV_UNROLL for (int i = 0; i < FKV_D / 4; i++) {
             int row = r.row + i % 2 * 8, place = i / 4 * 16 + i / 2 % 2 * 8;
-            r.held[i] = *(const fkv_u32 *)(s.base + PF_AT_Q + place / 64 * (PF_ROWS * 128) + row * 128 +
-                                           ((place % 64 / 8) ^ (row % 8)) * 16 + lane % 4 * 4);
+            r.held[i] = *(const fkv_u32 *)pf_query_at(s, (fkv_u32)row, (fkv_u32)(place + lane % 4 * 2));
         }
 
     int stage = 0;
@@ -394,7 +412,9 @@ FKV_FN void fkv_attend_prefill(fkv_place place, fkv_u32 *shared, const void *q, 
             fkv_gate_make(s, pf_gate(PF_PACKED_EMPTY, stage), 4);
         }
         fkv_gates_made();
+        pf_bring_first(s, x);
     }
+    fkv_sync_warp();
     pf_load_queries(s, x, q);
     fkv_publish();
     fkv_sync();
