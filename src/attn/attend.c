@@ -241,17 +241,19 @@ static void meet(const job *j, query_tile tile, const thread_scratch *s, place h
     const fkv_attn_layer *layer = j->layer;
     uint32_t n_rows = tile.n_queries * j->heads_per_kv;
     const uint8_t *part[FKV_N_SIDES][FKV_N_PARTS];
-    const uint8_t *next_codes[FKV_N_SIDES];
+    const uint8_t *next_part[FKV_N_SIDES][FKV_N_PARTS];
     for (int side = 0; side < FKV_N_SIDES; side++) {
         const uint32_t *offset = layer->block.offset[side];
         const uint32_t *row_bytes = layer->block.codec[side].row_bytes;
-        for (int p = 0; p < FKV_N_PARTS; p++) part[side][p] = here.block + offset[p] + (size_t)here.slot * row_bytes[p];
-        next_codes[side] = next.block + offset[FKV_PART_CODES] + (size_t)next.slot * row_bytes[FKV_PART_CODES];
+        for (int p = 0; p < FKV_N_PARTS; p++) {
+            part[side][p] = here.block + offset[p] + (size_t)here.slot * row_bytes[p];
+            next_part[side][p] = next.block + offset[p] + (size_t)next.slot * row_bytes[p];
+        }
     }
-    j->kernels->scores(&layer->block.codec[FKV_SIDE_K], part[FKV_SIDE_K], next_codes[FKV_SIDE_K], n_tokens, s->q, s->prepared,
+    j->kernels->scores(&layer->block.codec[FKV_SIDE_K], part[FKV_SIDE_K], next_part[FKV_SIDE_K], n_tokens, s->q, s->prepared,
                        n_rows, s->scores);
     j->kernels->softmax(s->scores, j->tile_tokens, s->masks, n_rows, layer->head_dim, layer->softcap, s->piece);
-    j->kernels->values(&layer->block.codec[FKV_SIDE_V], part[FKV_SIDE_V], next_codes[FKV_SIDE_V], n_tokens, s->scores, n_rows,
+    j->kernels->values(&layer->block.codec[FKV_SIDE_V], part[FKV_SIDE_V], next_part[FKV_SIDE_V], n_tokens, s->scores, n_rows,
                        s->piece.out);
 }
 

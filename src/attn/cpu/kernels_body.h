@@ -24,7 +24,7 @@ enum { CHUNK_VECS = CHUNK_UNITS * UNIT_VECS, MAX_GROUPS_PER_ROW = FKV_MAX_HEAD_D
 
 typedef struct tile {
     const uint8_t *codes;
-    const uint8_t *next; /* codes of the tile after this one */
+    const uint8_t *const *next; /* parts of the tile after this one */
     uint32_t row_bytes;
     uint32_t n_groups;
     uint32_t group_shift;
@@ -46,8 +46,8 @@ static void widen(fkv_type type, const uint8_t *from, uint32_t n, float *to) {
     }
 }
 
-static void tile_open(tile *t, const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], const uint8_t *next,
-                      uint32_t n_tokens) {
+static void tile_open(tile *t, const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS],
+                      const uint8_t *const next[FKV_N_PARTS], uint32_t n_tokens) {
     t->codes = part[FKV_PART_CODES];
     t->next = next;
     t->row_bytes = codec->row_bytes[FKV_PART_CODES];
@@ -56,14 +56,18 @@ static void tile_open(tile *t, const fkv_codec *codec, const uint8_t *const part
     t->n_groups = codec->dim / codec->group;
     FKV_ASSERT(n_tokens > 0 && t->n_groups > 0);
     t->group_shift = codec->group == 32 ? 5 : codec->group == 64 ? 6 : 7;
+    for (uint32_t i = 0; i < n_tokens * t->n_groups; i += 64 / sizeof(uint16_t)) {
+        FKV_PREFETCH(next[FKV_PART_SCALES] + i * sizeof(uint16_t));
+        FKV_PREFETCH(next[FKV_PART_BIASES] + i * sizeof(uint16_t));
+    }
     widen(codec->type, part[FKV_PART_SCALES], n_tokens * t->n_groups, t->scales);
     widen(codec->type, part[FKV_PART_BIASES], n_tokens * t->n_groups, t->biases);
 }
 
-/* Asks for the rows of n_tokens tokens of the next tile, a few at a time: pages lie anywhere, which no prefetcher of a processor
+/* Asks for the codes of n_tokens tokens of the next tile, a few at a time: pages lie anywhere, which no prefetcher of a processor
  * foresees, and all at once would fill its queue. */
 FKV_INLINE void fetch_next(const tile *t, uint32_t token, uint32_t n_tokens) {
-    const uint8_t *from = t->next + (size_t)token * t->row_bytes;
+    const uint8_t *from = t->next[FKV_PART_CODES] + (size_t)token * t->row_bytes;
     for (uint32_t i = 0; i < n_tokens * t->row_bytes; i += 64) FKV_PREFETCH(from + i);
 }
 
@@ -209,8 +213,8 @@ static void kernel_prepare(const fkv_codec *codec, const float *q, uint32_t n_ro
     (void)codec, (void)q, (void)n_rows, (void)prepared;
 }
 
-static void kernel_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], const uint8_t *next, uint32_t n_tokens,
-                          const float *q, const void *prepared, uint32_t n_rows, float *scores) {
+static void kernel_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], const uint8_t *const next[FKV_N_PARTS],
+                          uint32_t n_tokens, const float *q, const void *prepared, uint32_t n_rows, float *scores) {
     (void)prepared;
     tile t;
     tile_open(&t, codec, part, next, n_tokens);
@@ -219,8 +223,8 @@ static void kernel_scores(const fkv_codec *codec, const uint8_t *const part[FKV_
 #undef SCORES
 }
 
-static void kernel_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], const uint8_t *next, uint32_t n_tokens,
-                          const float *p, uint32_t n_rows, float *out) {
+static void kernel_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], const uint8_t *const next[FKV_N_PARTS],
+                          uint32_t n_tokens, const float *p, uint32_t n_rows, float *out) {
     tile t;
     tile_open(&t, codec, part, next, n_tokens);
 #define VALUES(form, units) values_form(form, units, &t, n_tokens, p, n_rows, out)
