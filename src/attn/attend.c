@@ -279,6 +279,7 @@ static uint64_t walk(const job *j, query_tile tile, uint32_t head, const thread_
     size_t stride = (size_t)layer->n_kv_heads * layer->block.bytes;
     const uint8_t *blocks = layer->pages + (size_t)head * layer->block.bytes;
     uint64_t tokens_read = 0;
+    j->kernels->enter(&layer->block.codec[FKV_SIDE_K], tile.n_queries * j->heads_per_kv);
     bool were_whole = false; /* the masks that are set */
     uint32_t before = first;
     uint32_t page = first >= sink_pages ? fkv_max_u32(first, window_page) : first;
@@ -301,6 +302,7 @@ static uint64_t walk(const job *j, query_tile tile, uint32_t head, const thread_
         before = page;
         page = after;
     }
+    j->kernels->leave();
     return tokens_read;
 }
 

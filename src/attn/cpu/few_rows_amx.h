@@ -21,6 +21,23 @@ enum {
     TILE_QUADS = FKV_TILE_TOKENS / 4 /* of tokens */
 };
 
+/* Tiles 0-3: sums; 4: queries and 5: keys, a chunk of each; 6: values; 7: weights. Set once for a walk: setting them costs as
+ * much as half the products of a tile. */
+static void few_tiles_open(const fkv_codec *k_codec) {
+    fkv_tile_shapes shapes = {0};
+    uint32_t chunk = has_integer_kernel(k_codec) ? chunk_units(k_codec->group) * UNIT_NUMBERS : 64;
+    for (int i = 0; i < 4; i++) fkv_tile_shape(&shapes, i, 16, 64);
+    fkv_tile_shape(&shapes, 4, chunk / 4, 64);
+    fkv_tile_shape(&shapes, 5, LANE_TOKENS, chunk);
+    fkv_tile_shape(&shapes, 6, TILE_QUADS, 64);
+    fkv_tile_shape(&shapes, 7, 4 * COLUMN_ROWS, 64);
+    fkv_tiles_open(&shapes);
+}
+
+/* The matrix unit falls asleep after about 350 ns without a product and takes 300 to wake up: between products that are farther
+ * apart there is one whose sums nobody reads. */
+FKV_INLINE void few_stay_awake(void) { _tile_dpbsud(3, 7, 6); }
+
 /* ---- scores ---- */
 
 /* Rows of queries as columns. For 4 bits the quads of a chunk are in the order of few_codes(). */
@@ -69,6 +86,7 @@ static void few_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows,
                 _MM_TRANSPOSE4_PS(a[0], a[1], a[2], a[3]);
                 for (int i = 0; i < 4; i++) _mm_store_ps((float *)(void *)(to + i * 64 + b * 16), a[i]);
             }
+            for (int i = 0; i < 4; i++) _mm_store_ps((float *)(void *)(to + i * 64 + N_BYTES * 16), _mm_setzero_ps());
         }
     }
 }
@@ -141,21 +159,11 @@ static void few_scores_from(const few_score_job *j, uint32_t chunk, uint32_t blo
         few_scores_rows(j, chunk, first, j->n_rows - first, sums);
 }
 
-/* Tiles 0-3: sums of 16 tokens each; 4: queries; 5, 6: codes. */
-static void few_score_tiles_open(uint32_t chunk) {
-    fkv_tile_shapes shapes = {0};
-    for (int i = 0; i < TOKEN_BLOCKS; i++) fkv_tile_shape(&shapes, i, LANE_TOKENS, N_BYTES * 16);
-    fkv_tile_shape(&shapes, 4, chunk / 4, N_BYTES * 16);
-    fkv_tile_shape(&shapes, 5, LANE_TOKENS, chunk);
-    fkv_tile_shape(&shapes, 6, LANE_TOKENS, chunk);
-    fkv_tiles_open(&shapes);
-}
-
-#define FEW_SCORE_START(block, from)                                                                                             \
+#define FEW_SCORE_START(block)                                                                                                   \
     if (n_blocks > (block)) {                                                                                                    \
         _tile_zero(block);                                                                                                       \
-        _tile_loadd(from, codes + (size_t)(block) * LANE_TOKENS * stride, stride);                                               \
-        _tile_dpbusd(block, from, 4);                                                                                            \
+        _tile_loadd(5, codes + (size_t)(block) * LANE_TOKENS * stride, stride);                                                  \
+        _tile_dpbusd(block, 5, 4);                                                                                               \
     }
 #define FEW_SCORE_STORE(block)                                                                                                   \
     if (n_blocks > (block)) _tile_stored(block, to->at[block], 64)
@@ -177,10 +185,10 @@ FKV_INLINE void few_score_turns(int bits, few_score_job *j) {
             few_codes(j, chunk);
         }
         _tile_loadd(4, j->queries.bytes + (size_t)turn * j->chunk / 4 * 64, 64);
-        FEW_SCORE_START(0, 5)
-        FEW_SCORE_START(1, 6)
-        FEW_SCORE_START(2, 5)
-        FEW_SCORE_START(3, 6)
+        FEW_SCORE_START(0)
+        FEW_SCORE_START(1)
+        FEW_SCORE_START(2)
+        FEW_SCORE_START(3)
         fetch_share(j->t, j->n_tokens, turn, n_turns);
         if (turn > 0) few_scores_from(j, (turn - 1) / row_blocks, (turn - 1) % row_blocks, &j->sums[1 - turn % 2]);
         FEW_SCORE_STORE(0);
@@ -189,6 +197,7 @@ FKV_INLINE void few_score_turns(int bits, few_score_job *j) {
         FEW_SCORE_STORE(3);
     }
     few_scores_from(j, (n_turns - 1) / row_blocks, (n_turns - 1) % row_blocks, &j->sums[(n_turns - 1) % 2]);
+    few_stay_awake();
 }
 
 static void few_scores(const fkv_codec *codec, const tile *t, uint32_t n_tokens, const void *prepared, uint32_t n_rows,
@@ -201,12 +210,10 @@ static void few_scores(const fkv_codec *codec, const tile *t, uint32_t n_tokens,
     j.n_chunks = codec->dim / j.chunk;
     j.queries = columns_in((void *)(uintptr_t)prepared, n_rows, j.n_chunks);
     j.scores = scores;
-    few_score_tiles_open(j.chunk);
     if (codec->bits == 8)
         few_score_turns(8, &j);
     else
         few_score_turns(4, &j);
-    fkv_tiles_close();
 }
 
 /* ---- values ---- */
@@ -308,39 +315,28 @@ FKV_INLINE void few_strip_open(int bits, few_value_job *j, uint32_t at) {
         for (int i = 0; i < 32 / bits; i++) _mm512_store_si512(j->codes[i][quad_place(quad)], _mm512_setzero_si512());
 }
 
-/* Tiles 0-3: sums; 4, 5: codes; 6: weights, of one group where a strip has no more. */
-static void few_value_tiles_open(const fkv_codec *codec) {
-    fkv_tile_shapes shapes = {0};
-    uint32_t n_rows = codec->group * codec->bits / 8 >= STRIP_BYTES ? 2 * COLUMN_ROWS : 4 * COLUMN_ROWS;
-    for (int i = 0; i < 4; i++) fkv_tile_shape(&shapes, i, n_rows, 64);
-    fkv_tile_shape(&shapes, 4, TILE_QUADS, 64);
-    fkv_tile_shape(&shapes, 5, TILE_QUADS, 64);
-    fkv_tile_shape(&shapes, 6, n_rows, 64);
-    fkv_tiles_open(&shapes);
-}
-
-#define FEW_VALUE_START(tile, from, vec)                                                                                         \
+#define FEW_VALUE_START(tile, vec)                                                                                               \
     do {                                                                                                                         \
         _tile_zero(tile);                                                                                                        \
-        _tile_loadd(from, j->codes[vec], 64);                                                                                    \
-        _tile_dpbsud(tile, 6, from);                                                                                             \
+        _tile_loadd(6, j->codes[vec], 64);                                                                                       \
+        _tile_dpbsud(tile, 7, 6);                                                                                                \
     } while (0)
 
 FKV_INLINE void few_products(int bits, few_value_job *j, int pair) {
     int32_t(*to)[16][16] = j->sums[pair];
-    _tile_loadd(6, j->weights.bytes[2 * pair], 64);
-    FEW_VALUE_START(0, 4, 0);
-    FEW_VALUE_START(1, 5, 1);
-    FEW_VALUE_START(2, 4, 2);
-    FEW_VALUE_START(3, 5, 3);
+    _tile_loadd(7, j->weights.bytes[2 * pair], 64);
+    FEW_VALUE_START(0, 0);
+    FEW_VALUE_START(1, 1);
+    FEW_VALUE_START(2, 2);
+    FEW_VALUE_START(3, 3);
     _tile_stored(0, to[0], 64);
-    if (bits == 4) FEW_VALUE_START(0, 4, 4);
+    if (bits == 4) FEW_VALUE_START(0, 4);
     _tile_stored(1, to[1], 64);
-    if (bits == 4) FEW_VALUE_START(1, 5, 5);
+    if (bits == 4) FEW_VALUE_START(1, 5);
     _tile_stored(2, to[2], 64);
-    if (bits == 4) FEW_VALUE_START(2, 4, 6);
+    if (bits == 4) FEW_VALUE_START(2, 6);
     _tile_stored(3, to[3], 64);
-    if (bits == 4) FEW_VALUE_START(3, 5, 7);
+    if (bits == 4) FEW_VALUE_START(3, 7);
     if (bits == 4) {
         _tile_stored(0, to[4], 64);
         _tile_stored(1, to[5], 64);
@@ -403,12 +399,15 @@ FKV_INLINE void few_values_block(int bits, int n_groups, few_value_job *j, const
     few_products(bits, j, 0);
     if (n_groups == 4) few_products(bits, j, 1);
     for (uint32_t r = 0; r < n_rows; r++) few_values_row(bits, n_groups, j, r, out + (size_t)r * j->t->n_units * 16);
+    few_stay_awake();
 }
 
 FKV_INLINE void few_values_bits(int bits, few_value_job *j, const float *p, uint32_t n_rows, float *out) {
+    few_stay_awake();
     facts_open(&j->facts, j->t, (1u << bits) - 1, j->n_tokens);
     for (uint32_t at = 0; at < j->t->row_bytes; at += STRIP_BYTES) {
         few_strip_open(bits, j, at);
+        few_stay_awake();
         uint32_t n_groups = j->place.group[3] - j->place.group[0] + 1;
         for (uint32_t row = 0; row < n_rows; row += COLUMN_ROWS) {
             uint32_t n = fkv_min_u32(COLUMN_ROWS, n_rows - row);
@@ -428,12 +427,10 @@ static void few_values(const fkv_codec *codec, const tile *t, uint32_t n_tokens,
     few_value_job j;
     j.t = t;
     j.n_tokens = n_tokens;
-    few_value_tiles_open(codec);
     if (codec->bits == 8)
         few_values_bits(8, &j, p, n_rows, out);
     else
         few_values_bits(4, &j, p, n_rows, out);
-    fkv_tiles_close();
 }
 
 #endif

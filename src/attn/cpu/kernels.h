@@ -66,6 +66,11 @@ FKV_INLINE uint64_t fkv_activation_bytes(uint64_t n_tokens, uint64_t n_cols) { r
 struct fkv_cpu_kernels {
     const char *name;
 
+    /* Before the first tile of a walk with these rows and after its last, on the thread that walks: what the kernels set up there
+     * for as long. Other calls of the same thread may not come between. */
+    void (*enter)(const fkv_codec *k_codec, uint32_t n_rows);
+    void (*leave)(void);
+
     /* What scores() wants to have of the queries beside their floats, made once for all tiles that they meet. q: [rows, D];
      * prepared: fkv_prepared_bytes(), 64-byte aligned. */
     void (*prepare)(const fkv_codec *codec, const float *q, uint32_t n_rows, void *prepared);

@@ -406,5 +406,12 @@ static void amx_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_P
         many_values(codec, &t, n_tokens, p, n_rows, out);
 }
 
-const struct fkv_cpu_kernels fkv_kernels_amx = {"amx",       amx_prepare,   amx_scores,         rows16_softmax, amx_values,
-                                                kernel_fold, kernel_encode, int_prepare_tokens, amx_product};
+static void amx_enter(const fkv_codec *k_codec, uint32_t n_rows) {
+    if (n_rows <= FEW_ROWS) few_tiles_open(k_codec);
+}
+
+static void amx_leave(void) { fkv_tiles_close(); }
+
+const struct fkv_cpu_kernels fkv_kernels_amx = {"amx",         amx_enter,          amx_leave,  amx_prepare,
+                                                amx_scores,    rows16_softmax,     amx_values, kernel_fold,
+                                                kernel_encode, int_prepare_tokens, amx_product};

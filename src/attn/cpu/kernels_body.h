@@ -209,6 +209,10 @@ enum { GROUP_32_UNITS = CHUNK_UNITS < 2 ? CHUNK_UNITS : 2 };
         }                                                                                                                        \
     } while (0)
 
+/* Vectors need nothing. */
+static void kernel_enter(const fkv_codec *k_codec, uint32_t n_rows) { (void)k_codec, (void)n_rows; }
+static void kernel_leave(void) {}
+
 static void kernel_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows, void *prepared) { /* floats are enough */
     (void)codec, (void)q, (void)n_rows, (void)prepared;
 }
@@ -429,5 +433,6 @@ static void kernel_encode(const fkv_codec *codec, const float *x, uint8_t *const
 }
 
 #define FKV_KERNELS(isa, prepare, scores, values, prepare_tokens, product)                                                       \
-    const struct fkv_cpu_kernels fkv_kernels_##isa = {#isa,        prepare,       scores,         kernel_softmax, values,        \
-                                                      kernel_fold, kernel_encode, prepare_tokens, product}
+    const struct fkv_cpu_kernels fkv_kernels_##isa = {                                                                           \
+        #isa,   kernel_enter, kernel_leave,  prepare,        scores, kernel_softmax,                                             \
+        values, kernel_fold,  kernel_encode, prepare_tokens, product}
