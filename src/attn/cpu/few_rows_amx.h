@@ -38,6 +38,12 @@ static void few_tiles_open(const fkv_codec *k_codec) {
  * apart there is one whose sums nobody reads. */
 FKV_INLINE void few_stay_awake(void) { _tile_dpbsud(3, 7, 6); }
 
+/* Share `turn` of n_turns of what is read next. */
+FKV_INLINE void fetch_turn(const tile *t, uint32_t turn, uint32_t n_turns) {
+    uint32_t first = t->n_tokens * turn / n_turns;
+    fetch_next(t, first, t->n_tokens * (turn + 1) / n_turns - first);
+}
+
 /* ---- scores ---- */
 
 /* Rows of queries as columns. For 4 bits the quads of a chunk are in the order of few_codes(). */
@@ -189,7 +195,7 @@ FKV_INLINE void few_score_turns(int bits, few_score_job *j) {
         FEW_SCORE_START(1)
         FEW_SCORE_START(2)
         FEW_SCORE_START(3)
-        fetch_share(j->t, j->n_tokens, turn, n_turns);
+        fetch_turn(j->t, turn, n_turns);
         if (turn > 0) few_scores_from(j, (turn - 1) / row_blocks, (turn - 1) % row_blocks, &j->sums[1 - turn % 2]);
         FEW_SCORE_STORE(0);
         FEW_SCORE_STORE(1);
@@ -234,54 +240,70 @@ FKV_INLINE __m512i packed_zeros(const token_facts *f, uint32_t group) {
     return low_bytes(pack_words(zeros));
 }
 
+/* All lanes of each of n_groups * COLUMN_ROWS registers together. */
+FKV_INLINE vf fold_groups(fold how, int n_groups, vf (*x)[COLUMN_ROWS]) {
+    if (n_groups == 1) return fold_rows(how, COLUMN_ROWS, x[0]);
+    if (n_groups == 2) return fold_rows(how, 2 * COLUMN_ROWS, x[0]);
+    return fold_rows(how, 4 * COLUMN_ROWS, x[0]);
+}
+
+/* n_vecs: vectors of tokens that a row has. Rows from n_rows on are there, but not looked at. */
 FKV_INLINE void few_weigh(int n_groups, uint32_t n_vecs, few_weights *w, const token_facts *f, const strip_place *s,
                           const float *p, uint32_t n_rows) {
-    int n = n_groups * COLUMN_ROWS;
-    vf largest[16];
-    vf offset[16];
-    vf taken[16];                /* of whole numbers */
     enum { LARGER_SIZE = 0x0b }; /* of _mm512_range_ps: the larger of both, without signs */
-    FKV_UNROLL
-    for (int i = 0; i < n; i++) {
-        const float *row = p + (size_t)(i % COLUMN_ROWS) * FKV_TILE_TOKENS;
-        uint32_t g = fkv_min_u32(s->group[0] + (uint32_t)i / COLUMN_ROWS, s->group[3]);
-        largest[i] = offset[i] = vf_set(0.0f);
-        if ((uint32_t)i % COLUMN_ROWS >= n_rows) continue;
-        for (uint32_t b = 0; b < n_vecs; b++) {
-            vf probability = vf_load(row + b * 16);
-            largest[i] = _mm512_range_ps(largest[i], vf_mul(probability, vf_load(f->scale[g] + b * 16)), LARGER_SIZE);
-            offset[i] = vf_fma(probability, vf_load(f->offset[g] + b * 16), offset[i]);
-        }
-    }
-    alignas(64) float inverse[16];
-    vf most = fold_rows(LARGER, n, largest);
-    vf_store(inverse, _mm512_maskz_div_ps(_mm512_cmp_ps_mask(most, vf_set(SMALLEST), _CMP_GT_OQ), vf_set(LARGEST), most));
-    vf_store(&w->step[0][0], vf_div(most, vf_set(LARGEST)));
-    vf_store(&w->offset[0][0], fold_rows(SUM, n, offset));
-    FKV_UNROLL
-    for (int i = 0; i < n; i++) {
-        const float *row = p + (size_t)(i % COLUMN_ROWS) * FKV_TILE_TOKENS;
-        uint32_t g = fkv_min_u32(s->group[0] + (uint32_t)i / COLUMN_ROWS, s->group[3]);
-        taken[i] = vf_set(0.0f);
-        if ((uint32_t)i % COLUMN_ROWS >= n_rows) continue;
-        __m512i whole[4];
+    vf largest[4][COLUMN_ROWS];
+    vf offset[4][COLUMN_ROWS];
+    vf taken[4][COLUMN_ROWS]; /* of whole numbers */
+    alignas(64) float inverse[4][COLUMN_ROWS];
+    for (int g = 0; g < n_groups; g++) {
+        uint32_t group = fkv_min_u32(s->group[0] + (uint32_t)g, s->group[3]);
         FKV_UNROLL
-        for (uint32_t b = 0; b < 4; b++) {
-            whole[b] = _mm512_setzero_si512();
-            if (b >= n_vecs) continue;
-            vf weight = vf_mul(vf_load(row + b * 16), vf_load(f->scale[g] + b * 16));
-            whole[b] = _mm512_cvtps_epi32(vf_mul(weight, vf_set(inverse[i])));
+        for (uint32_t r = 0; r < COLUMN_ROWS; r++) {
+            largest[g][r] = offset[g][r] = taken[g][r] = vf_set(0.0f);
+            if (r >= n_rows) continue;
+            for (uint32_t b = 0; b < n_vecs; b++) {
+                vf probability = vf_load(p + r * FKV_TILE_TOKENS + b * 16);
+                vf weight = vf_mul(probability, vf_load(f->scale[group] + b * 16));
+                largest[g][r] = _mm512_range_ps(largest[g][r], weight, LARGER_SIZE);
+                offset[g][r] = vf_fma(probability, vf_load(f->offset[group] + b * 16), offset[g][r]);
+            }
         }
-        packed_words words = pack_words(whole);
-        __m512i high = high_bytes(words);
-        __m512i low = low_bytes(words);
-        __m512i zero = packed_zeros(f, g);
-        _mm512_store_si512(w->bytes[i / COLUMN_ROWS][i % COLUMN_ROWS][0], high);
-        _mm512_store_si512(w->bytes[i / COLUMN_ROWS][i % COLUMN_ROWS][1], low);
-        taken[i] = _mm512_castsi512_ps(join(_mm512_dpbusd_epi32(_mm512_setzero_si512(), zero, high),
-                                            _mm512_dpbusd_epi32(_mm512_setzero_si512(), zero, low)));
     }
-    _mm512_store_si512(w->zero, _mm512_castps_si512(fold_rows(WHOLE_SUM, n, taken)));
+    vf most = fold_groups(LARGER, n_groups, largest);
+    vf_store(inverse[0], _mm512_maskz_div_ps(_mm512_cmp_ps_mask(most, vf_set(SMALLEST), _CMP_GT_OQ), vf_set(LARGEST), most));
+    vf_store(w->step[0], vf_div(most, vf_set(LARGEST)));
+    vf_store(w->offset[0], fold_groups(SUM, n_groups, offset));
+    for (int g = 0; g < n_groups; g++) {
+        uint32_t group = fkv_min_u32(s->group[0] + (uint32_t)g, s->group[3]);
+        __m512i zero = packed_zeros(f, group);
+        for (uint32_t r = 0; r < n_rows; r++) {
+            __m512i whole[4];
+            FKV_UNROLL
+            for (uint32_t b = 0; b < 4; b++) {
+                whole[b] = _mm512_setzero_si512();
+                if (b >= n_vecs) continue;
+                vf weight = vf_mul(vf_load(p + r * FKV_TILE_TOKENS + b * 16), vf_load(f->scale[group] + b * 16));
+                whole[b] = _mm512_cvtps_epi32(vf_mul(weight, vf_set(inverse[g][r])));
+            }
+            packed_words words = pack_words(whole);
+            __m512i high = high_bytes(words);
+            __m512i low = low_bytes(words);
+            _mm512_store_si512(w->bytes[g][r][0], high);
+            _mm512_store_si512(w->bytes[g][r][1], low);
+            taken[g][r] = _mm512_castsi512_ps(join(_mm512_dpbusd_epi32(_mm512_setzero_si512(), zero, high),
+                                                   _mm512_dpbusd_epi32(_mm512_setzero_si512(), zero, low)));
+        }
+    }
+    _mm512_store_si512(w->zero, _mm512_castps_si512(fold_groups(WHOLE_SUM, n_groups, taken)));
+}
+
+static void few_weigh_all(int n_groups, few_weights *w, const token_facts *f, const strip_place *s, const float *p) {
+    few_weigh(n_groups, 4, w, f, s, p, COLUMN_ROWS);
+}
+
+static void few_weigh_some(int n_groups, uint32_t n_vecs, few_weights *w, const token_facts *f, const strip_place *s,
+                           const float *p, uint32_t n_rows) {
+    few_weigh(n_groups, n_vecs, w, f, s, p, n_rows);
 }
 
 /* One tile of values and the rows that look at it, a strip at a time. */
@@ -391,10 +413,10 @@ FKV_INLINE void few_values_row(int bits, int n_groups, const few_value_job *j, u
 /* Rows of one block. n_groups: of the strip, 2 where each has half of its lanes, 4 for all that is not so simple. */
 FKV_INLINE void few_values_block(int bits, int n_groups, few_value_job *j, const float *p, uint32_t n_rows, float *out) {
     uint32_t n_vecs = fkv_ceil_div(j->n_tokens, 16);
-    if (n_vecs == 4 && n_rows == COLUMN_ROWS) /* constants */
-        few_weigh(n_groups, 4, &j->weights, &j->facts, &j->place, p, COLUMN_ROWS);
+    if (n_vecs == 4 && n_rows == COLUMN_ROWS)
+        few_weigh_all(n_groups, &j->weights, &j->facts, &j->place, p);
     else
-        few_weigh(n_groups, n_vecs, &j->weights, &j->facts, &j->place, p, n_rows);
+        few_weigh_some(n_groups, n_vecs, &j->weights, &j->facts, &j->place, p, n_rows);
     fkv_tiles_see_stores();
     few_products(bits, j, 0);
     if (n_groups == 4) few_products(bits, j, 1);

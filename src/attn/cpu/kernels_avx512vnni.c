@@ -44,8 +44,8 @@ FKV_INLINE void int_scores_bits(int bits, const tile *t, uint32_t n_tokens, cons
     }
 }
 
-static void int_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], const uint8_t *const next[FKV_N_PARTS],
-                       uint32_t n_tokens, const float *q, const void *prepared, uint32_t n_rows, float *scores) {
+static void int_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], const fkv_fetch *next, uint32_t n_tokens,
+                       const float *q, const void *prepared, uint32_t n_rows, float *scores) {
     if (!has_integer_kernel(codec)) {
         kernel_scores(codec, part, next, n_tokens, q, prepared, n_rows, scores);
         return;
@@ -203,8 +203,8 @@ FKV_INLINE void int_values_bits(int bits, const tile *t, uint32_t n_tokens, cons
     }
 }
 
-static void int_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], const uint8_t *const next[FKV_N_PARTS],
-                       uint32_t n_tokens, const float *p, uint32_t n_rows, float *out) {
+static void int_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], const fkv_fetch *next, uint32_t n_tokens,
+                       const float *p, uint32_t n_rows, float *out) {
     if (!has_integer_kernel(codec)) {
         kernel_values(codec, part, next, n_tokens, p, n_rows, out);
         return;

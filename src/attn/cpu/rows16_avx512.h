@@ -51,14 +51,6 @@ FKV_INLINE __m512i times_256(__m512i x) {
     return _mm512_shuffle_epi8(x, _mm512_set4_epi32(0x0e0d0c80, 0x0a090880, 0x06050480, 0x02010080));
 }
 
-/* Share `turn` of n_turns of the next tile's codes. */
-FKV_INLINE void fetch_share(const tile *t, uint32_t n_tokens, uint32_t turn, uint32_t n_turns) {
-    uint32_t lines = fkv_ceil_div(n_tokens * t->row_bytes, 64);
-    uint32_t share = fkv_ceil_div(lines, n_turns);
-    for (uint32_t i = turn * share; i < fkv_min_u32(lines, (turn + 1) * share); i++)
-        FKV_PREFETCH(t->next[FKV_PART_CODES] + (size_t)i * 64);
-}
-
 /* ---- softmax ---- */
 
 /* kernel_softmax() for n_rows <= n rows that see all of a full tile. n: a constant. */
