@@ -33,10 +33,18 @@ typedef struct fkv_softmax {
     float *out; /* [rows, D] */
 } fkv_softmax;
 
-/* Three bytes for each number, a float for each 32 of them and one for the row, in five arrays: the most that any kernels
- * prepare. Behind it, room to read the last rows as a block of 16. */
+/* What the call after this one will read, to be fetched meanwhile: the values of the tile during its scores, the keys of the next
+ * tile during its values. */
+typedef struct fkv_fetch {
+    const uint8_t *part[FKV_N_PARTS];
+    uint32_t bytes[FKV_N_PARTS];
+} fkv_fetch;
+
+/* Three bytes for each number, a float for each 32 of them and one for the row, in five arrays. Behind it, room to read the last
+ * rows as a block of 16, or to have four bytes for each number of up to 11 rows, rounded up to blocks of 4: the most that any
+ * kernels prepare. */
 FKV_INLINE uint64_t fkv_prepared_bytes(uint64_t n_rows, uint64_t dim) {
-    return n_rows * (3 * dim + dim / 8 + 4) + 5 * 64 + 15 * dim;
+    return n_rows * (3 * dim + dim / 8 + 4) + 5 * 64 + 21 * dim;
 }
 
 enum { FKV_BLOCK_TOKENS = 16 };
@@ -65,13 +73,18 @@ FKV_INLINE uint64_t fkv_activation_bytes(uint64_t n_tokens, uint64_t n_cols) { r
 struct fkv_cpu_kernels {
     const char *name;
 
+    /* Before the first tile of a walk with these rows and after its last, on the thread that walks: what the kernels set up there
+     * for as long. Other calls of the same thread may not come between. */
+    void (*enter)(const fkv_codec *k_codec, uint32_t n_rows);
+    void (*leave)(void);
+
     /* What scores() wants to have of the queries beside their floats, made once for all tiles that they meet. q: [rows, D];
      * prepared: fkv_prepared_bytes(), 64-byte aligned. */
     void (*prepare)(const fkv_codec *codec, const float *q, uint32_t n_rows, void *prepared);
 
     /* scores[r][t] = q[r] . k[t] for t < n_tokens; what is behind n_tokens is not defined. q: [rows, D], 64-byte aligned.
-     * part: the parts of the tile's first token; next: the codes of the tile that comes after it, to be fetched meanwhile. */
-    void (*scores)(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], const uint8_t *next, uint32_t n_tokens,
+     * part: the parts of the tile's first token. */
+    void (*scores)(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], const fkv_fetch *next, uint32_t n_tokens,
                    const float *q, const void *prepared, uint32_t n_rows, float *scores);
 
     /* Caps and masks the scores, moves the running maximum, rescales state, and leaves p in scores (0 where masked). width:
@@ -80,7 +93,7 @@ struct fkv_cpu_kernels {
                     fkv_softmax state);
 
     /* out[r] += sum over t < n_tokens of p[r][t] * v[t]. p is as softmax() left it: 0 behind n_tokens. */
-    void (*values)(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], const uint8_t *next, uint32_t n_tokens,
+    void (*values)(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], const fkv_fetch *next, uint32_t n_tokens,
                    const float *p, uint32_t n_rows, float *out);
 
     /* into = into + piece, for rows where piece has seen a token. */

@@ -24,7 +24,8 @@ enum { CHUNK_VECS = CHUNK_UNITS * UNIT_VECS, MAX_GROUPS_PER_ROW = FKV_MAX_HEAD_D
 
 typedef struct tile {
     const uint8_t *codes;
-    const uint8_t *next; /* codes of the tile after this one */
+    const fkv_fetch *next;
+    uint32_t n_tokens;
     uint32_t row_bytes;
     uint32_t n_groups;
     uint32_t group_shift;
@@ -46,10 +47,11 @@ static void widen(fkv_type type, const uint8_t *from, uint32_t n, float *to) {
     }
 }
 
-static void tile_open(tile *t, const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], const uint8_t *next,
+static void tile_open(tile *t, const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], const fkv_fetch *next,
                       uint32_t n_tokens) {
     t->codes = part[FKV_PART_CODES];
     t->next = next;
+    t->n_tokens = n_tokens;
     t->row_bytes = codec->row_bytes[FKV_PART_CODES];
     t->n_units = codec->dim / 16;
     if (codec->kind == FKV_CODEC_HALF) return; /* no groups */
@@ -60,11 +62,17 @@ static void tile_open(tile *t, const fkv_codec *codec, const uint8_t *const part
     widen(codec->type, part[FKV_PART_BIASES], n_tokens * t->n_groups, t->biases);
 }
 
-/* Asks for the rows of n_tokens tokens of the next tile, a few at a time: pages lie anywhere, which no prefetcher of a processor
- * foresees, and all at once would fill its queue. */
-FKV_INLINE void fetch_next(const tile *t, uint32_t token, uint32_t n_tokens) {
-    const uint8_t *from = t->next + (size_t)token * t->row_bytes;
-    for (uint32_t i = 0; i < n_tokens * t->row_bytes; i += 64) FKV_PREFETCH(from + i);
+/* Asks for the share of what is read next that tokens [token, token + n) are of this tile: pages lie anywhere, which no
+ * prefetcher of a processor foresees, and all at once would fill its queue. The small parts come first. */
+FKV_INLINE void fetch_next(const tile *t, uint32_t token, uint32_t n) {
+    const fkv_fetch *next = t->next;
+    uint32_t bytes = next->bytes[FKV_PART_CODES];
+    uint32_t begin = bytes / FKV_TILE_TOKENS * token;
+    uint32_t end = token + n >= t->n_tokens ? bytes : bytes / FKV_TILE_TOKENS * (token + n);
+    if (token == 0)
+        for (int part = FKV_PART_CODES + 1; part < FKV_N_PARTS; part++)
+            for (uint32_t i = 0; i < next->bytes[part]; i += 64) FKV_PREFETCH(next->part[part] + i);
+    for (uint32_t i = begin; i < end; i += 64) FKV_PREFETCH(next->part[FKV_PART_CODES] + i);
 }
 
 /* n_tokens x n_units units from (token, unit) on. group_units: units that surely share a group; divides n_units. All counts and
@@ -209,8 +217,8 @@ static void kernel_prepare(const fkv_codec *codec, const float *q, uint32_t n_ro
     (void)codec, (void)q, (void)n_rows, (void)prepared;
 }
 
-static void kernel_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], const uint8_t *next, uint32_t n_tokens,
-                          const float *q, const void *prepared, uint32_t n_rows, float *scores) {
+static void kernel_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], const fkv_fetch *next,
+                          uint32_t n_tokens, const float *q, const void *prepared, uint32_t n_rows, float *scores) {
     (void)prepared;
     tile t;
     tile_open(&t, codec, part, next, n_tokens);
@@ -219,8 +227,8 @@ static void kernel_scores(const fkv_codec *codec, const uint8_t *const part[FKV_
 #undef SCORES
 }
 
-static void kernel_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], const uint8_t *next, uint32_t n_tokens,
-                          const float *p, uint32_t n_rows, float *out) {
+static void kernel_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], const fkv_fetch *next,
+                          uint32_t n_tokens, const float *p, uint32_t n_rows, float *out) {
     tile t;
     tile_open(&t, codec, part, next, n_tokens);
 #define VALUES(form, units) values_form(form, units, &t, n_tokens, p, n_rows, out)
@@ -424,6 +432,11 @@ static void kernel_encode(const fkv_codec *codec, const float *x, uint8_t *const
     pack(codec->bits, codes, codec->dim, part[FKV_PART_CODES]);
 }
 
+/* Vectors need nothing set up. */
+FKV_INLINE void kernel_enter(const fkv_codec *k_codec, uint32_t n_rows) { (void)k_codec, (void)n_rows; }
+FKV_INLINE void kernel_leave(void) {}
+
 #define FKV_KERNELS(isa, prepare, scores, values, prepare_tokens, product)                                                       \
-    const struct fkv_cpu_kernels fkv_kernels_##isa = {#isa,        prepare,       scores,         kernel_softmax, values,        \
-                                                      kernel_fold, kernel_encode, prepare_tokens, product}
+    const struct fkv_cpu_kernels fkv_kernels_##isa = {                                                                           \
+        #isa,   kernel_enter, kernel_leave,  prepare,        scores, kernel_softmax,                                             \
+        values, kernel_fold,  kernel_encode, prepare_tokens, product}
