@@ -1,5 +1,5 @@
-/* Layer shapes for which the GPU kernels are compiled on the host, and what is run on each: shared by the program that writes their
- * texts (make_kernel_texts) and the one that runs them (parity_kernels).
+/* Layer shapes for which the GPU kernels are compiled on the host, and what is run on each: shared by the program that writes
+ * their texts (make_kernel_texts) and the one that runs them (parity_kernels).
  */
 #ifndef FKV_KERNEL_CASES_H
 #define FKV_KERNEL_CASES_H
@@ -41,7 +41,8 @@ enum { N_KERNEL_CASES = sizeof kernel_cases / sizeof kernel_cases[0] };
 enum { KERNEL_PLAIN_PREFILL = 6 }; /* an entry's kernel behind those of fkv_kernel: prefill in plain loops */
 
 /* The entry of one compiled case: in and out in the order of fkv_kernel_inputs(), without `after`. grid in blocks. */
-typedef void kernel_entry(int kernel, const uint32_t grid[3], uint32_t n_threads, uint32_t team_threads, const void *const *in, void *out);
+typedef void kernel_entry(int kernel, const uint32_t grid[3], uint32_t n_threads, uint32_t team_threads, const void *const *in,
+                          void *out);
 
 /* The most queries of an item that a case's table can have: its decode kernel is compiled for them. */
 static inline uint32_t kernel_case_queries(const attn_case *c) {

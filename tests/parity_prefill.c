@@ -1,6 +1,6 @@
-/* Prefill's own text, compiled for the host with one thread for each thread of a block, against the scalar truth and itself: as a Hopper
- * does it, its warpgroups played by hand, and in the plain loops. The layers are those of kernel_cases; the rows are these. A
- * number as argument runs one case only.
+/* Prefill's own text, compiled for the host with one thread for each thread of a block, against the scalar truth and itself: as a
+ * Hopper does it, its warpgroups played by hand, and in the plain loops. The layers are those of kernel_cases; the rows are
+ * these. A number as argument runs one case only.
  */
 #include "kernel_cases.h"
 
@@ -49,7 +49,8 @@ typedef struct way {
     fkv_kernel_device shape;
 } way;
 
-static const way ways[] = {{"warpgroups", FKV_KERNEL_PREFILL, FKV_KERNEL_HOST}, {"plain", KERNEL_PLAIN_PREFILL, FKV_KERNEL_METAL}};
+static const way ways[] = {{"warpgroups", FKV_KERNEL_PREFILL, FKV_KERNEL_HOST},
+                           {"plain", KERNEL_PLAIN_PREFILL, FKV_KERNEL_METAL}};
 
 /* decoded: rows of decode items, carried over; NULL: there are none. */
 static void attend(uint32_t i, way how, const fkv_attn_layer *layer, const fkv_attn_row *rows, uint32_t n_rows, const void *q,

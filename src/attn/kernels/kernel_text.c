@@ -221,7 +221,7 @@ size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_
     "else\n"                                                                                                                     \
     "    fkv_attend_prefill(place, shared, q, pool, table, out);\n"
 
-#define SOURCES(place, shared)                                                                                                           \
+#define SOURCES(place, shared)                                                                                                   \
     {[FKV_KERNEL_WRITE] = place WRITE,                                                                                           \
      [FKV_KERNEL_COPY_PAGES] = place COPY_PAGES,                                                                                 \
      [FKV_KERNEL_PUT_NUMBERS] = place PUT_NUMBERS,                                                                               \
@@ -238,24 +238,22 @@ const char *fkv_kernel_source(fkv_kernel_device device, fkv_kernel kernel) {
 }
 
 const char *const *fkv_kernel_inputs(fkv_kernel kernel) {
-    static const char *const names[FKV_N_KERNELS][6] = {[FKV_KERNEL_WRITE] = {"k", "v", "pool", "table", "after", NULL},
-                                                        [FKV_KERNEL_COPY_PAGES] = {"pairs", "pool", "after", NULL},
-                                                        [FKV_KERNEL_PUT_NUMBERS] = {"numbers", "where", "pool", "after", NULL},
-                                                        [FKV_KERNEL_DECODE] = {"q", "pool", "table", "after", NULL},
-                                                        [FKV_KERNEL_MERGE] = {"parts", "table", NULL},
-                                                        [FKV_KERNEL_PREFILL] = {"q", "pool", "table", "after", NULL},
-                                                        [FKV_KERNEL_PREFILL_BESIDE] = {"q", "pool", "table", "decoded", "after",
-                                                                                       NULL}};
+    static const char *const names[FKV_N_KERNELS][6] = {
+        [FKV_KERNEL_WRITE] = {"k", "v", "pool", "table", "after", NULL},
+        [FKV_KERNEL_COPY_PAGES] = {"pairs", "pool", "after", NULL},
+        [FKV_KERNEL_PUT_NUMBERS] = {"numbers", "where", "pool", "after", NULL},
+        [FKV_KERNEL_DECODE] = {"q", "pool", "table", "after", NULL},
+        [FKV_KERNEL_MERGE] = {"parts", "table", NULL},
+        [FKV_KERNEL_PREFILL] = {"q", "pool", "table", "after", NULL},
+        [FKV_KERNEL_PREFILL_BESIDE] = {"q", "pool", "table", "decoded", "after", NULL}};
     return names[kernel];
 }
 
 const char *const *fkv_kernel_outputs(fkv_kernel kernel) {
-    static const char *const names[FKV_N_KERNELS][2] = {[FKV_KERNEL_WRITE] = {"ticket", NULL},
-                                                        [FKV_KERNEL_COPY_PAGES] = {"ticket", NULL},
-                                                        [FKV_KERNEL_PUT_NUMBERS] = {"ticket", NULL},
-                                                        [FKV_KERNEL_DECODE] = {"parts", NULL},
-                                                        [FKV_KERNEL_MERGE] = {"out", NULL},
-                                                        [FKV_KERNEL_PREFILL] = {"out", NULL},
-                                                        [FKV_KERNEL_PREFILL_BESIDE] = {"out", NULL}};
+    static const char *const names[FKV_N_KERNELS][2] = {
+        [FKV_KERNEL_WRITE] = {"ticket", NULL},       [FKV_KERNEL_COPY_PAGES] = {"ticket", NULL},
+        [FKV_KERNEL_PUT_NUMBERS] = {"ticket", NULL}, [FKV_KERNEL_DECODE] = {"parts", NULL},
+        [FKV_KERNEL_MERGE] = {"out", NULL},          [FKV_KERNEL_PREFILL] = {"out", NULL},
+        [FKV_KERNEL_PREFILL_BESIDE] = {"out", NULL}};
     return names[kernel];
 }
