@@ -10,8 +10,7 @@
 #define FKV_LOCAL
 #define FKV_SHARED_ARRAY(type, name, n) __shared__ __align__(16) type name[n]
 #define FKV_UNROLL _Pragma("unroll")
-#define FKV_UNROLL_4 _Pragma("unroll 4")
-#define FKV_HAS_MMA 1
+#define FKV_UNROLL_8 _Pragma("unroll 8")
 
 typedef unsigned char fkv_u8;
 typedef unsigned short fkv_u16;
@@ -20,7 +19,7 @@ typedef unsigned long long fkv_u64;
 
 /* Where a thread is: its number in the block, and the block's in the grid. */
 struct fkv_place {
-    fkv_u32 thread;
+    fkv_u32 index;
     fkv_u32 x;
     fkv_u32 y;
     fkv_u32 z;
@@ -86,10 +85,12 @@ FKV_FN fkv_u32 fkv_pack_bf16(float low, float high) {
 FKV_FN float fkv_shuffle_xor(float x, fkv_u32 mask) { return __shfl_xor_sync(0xffffffffu, x, (int)mask); }
 FKV_FN fkv_u32 fkv_shuffle_xor_bits(fkv_u32 x, fkv_u32 mask) { return __shfl_xor_sync(0xffffffffu, x, (int)mask); }
 FKV_FN float fkv_shuffle(float x, fkv_u32 lane) { return __shfl_sync(0xffffffffu, x, (int)lane); }
+FKV_FN fkv_u32 fkv_warp_max_bits(fkv_u32 x) { return __reduce_max_sync(0xffffffffu, x); }
 FKV_FN bool fkv_any(bool x) { return __any_sync(0xffffffffu, x); }
 
-/* All threads of the block; n threads that share a number from 1 on. */
+/* All threads of the block; of the warp; n threads that share a number from 1 on. */
 FKV_FN void fkv_sync() { __syncthreads(); }
+FKV_FN void fkv_sync_warp() { __syncwarp(); }
 FKV_FN void fkv_sync_team(fkv_u32 team, fkv_u32 n) { asm volatile("bar.sync %0, %1;" ::"r"(team), "r"(n) : "memory"); }
 
 /* Page bytes, read once: past the first cache, the whole line brought to the second. */
@@ -124,6 +125,13 @@ FKV_FN fkv_u32 fkv_stream1(const fkv_u8 *at) {
 /* Bytes of a (0-3) and b (4-7), chosen by the four nibbles of `order`, lowest first. */
 FKV_FN fkv_u32 fkv_permute(fkv_u32 a, fkv_u32 b, fkv_u32 order) { return __byte_perm(a, b, order); }
 
+/* x & mask | bits, in one instruction: of two constants the compiler makes two. */
+FKV_FN fkv_u32 fkv_mask_or(fkv_u32 x, fkv_u32 mask, fkv_u32 bits) {
+    fkv_u32 y;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(y) : "r"(x), "r"(mask), "r"(bits));
+    return y;
+}
+
 /* Two halves at a time: a * b + c. */
 FKV_FN fkv_u32 fkv_fma_f16x2(fkv_u32 a, fkv_u32 b, fkv_u32 c) {
     fkv_u32 x;
@@ -131,9 +139,18 @@ FKV_FN fkv_u32 fkv_fma_f16x2(fkv_u32 a, fkv_u32 b, fkv_u32 c) {
     return x;
 }
 
-/* c += a * b over a 16 x 32 tile of bytes without sign and a 32 x 8 tile of bytes with sign, in the layout of mma.m16n8k32. */
+/* 16 bytes of shared memory, read here and now: what is kept in registers instead costs more than it saves. */
+FKV_FN fkv_words4 fkv_shared16(const fkv_u32 *at) {
+    fkv_words4 x;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.w[0]), "=r"(x.w[1]), "=r"(x.w[2]), "=r"(x.w[3])
+                 : "r"((fkv_u32)__cvta_generic_to_shared(at)));
+    return x;
+}
+
+/* c += a * b over a 16 x 32 tile of bytes with sign and a 32 x 8 tile of bytes without, in the layout of mma.m16n8k32. */
 FKV_FN void fkv_mma_bytes(int *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) {
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
@@ -148,11 +165,4 @@ FKV_FN void fkv_mma_bf16(float *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-/* An 8 x 8 matrix of halves, thread l with the pair (l / 4, 2 (l % 4)), becomes its transpose. */
-FKV_FN fkv_u32 fkv_transpose_f16(fkv_u32 x) {
-    fkv_u32 y;
-    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
-    return y;
 }

@@ -17,8 +17,7 @@
 #define FKV_LOCAL
 #define FKV_SHARED_ARRAY(type, name, n) type *name = (type *)fkv_host_thread.block->shared
 #define FKV_UNROLL
-#define FKV_UNROLL_4
-#define FKV_HAS_MMA 1
+#define FKV_UNROLL_8
 
 typedef uint8_t fkv_u8;
 typedef uint16_t fkv_u16;
@@ -26,7 +25,7 @@ typedef uint32_t fkv_u32;
 typedef uint64_t fkv_u64;
 
 struct fkv_place {
-    fkv_u32 thread;
+    fkv_u32 index;
     fkv_u32 x;
     fkv_u32 y;
     fkv_u32 z;
@@ -38,7 +37,7 @@ struct alignas(16) fkv_words4 {
     fkv_u32 w[4];
 };
 
-enum { FKV_HOST_SHARED_BYTES = 48 * 1024, FKV_HOST_TEAMS = 8 };
+enum { FKV_HOST_SHARED_BYTES = 228 * 1024, FKV_HOST_TEAMS = 8 };
 
 struct fkv_host_warp {
     pthread_barrier_t barrier;
@@ -145,6 +144,11 @@ FKV_FN float fkv_shuffle(float x, fkv_u32 lane) {
     fkv_u32 bits = fkv_bits_of(x);
     return fkv_float_of(fkv_host_exchange(&bits, 1)[lane][0]);
 }
+FKV_FN fkv_u32 fkv_warp_max_bits(fkv_u32 x) {
+    const fkv_host_given *all = fkv_host_exchange(&x, 1);
+    for (int i = 0; i < 32; i++) x = all[i][0] > x ? all[i][0] : x;
+    return x;
+}
 FKV_FN bool fkv_any(bool x) {
     fkv_u32 bits = x;
     const fkv_host_given *all = fkv_host_exchange(&bits, 1);
@@ -154,6 +158,7 @@ FKV_FN bool fkv_any(bool x) {
 }
 
 FKV_FN void fkv_sync() { pthread_barrier_wait(&fkv_host_thread.block->barrier); }
+FKV_FN void fkv_sync_warp() { pthread_barrier_wait(&fkv_host_thread.warp->barrier); }
 FKV_FN void fkv_sync_team(fkv_u32 team, fkv_u32) { pthread_barrier_wait(&fkv_host_thread.block->teams[team]); }
 
 template <typename T> static T fkv_host_load(const fkv_u8 *at) {
@@ -167,12 +172,16 @@ FKV_FN fkv_u32 fkv_stream4(const fkv_u8 *at) { return fkv_host_load<fkv_u32>(at)
 FKV_FN fkv_u32 fkv_stream2(const fkv_u8 *at) { return fkv_host_load<fkv_u16>(at); }
 FKV_FN fkv_u32 fkv_stream1(const fkv_u8 *at) { return *at; }
 
+FKV_FN fkv_words4 fkv_shared16(const fkv_u32 *at) { return fkv_host_load<fkv_words4>((const fkv_u8 *)at); }
+
 FKV_FN fkv_u32 fkv_permute(fkv_u32 a, fkv_u32 b, fkv_u32 order) {
     fkv_u64 both = (fkv_u64)b << 32 | a;
     fkv_u32 x = 0;
     for (int i = 0; i < 4; i++) x |= (fkv_u32)(both >> 8 * (order >> 4 * i & 7) & 255) << 8 * i;
     return x;
 }
+
+FKV_FN fkv_u32 fkv_mask_or(fkv_u32 x, fkv_u32 mask, fkv_u32 bits) { return (x & mask) | bits; }
 
 /* One rounding: the product of two halves is exact in a float, and so is its sum with a third in a double. */
 FKV_FN fkv_u32 fkv_fma_f16x2(fkv_u32 a, fkv_u32 b, fkv_u32 c) {
@@ -194,8 +203,8 @@ FKV_FN void fkv_mma_bytes(int *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) {
         fkv_u32 column = lane % 4 * 2 + i % 2;
         for (fkv_u32 k = 0; k < 32; k++) {
             fkv_u32 from = k % 16 / 4;
-            int x = all[row * 4 + from][i / 2 + k / 16 * 2] >> 8 * (k % 4) & 255;
-            int y = (int8_t)(all[column * 4 + from][4 + k / 16] >> 8 * (k % 4) & 255);
+            int x = (int8_t)(all[row * 4 + from][i / 2 + k / 16 * 2] >> 8 * (k % 4) & 255);
+            int y = all[column * 4 + from][4 + k / 16] >> 8 * (k % 4) & 255;
             c[i] += x * y;
         }
     }
@@ -223,13 +232,4 @@ FKV_FN void fkv_mma_f16(float *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) {
 }
 FKV_FN void fkv_mma_bf16(float *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) {
     fkv_host_mma_halves(c, a, b0, b1, [](fkv_u32 bits) { return fkv_float_of(bits << 16); });
-}
-
-FKV_FN fkv_u32 fkv_transpose_f16(fkv_u32 x) {
-    const fkv_host_given *all = fkv_host_exchange(&x, 1);
-    fkv_u32 lane = fkv_host_thread.lane;
-    fkv_u32 column = lane / 4;
-    fkv_u32 low = all[lane % 4 * 2 * 4 + column / 2][0] >> 16 * (column % 2) & 0xffffu;
-    fkv_u32 high = all[(lane % 4 * 2 + 1) * 4 + column / 2][0] >> 16 * (column % 2) & 0xffffu;
-    return low | high << 16;
 }

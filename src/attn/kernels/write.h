@@ -177,7 +177,7 @@ FKV_FN void fkv_write_row(FKV_LOCAL float *x, FKV_LOCAL const fkv_u32 *signs, bo
 /* k, v: [T, G, D]. The pool is written through a cast: the ticket says so to whoever orders the kernels. */
 FKV_FN void fkv_write(fkv_place place, FKV_DEVICE const void *k, FKV_DEVICE const void *v, FKV_DEVICE const void *pool,
                       FKV_DEVICE const fkv_u32 *table, FKV_DEVICE fkv_u32 *ticket) {
-    fkv_u32 lane = place.thread;
+    fkv_u32 lane = place.index;
     fkv_u32 place_of_token = table[table[FKV_STEP_SLOTS] + place.x];
     fkv_u32 slot = place_of_token % FKV_PAGE_TOKENS;
     FKV_DEVICE fkv_u8 *block =
@@ -208,15 +208,18 @@ FKV_FN void fkv_copy_pages(fkv_place place, FKV_DEVICE const fkv_u32 *pairs, FKV
     FKV_DEVICE fkv_words4 *blocks = (FKV_DEVICE fkv_words4 *)pool;
     fkv_u64 from = ((fkv_u64)pairs[2 * place.x] * FKV_G + place.y) * (FKV_BLOCK_BYTES / 16);
     fkv_u64 to = ((fkv_u64)pairs[2 * place.x + 1] * FKV_G + place.y) * (FKV_BLOCK_BYTES / 16);
-    for (fkv_u32 i = place.thread; i < FKV_BLOCK_BYTES / 16; i += 128) blocks[to + i] = blocks[from + i];
-    if (place.x == 0 && place.y == 0 && place.thread == 0) ticket[0] = 1;
+    for (fkv_u32 i = place.index; i < FKV_BLOCK_BYTES / 16; i += 128) {
+        FKV_UNROLL
+        for (int w = 0; w < 4; w++) blocks[to + i].w[w] = blocks[from + i].w[w];
+    }
+    if (place.x == 0 && place.y == 0 && place.index == 0) ticket[0] = 1;
 }
 
 /* Numbers of 16 bits into the pool, for page files. where: {first number, its upper half, how many}. */
 FKV_FN void fkv_put_numbers(fkv_place place, FKV_DEVICE const fkv_u16 *numbers, FKV_DEVICE const fkv_u32 *where,
                             FKV_DEVICE const void *pool, FKV_DEVICE fkv_u32 *ticket) {
     FKV_DEVICE fkv_u16 *to = (FKV_DEVICE fkv_u16 *)pool + ((fkv_u64)where[1] << 32 | where[0]);
-    fkv_u32 i = place.x * 128 + place.thread;
+    fkv_u32 i = place.x * 128 + place.index;
     if (i < where[2]) to[i] = numbers[i];
     if (i == 0) ticket[0] = 1;
 }

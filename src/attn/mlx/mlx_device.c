@@ -185,13 +185,12 @@ static void mlx_step_end(void *state) {
     mlx->step = (fkv_device_step){0};
 }
 
-/* The page table of each row that plain operations attend, as far as its tokens reach. */
+/* The page table of each row, as far as its tokens reach. */
 static fkv_status begin_plain(fkv_mlx_state *mlx) {
     const fkv_device_step *step = &mlx->step;
     for (uint32_t g = 0; g < mlx->n_groups; g++) {
         for (uint32_t r = 0; r < step->n_rows; r++) {
             const fkv_attn_row *row = &step->rows[(size_t)g * step->stride + r];
-            if (mlx->way == FKV_MLX_FUSED && row->n_tokens <= FKV_ITEM_QUERIES) continue;
             uint32_t n = (row->start + row->n_tokens - 1) / mlx->slab->page_tokens + 1;
             n = fkv_min_u32(n, row->view.n_fixed + row->view.n_ring);
             mlx_array table = mlx_array_new_data(row->view.pages, (const int[]){(int)n}, 1, MLX_UINT32);
@@ -205,8 +204,7 @@ static fkv_status begin_plain(fkv_mlx_state *mlx) {
 static fkv_status mlx_step_begin(void *state, const fkv_device_step *step) {
     fkv_mlx_state *mlx = state;
     mlx->step = *step;
-    fkv_status status = begin_plain(mlx);
-    if (status == FKV_OK && mlx->way == FKV_MLX_FUSED) status = fkv_mlx_fused_begin(mlx);
+    fkv_status status = mlx->way == FKV_MLX_FUSED ? fkv_mlx_fused_begin(mlx) : begin_plain(mlx);
     if (status != FKV_OK) mlx_step_end(mlx);
     return status;
 }

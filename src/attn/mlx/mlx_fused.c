@@ -14,7 +14,6 @@
 #include <stdlib.h>
 
 enum {
-    TILE_QUERIES = 64,              /* of a row that is not decoded; see fkv_step_cut_of() */
     LARGE_ANSWER_BYTES = 64 * 1024, /* an answer above this is not kept alive as a ticket */
     TICKET_WORDS = 8                /* Metal takes what has fewer for a constant, and would compile every kernel twice */
 };
@@ -65,6 +64,7 @@ static fkv_status open_kernel(const fkv_mlx_state *mlx, const fkv_attn_layer *la
     const fkv_mlx_kernel_text text = {.name = name,
                                       .header = header,
                                       .source = fkv_kernel_source(mlx->kernels_for, which),
+                                      .shared_bytes = (int)fkv_kernel_shared_bytes(mlx->kernels_for, which),
                                       .inputs = fkv_kernel_inputs(which),
                                       .outputs = fkv_kernel_outputs(which)};
     fkv_status status = fkv_mlx_kernel_open(kernel, mlx->kernels_for == FKV_KERNEL_METAL, &text);
@@ -96,16 +96,17 @@ static uint32_t threads_of(const fkv_mlx_state *mlx, const fkv_mlx_layer *layer,
 
 /* ---- open and close ---- */
 
-static bool same_rotation(const fkv_rotation *a, const fkv_rotation *b) {
-    return (a == NULL) == (b == NULL) && (a == NULL || memcmp(a, b, sizeof *a) == 0);
+static bool same_codec(const fkv_codec *a, const fkv_codec *b) {
+    return a->bits == b->bits && a->group == b->group && a->type == b->type && a->dim == b->dim;
 }
 
-/* Whether the two have the same texts. */
+/* Whether two layers of one cache, which has one rotation for a head dimension, have the same texts. */
 static bool same_kind(const fkv_attn_layer *a, const fkv_attn_layer *b) {
     return a->n_q_heads == b->n_q_heads && a->n_kv_heads == b->n_kv_heads && a->head_dim == b->head_dim &&
            a->window == b->window && a->n_sinks == b->n_sinks && a->scale == b->scale && a->softcap == b->softcap &&
-           memcmp(&a->block, &b->block, sizeof a->block) == 0 && same_rotation(a->rotate_k, b->rotate_k) &&
-           same_rotation(a->rotate_v, b->rotate_v);
+           (a->rotate_k != NULL) == (b->rotate_k != NULL) && (a->rotate_v != NULL) == (b->rotate_v != NULL) &&
+           same_codec(&a->block.codec[FKV_SIDE_K], &b->block.codec[FKV_SIDE_K]) &&
+           same_codec(&a->block.codec[FKV_SIDE_V], &b->block.codec[FKV_SIDE_V]);
 }
 
 static bool same_cut(const fkv_step_cut *a, const fkv_step_cut *b) {
@@ -115,7 +116,7 @@ static bool same_cut(const fkv_step_cut *a, const fkv_step_cut *b) {
 
 void fkv_mlx_fused_open(fkv_mlx_state *mlx, uint32_t l) {
     fkv_mlx_layer *layer = &mlx->layers[l];
-    layer->cut = fkv_step_cut_of(layer->attn, TILE_QUERIES);
+    layer->cut = fkv_step_cut_of(layer->attn, fkv_prefill_queries(mlx->kernels_for, layer->attn));
     layer->kind = 0;
     while (!same_kind(mlx->layers[layer->kind].attn, layer->attn)) layer->kind++;
     layer->table_of = 0;
@@ -232,26 +233,22 @@ static mlx_array decode(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array q) {
     return fkv_mlx_kernel_apply(g, kernel, &merge, folded);
 }
 
-/* Rows that are not decoded go by plain operations, each for itself; the rows of the step side by side. decoded: empty if none.
- */
-static mlx_array with_long_rows(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array q, mlx_array decoded) {
+/* The rows that are not decoded, beside those that are: [T, H, D]. decoded: empty if there are none. */
+static mlx_array prefill(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array q, mlx_array decoded) {
     fkv_mlx_graph *g = &mlx->graph;
-    const fkv_attn_row *row = fkv_mlx_rows(mlx, layer);
-    const int heads = (int)layer->attn->n_q_heads;
-    const int dim = (int)layer->attn->head_dim;
-    mlx_array all = {NULL};
-    uint32_t first = 0;
-    for (uint32_t r = 0; r < mlx->step.n_rows; r++, row++) {
-        mlx_array mine = {NULL};
-        if (row->n_tokens > FKV_ITEM_QUERIES)
-            mine = fkv_mlx_plain_attend_row(mlx, layer, r, q, first);
-        else
-            mine = fkv_mlx_slice(g, decoded, FKV_MLX_SHAPE((int)first, 0, 0),
-                                 FKV_MLX_SHAPE((int)(first + row->n_tokens), heads, dim));
-        all = all.ctx == NULL ? mine : fkv_mlx_concatenate_first(g, all, mine);
-        first += row->n_tokens;
-    }
-    return all;
+    const fkv_attn_layer *attn = layer->attn;
+    const fkv_mlx_layer *shared = &mlx->layers[layer->table_of];
+    const bool beside = decoded.ctx != NULL;
+    const fkv_kernel which = beside ? FKV_KERNEL_PREFILL_BESIDE : FKV_KERNEL_PREFILL;
+    const uint32_t rows = layer->cut.tile_queries * (attn->n_q_heads / attn->n_kv_heads);
+    const fkv_mlx_launch tiles = {.blocks = {shared->header[FKV_STEP_N_TILES] + beside, attn->n_kv_heads,
+                                             fkv_ceil_div(rows, fkv_prefill_rows(mlx->kernels_for, attn))},
+                                  .threads = threads_of(mlx, layer, which),
+                                  .out_shape = FKV_MLX_SHAPE((int)mlx->step.n_tokens, (int)attn->n_q_heads, (int)attn->head_dim),
+                                  .out_type = mlx_array_dtype(q)};
+    const mlx_array alone[] = {q, layer->pool, shared->table, layer->ticket};
+    const mlx_array together[] = {q, layer->pool, shared->table, decoded, layer->ticket};
+    return fkv_mlx_kernel_apply(g, kernel_for(mlx, layer, which, rows_type(q), 0), &tiles, beside ? together : alone);
 }
 
 /* A small array that is there only once the answer is. */
@@ -269,7 +266,7 @@ fkv_status fkv_mlx_fused_attend(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_ar
     const uint32_t *words = mlx->layers[layer->table_of].header;
     mlx_array answer = {NULL};
     if (words[FKV_STEP_N_ITEMS] > 0) answer = decode(mlx, layer, q);
-    if (words[FKV_STEP_N_TILES] > 0) answer = with_long_rows(mlx, layer, q, answer);
+    if (words[FKV_STEP_N_TILES] > 0 && !g->failed) answer = prefill(mlx, layer, q, answer);
     fkv_mlx_keep(g, &layer->ticket, ticket_of(mlx, answer));
     fkv_mlx_keep(g, out, answer);
     fkv_mlx_graph_release(g, 0);

@@ -21,7 +21,8 @@ fkv_status fkv_mlx_kernel_open(fkv_mlx_kernel *kernel, bool is_metal, const fkv_
     if (is_metal)
         kernel->kernel = mlx_fast_metal_kernel_new(text->name, inputs, outputs, text->source, text->header, true, false).ctx;
     else
-        kernel->kernel = mlx_fast_cuda_kernel_new(text->name, inputs, outputs, text->source, text->header, true, 0).ctx;
+        kernel->kernel =
+            mlx_fast_cuda_kernel_new(text->name, inputs, outputs, text->source, text->header, true, text->shared_bytes).ctx;
     (void)mlx_vector_string_free(inputs);
     (void)mlx_vector_string_free(outputs);
     kernel->is_open = kernel->kernel != NULL;

@@ -25,6 +25,7 @@ typedef struct fkv_mlx_kernel_text {
     const char *name;
     const char *header;
     const char *source;
+    int shared_bytes; /* of shared memory that the launch asks for, beside what the text declares; CUDA only */
     const char *const *inputs;
     const char *const *outputs;
 } fkv_mlx_kernel_text;

@@ -249,11 +249,6 @@ static mlx_array page_numbers(const query_block *b, uint32_t first, uint32_t end
         numbers = numbers.ctx == NULL ? some : fkv_mlx_concatenate_first(g, numbers, some);
         first += n;
     }
-    if (b->layer->ticket.ctx != NULL) { /* the fused way writes behind MLX's back: the numbers are made of the ticket */
-        mlx_array ticket = fkv_mlx_reshape(g, b->layer->ticket, FKV_MLX_SHAPE(-1));
-        ticket = fkv_mlx_slice(g, ticket, FKV_MLX_SHAPE(0), FKV_MLX_SHAPE(1));
-        numbers = fkv_mlx_add(g, numbers, fkv_mlx_multiply(g, ticket, b->mlx->constants.zero_u32));
-    }
     return b->last->ctx != NULL ? fkv_mlx_after(g, numbers, *b->last) : numbers;
 }
 
@@ -447,14 +442,6 @@ static void attend_row(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, uint32_t 
         fkv_mlx_graph_release(g, mark);
         i += b.n;
     }
-}
-
-mlx_array fkv_mlx_plain_attend_row(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, uint32_t r, mlx_array q, uint32_t first) {
-    mlx_array all = {NULL};
-    mlx_array last = {NULL};
-    attend_row(mlx, layer, r, q, first, &all, &last);
-    (void)mlx_array_free(last);
-    return fkv_mlx_adopt(&mlx->graph, all);
 }
 
 /* Four forms of a tile's scores, of its keys and values, and of the step's rows: an operation's input and output, twice, because

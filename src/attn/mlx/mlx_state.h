@@ -61,7 +61,7 @@ typedef struct fkv_mlx_state {
     uint32_t n_groups;
     uint32_t max_seqs;
     fkv_mlx_layer *layers; /* [n_layers] */
-    mlx_array *tables;     /* [n_groups, max_seqs]: page tables of the step's rows that plain operations attend; else empty */
+    mlx_array *tables;     /* [n_groups, max_seqs]: plain way: the page tables of the step's rows; else empty */
     fkv_mlx_constants constants;
     fkv_device_step step; /* n_rows is 0 between steps */
     fkv_mlx_graph graph;
@@ -84,9 +84,6 @@ fkv_status fkv_mlx_plain_attend(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_ar
 
 /* What MLX has in use at once for one layer's write and attend of up to n_tokens rows. */
 uint64_t fkv_mlx_plain_bytes(const fkv_layer_config *layer, uint32_t n_tokens);
-
-/* The answer to row r of the step alone, whose first query is query `first` of q: [n_tokens of the row, H, D]. */
-mlx_array fkv_mlx_plain_attend_row(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, uint32_t r, mlx_array q, uint32_t first);
 
 /* x: [.., D] of float32 -> the same, rotated or turned back as src/codec/rotation.h defines it, bit for bit on MLX's CPU. */
 mlx_array fkv_mlx_rotate(fkv_mlx_graph *g, mlx_array x, const fkv_rotation *rotation, mlx_array signs);
