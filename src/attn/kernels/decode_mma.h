@@ -203,37 +203,43 @@ FKV_FN float fkv_scale_of(const fkv_u32 *words, int g) {
     return fkv_page_number(g % 2 == 0 ? words[g / 2] & 0xffffu : words[g / 2] >> 16);
 }
 
-/* Where the scales of a token of the tile lie, of a side with n floats for each token. */
-FKV_FN fkv_u32 fkv_scales_at(fkv_u32 token, fkv_u32 n) { return token * n + token / (2 * FKV_NJ) * 4; }
+/* Where the scales of the tile's token 2 NJ c + i lie, of a side with n floats for each token. */
+FKV_FN fkv_u32 fkv_scales_at(fkv_u32 c, fkv_u32 i, fkv_u32 n) { return c * (2 * FKV_NJ * n + 4) + i * n; }
 
 #define FKV_V_MIDDLE (FKV_V_BITS == 8 ? 128.0f : FKV_V_BITS == 4 ? 8.0f : 2.0f)
 
 /* Scales of a tile as floats to the warp's shared memory, each token's by one thread. Tokens from n_live on are behind the last
- * query: whatever bytes are there, their values weigh 0. */
-FKV_FN void fkv_share_scales(const fkv_tile_scales *from, fkv_u32 n_live, fkv_u32 lane, FKV_SHARED float *scales) {
+ * query: whatever bytes are there, their values weigh 0. bits: the largest scale of V of each group in the tile, as bits without
+ * sign. */
+FKV_FN void fkv_share_scales(const fkv_tile_scales *from, fkv_u32 n_live, fkv_u32 lane, FKV_SHARED float *scales, fkv_u32 *bits) {
+    fkv_u32 c = lane % FKV_TILE / (2 * FKV_NJ);
+    fkv_u32 i = lane % (2 * FKV_NJ);
     fkv_sync_warp(); /* the last tile's were read */
-    if (lane < FKV_TILE) {
 #if FKV_K_BITS < 16
-        FKV_SHARED float *k = scales + fkv_scales_at(lane, FKV_K_SCALE_FLOATS);
+    if (lane < FKV_TILE) {
+        FKV_SHARED float *k = scales + fkv_scales_at(c, i, FKV_K_SCALE_FLOATS);
         FKV_UNROLL
         for (int g = 0; g < FKV_K_GROUPS; g++) {
             k[g] = fkv_scale_of(from->k[0], g);
             k[FKV_K_GROUPS + g] = fkv_scale_of(from->k[1], g);
         }
+    }
 #endif
 #if FKV_V_BITS < 16
-        FKV_SHARED float *v = scales + FKV_TILE * FKV_K_SCALE_FLOATS + 16 + fkv_scales_at(lane, FKV_V_SCALE_FLOATS);
-        FKV_UNROLL
-        for (int g = 0; g < FKV_V_GROUPS; g++) {
-            float scale = fkv_scale_of(from->v[0], g);
-            float middle = fkv_fma(scale, FKV_V_MIDDLE, fkv_scale_of(from->v[1], g));
-            v[2 * g] = lane < n_live ? scale : 0.0f;
-            v[2 * g + 1] = lane < n_live ? middle : 0.0f;
+    FKV_SHARED float *v = scales + FKV_TILE * FKV_K_SCALE_FLOATS + 16 + fkv_scales_at(c, i, FKV_V_SCALE_FLOATS);
+    FKV_UNROLL
+    for (int g = 0; g < FKV_V_GROUPS; g++) {
+        float scale = lane % FKV_TILE < n_live ? fkv_scale_of(from->v[0], g) : 0.0f;
+        float bias = lane % FKV_TILE < n_live ? fkv_scale_of(from->v[1], g) : 0.0f;
+        if (lane < FKV_TILE) {
+            v[2 * g] = scale;
+            v[2 * g + 1] = fkv_fma(scale, FKV_V_MIDDLE, bias);
         }
-#endif
+        bits[g] = fkv_warp_max_bits(fkv_bits_of(scale) & 0x7fffffffu);
     }
+#endif
     fkv_sync_warp();
-    (void)from, (void)n_live, (void)scales;
+    (void)from, (void)n_live, (void)scales, (void)bits, (void)c, (void)i;
 }
 
 /* ---- queries ---- */
@@ -450,7 +456,7 @@ FKV_FN void fkv_tile_scores(const fkv_tile_k *k, FKV_SHARED const fkv_u32 *opera
             int a = i / FKV_NJ;
             int b = i % FKV_NJ;
 #if FKV_K_BITS < 16
-            FKV_SHARED const float *of_token = scales + fkv_scales_at(2 * FKV_NJ * (lane % 4) + (fkv_u32)i, FKV_K_SCALE_FLOATS);
+            FKV_SHARED const float *of_token = scales + fkv_scales_at(lane % 4, (fkv_u32)i, FKV_K_SCALE_FLOATS);
             float scale = of_token[g];
             float bias = of_token[FKV_K_GROUPS + g];
             FKV_UNROLL
@@ -513,15 +519,15 @@ FKV_FN void fkv_v_quad(const fkv_u32 *a, const fkv_u32 *b, int quad, fkv_u32 *to
     FKV_UNROLL
     for (int i = 0; i < 2; i++) {
         fkv_u32 y = x >> 8 * i;
-        to[2 * i] = fkv_fma_f16x2((y & 0x000f000fu) | 0x64006400u, 0x3c003c00u, 0xe408e408u);     /* 1024 + code, - 1032 */
-        to[2 * i + 1] = fkv_fma_f16x2((y & 0x00f000f0u) | 0x64006400u, 0x2c002c00u, 0xd480d480u); /* / 16, - 72 */
+        to[2 * i] = fkv_fma_f16x2(fkv_mask_or(y, 0x000f000fu, 0x64006400u), 0x3c003c00u, 0xe408e408u); /* 1024 + code, - 1032 */
+        to[2 * i + 1] = fkv_fma_f16x2(fkv_mask_or(y, 0x00f000f0u, 0x64006400u), 0x2c002c00u, 0xd480d480u); /* / 16, - 72 */
     }
 #else
     fkv_u32 x = fkv_permute(a[quad / 4], b[quad / 4], quad % 4 < 2 ? 0x5410u : 0x7632u) >> 8 * (quad % 2);
-    to[0] = fkv_fma_f16x2((x & 0x00030003u) | 0x64006400u, 0x3c003c00u, 0xe402e402u); /* 1024 + code, - 1026 */
-    to[1] = fkv_fma_f16x2((x & 0x000c000cu) | 0x64006400u, 0x34003400u, 0xdc08dc08u); /* / 4, - 258 */
-    to[2] = fkv_fma_f16x2((x & 0x00300030u) | 0x64006400u, 0x2c002c00u, 0xd420d420u); /* / 16, - 66 */
-    to[3] = fkv_fma_f16x2((x & 0x00c000c0u) | 0x64006400u, 0x24002400u, 0xcc80cc80u); /* / 64, - 18 */
+    to[0] = fkv_fma_f16x2(fkv_mask_or(x, 0x00030003u, 0x64006400u), 0x3c003c00u, 0xe402e402u); /* 1024 + code, - 1026 */
+    to[1] = fkv_fma_f16x2(fkv_mask_or(x, 0x000c000cu, 0x64006400u), 0x34003400u, 0xdc08dc08u); /* / 4, - 258 */
+    to[2] = fkv_fma_f16x2(fkv_mask_or(x, 0x00300030u, 0x64006400u), 0x2c002c00u, 0xd420d420u); /* / 16, - 66 */
+    to[3] = fkv_fma_f16x2(fkv_mask_or(x, 0x00c000c0u, 0x64006400u), 0x24002400u, 0xcc80cc80u); /* / 64, - 18 */
 #endif
 }
 /* weights: [row, group, b], the B operands. */
@@ -580,7 +586,7 @@ FKV_FN void fkv_v_scales(FKV_SHARED const float *scales, fkv_u32 lane, int i, in
     (void)scales, (void)lane, (void)i, (void)o;
 #else
     FKV_SHARED const float *of_token =
-        scales + FKV_TILE * FKV_K_SCALE_FLOATS + 16 + fkv_scales_at(2 * FKV_NJ * (lane % 4) + (fkv_u32)i, FKV_V_SCALE_FLOATS);
+        scales + FKV_TILE * FKV_K_SCALE_FLOATS + 16 + fkv_scales_at(lane % 4, (fkv_u32)i, FKV_V_SCALE_FLOATS);
 #if FKV_TWICE && FKV_V_GROUPS > 1
     fkv_u32 group = 2 * (fkv_u32)o + lane / 16;
 #else
@@ -621,8 +627,8 @@ FKV_FN void fkv_grow(fkv_decode_state *state, const float *largest, const fkv_u3
 }
 
 /* Softmax of a tile, and p v added. base: position of the tile's first token. */
-FKV_FN void fkv_tile_fold(fkv_tile_v *v, FKV_SHARED const float *scales, float (*score)[2][FKV_NJ], const fkv_sight *sight,
-                          fkv_u32 base, fkv_u32 lane, fkv_decode_state *state) {
+FKV_FN void fkv_tile_fold(fkv_tile_v *v, FKV_SHARED const float *scales, const fkv_u32 *tile_bits, float (*score)[2][FKV_NJ],
+                          const fkv_sight *sight, fkv_u32 base, fkv_u32 lane, fkv_decode_state *state) {
     fkv_u32 token = base + 2 * FKV_NJ * (lane % 4); /* the thread's first */
     fkv_u32 end = base + FKV_TILE;
     bool whole = end <= sight->first + 1;
@@ -662,13 +668,21 @@ FKV_FN void fkv_tile_fold(fkv_tile_v *v, FKV_SHARED const float *scales, float (
             exponent[n][o] = state->exponent[n][o];
 #if FKV_V_BITS < 16
             fkv_u32 bits = 0;
-            FKV_UNROLL
-            for (int i = 0; i < 2 * FKV_NJ; i++) {
-                float scale;
-                float middle;
-                fkv_v_scales(scales, lane, i, o, &scale, &middle);
-                bool counts = whole || fkv_sees(sight->position[n], token + (fkv_u32)i);
-                bits = fkv_max_bits(bits, counts ? fkv_bits_of(scale) & 0x7fffffffu : 0u);
+            if (whole) {
+#if FKV_TWICE && FKV_V_GROUPS > 1
+                bits = lane < 16 ? tile_bits[2 * o] : tile_bits[2 * o + 1];
+#else
+                bits = tile_bits[o];
+#endif
+            } else {
+                FKV_UNROLL
+                for (int i = 0; i < 2 * FKV_NJ; i++) {
+                    float scale;
+                    float middle;
+                    fkv_v_scales(scales, lane, i, o, &scale, &middle);
+                    bool counts = fkv_sees(sight->position[n], token + (fkv_u32)i);
+                    bits = fkv_max_bits(bits, counts ? fkv_bits_of(scale) & 0x7fffffffu : 0u);
+                }
             }
             exponent[n][o] = fkv_max_bits(exponent[n][o], bits >> 23);
             grows = grows || exponent[n][o] > state->exponent[n][o];
@@ -931,7 +945,8 @@ FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, const
         fkv_u32 next = tile + FKV_STREAMS;
         const fkv_u8 *block = walk.blocks + page * stride; /* of the next tile */
         fkv_u32 base = fkv_tile_logical(&walk, tile) * FKV_PAGE_TOKENS + tile * FKV_TILE % FKV_PAGE_TOKENS;
-        fkv_share_scales(&raw, sight.last + 1 - base, lane, scales);
+        fkv_u32 bits[FKV_V_GROUPS];
+        fkv_share_scales(&raw, sight.last + 1 - base, lane, scales, bits);
         if (next < n_tiles) fkv_load_scales(&raw, block, next * FKV_TILE % FKV_PAGE_TOKENS, slab, lane);
         float score[FKV_NR][2][FKV_NJ];
         fkv_tile_scores(&k, operands, scales, step, query_sum, lane, score);
@@ -942,7 +957,7 @@ FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, const
 #if FKV_N_SLABS > 1
         fkv_add_slabs(rest + turn % 2 * (FKV_SHARED_EXCHANGE / 2), stream, slab, lane, score);
 #endif
-        fkv_tile_fold(&v, scales, score, &sight, base, lane, &state);
+        fkv_tile_fold(&v, scales, bits, score, &sight, base, lane, &state);
         if (next < n_tiles) fkv_load_v(&v, block, next * FKV_TILE % FKV_PAGE_TOKENS, slab, lane);
         turn++;
     }

@@ -85,6 +85,7 @@ FKV_FN fkv_u32 fkv_pack_bf16(float low, float high) {
 FKV_FN float fkv_shuffle_xor(float x, fkv_u32 mask) { return __shfl_xor_sync(0xffffffffu, x, (int)mask); }
 FKV_FN fkv_u32 fkv_shuffle_xor_bits(fkv_u32 x, fkv_u32 mask) { return __shfl_xor_sync(0xffffffffu, x, (int)mask); }
 FKV_FN float fkv_shuffle(float x, fkv_u32 lane) { return __shfl_sync(0xffffffffu, x, (int)lane); }
+FKV_FN fkv_u32 fkv_warp_max_bits(fkv_u32 x) { return __reduce_max_sync(0xffffffffu, x); }
 FKV_FN bool fkv_any(bool x) { return __any_sync(0xffffffffu, x); }
 
 /* All threads of the block; of the warp; n threads that share a number from 1 on. */
@@ -123,6 +124,13 @@ FKV_FN fkv_u32 fkv_stream1(const fkv_u8 *at) {
 
 /* Bytes of a (0-3) and b (4-7), chosen by the four nibbles of `order`, lowest first. */
 FKV_FN fkv_u32 fkv_permute(fkv_u32 a, fkv_u32 b, fkv_u32 order) { return __byte_perm(a, b, order); }
+
+/* x & mask | bits, in one instruction: of two constants the compiler makes two. */
+FKV_FN fkv_u32 fkv_mask_or(fkv_u32 x, fkv_u32 mask, fkv_u32 bits) {
+    fkv_u32 y;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(y) : "r"(x), "r"(mask), "r"(bits));
+    return y;
+}
 
 /* Two halves at a time: a * b + c. */
 FKV_FN fkv_u32 fkv_fma_f16x2(fkv_u32 a, fkv_u32 b, fkv_u32 c) {

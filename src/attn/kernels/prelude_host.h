@@ -144,6 +144,11 @@ FKV_FN float fkv_shuffle(float x, fkv_u32 lane) {
     fkv_u32 bits = fkv_bits_of(x);
     return fkv_float_of(fkv_host_exchange(&bits, 1)[lane][0]);
 }
+FKV_FN fkv_u32 fkv_warp_max_bits(fkv_u32 x) {
+    const fkv_host_given *all = fkv_host_exchange(&x, 1);
+    for (int i = 0; i < 32; i++) x = all[i][0] > x ? all[i][0] : x;
+    return x;
+}
 FKV_FN bool fkv_any(bool x) {
     fkv_u32 bits = x;
     const fkv_host_given *all = fkv_host_exchange(&bits, 1);
@@ -175,6 +180,8 @@ FKV_FN fkv_u32 fkv_permute(fkv_u32 a, fkv_u32 b, fkv_u32 order) {
     for (int i = 0; i < 4; i++) x |= (fkv_u32)(both >> 8 * (order >> 4 * i & 7) & 255) << 8 * i;
     return x;
 }
+
+FKV_FN fkv_u32 fkv_mask_or(fkv_u32 x, fkv_u32 mask, fkv_u32 bits) { return (x & mask) | bits; }
 
 /* One rounding: the product of two halves is exact in a float, and so is its sum with a third in a double. */
 FKV_FN fkv_u32 fkv_fma_f16x2(fkv_u32 a, fkv_u32 b, fkv_u32 c) {
