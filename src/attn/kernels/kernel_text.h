@@ -19,6 +19,9 @@ typedef enum fkv_kernel {
 /* Rows (queries times heads of a KV head) of a decode block: item_queries is the step table's word. */
 uint32_t fkv_decode_rows(fkv_kernel_device device, const fkv_attn_layer *layer, uint32_t item_queries);
 
+/* Blocks of decode that a CUDA multiprocessor is to have at a time. */
+uint32_t fkv_decode_blocks(const fkv_attn_layer *layer, uint32_t decode_rows);
+
 /* Threads of a block. */
 uint32_t fkv_kernel_threads(fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer);
 
