@@ -236,26 +236,27 @@ static void set_masks(const job *j, query_tile tile, uint32_t base, fkv_row_mask
     }
 }
 
-/* One kernel tile: n_tokens tokens against every row of the query tile, under s->masks, while what comes next is fetched. */
+/* One kernel tile: n_tokens tokens against every row of the query tile, under s->masks, while the next one is fetched. */
 static void meet(const job *j, query_tile tile, const thread_scratch *s, place here, place next, uint32_t n_tokens) {
     const fkv_attn_layer *layer = j->layer;
     uint32_t n_rows = tile.n_queries * j->heads_per_kv;
     const fkv_block *block = &layer->block;
     const uint8_t *part[FKV_N_SIDES][FKV_N_PARTS];
-    fkv_fetch values;    /* of this tile */
-    fkv_fetch next_keys; /* of the one after it */
-    for (int p = 0; p < FKV_N_PARTS; p++) {
-        const uint32_t bytes[FKV_N_SIDES] = {block->codec[FKV_SIDE_K].row_bytes[p], block->codec[FKV_SIDE_V].row_bytes[p]};
-        for (int side = 0; side < FKV_N_SIDES; side++)
-            part[side][p] = here.block + block->offset[side][p] + (size_t)here.slot * bytes[side];
-        values.part[p] = part[FKV_SIDE_V][p];
-        values.bytes[p] = j->tile_tokens * bytes[FKV_SIDE_V];
-        next_keys.part[p] = next.block + block->offset[FKV_SIDE_K][p] + (size_t)next.slot * bytes[FKV_SIDE_K];
-        next_keys.bytes[p] = j->tile_tokens * bytes[FKV_SIDE_K];
+    fkv_fetch fetch = {.n_lines = 0};
+    for (int side = 0; side < FKV_N_SIDES; side++) {
+        for (int p = 0; p < FKV_N_PARTS; p++) {
+            uint32_t row_bytes = block->codec[side].row_bytes[p];
+            uint32_t bytes = row_bytes * j->tile_tokens;
+            const uint8_t *from = next.block + block->offset[side][p] + (size_t)next.slot * row_bytes;
+            part[side][p] = here.block + block->offset[side][p] + (size_t)here.slot * row_bytes;
+            fetch.range[side * FKV_N_PARTS + p].at = from;
+            fetch.range[side * FKV_N_PARTS + p].end = from + bytes;
+            fetch.n_lines += fkv_ceil_div(bytes, 64);
+        }
     }
-    j->kernels->scores(&block->codec[FKV_SIDE_K], part[FKV_SIDE_K], &values, n_tokens, s->q, s->prepared, n_rows, s->scores);
+    j->kernels->scores(&block->codec[FKV_SIDE_K], part[FKV_SIDE_K], &fetch, n_tokens, s->q, s->prepared, n_rows, s->scores);
     j->kernels->softmax(s->scores, j->tile_tokens, s->masks, n_rows, layer->head_dim, layer->softcap, s->piece);
-    j->kernels->values(&block->codec[FKV_SIDE_V], part[FKV_SIDE_V], &next_keys, n_tokens, s->scores, n_rows, s->piece.out);
+    j->kernels->values(&block->codec[FKV_SIDE_V], part[FKV_SIDE_V], &fetch, n_tokens, s->scores, n_rows, s->piece.out);
 }
 
 static void close_pieces(const job *j, query_tile tile, const thread_scratch *s, uint32_t from_page, uint32_t to_page) {

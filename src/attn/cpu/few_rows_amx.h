@@ -38,12 +38,6 @@ static void few_tiles_open(const fkv_codec *k_codec) {
  * apart there is one whose sums nobody reads. */
 FKV_INLINE void few_stay_awake(void) { _tile_dpbsud(3, 7, 6); }
 
-/* Share `turn` of n_turns of what is read next. */
-FKV_INLINE void fetch_turn(const tile *t, uint32_t turn, uint32_t n_turns) {
-    uint32_t first = t->n_tokens * turn / n_turns;
-    fetch_next(t, first, t->n_tokens * (turn + 1) / n_turns - first);
-}
-
 /* ---- scores ---- */
 
 /* Rows of queries as columns. For 4 bits the quads of a chunk are in the order of few_codes(). */
@@ -109,7 +103,8 @@ typedef struct few_score_job {
     uint32_t n_tokens;
     uint32_t n_rows;
     uint32_t n_chunks;
-    uint32_t chunk; /* numbers */
+    uint32_t chunk;       /* numbers */
+    uint32_t turn_shares; /* to fetch with 16 tokens of a turn */
     float *scores;
     token_sums sums[2];                             /* of this turn and of the one before */
     alignas(64) uint8_t codes[FKV_TILE_TOKENS][64]; /* of 4 bits: a chunk of every token, a byte each */
@@ -143,6 +138,7 @@ FKV_INLINE void few_scores_rows(const few_score_job *j, uint32_t chunk, uint32_t
         vf scale = token_lanes(j->t->scales, j->t->n_groups, group, token);
         vf bias = token_lanes(j->t->biases, j->t->n_groups, group, token);
         __m512i x[N_BYTES][COLUMN_ROWS];
+        fkv_fetch_some(j->t->next, j->turn_shares);
         FKV_UNROLL
         for (int b = 0; b < N_BYTES; b++) load_columns((const uint8_t *)sums->at[token / LANE_TOKENS] + 16 * b, 64, x[b]);
         FKV_UNROLL
@@ -179,6 +175,7 @@ FKV_INLINE void few_score_turns(int bits, few_score_job *j) {
     uint32_t n_blocks = fkv_ceil_div(j->n_tokens, LANE_TOKENS);
     uint32_t row_blocks = fkv_ceil_div(j->n_rows, COLUMN_ROWS);
     uint32_t n_turns = j->n_chunks * row_blocks;
+    j->turn_shares = FKV_FETCH_SHARES / 2 / (n_turns * n_blocks);
     const uint8_t *codes = j->codes[0];
     size_t stride = 64;
     for (uint32_t turn = 0; turn < n_turns; turn++) {
@@ -195,7 +192,6 @@ FKV_INLINE void few_score_turns(int bits, few_score_job *j) {
         FEW_SCORE_START(1)
         FEW_SCORE_START(2)
         FEW_SCORE_START(3)
-        fetch_turn(j->t, turn, n_turns);
         if (turn > 0) few_scores_from(j, (turn - 1) / row_blocks, (turn - 1) % row_blocks, &j->sums[1 - turn % 2]);
         FEW_SCORE_STORE(0);
         FEW_SCORE_STORE(1);
@@ -310,6 +306,7 @@ static void few_weigh_some(int n_groups, uint32_t n_vecs, few_weights *w, const 
 typedef struct few_value_job {
     const tile *t;
     uint32_t n_tokens;
+    uint32_t row_shares; /* to fetch with a row */
     token_facts facts;
     strip_place place;
     few_weights weights;
@@ -323,7 +320,7 @@ FKV_INLINE void few_strip_open(int bits, few_value_job *j, uint32_t at) {
     j->place = strip_at(bits, j->t, at);
     __m512i high_half = _mm512_set1_epi8((char)0xf0);
     for (uint32_t token = 0; token < j->n_tokens; token += 4) {
-        if (at == 0) fetch_next(j->t, token, 4);
+        if (at == 0) fkv_fetch_some(j->t->next, 2);
         __m512i v[4];
         strip_quads(j->t, &j->place, token, v);
         uint32_t quad = quad_place(token / 4);
@@ -420,7 +417,10 @@ FKV_INLINE void few_values_block(int bits, int n_groups, few_value_job *j, const
     fkv_tiles_see_stores();
     few_products(bits, j, 0);
     if (n_groups == 4) few_products(bits, j, 1);
-    for (uint32_t r = 0; r < n_rows; r++) few_values_row(bits, n_groups, j, r, out + (size_t)r * j->t->n_units * 16);
+    for (uint32_t r = 0; r < n_rows; r++) {
+        if (j->place.at == 0) fkv_fetch_some(j->t->next, j->row_shares);
+        few_values_row(bits, n_groups, j, r, out + (size_t)r * j->t->n_units * 16);
+    }
     few_stay_awake();
 }
 
@@ -449,6 +449,7 @@ static void few_values(const fkv_codec *codec, const tile *t, uint32_t n_tokens,
     few_value_job j;
     j.t = t;
     j.n_tokens = n_tokens;
+    j.row_shares = FKV_FETCH_SHARES / 4 / n_rows;
     if (codec->bits == 8)
         few_values_bits(8, &j, p, n_rows, out);
     else

@@ -9,7 +9,7 @@
 #ifndef FKV_KERNELS_H
 #define FKV_KERNELS_H
 
-#include "../../codec/codec.h"
+#include "../../codec/block.h"
 #include "panels.h"
 
 enum {
@@ -33,12 +33,30 @@ typedef struct fkv_softmax {
     float *out; /* [rows, D] */
 } fkv_softmax;
 
-/* What the call after this one will read, to be fetched meanwhile: the values of the tile during its scores, the keys of the next
- * tile during its values. */
+/* The tile after the one at hand, to be fetched meanwhile: both sides, part by part. Kernels ask for it bit by bit, so that
+ * memory is busy all the time and never waited for. */
+enum { FKV_FETCH_RANGES = FKV_N_SIDES * FKV_N_PARTS, FKV_FETCH_SHARES = 128 };
 typedef struct fkv_fetch {
-    const uint8_t *part[FKV_N_PARTS];
-    uint32_t bytes[FKV_N_PARTS];
+    struct {
+        const uint8_t *at; /* moves on */
+        const uint8_t *end;
+    } range[FKV_FETCH_RANGES];
+    uint32_t n_done;  /* ranges */
+    uint32_t n_lines; /* of 64 bytes, at the beginning */
+    uint32_t due;     /* lines, in shares of one */
 } fkv_fetch;
+
+/* Of FKV_FETCH_SHARES shares that are all of it: scores() asks for one half, values() for the other. */
+FKV_INLINE void fkv_fetch_some(fkv_fetch *next, uint32_t n_shares) {
+    next->due += n_shares * next->n_lines;
+    while (next->due >= FKV_FETCH_SHARES && next->n_done < FKV_FETCH_RANGES) {
+        const uint8_t *at = next->range[next->n_done].at;
+        next->due -= FKV_FETCH_SHARES;
+        FKV_PREFETCH_FAR(at);
+        next->range[next->n_done].at = at + 64;
+        if (at + 64 >= next->range[next->n_done].end) next->n_done++;
+    }
+}
 
 /* Three bytes for each number, a float for each 32 of them and one for the row, in five arrays. Behind it, room to read the last
  * rows as a block of 16, or to have four bytes for each number of up to 11 rows, rounded up to blocks of 4: the most that any
@@ -84,7 +102,7 @@ struct fkv_cpu_kernels {
 
     /* scores[r][t] = q[r] . k[t] for t < n_tokens; what is behind n_tokens is not defined. q: [rows, D], 64-byte aligned.
      * part: the parts of the tile's first token. */
-    void (*scores)(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], const fkv_fetch *next, uint32_t n_tokens,
+    void (*scores)(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
                    const float *q, const void *prepared, uint32_t n_rows, float *scores);
 
     /* Caps and masks the scores, moves the running maximum, rescales state, and leaves p in scores (0 where masked). width:
@@ -93,7 +111,7 @@ struct fkv_cpu_kernels {
                     fkv_softmax state);
 
     /* out[r] += sum over t < n_tokens of p[r][t] * v[t]. p is as softmax() left it: 0 behind n_tokens. */
-    void (*values)(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], const fkv_fetch *next, uint32_t n_tokens,
+    void (*values)(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
                    const float *p, uint32_t n_rows, float *out);
 
     /* into = into + piece, for rows where piece has seen a token. */

@@ -149,7 +149,7 @@ static void score_turns(score_job *j, const tile *t) {
     score_turn(j, 1, before, 0, 0, j->turns, 0); /* nothing is before, and what it stores is not read */
     for (uint32_t block = 0; block < n_blocks; block++) {
         size_t first = (size_t)block * BLOCK_ROWS * j->dim;
-        fetch_turn(t, block, n_blocks);
+        fkv_fetch_some(t->next, FKV_FETCH_SHARES / 2 / n_blocks + 1);
         for (const key_turn *turn = j->turns; turn < end; turn++) {
             const key_turn *next = turn + 1 < end ? turn + 1 : j->turns;
             size_t at = first + next->at;
@@ -190,7 +190,7 @@ static void amx_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows,
         int_prepare(codec, q, n_rows, prepared);
 }
 
-static void amx_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], const fkv_fetch *next, uint32_t n_tokens,
+static void amx_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
                        const float *q, const void *prepared, uint32_t n_rows, float *scores) {
     if (!has_integer_kernel(codec)) {
         kernel_scores(codec, part, next, n_tokens, q, prepared, n_rows, scores);
@@ -384,7 +384,7 @@ static void many_values(const fkv_codec *codec, const tile *t, uint32_t n_tokens
     for (uint32_t group = 0; group < t->n_groups; group += at_once) {
         uint32_t n = fkv_min_u32(at_once, t->n_groups - group);
         for (uint32_t block = 0; block < j.n_blocks; block++) {
-            if (group == 0) fetch_turn(t, block, j.n_blocks);
+            if (group == 0) fkv_fetch_some(t->next, FKV_FETCH_SHARES / 2 / j.n_blocks + 1);
             weigh_rows(&j, block, group, n);
         }
         for (uint32_t g = 0; g < n; g++) values_group(&j, group + g, &j.weights[g * j.n_blocks]);
@@ -392,7 +392,7 @@ static void many_values(const fkv_codec *codec, const tile *t, uint32_t n_tokens
     fkv_tiles_close();
 }
 
-static void amx_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], const fkv_fetch *next, uint32_t n_tokens,
+static void amx_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
                        const float *p, uint32_t n_rows, float *out) {
     if (!has_integer_kernel(codec)) {
         kernel_values(codec, part, next, n_tokens, p, n_rows, out);

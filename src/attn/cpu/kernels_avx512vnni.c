@@ -36,7 +36,7 @@ FKV_INLINE void int_scores_bits(int bits, const tile *t, uint32_t n_tokens, cons
                                 float *scores) {
     uint32_t n_units = t->n_units * 16 / UNIT_NUMBERS;
     for (uint32_t token = 0; token < n_tokens; token += LANE_TOKENS) {
-        fetch_next(t, token, LANE_TOKENS);
+        fkv_fetch_some(t->next, LANE_TOKENS);
         if (chunk_units(1u << t->group_shift) == 1)
             for (uint32_t unit = 0; unit < n_units; unit++) int_scores_chunk(bits, 1, t, token, unit, iq, n_rows, scores);
         else
@@ -44,7 +44,7 @@ FKV_INLINE void int_scores_bits(int bits, const tile *t, uint32_t n_tokens, cons
     }
 }
 
-static void int_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], const fkv_fetch *next, uint32_t n_tokens,
+static void int_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
                        const float *q, const void *prepared, uint32_t n_rows, float *scores) {
     if (!has_integer_kernel(codec)) {
         kernel_scores(codec, part, next, n_tokens, q, prepared, n_rows, scores);
@@ -82,7 +82,7 @@ FKV_INLINE void strip_open(int bits, strip *s, const tile *t, uint32_t n_tokens,
     s->place = strip_at(bits, t, at);
     __m512i half = _mm512_set1_epi8(15);
     for (uint32_t token = 0; token < n_tokens; token += 4) {
-        if (at == 0) fetch_next(t, token, 4);
+        if (at == 0) fkv_fetch_some(t->next, 4);
         __m512i v[4];
         strip_quads(t, &s->place, token, v);
         uint8_t(*to)[STRIP_BYTES] = s->codes[token / 4];
@@ -203,7 +203,7 @@ FKV_INLINE void int_values_bits(int bits, const tile *t, uint32_t n_tokens, cons
     }
 }
 
-static void int_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], const fkv_fetch *next, uint32_t n_tokens,
+static void int_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
                        const float *p, uint32_t n_rows, float *out) {
     if (!has_integer_kernel(codec)) {
         kernel_values(codec, part, next, n_tokens, p, n_rows, out);

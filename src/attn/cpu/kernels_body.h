@@ -24,8 +24,7 @@ enum { CHUNK_VECS = CHUNK_UNITS * UNIT_VECS, MAX_GROUPS_PER_ROW = FKV_MAX_HEAD_D
 
 typedef struct tile {
     const uint8_t *codes;
-    const fkv_fetch *next;
-    uint32_t n_tokens;
+    fkv_fetch *next;
     uint32_t row_bytes;
     uint32_t n_groups;
     uint32_t group_shift;
@@ -47,11 +46,10 @@ static void widen(fkv_type type, const uint8_t *from, uint32_t n, float *to) {
     }
 }
 
-static void tile_open(tile *t, const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], const fkv_fetch *next,
+static void tile_open(tile *t, const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next,
                       uint32_t n_tokens) {
     t->codes = part[FKV_PART_CODES];
     t->next = next;
-    t->n_tokens = n_tokens;
     t->row_bytes = codec->row_bytes[FKV_PART_CODES];
     t->n_units = codec->dim / 16;
     if (codec->kind == FKV_CODEC_HALF) return; /* no groups */
@@ -60,19 +58,6 @@ static void tile_open(tile *t, const fkv_codec *codec, const uint8_t *const part
     t->group_shift = codec->group == 32 ? 5 : codec->group == 64 ? 6 : 7;
     widen(codec->type, part[FKV_PART_SCALES], n_tokens * t->n_groups, t->scales);
     widen(codec->type, part[FKV_PART_BIASES], n_tokens * t->n_groups, t->biases);
-}
-
-/* Asks for the share of what is read next that tokens [token, token + n) are of this tile: pages lie anywhere, which no
- * prefetcher of a processor foresees, and all at once would fill its queue. The small parts come first. */
-FKV_INLINE void fetch_next(const tile *t, uint32_t token, uint32_t n) {
-    const fkv_fetch *next = t->next;
-    uint32_t bytes = next->bytes[FKV_PART_CODES];
-    uint32_t begin = bytes / FKV_TILE_TOKENS * token;
-    uint32_t end = token + n >= t->n_tokens ? bytes : bytes / FKV_TILE_TOKENS * (token + n);
-    if (token == 0)
-        for (int part = FKV_PART_CODES + 1; part < FKV_N_PARTS; part++)
-            for (uint32_t i = 0; i < next->bytes[part]; i += 64) FKV_PREFETCH(next->part[part] + i);
-    for (uint32_t i = begin; i < end; i += 64) FKV_PREFETCH(next->part[FKV_PART_CODES] + i);
 }
 
 /* n_tokens x n_units units from (token, unit) on. group_units: units that surely share a group; divides n_units. All counts and
@@ -135,7 +120,7 @@ FKV_INLINE void scores_form(int form, int group_units, const tile *t, uint32_t n
                             float *scores) {
     vf lanes[FKV_MAX_TILE_ROWS][BLOCK_TOKENS];
     for (uint32_t token = 0; token < n_tokens; token += BLOCK_TOKENS) {
-        fetch_next(t, token, BLOCK_TOKENS);
+        fkv_fetch_some(t->next, BLOCK_TOKENS);
         uint32_t unit = 0;
         for (; unit + CHUNK_UNITS <= t->n_units; unit += CHUNK_UNITS)
             scores_chunk(form, group_units, CHUNK_UNITS, t, token, unit, q, n_rows, lanes, scores);
@@ -178,7 +163,7 @@ FKV_INLINE void values_form(int form, int group_units, const tile *t, uint32_t n
                             float *out) {
     uint32_t token = 0;
     for (; token + BLOCK_TOKENS <= n_tokens; token += BLOCK_TOKENS) {
-        fetch_next(t, token, BLOCK_TOKENS);
+        fkv_fetch_some(t->next, BLOCK_TOKENS);
         values_block(form, group_units, BLOCK_TOKENS, t, token, p, n_rows, out);
     }
     for (; token < n_tokens; token++) values_block(form, group_units, 1, t, token, p, n_rows, out);
@@ -217,8 +202,8 @@ static void kernel_prepare(const fkv_codec *codec, const float *q, uint32_t n_ro
     (void)codec, (void)q, (void)n_rows, (void)prepared;
 }
 
-static void kernel_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], const fkv_fetch *next,
-                          uint32_t n_tokens, const float *q, const void *prepared, uint32_t n_rows, float *scores) {
+static void kernel_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
+                          const float *q, const void *prepared, uint32_t n_rows, float *scores) {
     (void)prepared;
     tile t;
     tile_open(&t, codec, part, next, n_tokens);
@@ -227,8 +212,8 @@ static void kernel_scores(const fkv_codec *codec, const uint8_t *const part[FKV_
 #undef SCORES
 }
 
-static void kernel_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], const fkv_fetch *next,
-                          uint32_t n_tokens, const float *p, uint32_t n_rows, float *out) {
+static void kernel_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
+                          const float *p, uint32_t n_rows, float *out) {
     tile t;
     tile_open(&t, codec, part, next, n_tokens);
 #define VALUES(form, units) values_form(form, units, &t, n_tokens, p, n_rows, out)
