@@ -218,19 +218,25 @@ size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_
     "else\n"                                                                                                                     \
     "    fkv_attend_prefill(place, shared, q, pool, table, out);\n"
 
-#define SOURCES(place, shared)                                                                                                   \
+#define SOURCES(place)                                                                                                           \
     {[FKV_KERNEL_WRITE] = place WRITE,                                                                                           \
      [FKV_KERNEL_COPY_PAGES] = place COPY_PAGES,                                                                                 \
      [FKV_KERNEL_DECODE] = place DECODE,                                                                                         \
-     [FKV_KERNEL_MERGE] = place MERGE,                                                                                           \
-     [FKV_KERNEL_PREFILL] = place shared PREFILL,                                                                                \
-     [FKV_KERNEL_PREFILL_BESIDE] = place shared PREFILL_BESIDE}
+     [FKV_KERNEL_MERGE] = place MERGE}
+
+static const char *prefill_source(fkv_kernel_device device, bool beside) {
+    static const char *const sources[][2] = {
+        [FKV_KERNEL_CUDA] = {CUDA_PLACE CUDA_SHARED PREFILL, CUDA_PLACE CUDA_SHARED PREFILL_BESIDE},
+        [FKV_KERNEL_METAL] = {METAL_PLACE OTHER_SHARED PREFILL, METAL_PLACE OTHER_SHARED PREFILL_BESIDE},
+        [FKV_KERNEL_HOST] = {HOST_PLACE OTHER_SHARED PREFILL, HOST_PLACE OTHER_SHARED PREFILL_BESIDE}};
+    return sources[device][beside];
+}
 
 const char *fkv_kernel_source(fkv_kernel_device device, fkv_kernel kernel) {
-    static const char *const sources[][FKV_N_KERNELS] = {[FKV_KERNEL_CUDA] = SOURCES(CUDA_PLACE, CUDA_SHARED),
-                                                         [FKV_KERNEL_METAL] = SOURCES(METAL_PLACE, OTHER_SHARED),
-                                                         [FKV_KERNEL_HOST] = SOURCES(HOST_PLACE, OTHER_SHARED)};
-    return sources[device][kernel];
+    static const char *const sources[][FKV_N_KERNELS] = {[FKV_KERNEL_CUDA] = SOURCES(CUDA_PLACE),
+                                                         [FKV_KERNEL_METAL] = SOURCES(METAL_PLACE),
+                                                         [FKV_KERNEL_HOST] = SOURCES(HOST_PLACE)};
+    return is_prefill(kernel) ? prefill_source(device, kernel == FKV_KERNEL_PREFILL_BESIDE) : sources[device][kernel];
 }
 
 const char *const *fkv_kernel_inputs(fkv_kernel kernel) {
