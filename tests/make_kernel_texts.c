@@ -33,15 +33,18 @@ static void put_header(FILE *file, fkv_kernel_device device, fkv_kernel kernel, 
 }
 
 /* All kernels of a case in one source: the texts behind the prelude stand side by side. */
-static void write_host(const char *folder, uint32_t i, const fkv_attn_layer *layer, uint32_t rows) {
-    FILE *file = open_text(folder, i, ".cpp");
+static void write_host(const char *folder, uint32_t i, const fkv_attn_layer *layer, uint32_t rows, const char *alone) {
+    char ending[32];
+    snprintf(ending, sizeof ending, "%s.cpp", alone);
+    FILE *file = open_text(folder, i, ending);
     put_header(file, FKV_KERNEL_HOST, FKV_KERNEL_DECODE, layer, rows);
     fputs(fkv_kernel_file_write, file);
     fputs(fkv_kernel_file_attend_merge, file);
-    fprintf(file,
-            "extern \"C\" void kernel_case_%u(int kernel, const fkv_u32 grid[3], fkv_u32 n_threads, fkv_u32 team, const void *const *in, "
-            "void *result) {\n",
-            i);
+    fprintf(
+        file,
+        "extern \"C\" void kernel_case_%u%s(int kernel, const fkv_u32 grid[3], fkv_u32 n_threads, fkv_u32 team, const void *const *in, "
+        "void *result) {\n",
+        i, alone);
     for (int kernel = 0; kernel < FKV_N_KERNELS; kernel++) {
         const char *const *inputs = fkv_kernel_inputs((fkv_kernel)kernel);
         fprintf(file, "if (kernel == %d) fkv_host_run(grid, n_threads, team, [=](fkv_place place) {\n", kernel);
@@ -52,7 +55,8 @@ static void write_host(const char *folder, uint32_t i, const fkv_attn_layer *lay
         }
         const char *output = fkv_kernel_outputs((fkv_kernel)kernel)[0];
         const char *type = strcmp(output, "parts") == 0 ? "float" : strcmp(output, "ticket") == 0 ? "fkv_u32" : "void";
-        fprintf(file, "%s *%s = (%s *)result;\n%s});\n", type, output, type, fkv_kernel_source(FKV_KERNEL_HOST, (fkv_kernel)kernel));
+        fprintf(file, "%s *%s = (%s *)result;\n%s});\n", type, output, type,
+                fkv_kernel_source(FKV_KERNEL_HOST, (fkv_kernel)kernel));
     }
     fputs("}\n", file);
     fclose(file);
@@ -73,7 +77,8 @@ static void write_device(const char *folder, uint32_t i, fkv_kernel_device devic
         char ending[32];
         snprintf(ending, sizeof ending, "_%s%s", kernel_names[kernel], metal ? ".metal" : ".cu");
         FILE *file = open_text(folder, i, ending);
-        fputs(metal ? "#include <metal_stdlib>\n" : "#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n#include <stdint.h>\n", file);
+        fputs(metal ? "#include <metal_stdlib>\n" : "#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n#include <stdint.h>\n",
+              file);
         put_header(file, device, (fkv_kernel)kernel, layer, kernel == FKV_KERNEL_DECODE ? rows : 0);
         if (metal) /* clang has no local variables of an address space, but static ones */
             fputs("#undef FKV_SHARED_ARRAY\n#define FKV_SHARED_ARRAY(type, name, n) static threadgroup type name[n]\n", file);
@@ -102,9 +107,11 @@ int main(int argc, char **argv) {
         if (!attn_world_describe(&world, &kernel_cases[i])) return EXIT_FAILURE;
         uint32_t rows = fkv_decode_rows((fkv_kernel_device)device, &world.layer, kernel_case_queries(&kernel_cases[i]));
         if (device == FKV_KERNEL_HOST)
-            write_host(argv[2], i, &world.layer, rows);
+            write_host(argv[2], i, &world.layer, rows, "");
         else
             write_device(argv[2], i, (fkv_kernel_device)device, &world.layer, rows);
+        if (device == FKV_KERNEL_HOST && i < N_KERNEL_CASES_ALONE)
+            write_host(argv[2], i, &world.layer, fkv_decode_rows(FKV_KERNEL_HOST, &world.layer, 1), "_alone");
     }
     return EXIT_SUCCESS;
 }
