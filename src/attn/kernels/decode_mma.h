@@ -38,10 +38,9 @@
 #define FKV_TWICE (FKV_ITEM_ROWS == 4)
 #define FKV_NR (FKV_ITEM_ROWS == 16 ? 2 : 1)
 
-/* tokens of a tile: what a thread holds of it are registers */
-#ifdef FKV_TRY_NJ
-#define FKV_NJ FKV_TRY_NJ
-#elif FKV_PAGE_TOKENS >= 32 && FKV_SLAB * (FKV_K_BITS + FKV_V_BITS) <= 192 * 8 && FKV_ITEM_ROWS <= 8
+/* tokens of a tile: what a thread holds of it are registers. The layer decides, not FKV_ITEM_ROWS: which tokens are folded
+ * together is part of the answer's bits */
+#if FKV_PAGE_TOKENS >= 32 && FKV_K_BITS + FKV_V_BITS <= 12 && FKV_R <= 4 && FKV_D <= 256
 #define FKV_NJ 4
 #else
 #define FKV_NJ 2
@@ -109,7 +108,8 @@
 #define FKV_SHARED_SUMQ (FKV_ITEM_ROWS * (1 + FKV_N_SLABS * FKV_K_GROUPS))
 #define FKV_SHARED_ALL_SCALES (FKV_STREAMS * FKV_N_SLABS * FKV_SHARED_SCALES)
 #define FKV_SHARED_STATS (2 * FKV_STREAMS * FKV_ITEM_ROWS)
-#define FKV_SHARED_EXCHANGE (FKV_N_SLABS > 1 ? 2 * FKV_STREAMS * FKV_N_SLABS * FKV_NR * 2 * FKV_NJ * 32 : 0)
+#define FKV_EXCHANGES (FKV_ITEM_ROWS == 16 ? 1 : 2) /* in turn; one needs a barrier more */
+#define FKV_SHARED_EXCHANGE (FKV_N_SLABS > 1 ? FKV_EXCHANGES * FKV_STREAMS * FKV_N_SLABS * FKV_NR * 2 * FKV_NJ * 32 : 0)
 #define FKV_SHARED_SUMS (FKV_ITEM_ROWS * FKV_D)
 #define FKV_DECODE_SHARED                                                                                                        \
     (FKV_SHARED_QUERIES + FKV_SHARED_SUMQ + FKV_SHARED_ALL_SCALES + FKV_SHARED_STATS +                                           \
@@ -781,6 +781,7 @@ FKV_FN void fkv_add_slabs(FKV_SHARED float *exchange, fkv_u32 stream, fkv_u32 sl
         for (int s = 1; s < FKV_N_SLABS; s++) sum += all[(s * n_scores + i) * 32];
         score[i / (2 * FKV_NJ)][i / FKV_NJ % 2][i % FKV_NJ] = sum;
     }
+    if (FKV_EXCHANGES == 1) fkv_sync_team(1 + stream, 32 * FKV_N_SLABS);
 }
 
 /* The streams' sums into one, from the first to the last; max and total of the piece stay in stats: [streams, rows, 2]. */
@@ -852,7 +853,7 @@ FKV_FN void fkv_fold_streams(fkv_decode_state *state, fkv_u32 stream, fkv_u32 sl
     }
 }
 
-/* q: [T, H, D]; parts: out [pieces, G, rows, D], then {max, total} [pieces, G, rows, 2], where rows = R * queries of an item. The
+/* q: [T, H, D]; parts: out [pieces, G, rows, D], then {max, total} [G, rows, pieces, 2], where rows = R * queries of an item. The
  * max is of scores in powers of two. Blocks: pieces * chunks of rows, G. */
 FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, const void *q, const void *pool, const fkv_u32 *table,
                               float *parts) {
@@ -955,7 +956,7 @@ FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, const
             if (next + FKV_STREAMS < n_tiles) page = fkv_tile_page(&walk, next + FKV_STREAMS);
         }
 #if FKV_N_SLABS > 1
-        fkv_add_slabs(rest + turn % 2 * (FKV_SHARED_EXCHANGE / 2), stream, slab, lane, score);
+        fkv_add_slabs(rest + turn % FKV_EXCHANGES * (FKV_SHARED_EXCHANGE / FKV_EXCHANGES), stream, slab, lane, score);
 #endif
         fkv_tile_fold(&v, scales, bits, score, &sight, base, lane, &state);
         if (next < n_tiles) fkv_load_v(&v, block, next * FKV_TILE % FKV_PAGE_TOKENS, slab, lane);
@@ -978,7 +979,7 @@ FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, const
             total = fkv_fma(own == FKV_MINUS_INFINITY ? 0.0f : fkv_exp2(own - max),
                             stats[(s * FKV_ITEM_ROWS + place.index) * 2 + 1], total);
         }
-        float *to = parts + (fkv_u64)table[FKV_STEP_N_PIECES] * FKV_G * all_rows * FKV_D + (first + place.index) * 2;
+        float *to = parts + fkv_stats_at(table, place.y * all_rows + first_row + place.index, number);
         to[0] = max;
         to[1] = total;
     }

@@ -21,6 +21,9 @@ typedef enum fkv_kernel {
 /* Rows (queries times heads of a KV head) of a decode block: item_queries is the step table's word. */
 uint32_t fkv_decode_rows(fkv_kernel_device device, const fkv_attn_layer *layer, uint32_t item_queries);
 
+/* Blocks of decode that a CUDA multiprocessor is to have at a time. */
+uint32_t fkv_decode_blocks(const fkv_attn_layer *layer, uint32_t decode_rows);
+
 /* Rows (queries times heads of a KV head) of a prefill block. A tile of the step table has fkv_prefill_queries() queries: as many
  * as fill a block, and one where there are more heads; then a tile has several blocks. */
 uint32_t fkv_prefill_rows(fkv_kernel_device device, const fkv_attn_layer *layer);
