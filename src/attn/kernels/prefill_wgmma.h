@@ -22,6 +22,8 @@
  * Ladder, 512 queries x 32 heads on 131072 tokens, 8 KV heads of 128, K8/V4, H200 (docs/gpu_kernels.md has the rest):
  *   4180 us   pages read into registers a tile ahead, queries from shared memory
  *   3683 us   queries in registers
+ *   3120 us   pages by the copy engine, places of operands as sums of constants, weights worked out before the wait for values,
+ *             packed bytes and scales read ahead of what they wait behind
  */
 /* ---- queries and outputs ---- */
 
