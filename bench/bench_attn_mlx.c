@@ -349,20 +349,25 @@ static void close_peer(mlx_bench *b) {
 
 /* ---- the reference ---- */
 
-/* Rows as pages hold them, in float32: quantized by MLX, scales and biases rounded to float16. */
+/* Rows as pages hold them, in float32: quantized by MLX, scales and biases rounded to float16. On the CPU, whose codes are the
+ * ones that pages have; those of MLX's CUDA code differ here and there by one. */
 static mlx_array as_stored(mlx_bench *b, mlx_array rows, fkv_codec_config codec) {
     fkv_mlx_graph *g = &b->g;
     mlx_array x = fkv_mlx_astype(g, rows, MLX_FLOAT32);
     if (codec.bits == 16) return x;
+    mlx_stream own = g->stream;
+    g->stream = mlx_default_cpu_stream_new();
     fkv_mlx_affine made = fkv_mlx_quantize(g, x, (int)codec.bits, (int)codec.group);
     mlx_array scales = fkv_mlx_astype(g, fkv_mlx_astype(g, made.scales, MLX_FLOAT16), MLX_FLOAT32);
     mlx_array biases = fkv_mlx_astype(g, fkv_mlx_astype(g, made.biases, MLX_FLOAT16), MLX_FLOAT32);
     mlx_array out = {NULL};
-    if (g->failed) return out;
-    int code = mlx_dequantize(&out, made.codes, scales, biases, (mlx_optional_int){made.group, true},
-                              (mlx_optional_int){made.bits, true}, "affine", (mlx_array){NULL},
-                              (mlx_optional_dtype){.has_value = false}, g->stream);
+    int code = g->failed ? 1
+                         : mlx_dequantize(&out, made.codes, scales, biases, (mlx_optional_int){made.group, true},
+                                          (mlx_optional_int){made.bits, true}, "affine", (mlx_array){NULL},
+                                          (mlx_optional_dtype){.has_value = false}, g->stream);
     if (code != 0) g->failed = true;
+    (void)mlx_stream_free(g->stream);
+    g->stream = own;
     return fkv_mlx_adopt(g, out);
 }
 

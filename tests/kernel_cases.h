@@ -8,11 +8,13 @@
 
 /* shape, codec (into attn_codecs), page_tokens, window, n_sinks, softcap, rotate, page type, row type, outliers, rows */
 static const attn_case kernel_cases[] = {
-    /* the default, and queries that cross a page, a tile and the end of a piece */
+    /* the default, and queries that cross a page, a tile and the end of a piece; 16-bit rows; several slabs. These have decode
+     * compiled a second time, for one query: see N_KERNEL_CASES_ALONE */
     {{4, 1, 128}, 2, 64, 0, 0, 0, FKV_ROTATE_NONE, FKV_F16, FKV_F32, true, 3, {{130, 1}, {61, 5}, {700, 1}}},
-    {{4, 1, 128}, 3, 64, 0, 0, 0, FKV_ROTATE_KV, FKV_F16, FKV_F16, false, 2, {{130, 1}, {300, 1}}},
-    /* several slabs, rows of two column tiles and of four */
+    {{3, 1, 128}, 0, 64, 0, 0, 0, FKV_ROTATE_NONE, FKV_F16, FKV_F16, true, 1, {{40, 2}}},
     {{8, 1, 256}, 2, 32, 0, 0, 0, FKV_ROTATE_K, FKV_BF16, FKV_BF16, true, 2, {{70, 1}, {31, 2}}},
+    {{4, 1, 128}, 3, 64, 0, 0, 0, FKV_ROTATE_KV, FKV_F16, FKV_F16, false, 2, {{130, 1}, {300, 1}}},
+    /* more slabs, more rows */
     {{7, 1, 512}, 2, 16, 0, 0, 30, FKV_ROTATE_NONE, FKV_F16, FKV_F32, true, 1, {{77, 1}}},
     {{16, 1, 64}, 3, 64, 0, 0, 0, FKV_ROTATE_K, FKV_BF16, FKV_F32, true, 2, {{130, 1}, {5, 2}}},
     /* masks */
@@ -21,7 +23,6 @@ static const attn_case kernel_cases[] = {
     {{3, 1, 64}, 8, 32, 65, 70, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{300, 2}}},
     /* the other widths and groups */
     {{4, 1, 64}, 1, 64, 0, 0, 0, FKV_ROTATE_NONE, FKV_F16, FKV_F32, true, 1, {{130, 1}}},
-    {{5, 1, 128}, 0, 64, 0, 0, 0, FKV_ROTATE_NONE, FKV_F16, FKV_F16, true, 1, {{40, 2}}},
     {{4, 1, 64}, 0, 64, 0, 0, 0, FKV_ROTATE_KV, FKV_BF16, FKV_BF16, true, 1, {{90, 1}}},
     {{8, 1, 64}, 0, 64, 0, 0, 0, FKV_ROTATE_NONE, FKV_BF16, FKV_F32, false, 1, {{33, 1}}},
     {{4, 1, 128}, 9, 128, 0, 0, 0, FKV_ROTATE_K, FKV_F16, FKV_F32, true, 1, {{140, 1}}},
@@ -40,6 +41,9 @@ static const attn_case kernel_cases[] = {
     {{3, 1, 96}, 12, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{70, 1}}},
 };
 enum { N_KERNEL_CASES = sizeof kernel_cases / sizeof kernel_cases[0] };
+
+/* The first of them: their decode kernel is also compiled for tables of one query each, whose blocks have fewer rows. */
+enum { N_KERNEL_CASES_ALONE = 3 };
 
 enum { KERNEL_PLAIN_PREFILL = 6 }; /* an entry's kernel behind those of fkv_kernel: prefill in plain loops */
 

@@ -53,17 +53,19 @@ static void put_prefill(FILE *file, const fkv_attn_layer *layer) {
 }
 
 /* All kernels of a case in one source: the texts behind the prelude stand side by side. */
-static void write_host(const char *folder, uint32_t i, const fkv_attn_layer *layer, uint32_t rows) {
-    FILE *file = open_text(folder, i, ".cpp");
+static void write_host(const char *folder, uint32_t i, const fkv_attn_layer *layer, uint32_t rows, const char *alone) {
+    char ending[32];
+    snprintf(ending, sizeof ending, "%s.cpp", alone);
+    FILE *file = open_text(folder, i, ending);
     put_header(file, FKV_KERNEL_HOST, FKV_KERNEL_DECODE, layer, rows);
     fputs(fkv_kernel_file_write, file);
     fputs(fkv_kernel_file_attend_merge, file);
     put_prefill(file, layer);
     fprintf(
         file,
-        "extern \"C\" void kernel_case_%u(int kernel, const fkv_u32 grid[3], fkv_u32 n_threads, fkv_u32 team, const void *const *in, "
+        "extern \"C\" void kernel_case_%u%s(int kernel, const fkv_u32 grid[3], fkv_u32 n_threads, fkv_u32 team, const void *const *in, "
         "void *result) {\n",
-        i);
+        i, alone);
     for (int number = 0; number <= KERNEL_PLAIN_PREFILL; number++) {
         int kernel = number == KERNEL_PLAIN_PREFILL ? FKV_KERNEL_PREFILL : number;
         const char *const *inputs = fkv_kernel_inputs((fkv_kernel)kernel);
@@ -128,9 +130,11 @@ int main(int argc, char **argv) {
         if (!attn_world_describe(&world, &kernel_cases[i])) return EXIT_FAILURE;
         uint32_t rows = fkv_decode_rows((fkv_kernel_device)device, &world.layer, kernel_case_queries(&kernel_cases[i]));
         if (device == FKV_KERNEL_HOST)
-            write_host(argv[2], i, &world.layer, rows);
+            write_host(argv[2], i, &world.layer, rows, "");
         else
             write_device(argv[2], i, (fkv_kernel_device)device, &world.layer, rows);
+        if (device == FKV_KERNEL_HOST && i < N_KERNEL_CASES_ALONE)
+            write_host(argv[2], i, &world.layer, fkv_decode_rows(FKV_KERNEL_HOST, &world.layer, 1), "_alone");
     }
     return EXIT_SUCCESS;
 }

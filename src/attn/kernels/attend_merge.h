@@ -29,9 +29,10 @@ FKV_FN void fkv_attend_merge(fkv_place place, FKV_SHARED float *sums, FKV_DEVICE
     if (place.z >= item[FKV_ITEM_N_QUERIES]) return;
     fkv_u32 all_rows = FKV_R * table[FKV_STEP_ITEM_QUERIES];
     fkv_u32 n_pieces = item[FKV_ITEM_N_PIECES];
-    fkv_u64 stride = (fkv_u64)FKV_G * all_rows; /* rows of a piece */
-    fkv_u64 first = (fkv_u64)item[FKV_ITEM_FIRST_PIECE] * stride + place.y / FKV_R * all_rows + place.z * FKV_R + place.y % FKV_R;
-    FKV_DEVICE const float *stats = parts + (fkv_u64)table[FKV_STEP_N_PIECES] * stride * FKV_D;
+    fkv_u64 stride = (fkv_u64)FKV_G * all_rows;                                   /* rows of a piece */
+    fkv_u32 row = place.y / FKV_R * all_rows + place.z * FKV_R + place.y % FKV_R; /* of a piece */
+    fkv_u64 first = (fkv_u64)item[FKV_ITEM_FIRST_PIECE] * stride + row;
+    FKV_DEVICE const float *stats = parts + fkv_stats_at(table, row, item[FKV_ITEM_FIRST_PIECE]);
 
     fkv_u32 lane = place.index % 32;
     fkv_u32 quad = place.index % FKV_MERGE_QUADS;
@@ -48,13 +49,13 @@ FKV_FN void fkv_attend_merge(fkv_place place, FKV_SHARED float *sums, FKV_DEVICE
         FKV_DEVICE const fkv_words4 *from = (FKV_DEVICE const fkv_words4 *)(own + (there ? begin + i : 0) * stride * FKV_D);
         FKV_UNROLL
         for (int d = 0; d < 4; d++) early[i][d] = fkv_float_of(from->w[d]);
-        early_max[i] = there ? stats[(first + (begin + i) * stride) * 2] : fkv_float_of(0xff800000u);
+        early_max[i] = there ? stats[(begin + i) * 2] : fkv_float_of(0xff800000u);
     }
 
     float largest = fkv_float_of(0xff800000u);
     float total = 0.0f;
     for (fkv_u32 i = lane; i < n_pieces; i += 32) {
-        FKV_DEVICE const float *piece = stats + (first + i * stride) * 2;
+        FKV_DEVICE const float *piece = stats + i * 2;
         float grown = fkv_max(largest, piece[0]);
         total = fkv_fma(fkv_piece_weight(largest, grown), total, fkv_piece_weight(piece[0], grown) * piece[1]);
         largest = grown;
@@ -79,7 +80,7 @@ FKV_FN void fkv_attend_merge(fkv_place place, FKV_SHARED float *sums, FKV_DEVICE
         FKV_UNROLL_8
         for (fkv_u32 i = begin + FKV_MERGE_EARLY; i < end; i++) {
             FKV_DEVICE const fkv_words4 *from = (FKV_DEVICE const fkv_words4 *)(own + i * stride * FKV_D);
-            float weight = fkv_piece_weight(stats[(first + i * stride) * 2], largest);
+            float weight = fkv_piece_weight(stats[i * 2], largest);
             FKV_UNROLL
             for (int d = 0; d < 4; d++) x[d] = fkv_fma(weight, fkv_float_of(from->w[d]), x[d]);
         }

@@ -25,13 +25,10 @@
  *
  * Same answer however it got there: a row's numbers never meet another row's, and FKV_ITEM_ROWS changes no operation on them.
  */
-/* more than eight rows have small slabs where they can: half the sums in registers, twice the warps; kernel_text.c knows it too
- */
-#if FKV_D % 128 != 0 ||                                                                                                          \
-    (FKV_R > 8 && FKV_D <= 256 && (FKV_K_BITS == 16 || FKV_K_GROUP <= 64) && (FKV_V_BITS == 16 || FKV_V_GROUP <= 64))
-#define FKV_SLAB 64
-#else
+#if FKV_D % 128 == 0
 #define FKV_SLAB 128
+#else
+#define FKV_SLAB 64
 #endif
 #define FKV_N_SLABS (FKV_D / FKV_SLAB)
 #define FKV_STREAMS 4
@@ -41,8 +38,9 @@
 #define FKV_TWICE (FKV_ITEM_ROWS == 4)
 #define FKV_NR (FKV_ITEM_ROWS == 16 ? 2 : 1)
 
-/* tokens of a tile: what a thread holds of it are registers */
-#if FKV_PAGE_TOKENS >= 32 && FKV_K_BITS + FKV_V_BITS <= 8 && FKV_ITEM_ROWS <= 8 && FKV_N_SLABS <= 2
+/* tokens of a tile: what a thread holds of it are registers. The layer decides, not FKV_ITEM_ROWS: which tokens are folded
+ * together is part of the answer's bits */
+#if FKV_PAGE_TOKENS >= 32 && FKV_K_BITS + FKV_V_BITS <= 12 && FKV_R <= 4 && FKV_D <= 256
 #define FKV_NJ 4
 #else
 #define FKV_NJ 2
@@ -110,7 +108,7 @@
 #define FKV_SHARED_SUMQ (FKV_ITEM_ROWS * (1 + FKV_N_SLABS * FKV_K_GROUPS))
 #define FKV_SHARED_ALL_SCALES (FKV_STREAMS * FKV_N_SLABS * FKV_SHARED_SCALES)
 #define FKV_SHARED_STATS (2 * FKV_STREAMS * FKV_ITEM_ROWS)
-#define FKV_EXCHANGES (FKV_ITEM_ROWS == 16 && FKV_N_SLABS > 2 ? 1 : 2) /* in turn; one needs a barrier more */
+#define FKV_EXCHANGES (FKV_ITEM_ROWS == 16 ? 1 : 2) /* in turn; one needs a barrier more */
 #define FKV_SHARED_EXCHANGE (FKV_N_SLABS > 1 ? FKV_EXCHANGES * FKV_STREAMS * FKV_N_SLABS * FKV_NR * 2 * FKV_NJ * 32 : 0)
 #define FKV_SHARED_SUMS (FKV_ITEM_ROWS * FKV_D)
 #define FKV_DECODE_SHARED                                                                                                        \
@@ -855,7 +853,7 @@ FKV_FN void fkv_fold_streams(fkv_decode_state *state, fkv_u32 stream, fkv_u32 sl
     }
 }
 
-/* q: [T, H, D]; parts: out [pieces, G, rows, D], then {max, total} [pieces, G, rows, 2], where rows = R * queries of an item. The
+/* q: [T, H, D]; parts: out [pieces, G, rows, D], then {max, total} [G, rows, pieces, 2], where rows = R * queries of an item. The
  * max is of scores in powers of two. Blocks: pieces * chunks of rows, G. */
 FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, const void *q, const void *pool, const fkv_u32 *table,
                               float *parts) {
@@ -981,7 +979,7 @@ FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, const
             total = fkv_fma(own == FKV_MINUS_INFINITY ? 0.0f : fkv_exp2(own - max),
                             stats[(s * FKV_ITEM_ROWS + place.index) * 2 + 1], total);
         }
-        float *to = parts + (fkv_u64)table[FKV_STEP_N_PIECES] * FKV_G * all_rows * FKV_D + (first + place.index) * 2;
+        float *to = parts + fkv_stats_at(table, place.y * all_rows + first_row + place.index, number);
         to[0] = max;
         to[1] = total;
     }

@@ -199,7 +199,7 @@ FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, FKV_D
             all = fkv_fma(own == FKV_MINUS_INFINITY ? 0.0f : fkv_exp2(own - largest),
                           stats[(s * FKV_ITEM_ROWS + place.index) * 2 + 1], all);
         }
-        FKV_DEVICE float *to = parts + (fkv_u64)table[FKV_STEP_N_PIECES] * FKV_G * all_rows * FKV_D + (first + place.index) * 2;
+        FKV_DEVICE float *to = parts + fkv_stats_at(table, place.y * all_rows + first_row + place.index, number);
         to[0] = largest;
         to[1] = all;
     }

@@ -86,14 +86,7 @@ enum { STREAMS = 4, WARP = 32, SLAB = 128, SMALL_SLAB = 64, MOST_SLABS = 4 };
 
 static uint32_t heads_per_kv(const fkv_attn_layer *layer) { return layer->n_q_heads / layer->n_kv_heads; }
 
-/* As FKV_SLAB. */
-static uint32_t slab_of(const fkv_attn_layer *layer) {
-    bool small_groups = true;
-    for (int side = 0; side < FKV_N_SIDES; side++)
-        small_groups = small_groups && (layer->block.codec[side].bits == 16 || layer->block.codec[side].group <= SMALL_SLAB);
-    bool small = layer->head_dim % SLAB != 0 || (heads_per_kv(layer) > 8 && layer->head_dim <= 2 * SLAB && small_groups);
-    return small ? SMALL_SLAB : SLAB;
-}
+static uint32_t slab_of(const fkv_attn_layer *layer) { return layer->head_dim % SLAB == 0 ? SLAB : SMALL_SLAB; }
 
 /* Whether decode_mma.h has this head. */
 static bool has_mma(fkv_kernel_device device, const fkv_attn_layer *layer) {
@@ -168,11 +161,10 @@ uint32_t fkv_kernel_threads(fkv_kernel_device device, fkv_kernel kernel, const f
 }
 
 /* Registers are given out for so many blocks: enough warps that their loads fill the memory's pipe, few enough that nothing is
- * spilled. Narrow codes have larger tiles. */
+ * spilled. Up to 12 bits of a key and a value have larger tiles. */
 uint32_t fkv_decode_blocks(const fkv_attn_layer *layer, uint32_t decode_rows) {
     uint32_t bits = layer->block.codec[FKV_SIDE_K].bits + layer->block.codec[FKV_SIDE_V].bits;
-    uint32_t warps = bits <= 8 || decode_rows > 4 ? 12 : 16;
-    if (decode_rows > 8) warps = heads_per_kv(layer) > 8 && slab_of(layer) == SMALL_SLAB ? 16 : 8;
+    uint32_t warps = decode_rows > 8 ? 8 : decode_rows > 4 || bits <= 12 ? 12 : 16;
     return fkv_max_u32(1, warps * WARP / decode_threads(FKV_KERNEL_CUDA, layer));
 }
 
@@ -228,20 +220,26 @@ size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_
     "else\n"                                                                                                                     \
     "    fkv_attend_prefill(place, shared, q, pool, table, out);\n"
 
-#define SOURCES(place, shared)                                                                                                   \
+#define SOURCES(place)                                                                                                           \
     {[FKV_KERNEL_WRITE] = place WRITE,                                                                                           \
      [FKV_KERNEL_COPY_PAGES] = place COPY_PAGES,                                                                                 \
      [FKV_KERNEL_PUT_NUMBERS] = place PUT_NUMBERS,                                                                               \
      [FKV_KERNEL_DECODE] = place DECODE,                                                                                         \
-     [FKV_KERNEL_MERGE] = place MERGE,                                                                                           \
-     [FKV_KERNEL_PREFILL] = place shared PREFILL,                                                                                \
-     [FKV_KERNEL_PREFILL_BESIDE] = place shared PREFILL_BESIDE}
+     [FKV_KERNEL_MERGE] = place MERGE}
+
+static const char *prefill_source(fkv_kernel_device device, bool beside) {
+    static const char *const sources[][2] = {
+        [FKV_KERNEL_CUDA] = {CUDA_PLACE CUDA_SHARED PREFILL, CUDA_PLACE CUDA_SHARED PREFILL_BESIDE},
+        [FKV_KERNEL_METAL] = {METAL_PLACE OTHER_SHARED PREFILL, METAL_PLACE OTHER_SHARED PREFILL_BESIDE},
+        [FKV_KERNEL_HOST] = {HOST_PLACE OTHER_SHARED PREFILL, HOST_PLACE OTHER_SHARED PREFILL_BESIDE}};
+    return sources[device][beside];
+}
 
 const char *fkv_kernel_source(fkv_kernel_device device, fkv_kernel kernel) {
-    static const char *const sources[][FKV_N_KERNELS] = {[FKV_KERNEL_CUDA] = SOURCES(CUDA_PLACE, CUDA_SHARED),
-                                                         [FKV_KERNEL_METAL] = SOURCES(METAL_PLACE, OTHER_SHARED),
-                                                         [FKV_KERNEL_HOST] = SOURCES(HOST_PLACE, OTHER_SHARED)};
-    return sources[device][kernel];
+    static const char *const sources[][FKV_N_KERNELS] = {[FKV_KERNEL_CUDA] = SOURCES(CUDA_PLACE),
+                                                         [FKV_KERNEL_METAL] = SOURCES(METAL_PLACE),
+                                                         [FKV_KERNEL_HOST] = SOURCES(HOST_PLACE)};
+    return is_prefill(kernel) ? prefill_source(device, kernel == FKV_KERNEL_PREFILL_BESIDE) : sources[device][kernel];
 }
 
 const char *const *fkv_kernel_inputs(fkv_kernel kernel) {

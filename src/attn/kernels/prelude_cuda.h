@@ -96,19 +96,19 @@ FKV_FN void fkv_sync_team(fkv_u32 team, fkv_u32 n) { asm volatile("bar.sync %0, 
 /* Page bytes, read once: past the first cache, the whole line brought to the second. */
 FKV_FN fkv_words4 fkv_stream16(const fkv_u8 *at) {
     fkv_words4 x;
-    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(x.w[0]), "=r"(x.w[1]), "=r"(x.w[2]), "=r"(x.w[3])
                  : "l"(at));
     return x;
 }
 FKV_FN fkv_words2 fkv_stream8(const fkv_u8 *at) {
     fkv_words2 x;
-    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v2.u32 {%0, %1}, [%2];" : "=r"(x.w[0]), "=r"(x.w[1]) : "l"(at));
+    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v2.u32 {%0, %1}, [%2];" : "=r"(x.w[0]), "=r"(x.w[1]) : "l"(at));
     return x;
 }
 FKV_FN fkv_u32 fkv_stream4(const fkv_u8 *at) {
     fkv_u32 x;
-    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.u32 %0, [%1];" : "=r"(x) : "l"(at));
+    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.u32 %0, [%1];" : "=r"(x) : "l"(at));
     return x;
 }
 FKV_FN fkv_u32 fkv_stream2(const fkv_u8 *at) {

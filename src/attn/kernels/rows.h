@@ -73,3 +73,11 @@ FKV_FN fkv_u32 fkv_page_at(FKV_DEVICE const fkv_u32 *table, FKV_DEVICE const fkv
     fkv_u32 at = logical < n_fixed ? logical : n_fixed + (logical - n_fixed) % row[FKV_ROW_N_RING];
     return table[row[FKV_ROW_PAGES] + at];
 }
+
+/* Where {max, total} of a row of a piece lie in the parts: behind the sums of all pieces, those of a row side by side. row: of
+ * all KV heads' rows of an item. */
+FKV_FN fkv_u64 fkv_stats_at(FKV_DEVICE const fkv_u32 *table, fkv_u32 row, fkv_u32 piece) {
+    fkv_u64 n_pieces = table[FKV_STEP_N_PIECES];
+    fkv_u64 rows = (fkv_u64)FKV_H * table[FKV_STEP_ITEM_QUERIES];
+    return n_pieces * rows * FKV_D + (row * n_pieces + piece) * 2;
+}

@@ -110,11 +110,21 @@ static void close_runner(fkv_runner *r) {
 
 /* ---- the backend ---- */
 
+/* MLX lets go of what a step used on a thread of its own: waiting for the stream is waiting for that too. */
+static void wait_for_releases(void) {
+    mlx_device device = mlx_device_new();
+    mlx_stream stream = mlx_stream_new();
+    if (mlx_get_default_device(&device) == 0 && mlx_get_default_stream(&stream, device) == 0) (void)mlx_synchronize(stream);
+    (void)mlx_stream_free(stream);
+    (void)mlx_device_free(device);
+}
+
 static fkv_status memory(fkv_backend_memory *now) {
     size_t active = 0;
     size_t cached = 0;
     size_t peak = 0;
     fkv_mlx_catch_errors();
+    wait_for_releases();
     bool said = mlx_get_active_memory(&active) == 0 && mlx_get_cache_memory(&cached) == 0 && mlx_get_peak_memory(&peak) == 0;
     *now = (fkv_backend_memory){active, cached, peak};
     return said ? FKV_OK : fkv_mlx_failed("fkv_backend_memory_now");
