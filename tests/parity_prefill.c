@@ -90,7 +90,9 @@ static void check_case(uint32_t i, fkv_workers *workers) {
     attn_case c = kernel_cases[i];
     c.n_rows = 3; /* the last is decode's */
     c.rows[0].n_tokens = 2 * FKV_ITEM_QUERIES + 3;
-    c.rows[1] = (attn_mix){0, 2 * FKV_ITEM_QUERIES + 5 + fkv_min_u32(32, 128 * c.shape.n_kv_heads / c.shape.n_q_heads)};
+    uint32_t tile = 128 * c.shape.n_kv_heads / c.shape.n_q_heads;
+    c.rows[1] = (attn_mix){0, tile <= 32 ? fkv_max_u32(tile + 2, c.rows[0].n_tokens)
+                                         : c.rows[0].n_tokens}; /* of two tiles where few make one */
     c.rows[2] = (attn_mix){5, 2};
     attn_world w;
     if (!attn_world_open(&w, &c, fkv_cpu_kernels_for(FKV_ISA_SCALAR), workers, 20261115)) abort();

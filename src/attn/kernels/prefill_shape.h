@@ -29,7 +29,7 @@ constexpr bool pf_fits(int keys, int stages, int packed) {
            PF_ROOM;
 }
 constexpr int PF_KEYS = PF_DP > 128 ? (pf_fits(32, 1, 1) ? 32 : 16) : 64;
-constexpr int PF_STAGES = pf_fits(PF_KEYS, 3, 2) ? 3 : pf_fits(PF_KEYS, 2, 2) ? 2 : 1;
+constexpr int PF_STAGES = pf_fits(PF_KEYS, 3, 2) ? 3 : pf_fits(PF_KEYS, 2, 1) ? 2 : 1;
 constexpr int PF_PACKED = pf_fits(PF_KEYS, PF_STAGES, 3) ? 3 : pf_fits(PF_KEYS, PF_STAGES, 2) ? 2 : 1;
 constexpr bool PF_Q_HELD = PF_DP <= 128 && PF_PARTS == 1 && PF_GROUPS <= 2; /* in registers */
 

@@ -282,6 +282,7 @@ FKV_FN void pf_meet(fkv_shared s, const pf_item &item, fkv_u32 tile, int stage, 
     fkv_gate_wait(s, pf_gate(PF_K_FULL, stage), phase);
     fkv_wg_settle<PF_COLS / 2>(r.o);
     fkv_u32 k_at = s.unit + (fkv_u32)(PF_AT_K / 16) + (fkv_u32)stage * (PF_TILE_BYTES / 16);
+    if (!PF_Q_HELD) fkv_wg_settle_bits<1>(&r.q_at); /* places are worked out anew: kept, they would spill */
     fkv_wg_begin();
     pf_issue_group(s, 0, r.q_at, k_at, acc[0], r.held);
     if (PF_GROUPS > 1) pf_issue_group(s, 1, r.q_at, k_at, acc[PF_GROUPS > 1], r.held);
