@@ -1,5 +1,5 @@
-/* Layer shapes for which the GPU kernels are compiled on the host, and what is run on each: shared by the program that writes their
- * texts (make_kernel_texts) and the one that runs them (parity_kernels).
+/* Layer shapes for which the GPU kernels are compiled on the host, and what is run on each: shared by the program that writes
+ * their texts (make_kernel_texts) and the one that runs them (parity_kernels).
  */
 #ifndef FKV_KERNEL_CASES_H
 #define FKV_KERNEL_CASES_H
@@ -29,6 +29,9 @@ static const attn_case kernel_cases[] = {
     {{4, 1, 64}, 6, 64, 0, 0, 0, FKV_ROTATE_KV, FKV_F16, FKV_F32, false, 1, {{70, 1}}},
     {{4, 1, 64}, 12, 64, 0, 0, 0, FKV_ROTATE_K, FKV_F16, FKV_F32, false, 1, {{70, 1}}},
     {{8, 1, 192}, 11, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{70, 1}}},
+    /* rows of small slabs, four and two of them */
+    {{12, 1, 256}, 2, 64, 0, 0, 0, FKV_ROTATE_K, FKV_F16, FKV_F32, true, 1, {{100, 1}}},
+    {{32, 2, 128}, 3, 64, 0, 0, 0, FKV_ROTATE_NONE, FKV_BF16, FKV_F32, false, 1, {{70, 1}}},
     /* heads for the plain loops */
     {{6, 2, 80}, 0, 16, 0, 0, 0, FKV_ROTATE_KV, FKV_F16, FKV_F16, true, 2, {{40, 1}, {9, 3}}},
     {{5, 1, 96}, 7, 64, 40, 3, 20, FKV_ROTATE_K, FKV_BF16, FKV_F32, true, 2, {{90, 2}, {300, 1}}},
@@ -41,7 +44,8 @@ enum { N_KERNEL_CASES = sizeof kernel_cases / sizeof kernel_cases[0] };
 enum { KERNEL_PLAIN_PREFILL = 6 }; /* an entry's kernel behind those of fkv_kernel: prefill in plain loops */
 
 /* The entry of one compiled case: in and out in the order of fkv_kernel_inputs(), without `after`. grid in blocks. */
-typedef void kernel_entry(int kernel, const uint32_t grid[3], uint32_t n_threads, uint32_t team_threads, const void *const *in, void *out);
+typedef void kernel_entry(int kernel, const uint32_t grid[3], uint32_t n_threads, uint32_t team_threads, const void *const *in,
+                          void *out);
 
 /* The most queries of an item that a case's table can have: its decode kernel is compiled for them. */
 static inline uint32_t kernel_case_queries(const attn_case *c) {

@@ -36,8 +36,10 @@ static void put_header(FILE *file, fkv_kernel_device device, fkv_kernel kernel, 
 static void put_prefill(FILE *file, const fkv_attn_layer *layer) {
     static const fkv_kernel_device shapes[] = {FKV_KERNEL_HOST, FKV_KERNEL_METAL};
     for (int i = 0; i < 2; i++) {
-        fprintf(file, "#undef FKV_PREFILL_ROWS\n#undef FKV_PREFILL_THREADS\n#define FKV_PREFILL_ROWS %u\n#define FKV_PREFILL_THREADS %u\n",
-                fkv_prefill_rows(shapes[i], layer), fkv_kernel_threads(shapes[i], FKV_KERNEL_PREFILL, layer));
+        fprintf(
+            file,
+            "#undef FKV_PREFILL_ROWS\n#undef FKV_PREFILL_THREADS\n#define FKV_PREFILL_ROWS %u\n#define FKV_PREFILL_THREADS %u\n",
+            fkv_prefill_rows(shapes[i], layer), fkv_kernel_threads(shapes[i], FKV_KERNEL_PREFILL, layer));
         if (i == 0) {
             fputs(fkv_kernel_file_warpgroup_host, file);
             fputs(fkv_kernel_file_prefill_shape, file);
@@ -57,15 +59,16 @@ static void write_host(const char *folder, uint32_t i, const fkv_attn_layer *lay
     fputs(fkv_kernel_file_write, file);
     fputs(fkv_kernel_file_attend_merge, file);
     put_prefill(file, layer);
-    fprintf(file,
-            "extern \"C\" void kernel_case_%u(int kernel, const fkv_u32 grid[3], fkv_u32 n_threads, fkv_u32 team, const void *const *in, "
-            "void *result) {\n",
-            i);
+    fprintf(
+        file,
+        "extern \"C\" void kernel_case_%u(int kernel, const fkv_u32 grid[3], fkv_u32 n_threads, fkv_u32 team, const void *const *in, "
+        "void *result) {\n",
+        i);
     for (int number = 0; number <= KERNEL_PLAIN_PREFILL; number++) {
         int kernel = number == KERNEL_PLAIN_PREFILL ? FKV_KERNEL_PREFILL : number;
         const char *const *inputs = fkv_kernel_inputs((fkv_kernel)kernel);
         fprintf(file, "if (kernel == %d) fkv_host_run(grid, n_threads, team, [=](fkv_place place) {\n", number);
-        if (number == KERNEL_PLAIN_PREFILL) fputs("using plain::fkv_attend_prefill;\n", file);
+        if (number == KERNEL_PLAIN_PREFILL) fputs("auto fkv_attend_prefill = plain::fkv_attend_prefill;\n", file);
         for (int k = 0; inputs[k] != NULL && strcmp(inputs[k], "after") != 0; k++) {
             bool words = strcmp(inputs[k], "table") == 0 || strcmp(inputs[k], "pairs") == 0;
             const char *type = words ? "fkv_u32" : strcmp(inputs[k], "parts") == 0 ? "float" : "void";
@@ -73,7 +76,8 @@ static void write_host(const char *folder, uint32_t i, const fkv_attn_layer *lay
         }
         const char *output = fkv_kernel_outputs((fkv_kernel)kernel)[0];
         const char *type = strcmp(output, "parts") == 0 ? "float" : strcmp(output, "ticket") == 0 ? "fkv_u32" : "void";
-        fprintf(file, "%s *%s = (%s *)result;\n%s});\n", type, output, type, fkv_kernel_source(FKV_KERNEL_HOST, (fkv_kernel)kernel));
+        fprintf(file, "%s *%s = (%s *)result;\n%s});\n", type, output, type,
+                fkv_kernel_source(FKV_KERNEL_HOST, (fkv_kernel)kernel));
     }
     fputs("}\n", file);
     fclose(file);
@@ -94,7 +98,8 @@ static void write_device(const char *folder, uint32_t i, fkv_kernel_device devic
         char ending[32];
         snprintf(ending, sizeof ending, "_%s%s", kernel_names[kernel], metal ? ".metal" : ".cu");
         FILE *file = open_text(folder, i, ending);
-        fputs(metal ? "#include <metal_stdlib>\n" : "#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n#include <stdint.h>\n", file);
+        fputs(metal ? "#include <metal_stdlib>\n" : "#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n#include <stdint.h>\n",
+              file);
         put_header(file, device, (fkv_kernel)kernel, layer, kernel == FKV_KERNEL_DECODE ? rows : 0);
         if (metal) /* clang has no local variables of an address space, but static ones */
             fputs("#undef FKV_SHARED_ARRAY\n#define FKV_SHARED_ARRAY(type, name, n) static threadgroup type name[n]\n", file);

@@ -16,7 +16,7 @@ static const double KERNEL_TOLERANCE = 1e-3;
 
 #define ENTRY(i) kernel_entry kernel_case_##i;
 #define EACH_CASE(x) x(0) x(1) x(2) x(3) x(4) x(5) x(6) x(7) x(8) x(9) x(10) x(11) x(12) x(13) x(14) x(15) x(16)  \
-    x(17) x(18) x(19) x(20) x(21)
+    x(17) x(18) x(19) x(20) x(21) x(22) x(23)
 EACH_CASE(ENTRY)
 #define POINTER(i) kernel_case_##i,
 static kernel_entry *const entries[] = {EACH_CASE(POINTER)};

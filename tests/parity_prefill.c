@@ -1,6 +1,6 @@
-/* Prefill's own text, compiled for the host with one thread for each thread of a block, against the scalar truth and itself: as a Hopper
- * does it, its warpgroups played by hand, and in the plain loops. The layers are those of kernel_cases; the rows are these. A
- * number as argument runs one case only.
+/* Prefill's own text, compiled for the host with one thread for each thread of a block, against the scalar truth and itself: as a
+ * Hopper does it, its warpgroups played by hand, and in the plain loops. The layers are those of kernel_cases; the rows are
+ * these. A number as argument runs one case only.
  */
 #include "kernel_cases.h"
 
@@ -49,7 +49,8 @@ typedef struct way {
     fkv_kernel_device shape;
 } way;
 
-static const way ways[] = {{"warpgroups", FKV_KERNEL_PREFILL, FKV_KERNEL_HOST}, {"plain", KERNEL_PLAIN_PREFILL, FKV_KERNEL_METAL}};
+static const way ways[] = {{"warpgroups", FKV_KERNEL_PREFILL, FKV_KERNEL_HOST},
+                           {"plain", KERNEL_PLAIN_PREFILL, FKV_KERNEL_METAL}};
 
 /* decoded: rows of decode items, carried over; NULL: there are none. */
 static void attend(uint32_t i, way how, const fkv_attn_layer *layer, const fkv_attn_row *rows, uint32_t n_rows, const void *q,
@@ -89,7 +90,9 @@ static void check_case(uint32_t i, fkv_workers *workers) {
     attn_case c = kernel_cases[i];
     c.n_rows = 3; /* the last is decode's */
     c.rows[0].n_tokens = 2 * FKV_ITEM_QUERIES + 3;
-    c.rows[1] = (attn_mix){0, 2 * FKV_ITEM_QUERIES + 5 + fkv_min_u32(32, 128 * c.shape.n_kv_heads / c.shape.n_q_heads)};
+    uint32_t tile = 128 * c.shape.n_kv_heads / c.shape.n_q_heads;
+    c.rows[1] = (attn_mix){0, tile <= 32 ? fkv_max_u32(tile + 2, c.rows[0].n_tokens)
+                                         : c.rows[0].n_tokens}; /* of two tiles where few make one */
     c.rows[2] = (attn_mix){5, 2};
     attn_world w;
     if (!attn_world_open(&w, &c, fkv_cpu_kernels_for(FKV_ISA_SCALAR), workers, 20261115)) abort();

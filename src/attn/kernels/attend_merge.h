@@ -3,8 +3,8 @@
  *
  * Each thread owns four channels of a stretch of the pieces (n_pieces / stretches of them, one after the other); the stretches
  * are added from first to last. How many pieces there are depends on the query's position, so its sums are always the same sums.
- * Every warp finds the largest max and the total for itself: that is cheaper than a barrier. Many threads with few pieces each,
- * because what counts is how many loads are on their way (8 heads of 512 channels and 128 pieces: 16 us with 256 threads).
+ * Every warp finds the largest max and the total for itself: that is cheaper than a barrier. What takes time here is waiting: so
+ * there are many threads with few pieces each, and the first pieces are on their way before it is known what they weigh.
  */
 #if FKV_D < 128
 #define FKV_MERGE_THREADS 256
@@ -15,6 +15,7 @@
 #endif
 #define FKV_MERGE_QUADS (FKV_D / 4)
 #define FKV_MERGE_STRETCHES (FKV_MERGE_THREADS / FKV_MERGE_QUADS)
+#define FKV_MERGE_EARLY 8 /* pieces of a thread */
 #define FKV_MERGE_SHARED (FKV_MERGE_STRETCHES * FKV_D)
 
 /* What a piece with this max weighs beside the largest. */
@@ -33,25 +34,51 @@ FKV_FN void fkv_attend_merge(fkv_place place, FKV_SHARED float *sums, FKV_DEVICE
     FKV_DEVICE const float *stats = parts + (fkv_u64)table[FKV_STEP_N_PIECES] * stride * FKV_D;
 
     fkv_u32 lane = place.index % 32;
+    fkv_u32 quad = place.index % FKV_MERGE_QUADS;
+    fkv_u32 stretch = place.index / FKV_MERGE_QUADS;
+    fkv_u32 length = (n_pieces + FKV_MERGE_STRETCHES - 1) / FKV_MERGE_STRETCHES;
+    fkv_u32 begin = stretch * length;
+    fkv_u32 end = begin + length < n_pieces ? begin + length : n_pieces;
+    FKV_DEVICE const float *own = parts + first * FKV_D + 4 * quad;
+    float early[FKV_MERGE_EARLY][4];
+    float early_max[FKV_MERGE_EARLY];
+    FKV_UNROLL
+    for (fkv_u32 i = 0; i < FKV_MERGE_EARLY; i++) {
+        bool there = stretch < FKV_MERGE_STRETCHES && begin + i < end;
+        FKV_DEVICE const fkv_words4 *from = (FKV_DEVICE const fkv_words4 *)(own + (there ? begin + i : 0) * stride * FKV_D);
+        FKV_UNROLL
+        for (int d = 0; d < 4; d++) early[i][d] = fkv_float_of(from->w[d]);
+        early_max[i] = there ? stats[(first + (begin + i) * stride) * 2] : fkv_float_of(0xff800000u);
+    }
+
     float largest = fkv_float_of(0xff800000u);
-    for (fkv_u32 i = lane; i < n_pieces; i += 32) largest = fkv_max(largest, stats[(first + i * stride) * 2]);
-    for (fkv_u32 h = 1; h < 32; h *= 2) largest = fkv_max(largest, fkv_shuffle_xor(largest, h));
     float total = 0.0f;
     for (fkv_u32 i = lane; i < n_pieces; i += 32) {
         FKV_DEVICE const float *piece = stats + (first + i * stride) * 2;
-        total = fkv_fma(fkv_piece_weight(piece[0], largest), piece[1], total);
+        float grown = fkv_max(largest, piece[0]);
+        total = fkv_fma(fkv_piece_weight(largest, grown), total, fkv_piece_weight(piece[0], grown) * piece[1]);
+        largest = grown;
     }
-    for (fkv_u32 h = 1; h < 32; h *= 2) total += fkv_shuffle_xor(total, h);
+    for (fkv_u32 h = 1; h < 32; h *= 2) {
+        float other = fkv_shuffle_xor(largest, h);
+        float grown = fkv_max(largest, other);
+        total *= fkv_piece_weight(largest, grown);
+        total += fkv_shuffle_xor(total, h);
+        largest = grown;
+    }
 
-    fkv_u32 quad = place.index % FKV_MERGE_QUADS;
-    fkv_u32 stretch = place.index / FKV_MERGE_QUADS;
     if (stretch < FKV_MERGE_STRETCHES) {
-        fkv_u32 length = (n_pieces + FKV_MERGE_STRETCHES - 1) / FKV_MERGE_STRETCHES;
-        fkv_u32 end = (stretch + 1) * length < n_pieces ? (stretch + 1) * length : n_pieces;
         float x[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        FKV_UNROLL
+        for (fkv_u32 i = 0; i < FKV_MERGE_EARLY; i++) {
+            if (begin + i >= end) break;
+            float weight = fkv_piece_weight(early_max[i], largest);
+            FKV_UNROLL
+            for (int d = 0; d < 4; d++) x[d] = fkv_fma(weight, early[i][d], x[d]);
+        }
         FKV_UNROLL_8
-        for (fkv_u32 i = stretch * length; i < end; i++) {
-            FKV_DEVICE const fkv_words4 *from = (FKV_DEVICE const fkv_words4 *)(parts + (first + i * stride) * FKV_D + 4 * quad);
+        for (fkv_u32 i = begin + FKV_MERGE_EARLY; i < end; i++) {
+            FKV_DEVICE const fkv_words4 *from = (FKV_DEVICE const fkv_words4 *)(own + i * stride * FKV_D);
             float weight = fkv_piece_weight(stats[(first + i * stride) * 2], largest);
             FKV_UNROLL
             for (int d = 0; d < 4; d++) x[d] = fkv_fma(weight, fkv_float_of(from->w[d]), x[d]);

@@ -25,10 +25,13 @@
  *
  * Same answer however it got there: a row's numbers never meet another row's, and FKV_ITEM_ROWS changes no operation on them.
  */
-#if FKV_D % 128 == 0
-#define FKV_SLAB 128
-#else
+/* more than eight rows have small slabs where they can: half the sums in registers, twice the warps; kernel_text.c knows it too
+ */
+#if FKV_D % 128 != 0 ||                                                                                                          \
+    (FKV_R > 8 && FKV_D <= 256 && (FKV_K_BITS == 16 || FKV_K_GROUP <= 64) && (FKV_V_BITS == 16 || FKV_V_GROUP <= 64))
 #define FKV_SLAB 64
+#else
+#define FKV_SLAB 128
 #endif
 #define FKV_N_SLABS (FKV_D / FKV_SLAB)
 #define FKV_STREAMS 4
@@ -39,9 +42,7 @@
 #define FKV_NR (FKV_ITEM_ROWS == 16 ? 2 : 1)
 
 /* tokens of a tile: what a thread holds of it are registers */
-#ifdef FKV_TRY_NJ
-#define FKV_NJ FKV_TRY_NJ
-#elif FKV_PAGE_TOKENS >= 32 && FKV_SLAB * (FKV_K_BITS + FKV_V_BITS) <= 192 * 8 && FKV_ITEM_ROWS <= 8
+#if FKV_PAGE_TOKENS >= 32 && FKV_K_BITS + FKV_V_BITS <= 8 && FKV_ITEM_ROWS <= 8 && FKV_N_SLABS <= 2
 #define FKV_NJ 4
 #else
 #define FKV_NJ 2
@@ -109,7 +110,8 @@
 #define FKV_SHARED_SUMQ (FKV_ITEM_ROWS * (1 + FKV_N_SLABS * FKV_K_GROUPS))
 #define FKV_SHARED_ALL_SCALES (FKV_STREAMS * FKV_N_SLABS * FKV_SHARED_SCALES)
 #define FKV_SHARED_STATS (2 * FKV_STREAMS * FKV_ITEM_ROWS)
-#define FKV_SHARED_EXCHANGE (FKV_N_SLABS > 1 ? 2 * FKV_STREAMS * FKV_N_SLABS * FKV_NR * 2 * FKV_NJ * 32 : 0)
+#define FKV_EXCHANGES (FKV_ITEM_ROWS == 16 && FKV_N_SLABS > 2 ? 1 : 2) /* in turn; one needs a barrier more */
+#define FKV_SHARED_EXCHANGE (FKV_N_SLABS > 1 ? FKV_EXCHANGES * FKV_STREAMS * FKV_N_SLABS * FKV_NR * 2 * FKV_NJ * 32 : 0)
 #define FKV_SHARED_SUMS (FKV_ITEM_ROWS * FKV_D)
 #define FKV_DECODE_SHARED                                                                                                        \
     (FKV_SHARED_QUERIES + FKV_SHARED_SUMQ + FKV_SHARED_ALL_SCALES + FKV_SHARED_STATS +                                           \
@@ -781,6 +783,7 @@ FKV_FN void fkv_add_slabs(FKV_SHARED float *exchange, fkv_u32 stream, fkv_u32 sl
         for (int s = 1; s < FKV_N_SLABS; s++) sum += all[(s * n_scores + i) * 32];
         score[i / (2 * FKV_NJ)][i / FKV_NJ % 2][i % FKV_NJ] = sum;
     }
+    if (FKV_EXCHANGES == 1) fkv_sync_team(1 + stream, 32 * FKV_N_SLABS);
 }
 
 /* The streams' sums into one, from the first to the last; max and total of the piece stay in stats: [streams, rows, 2]. */
@@ -955,7 +958,7 @@ FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, const
             if (next + FKV_STREAMS < n_tiles) page = fkv_tile_page(&walk, next + FKV_STREAMS);
         }
 #if FKV_N_SLABS > 1
-        fkv_add_slabs(rest + turn % 2 * (FKV_SHARED_EXCHANGE / 2), stream, slab, lane, score);
+        fkv_add_slabs(rest + turn % FKV_EXCHANGES * (FKV_SHARED_EXCHANGE / FKV_EXCHANGES), stream, slab, lane, score);
 #endif
         fkv_tile_fold(&v, scales, bits, score, &sight, base, lane, &state);
         if (next < n_tiles) fkv_load_v(&v, block, next * FKV_TILE % FKV_PAGE_TOKENS, slab, lane);

@@ -84,7 +84,16 @@ _Static_assert(FKV_F32 == 0 && FKV_F16 == 1 && FKV_BF16 == 2, "FKV_ROW_TYPE");
 
 enum { STREAMS = 4, WARP = 32, SLAB = 128, SMALL_SLAB = 64, MOST_SLABS = 4 };
 
-static uint32_t slab_of(const fkv_attn_layer *layer) { return layer->head_dim % SLAB == 0 ? SLAB : SMALL_SLAB; }
+static uint32_t heads_per_kv(const fkv_attn_layer *layer) { return layer->n_q_heads / layer->n_kv_heads; }
+
+/* As FKV_SLAB. */
+static uint32_t slab_of(const fkv_attn_layer *layer) {
+    bool small_groups = true;
+    for (int side = 0; side < FKV_N_SIDES; side++)
+        small_groups = small_groups && (layer->block.codec[side].bits == 16 || layer->block.codec[side].group <= SMALL_SLAB);
+    bool small = layer->head_dim % SLAB != 0 || (heads_per_kv(layer) > 8 && layer->head_dim <= 2 * SLAB && small_groups);
+    return small ? SMALL_SLAB : SLAB;
+}
 
 /* Whether decode_mma.h has this head. */
 static bool has_mma(fkv_kernel_device device, const fkv_attn_layer *layer) {
@@ -92,9 +101,9 @@ static bool has_mma(fkv_kernel_device device, const fkv_attn_layer *layer) {
 }
 
 uint32_t fkv_decode_rows(fkv_kernel_device device, const fkv_attn_layer *layer, uint32_t item_queries) {
-    uint32_t rows = layer->n_q_heads / layer->n_kv_heads * item_queries;
+    uint32_t rows = heads_per_kv(layer) * item_queries;
     uint32_t most = 4;
-    if (has_mma(device, layer)) most = layer->head_dim / slab_of(layer) <= 2 ? 16 : 8;
+    if (has_mma(device, layer)) most = layer->head_dim <= 2 * SLAB ? 16 : 8;
     return rows <= 4 || most == 4 ? 4 : rows <= 8 || most == 8 ? 8 : 16;
 }
 
@@ -158,10 +167,12 @@ uint32_t fkv_kernel_threads(fkv_kernel_device device, fkv_kernel kernel, const f
     }
 }
 
-/* Blocks on a multiprocessor for which registers are given out: enough warps that their loads fill the memory's pipe, few enough
- * that nothing is spilled. */
-static uint32_t launch_blocks(const fkv_attn_layer *layer, uint32_t decode_rows) {
-    uint32_t warps = decode_rows > 8 ? 8 : decode_rows > 4 ? 12 : 16;
+/* Registers are given out for so many blocks: enough warps that their loads fill the memory's pipe, few enough that nothing is
+ * spilled. Narrow codes have larger tiles. */
+uint32_t fkv_decode_blocks(const fkv_attn_layer *layer, uint32_t decode_rows) {
+    uint32_t bits = layer->block.codec[FKV_SIDE_K].bits + layer->block.codec[FKV_SIDE_V].bits;
+    uint32_t warps = bits <= 8 || decode_rows > 4 ? 12 : 16;
+    if (decode_rows > 8) warps = heads_per_kv(layer) > 8 && slab_of(layer) == SMALL_SLAB ? 16 : 8;
     return fkv_max_u32(1, warps * WARP / decode_threads(FKV_KERNEL_CUDA, layer));
 }
 
@@ -172,16 +183,12 @@ size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_
                                            [FKV_KERNEL_HOST] = fkv_kernel_file_prelude_host};
     writer w = {.text = text, .size = size};
     put_layer(&w, layer);
-    if (kernel == FKV_KERNEL_DECODE) {
-        put_number(&w, "ITEM_ROWS", decode_rows);
-        put_number(&w, "LAUNCH_THREADS", decode_threads(device, layer));
-        put_number(&w, "LAUNCH_BLOCKS", launch_blocks(layer, decode_rows));
-    }
+    put_number(&w, "LAUNCH_THREADS", fkv_kernel_threads(device, kernel, layer));
+    put_number(&w, "LAUNCH_BLOCKS", kernel == FKV_KERNEL_DECODE ? fkv_decode_blocks(layer, decode_rows) : 1);
+    if (kernel == FKV_KERNEL_DECODE) put_number(&w, "ITEM_ROWS", decode_rows);
     if (is_prefill(kernel)) {
         put_number(&w, "PREFILL_ROWS", fkv_prefill_rows(device, layer));
         put_number(&w, "PREFILL_THREADS", prefill_threads(device));
-        put_number(&w, "LAUNCH_THREADS", prefill_threads(device));
-        put_number(&w, "LAUNCH_BLOCKS", 1);
     }
     put(&w, preludes[device]);
     put(&w, fkv_kernel_file_step_words);
@@ -221,7 +228,7 @@ size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_
     "else\n"                                                                                                                     \
     "    fkv_attend_prefill(place, shared, q, pool, table, out);\n"
 
-#define SOURCES(place, shared)                                                                                                           \
+#define SOURCES(place, shared)                                                                                                   \
     {[FKV_KERNEL_WRITE] = place WRITE,                                                                                           \
      [FKV_KERNEL_COPY_PAGES] = place COPY_PAGES,                                                                                 \
      [FKV_KERNEL_PUT_NUMBERS] = place PUT_NUMBERS,                                                                               \
@@ -238,24 +245,22 @@ const char *fkv_kernel_source(fkv_kernel_device device, fkv_kernel kernel) {
 }
 
 const char *const *fkv_kernel_inputs(fkv_kernel kernel) {
-    static const char *const names[FKV_N_KERNELS][6] = {[FKV_KERNEL_WRITE] = {"k", "v", "pool", "table", "after", NULL},
-                                                        [FKV_KERNEL_COPY_PAGES] = {"pairs", "pool", "after", NULL},
-                                                        [FKV_KERNEL_PUT_NUMBERS] = {"numbers", "where", "pool", "after", NULL},
-                                                        [FKV_KERNEL_DECODE] = {"q", "pool", "table", "after", NULL},
-                                                        [FKV_KERNEL_MERGE] = {"parts", "table", NULL},
-                                                        [FKV_KERNEL_PREFILL] = {"q", "pool", "table", "after", NULL},
-                                                        [FKV_KERNEL_PREFILL_BESIDE] = {"q", "pool", "table", "decoded", "after",
-                                                                                       NULL}};
+    static const char *const names[FKV_N_KERNELS][6] = {
+        [FKV_KERNEL_WRITE] = {"k", "v", "pool", "table", "after", NULL},
+        [FKV_KERNEL_COPY_PAGES] = {"pairs", "pool", "after", NULL},
+        [FKV_KERNEL_PUT_NUMBERS] = {"numbers", "where", "pool", "after", NULL},
+        [FKV_KERNEL_DECODE] = {"q", "pool", "table", "after", NULL},
+        [FKV_KERNEL_MERGE] = {"parts", "table", NULL},
+        [FKV_KERNEL_PREFILL] = {"q", "pool", "table", "after", NULL},
+        [FKV_KERNEL_PREFILL_BESIDE] = {"q", "pool", "table", "decoded", "after", NULL}};
     return names[kernel];
 }
 
 const char *const *fkv_kernel_outputs(fkv_kernel kernel) {
-    static const char *const names[FKV_N_KERNELS][2] = {[FKV_KERNEL_WRITE] = {"ticket", NULL},
-                                                        [FKV_KERNEL_COPY_PAGES] = {"ticket", NULL},
-                                                        [FKV_KERNEL_PUT_NUMBERS] = {"ticket", NULL},
-                                                        [FKV_KERNEL_DECODE] = {"parts", NULL},
-                                                        [FKV_KERNEL_MERGE] = {"out", NULL},
-                                                        [FKV_KERNEL_PREFILL] = {"out", NULL},
-                                                        [FKV_KERNEL_PREFILL_BESIDE] = {"out", NULL}};
+    static const char *const names[FKV_N_KERNELS][2] = {
+        [FKV_KERNEL_WRITE] = {"ticket", NULL},       [FKV_KERNEL_COPY_PAGES] = {"ticket", NULL},
+        [FKV_KERNEL_PUT_NUMBERS] = {"ticket", NULL}, [FKV_KERNEL_DECODE] = {"parts", NULL},
+        [FKV_KERNEL_MERGE] = {"out", NULL},          [FKV_KERNEL_PREFILL] = {"out", NULL},
+        [FKV_KERNEL_PREFILL_BESIDE] = {"out", NULL}};
     return names[kernel];
 }

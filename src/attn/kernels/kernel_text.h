@@ -30,6 +30,9 @@ uint32_t fkv_prefill_queries(fkv_kernel_device device, const fkv_attn_layer *lay
 /* Bytes of shared memory that the launch must ask for, beside what the text itself declares. */
 uint32_t fkv_kernel_shared_bytes(fkv_kernel_device device, fkv_kernel kernel);
 
+/* Blocks of decode that a CUDA multiprocessor is to have at a time. */
+uint32_t fkv_decode_blocks(const fkv_attn_layer *layer, uint32_t decode_rows);
+
 /* Threads of a block. */
 uint32_t fkv_kernel_threads(fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer);
 

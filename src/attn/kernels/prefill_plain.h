@@ -1,9 +1,10 @@
-/* Prefill in plain loops, for devices without the warpgroups of prefill_wgmma.h: same work, any codec, any head. Blocks are the same: a
- * tile of queries, a KV head, a slice of FKV_PREFILL_ROWS rows. Each warp takes FKV_WARP_ROWS rows at a time and walks the keys for
- * them alone, 32 at a time: each lane scores one key against every row; then each lane owns channels lane, lane + 32, ... and adds
- * the values up. Codes are unpacked in registers, one at a time, once for the rows of the warp.
+/* Prefill in plain loops, for devices without the warpgroups of prefill_wgmma.h: same work, any codec, any head. Blocks are the
+ * same: a tile of queries, a KV head, a slice of FKV_PREFILL_ROWS rows. Each warp takes FKV_WARP_ROWS rows at a time and walks
+ * the keys for them alone, 32 at a time: each lane scores one key against every row; then each lane owns channels lane, lane +
+ * 32, ... and adds the values up. Codes are unpacked in registers, one at a time, once for the rows of the warp.
  *
- * Same answer however it got there: tiles of keys begin at multiples of their length, and one that a row does not see adds nothing.
+ * Same answer however it got there: tiles of keys begin at multiples of their length, and one that a row does not see adds
+ * nothing.
  */
 #define FKV_WARP_ROWS (FKV_D > 256 ? 2 : 4)
 #define FKV_PREFILL_WARPS (FKV_PREFILL_THREADS / 32)
@@ -88,7 +89,8 @@ FKV_FN void fkv_prefill_rows(fkv_place place, FKV_SHARED float *queries, FKV_DEV
     fkv_u32 low = tile[FKV_TILE_POSITION] + first / FKV_R;
     fkv_u32 last = tile[FKV_TILE_POSITION] + (first + n - 1) / FKV_R;
     for (fkv_u32 base = 0; base <= last; base += FKV_KEYS) {
-        if (FKV_WINDOW != 0 && base + FKV_KEYS + FKV_WINDOW <= low + 1 && base + 1 >= FKV_SINKS + 1) continue; /* no row sees it */
+        if (FKV_WINDOW != 0 && base + FKV_KEYS + FKV_WINDOW <= low + 1 && base + 1 >= FKV_SINKS + 1)
+            continue; /* no row sees it */
         FKV_DEVICE const fkv_u8 *block =
             blocks + (fkv_u64)fkv_page_at(table, row_words, base / FKV_PAGE_TOKENS) * FKV_G * FKV_BLOCK_BYTES;
         fkv_u32 slot = base % FKV_PAGE_TOKENS;
@@ -104,7 +106,8 @@ FKV_FN void fkv_prefill_rows(fkv_place place, FKV_SHARED float *queries, FKV_DEV
             for (fkv_u32 d = 0; d < FKV_D; d++) {
                 float k = fkv_prefill_value(codes, scales, biases, d, FKV_K_BITS, FKV_K_GROUP);
                 FKV_UNROLL
-                for (int row = 0; row < FKV_WARP_ROWS; row++) score[row] = fkv_fma(queries[(fkv_u32)row * FKV_D + d], k, score[row]);
+                for (int row = 0; row < FKV_WARP_ROWS; row++)
+                    score[row] = fkv_fma(queries[(fkv_u32)row * FKV_D + d], k, score[row]);
             }
         }
         FKV_UNROLL
@@ -136,7 +139,8 @@ FKV_FN void fkv_prefill_rows(fkv_place place, FKV_SHARED float *queries, FKV_DEV
                 fkv_u32 d = lane + 32 * (fkv_u32)i;
                 float v = d < FKV_D ? fkv_prefill_value(codes, scales, biases, d, FKV_V_BITS, FKV_V_GROUP) : 0.0f;
                 FKV_UNROLL
-                for (int row = 0; row < FKV_WARP_ROWS; row++) sum[row][i] = fkv_fma(weights[(fkv_u32)row * 32 + t], v, sum[row][i]);
+                for (int row = 0; row < FKV_WARP_ROWS; row++)
+                    sum[row][i] = fkv_fma(weights[(fkv_u32)row * 32 + t], v, sum[row][i]);
             }
         }
         fkv_sync_warp(); /* weights are written again */

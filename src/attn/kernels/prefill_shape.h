@@ -1,8 +1,8 @@
-/* Prefill on warpgroups, first part: shapes. What lies where in shared memory, in which order channels lie there, and which keys a
- * block of queries meets. See prefill_wgmma.h for the whole.
+/* Prefill on warpgroups, first part: shapes. What lies where in shared memory, in which order channels lie there, and which keys
+ * a block of queries meets. See prefill_wgmma.h for the whole.
  *
- * Shared memory: queries, their factors and sums, gates; stages of unpacked keys and values; stages of packed ones. As many stages
- * as fit: unpacking runs ahead of the products by them.
+ * Shared memory: queries, their factors and sums, gates; stages of unpacked keys and values; stages of packed ones. As many
+ * stages as fit: unpacking runs ahead of the products by them.
  */
 constexpr int PF_DP = FKV_D > 256 ? (FKV_D + 127) / 128 * 128 : (FKV_D + 63) / 64 * 64;
 constexpr bool PF_HALVES = PF_DP > 256; /* two warpgroups share rows and halve the channels */
@@ -19,21 +19,24 @@ constexpr int PF_FIXED_BYTES = 1024 + PF_PARTS * PF_Q_BYTES + PF_ROWS * 4 + PF_G
 constexpr int pf_tile_bytes(int keys) { return keys * PF_DP * 2; }
 constexpr int pf_scales_bytes(int keys) { return FKV_K_BITS == 16 ? 0 : PF_GROUPS * keys * 8; }
 constexpr int pf_packed_bytes(int keys) {
-    return FKV_PAGE_TOKENS <= keys ? keys / FKV_PAGE_TOKENS * FKV_BLOCK_BYTES
-                                   : keys * (FKV_D * FKV_K_BITS / 8 + FKV_D * FKV_V_BITS / 8 +
-                                             (FKV_K_BITS == 16 ? 0 : 4 * FKV_D / FKV_K_GROUP) + (FKV_V_BITS == 16 ? 0 : 4 * FKV_D / FKV_V_GROUP));
+    return FKV_PAGE_TOKENS <= keys
+               ? keys / FKV_PAGE_TOKENS * FKV_BLOCK_BYTES
+               : keys * (FKV_D * FKV_K_BITS / 8 + FKV_D * FKV_V_BITS / 8 + (FKV_K_BITS == 16 ? 0 : 4 * FKV_D / FKV_K_GROUP) +
+                         (FKV_V_BITS == 16 ? 0 : 4 * FKV_D / FKV_V_GROUP));
 }
 constexpr bool pf_fits(int keys, int stages, int packed) {
-    return PF_FIXED_BYTES + stages * (2 * pf_tile_bytes(keys) + pf_scales_bytes(keys)) + packed * pf_packed_bytes(keys) <= PF_ROOM;
+    return PF_FIXED_BYTES + stages * (2 * pf_tile_bytes(keys) + pf_scales_bytes(keys)) + packed * pf_packed_bytes(keys) <=
+           PF_ROOM;
 }
 constexpr int PF_KEYS = PF_DP > 128 ? (pf_fits(32, 1, 1) ? 32 : 16) : 64;
-constexpr int PF_STAGES = pf_fits(PF_KEYS, 3, 2) ? 3 : pf_fits(PF_KEYS, 2, 2) ? 2 : 1;
+constexpr int PF_STAGES = pf_fits(PF_KEYS, 3, 2) ? 3 : pf_fits(PF_KEYS, 2, 1) ? 2 : 1;
 constexpr int PF_PACKED = pf_fits(PF_KEYS, PF_STAGES, 3) ? 3 : pf_fits(PF_KEYS, PF_STAGES, 2) ? 2 : 1;
 constexpr bool PF_Q_HELD = PF_DP <= 128 && PF_PARTS == 1 && PF_GROUPS <= 2; /* in registers */
 
 template <int BITS, int GROUP> struct pf_side {
     static constexpr int row_bytes = FKV_D * BITS / 8;
-    static constexpr int chunk_bytes = BITS == 2 && (GROUP == 32 || row_bytes % 16 != 0) ? 8 : 16; /* of one thread, in one group */
+    static constexpr int chunk_bytes =
+        BITS == 2 && (GROUP == 32 || row_bytes % 16 != 0) ? 8 : 16; /* of one thread, in one group */
     static constexpr int words = chunk_bytes / 4;
     static constexpr int channels = chunk_bytes * 8 / BITS;
     static constexpr int units = channels / 8; /* of eight halves */
@@ -46,7 +49,9 @@ template <int BITS, int GROUP> struct pf_side {
     static constexpr int batches = (per_thread + batch - 1) / batch;
 
     /* Where unit u of a chunk lies. */
-    FKV_FN fkv_u32 unit_at(fkv_u32 chunk, fkv_u32 u, bool spread_out) { return spread_out ? u * chunks + chunk : chunk * units + u; }
+    FKV_FN fkv_u32 unit_at(fkv_u32 chunk, fkv_u32 u, bool spread_out) {
+        return spread_out ? u * chunks + chunk : chunk * units + u;
+    }
     /* The channel at `place` of the order in shared memory. */
     FKV_FN fkv_u32 channel(fkv_u32 place, bool spread_out) {
         fkv_u32 p = place / 8, e = place % 8;
@@ -77,7 +82,7 @@ constexpr int PF_AT_V = PF_AT_K + PF_STAGES * PF_TILE_BYTES;
 constexpr int PF_AT_SCALES = PF_AT_V + PF_STAGES * PF_TILE_BYTES;
 constexpr int PF_AT_PACKED = PF_AT_SCALES + PF_STAGES * PF_SCALES_BYTES;
 constexpr int PF_AT_FACTORS = PF_AT_PACKED + PF_PACKED * PF_PACKED_BYTES; /* [rows]: of the scores */
-constexpr int PF_AT_SUMS = PF_AT_FACTORS + PF_ROWS * 4;                    /* [groups, rows]: of q */
+constexpr int PF_AT_SUMS = PF_AT_FACTORS + PF_ROWS * 4;                   /* [groups, rows]: of q */
 constexpr int PF_AT_GATES = PF_AT_SUMS + PF_GROUPS * PF_ROWS * 4;
 constexpr int PF_OUT_STRIDE = FKV_D + 4; /* floats; out's rows take the place of everything else */
 constexpr int PF_OUT_BYTES = PF_ROWS * PF_OUT_STRIDE * 4;
@@ -96,10 +101,10 @@ struct pf_item {
     fkv_u32 n_fixed, n_ring;
     fkv_u32 first_token; /* of the step: row 0's */
     fkv_u32 head;
-    fkv_u32 position;    /* of the first query of the table's tile */
-    fkv_u32 first_row;   /* of this block, of the tile's queries x heads */
-    fkv_u32 n_rows;      /* of this block */
-    fkv_u32 begin, last; /* positions: the first that the window of the first row shows, the last row's own */
+    fkv_u32 position;                     /* of the first query of the table's tile */
+    fkv_u32 first_row;                    /* of this block, of the tile's queries x heads */
+    fkv_u32 n_rows;                       /* of this block */
+    fkv_u32 begin, last;                  /* positions: the first that the window of the first row shows, the last row's own */
     fkv_u32 n_front, first_back, n_tiles; /* of keys: those of the sinks, then from first_back on */
 };
 
@@ -143,4 +148,3 @@ FKV_FN fkv_u32 pf_first_key(const pf_item &x, fkv_u32 tile) {
 FKV_FN fkv_u32 pf_page_at(const pf_item &x, fkv_u32 logical) {
     return x.pages[logical < x.n_fixed ? logical : x.n_fixed + (logical - x.n_fixed) % x.n_ring];
 }
-

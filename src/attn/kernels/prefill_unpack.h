@@ -1,7 +1,7 @@
-/* Prefill on warpgroups, second part: from packed pages to halves in shared memory. One warpgroup does this for all rows of the block,
- * each page once. Whole blocks come by the copy engine, PF_PACKED tiles ahead. A thread holds chunks of 16 packed bytes: all are
- * read before the first half is stored, since a read behind a store waits for it. Codes become halves by arithmetic on two at a
- * time: a code among the bits of 1024.0 is 1024 + code.
+/* Prefill on warpgroups, second part: from packed pages to halves in shared memory. One warpgroup does this for all rows of the
+ * block, each page once. Whole blocks come by the copy engine, PF_PACKED tiles ahead. A thread holds chunks of 16 packed bytes:
+ * all are read before the first half is stored, since a read behind a store waits for it. Codes become halves by arithmetic on
+ * two at a time: a code among the bits of 1024.0 is 1024 + code.
  *
  * K stays codes, which are exact; scales and biases beside it become floats. V becomes values, rounded to halves.
  */
@@ -54,14 +54,16 @@ FKV_FN void pf_bring_tile(fkv_shared s, const pf_item &x, fkv_u32 key, fkv_u32 p
         for (fkv_u32 i = 0; i < PF_KEYS / PF_SUB_TOKENS; i++) {
             if ((seen >> i & 1) == 0) continue;
             if (i > 0) page = pf_page_at(x, key / FKV_PAGE_TOKENS + i);
-            fkv_bring(s, gate, at + i * FKV_BLOCK_BYTES, x.pool + (fkv_u64)page * (FKV_G * (fkv_u64)FKV_BLOCK_BYTES), FKV_BLOCK_BYTES);
+            fkv_bring(s, gate, at + i * FKV_BLOCK_BYTES, x.pool + (fkv_u64)page * (FKV_G * (fkv_u64)FKV_BLOCK_BYTES),
+                      FKV_BLOCK_BYTES);
         }
     }
     fkv_bring_end(s, gate);
 }
 
 FKV_FN const fkv_u8 *pf_packed_row(fkv_shared s, int stage, fkv_u32 key, int part, int row_bytes) {
-    return s.base + PF_AT_PACKED + (fkv_u32)stage * PF_PACKED_BYTES + key / PF_SUB_TOKENS * PF_SUB_BYTES + part + key % PF_SUB_TOKENS * row_bytes;
+    return s.base + PF_AT_PACKED + (fkv_u32)stage * PF_PACKED_BYTES + key / PF_SUB_TOKENS * PF_SUB_BYTES + part +
+           key % PF_SUB_TOKENS * row_bytes;
 }
 
 struct alignas(16) pf_floats4 {
@@ -80,8 +82,8 @@ struct alignas(8) pf_words2 {
 /* Unit `u` of a chunk as codes in four pairs of halves; 16 bits: as values. */
 template <int BITS> FKV_FN void pf_unit_codes(const fkv_u32 *w, int u, fkv_u32 *h) {
     if (BITS == 16) {
-        FKV_UNROLL for (int i = 0; i < 4; i++)
-            h[i] = FKV_PAGE_BF16 ? fkv_pack_f16(fkv_float_of(w[i] << 16), fkv_float_of(w[i] & 0xffff0000u)) : w[i];
+        FKV_UNROLL for (int i = 0; i < 4; i++) h[i] =
+            FKV_PAGE_BF16 ? fkv_pack_f16(fkv_float_of(w[i] << 16), fkv_float_of(w[i] & 0xffff0000u)) : w[i];
     } else if (BITS == 8) { /* 0x6400 is 1024 and its last bit 1 */
         FKV_UNROLL for (int i = 0; i < 2; i++) {
             h[2 * i] = fkv_fma_f16x2(fkv_permute(w[2 * u + i], 0x64646464u, 0x5140), 0x3c003c00u, 0xe400e400u);
@@ -116,7 +118,7 @@ template <class SIDE> struct pf_chunks {
     fkv_u32 scale[SIDE::batch], bias[SIDE::batch];
 };
 
-template <class SIDE> struct pf_spot { /* of a thread's i-th chunk */
+template <class SIDE> struct pf_spot {                    /* of a thread's i-th chunk */
     static constexpr bool even = 128 % SIDE::chunks == 0; /* a thread's chunks lie in one column */
     static constexpr fkv_u32 key_step = even ? 128 / SIDE::chunks : 0;
     fkv_u32 chunk, key, turn;
@@ -137,8 +139,8 @@ FKV_FN void pf_take(fkv_shared s, int packed, fkv_u32 batch, pf_chunks<SIDE> &c)
     FKV_UNROLL for (fkv_u32 i = 0; i < SIDE::batch; i++) {
         pf_spot<SIDE> spot = pf_spot<SIDE>::at(s.index % 128, batch * SIDE::batch + i);
         if (!spot.any) break;
-        const fkv_u8 *codes =
-            pf_packed_row(s, packed, spot.key, VALUES ? PF_SUB_V_CODES : PF_SUB_K_CODES, SIDE::row_bytes) + spot.chunk * SIDE::chunk_bytes;
+        const fkv_u8 *codes = pf_packed_row(s, packed, spot.key, VALUES ? PF_SUB_V_CODES : PF_SUB_K_CODES, SIDE::row_bytes) +
+                              spot.chunk * SIDE::chunk_bytes;
         if (SIDE::words == 4) {
             pf_words4 x4 = *(const pf_words4 *)codes;
             FKV_UNROLL for (int k = 0; k < SIDE::words; k++) c.w[i][k] = x4.w[k];
@@ -156,7 +158,8 @@ FKV_FN void pf_take(fkv_shared s, int packed, fkv_u32 batch, pf_chunks<SIDE> &c)
 
 /* edge: keys that no row sees are among these; they become zeroes. Of V only: their scores are masked. */
 template <class SIDE, int BITS, bool VALUES, bool SPREAD>
-FKV_FN void pf_put(fkv_shared s, const pf_item &x, fkv_u32 first_key, bool edge, fkv_u32 at, fkv_u32 batch, const pf_chunks<SIDE> &c) {
+FKV_FN void pf_put(fkv_shared s, const pf_item &x, fkv_u32 first_key, bool edge, fkv_u32 at, fkv_u32 batch,
+                   const pf_chunks<SIDE> &c) {
     FKV_UNROLL for (fkv_u32 i = 0; i < SIDE::batch; i++) {
         pf_spot<SIDE> spot = pf_spot<SIDE>::at(s.index % 128, batch * SIDE::batch + i);
         if (!spot.any) break;
@@ -164,11 +167,11 @@ FKV_FN void pf_put(fkv_shared s, const pf_item &x, fkv_u32 first_key, bool edge,
         FKV_UNROLL for (int u = 0; u < SIDE::units; u++) {
             fkv_u32 h[4];
             pf_unit_codes<BITS>(c.w[i], u, h);
-            if (VALUES && BITS != 16)
-                FKV_UNROLL for (int k = 0; k < 4; k++) h[k] = pf_affine(h[k], c.scale[i], c.bias[i]);
+            if (VALUES && BITS != 16) FKV_UNROLL for (int k = 0; k < 4; k++) h[k] = pf_affine(h[k], c.scale[i], c.bias[i]);
             if (VALUES) FKV_UNROLL for (int k = 0; k < 4; k++) h[k] = none ? 0 : h[k];
             fkv_u32 unit = SIDE::unit_at(spot.chunk, (fkv_u32)u, SPREAD);
-            pf_words4 *to = (pf_words4 *)(s.base + at + unit / 8 * (PF_KEYS * 128) + spot.key * 128 + ((unit % 8) ^ spot.turn) * 16);
+            pf_words4 *to =
+                (pf_words4 *)(s.base + at + unit / 8 * (PF_KEYS * 128) + spot.key * 128 + ((unit % 8) ^ spot.turn) * 16);
             *to = pf_words4{{h[0], h[1], h[2], h[3]}};
         }
     }
@@ -180,8 +183,10 @@ FKV_FN void pf_take_scales(fkv_shared s, int packed, fkv_u32 *scale, fkv_u32 *bi
     FKV_UNROLL for (fkv_u32 i = 0; i < PF_SCALES_EACH; i++) {
         fkv_u32 number = s.index % 128 + 128 * i;
         if (PF_GROUPS * PF_KEYS % 128 != 0 && number >= PF_GROUPS * PF_KEYS) break;
-        scale[i] = ((const fkv_u16 *)pf_packed_row(s, packed, number / PF_GROUPS, PF_SUB_K_SCALES, PF_K_SCALE_BYTES))[number % PF_GROUPS];
-        bias[i] = ((const fkv_u16 *)pf_packed_row(s, packed, number / PF_GROUPS, PF_SUB_K_BIASES, PF_K_SCALE_BYTES))[number % PF_GROUPS];
+        scale[i] = ((const fkv_u16 *)pf_packed_row(s, packed, number / PF_GROUPS, PF_SUB_K_SCALES,
+                                                   PF_K_SCALE_BYTES))[number % PF_GROUPS];
+        bias[i] = ((const fkv_u16 *)pf_packed_row(s, packed, number / PF_GROUPS, PF_SUB_K_BIASES,
+                                                  PF_K_SCALE_BYTES))[number % PF_GROUPS];
     }
 }
 
@@ -189,7 +194,8 @@ FKV_FN void pf_put_scales(fkv_shared s, int stage, const fkv_u32 *scale, const f
     FKV_UNROLL for (fkv_u32 i = 0; i < PF_SCALES_EACH; i++) {
         fkv_u32 number = s.index % 128 + 128 * i;
         if (PF_GROUPS * PF_KEYS % 128 != 0 && number >= PF_GROUPS * PF_KEYS) break;
-        pf_floats2 *to = (pf_floats2 *)(s.base + PF_AT_SCALES + stage * PF_SCALES_BYTES) + number % PF_GROUPS * PF_KEYS + number / PF_GROUPS;
+        pf_floats2 *to =
+            (pf_floats2 *)(s.base + PF_AT_SCALES + stage * PF_SCALES_BYTES) + number % PF_GROUPS * PF_KEYS + number / PF_GROUPS;
         *to = pf_floats2{fkv_page_number(scale[i]), fkv_page_number(bias[i])};
     }
 }
@@ -201,14 +207,16 @@ FKV_FN void pf_publish(fkv_shared s, fkv_u32 gate) {
     if (s.index % 32 == 0) fkv_gate_arrive(s, gate);
 }
 
+/* By one thread, once the gates are made: as many tiles as there is room for. */
+FKV_FN void pf_bring_first(fkv_shared s, const pf_item &x) {
+    for (fkv_u32 tile = 0; tile < PF_PACKED && tile < x.n_tiles; tile++) {
+        fkv_u32 key = pf_first_key(x, tile);
+        pf_bring_tile(s, x, key, pf_page_at(x, key / FKV_PAGE_TOKENS), (int)tile);
+    }
+}
+
 /* The role of the first warpgroup: tiles of keys, one after the other, through the stages. */
 FKV_FN void pf_unpack(fkv_shared s, const pf_item &x) {
-    if (s.index == 0)
-        for (fkv_u32 tile = 0; tile < PF_PACKED && tile < x.n_tiles; tile++) {
-            fkv_u32 key = pf_first_key(x, tile);
-            pf_bring_tile(s, x, key, pf_page_at(x, key / FKV_PAGE_TOKENS), (int)tile);
-        }
-    fkv_sync_warp();
     int stage = 0, packed = 0;
     fkv_u32 phase = 0, packed_phase = 0;
     for (fkv_u32 tile = 0; tile < x.n_tiles; tile++) {
@@ -254,4 +262,3 @@ FKV_FN void pf_unpack(fkv_shared s, const pf_item &x) {
         if (++packed == PF_PACKED) packed = 0, packed_phase ^= 1;
     }
 }
-

@@ -1,15 +1,15 @@
-/* Attention of queries over packed pages, for prefill: on warpgroups (sm_90a) and, played by hand, on the host. Blocks: (tile of the
- * step table, KV head, slice of FKV_PREFILL_ROWS rows: queries x heads). No score ever leaves the block.
+/* Attention of queries over packed pages, for prefill: on warpgroups (sm_90a) and, played by hand, on the host. Blocks: (tile of
+ * the step table, KV head, slice of FKV_PREFILL_ROWS rows: queries x heads). No score ever leaves the block.
  *
- * Three warpgroups. The first unpacks (prefill_unpack.h). The other two multiply and do the softmax, 64 rows each (heads beyond 256:
- * the same 64 rows, half of V's channels each). Products run beside their threads: while the weights of one tile of keys are
+ * Three warpgroups. The first unpacks (prefill_unpack.h). The other two multiply and do the softmax, 64 rows each (heads beyond
+ * 256: the same 64 rows, half of V's channels each). Products run beside their threads: while the weights of one tile of keys are
  * worked out, the values of the tile before are summed and the other warpgroup's scores are made.
  *
- * Scores are exact up to float sums: codes of K are whole numbers, so halves without rounding; a product runs over the codes of one
- * group, and its scale and bias are applied to the float sum:  score = sum over groups of s . (q . codes) + b . sum(q).
+ * Scores are exact up to float sums: codes of K are whole numbers, so halves without rounding; a product runs over the codes of
+ * one group, and its scale and bias are applied to the float sum:  score = sum over groups of s . (q . codes) + b . sum(q).
  * Rounding K's values to halves instead would be faster, and off by 2e-2 where a few channels are 20 times larger, as real keys'
- * are. Queries are halves after a power of two is taken out of each row; where a row's numbers have more bits (float rows, rotated
- * rows) there are two halves of each, and two products.
+ * are. Queries are halves after a power of two is taken out of each row; where a row's numbers have more bits (float rows,
+ * rotated rows) there are two halves of each, and two products.
  *
  * Channels lie in shared memory in the order that unpacking likes best (pf_side::channel()): q is stored in K's order, and out is
  * read in V's.
@@ -43,7 +43,8 @@ FKV_FN float pf_warp_sum(float x) {
 /* A rotation of a row in shared memory by one warp, as docs/page_format.md says it; undo: the signs come last. */
 template <bool K> FKV_FN void pf_rotate(fkv_shared s, float *row, bool undo) {
     fkv_u32 lane = s.index % 32;
-    for (fkv_u32 d = lane; d < FKV_D && !undo; d += 32) row[d] = fkv_float_of(fkv_bits_of(row[d]) ^ (K ? fkv_k_sign(d) : fkv_v_sign(d)));
+    for (fkv_u32 d = lane; d < FKV_D && !undo; d += 32)
+        row[d] = fkv_float_of(fkv_bits_of(row[d]) ^ (K ? fkv_k_sign(d) : fkv_v_sign(d)));
     fkv_sync_warp();
     for (fkv_u32 h = 1; h < FKV_ROTATION_BLOCK; h *= 2) {
         for (fkv_u32 i = lane; i < FKV_D / 2; i += 32) {
@@ -61,41 +62,62 @@ template <bool K> FKV_FN void pf_rotate(fkv_shared s, float *row, bool undo) {
     fkv_sync_warp();
 }
 
-/* Queries into shared memory as halves, by all warps, a row at a time. */
+/* Where the half at `place` of a row of queries lies. */
+FKV_FN fkv_u16 *pf_query_at(fkv_shared s, fkv_u32 row, fkv_u32 place) {
+    return (fkv_u16 *)(s.base + PF_AT_Q + place / 64 * (PF_ROWS * 128) + row * 128 + ((place % 64 / 8) ^ (row % 8)) * 16) +
+           place % 8;
+}
+
+constexpr int PF_LANE_CHANNELS = (FKV_D + 31) / 32;
+
+FKV_FN void pf_fetch_query(const pf_item &x, const void *q, fkv_u32 row, fkv_u32 lane, float *numbers) {
+    if (row >= x.n_rows) return;
+    FKV_UNROLL for (int i = 0; i < PF_LANE_CHANNELS; i++) {
+        fkv_u32 d = lane + 32 * (fkv_u32)i;
+        numbers[i] = d < FKV_D ? fkv_row_number(q, pf_row_at(x, row) + d) : 0.0f;
+    }
+}
+
+/* Queries into shared memory as halves, by all warps, a row at a time; the next one is on its way. */
 FKV_FN void pf_load_queries(fkv_shared s, const pf_item &x, const void *q) {
-    int warp = (int)s.index / 32, lane = (int)s.index % 32;
+    fkv_u32 warp = s.index / 32, lane = s.index % 32;
     float *row = (float *)(s.base + PF_AT_K) + warp * FKV_D;
     float scale = fkv_float_of(FKV_SCALE_BITS);
     float sign = scale < 0 ? -1.0f : 1.0f;
-    for (int r = warp; r < PF_ROWS; r += PF_THREADS / 32) {
-        bool real = (fkv_u32)r < x.n_rows;
-        for (int d = lane; d < FKV_D; d += 32) row[d] = real ? sign * fkv_row_number(q, pf_row_at(x, (fkv_u32)r) + (fkv_u64)d) : 0.0f;
+    float numbers[PF_LANE_CHANNELS];
+    pf_fetch_query(x, q, warp, lane, numbers);
+    for (fkv_u32 r = warp; r < PF_ROWS; r += PF_THREADS / 32) {
+        if (r >= x.n_rows) { /* whatever comes of these is not stored */
+            for (fkv_u32 place = lane; place < FKV_D; place += 32)
+                for (int part = 0; part < PF_PARTS; part++) pf_query_at(s, r, place)[part * (PF_Q_BYTES / 2)] = 0;
+            continue;
+        }
+        FKV_UNROLL for (int i = 0; i < PF_LANE_CHANNELS; i++) if (lane + 32 * (fkv_u32)i < FKV_D) row[lane + 32 * (fkv_u32)i] =
+            sign * numbers[i];
+        pf_fetch_query(x, q, r + PF_THREADS / 32, lane, numbers);
         fkv_sync_warp();
         if (FKV_ROTATE_K) pf_rotate<true>(s, row, false);
         float largest = 0;
-        for (int d = lane; d < FKV_D; d += 32) {
-            float a = row[d] < 0 ? -row[d] : row[d];
-            largest = a > largest ? a : largest;
-        }
+        for (fkv_u32 d = lane; d < FKV_D; d += 32) largest = fkv_max(largest, fkv_abs(row[d]));
         fkv_u32 exponent = fkv_bits_of(pf_warp_max(largest)) >> 23;
         if (exponent == 0 || exponent > 253) exponent = 127;
         float down = fkv_float_of((254 - exponent) << 23);
-        for (int d = lane; d < FKV_D; d += 32) { /* what the halves will say: the sums are of that */
+        for (fkv_u32 d = lane; d < FKV_D; d += 32) { /* what the halves will say: the sums are of that */
             float y = row[d] * down;
             float high = fkv_f16_to_f32(fkv_f32_to_f16(y));
             row[d] = PF_PARTS == 1 ? high : high + fkv_f16_to_f32(fkv_f32_to_f16(y - high));
         }
         fkv_sync_warp();
-        for (int place = lane; place < FKV_D; place += 32) {
-            float y = row[pf_k::channel((fkv_u32)place, pf_k::spread)];
+        for (fkv_u32 place = lane; place < FKV_D; place += 32) {
+            float y = row[pf_k::channel(place, pf_k::spread)];
             fkv_u32 high = fkv_f32_to_f16(y);
-            fkv_u32 at = (fkv_u32)(PF_AT_Q + place / 64 * (PF_ROWS * 128) + r * 128 + ((place % 64 / 8) ^ (r % 8)) * 16 + place % 8 * 2);
-            *(fkv_u16 *)(s.base + at) = (fkv_u16)high;
-            if (PF_PARTS == 2) *(fkv_u16 *)(s.base + at + PF_Q_BYTES) = (fkv_u16)fkv_f32_to_f16(y - fkv_f16_to_f32(high));
+            fkv_u16 *to = pf_query_at(s, r, place);
+            to[0] = (fkv_u16)high;
+            if (PF_PARTS == 2) to[PF_Q_BYTES / 2] = (fkv_u16)fkv_f32_to_f16(y - fkv_f16_to_f32(high));
         }
-        for (int g = 0; g < PF_GROUPS && FKV_K_BITS != 16; g++) {
+        for (fkv_u32 g = 0; g < PF_GROUPS && FKV_K_BITS != 16; g++) {
             float sum = 0;
-            for (int d = g * FKV_K_GROUP + lane; d < (g + 1) * FKV_K_GROUP; d += 32) sum += row[d];
+            for (fkv_u32 d = g * FKV_K_GROUP + lane; d < (g + 1) * FKV_K_GROUP; d += 32) sum += row[d];
             sum = pf_warp_sum(sum);
             if (lane == 0) ((float *)(s.base + PF_AT_SUMS))[g * PF_ROWS + r] = sum;
         }
@@ -130,7 +152,8 @@ FKV_FN fkv_u32 pf_step_unit(int group, int step) { /* unit of the first of 16 ch
     return (fkv_u32)(step / pairs * pf_k::chunks + group * pf_k::per_group + step % pairs * 2);
 }
 
-constexpr int PF_REGS_MULTIPLY = PF_Q_HELD ? 224 : 216; /* 504 in all, of one thread of each warpgroup: what the block began with */
+constexpr int PF_REGS_MULTIPLY =
+    PF_Q_HELD ? 224 : 216; /* 504 in all, of one thread of each warpgroup: what the block began with */
 constexpr int PF_REGS_UNPACK = 504 - 2 * PF_REGS_MULTIPLY;
 
 /* Scores of one group of channels. q_at, k_at: units of 16 bytes. */
@@ -157,7 +180,8 @@ FKV_FN void pf_issue_group(fkv_shared s, int group, fkv_u32 q_at, fkv_u32 k_at, 
 }
 
 FKV_FN void pf_issue_values(fkv_shared s, fkv_u32 v_at, const fkv_u32 *p, float *o) {
-    FKV_UNROLL for (int step = 0; step < PF_KEYS / 16; step++) fkv_wg_values<PF_KEYS, PF_COLS>(s, o, p + 4 * step, v_at + (fkv_u32)step * 128);
+    FKV_UNROLL for (int step = 0; step < PF_KEYS / 16; step++)
+        fkv_wg_values<PF_KEYS, PF_COLS>(s, o, p + 4 * step, v_at + (fkv_u32)step * 128);
     fkv_wg_commit();
 }
 
@@ -167,7 +191,8 @@ struct pf_scales {
 };
 
 FKV_FN void pf_load_scales(fkv_shared s, int group, int stage, int from, int to, pf_scales &scales) {
-    const pf_floats4 *all = (const pf_floats4 *)(s.base + PF_AT_SCALES + stage * PF_SCALES_BYTES) + group * (PF_KEYS / 2) + s.index % 4;
+    const pf_floats4 *all =
+        (const pf_floats4 *)(s.base + PF_AT_SCALES + stage * PF_SCALES_BYTES) + group * (PF_KEYS / 2) + s.index % 4;
     FKV_UNROLL for (int j = from; j < to; j++) scales.of[j] = all[4 * j];
 }
 
@@ -183,7 +208,7 @@ FKV_FN void pf_fold_group(bool first, const pf_scales &scales, float sum0, float
 }
 
 FKV_FN bool pf_sees(fkv_u32 position, fkv_u32 token) {
-    return token <= position && (FKV_WINDOW == 0 || pf_is_sink(token) || position - token < FKV_WINDOW);
+    return token <= position && (FKV_WINDOW == 0 || pf_is_sink(token) || position - token + 1 < FKV_WINDOW + 1);
 }
 
 FKV_FN float pf_tanh(float x) { return 1.0f - 2.0f / (fkv_exp2(x * 2.88539008f) + 1.0f); }
@@ -193,8 +218,8 @@ FKV_FN void pf_softmax(fkv_shared s, float *x, fkv_u32 first_key, bool masked, p
     const float none = fkv_float_of(0xff800000u);
     if (FKV_SOFTCAP_BITS != 0) {
         const float cap = fkv_float_of(FKV_SOFTCAP_BITS);
-        FKV_UNROLL for (int i = 0; i < PF_KEYS / 2; i++)
-            x[i] = cap * 1.44269504f * pf_tanh(x[i] * (row[i / 2 % 2].factor * (0.69314718f / cap)));
+        FKV_UNROLL for (int i = 0; i < PF_KEYS / 2; i++) x[i] =
+            cap * 1.44269504f * pf_tanh(x[i] * (row[i / 2 % 2].factor * (0.69314718f / cap)));
     }
     if (masked) {
         FKV_UNROLL for (int i = 0; i < PF_KEYS / 2; i++) {
@@ -232,13 +257,13 @@ constexpr int PF_AHEAD = PF_KEYS / 16; /* scales that are read before the sums a
 
 /* What a multiplying warpgroup keeps from tile to tile. */
 struct pf_rows {
-    int group;     /* of the two */
-    int row;       /* this thread's first; the other is 8 further */
-    fkv_u32 q_at;  /* places in units of 16 bytes */
-    fkv_u32 v_at;  /* of stage 0 */
+    int group;         /* of the two */
+    int row;           /* this thread's first; the other is 8 further */
+    fkv_u32 q_at;      /* places in units of 16 bytes */
+    fkv_u32 v_at;      /* of stage 0 */
     fkv_u32 low, high; /* positions of the first and the last row */
     pf_row_state state[2];
-    float sums[2][2]; /* of q, by group */
+    float sums[2][2];                        /* of q, by group */
     fkv_u32 held[PF_Q_HELD ? FKV_D / 4 : 1]; /* q */
     fkv_u32 p[PF_KEYS / 4];
     float o[PF_COLS / 2];
@@ -246,7 +271,8 @@ struct pf_rows {
 
 /* One tile of keys: its scores while the values of the tile before are summed, its weights into p. */
 template <bool FIRST>
-FKV_FN void pf_meet(fkv_shared s, const pf_item &item, fkv_u32 tile, int stage, fkv_u32 phase, int last_stage, fkv_u32 last_phase, pf_rows &r) {
+FKV_FN void pf_meet(fkv_shared s, const pf_item &item, fkv_u32 tile, int stage, fkv_u32 phase, int last_stage, fkv_u32 last_phase,
+                    pf_rows &r) {
     float acc[PF_GROUPS > 1 ? 2 : 1][PF_KEYS / 2];
     float x[PF_KEYS / 2];
     if (!FIRST) {
@@ -256,6 +282,7 @@ FKV_FN void pf_meet(fkv_shared s, const pf_item &item, fkv_u32 tile, int stage, 
     fkv_gate_wait(s, pf_gate(PF_K_FULL, stage), phase);
     fkv_wg_settle<PF_COLS / 2>(r.o);
     fkv_u32 k_at = s.unit + (fkv_u32)(PF_AT_K / 16) + (fkv_u32)stage * (PF_TILE_BYTES / 16);
+    if (!PF_Q_HELD) fkv_wg_settle_bits<1>(&r.q_at); /* places are worked out anew: kept, they would spill */
     fkv_wg_begin();
     pf_issue_group(s, 0, r.q_at, k_at, acc[0], r.held);
     if (PF_GROUPS > 1) pf_issue_group(s, 1, r.q_at, k_at, acc[PF_GROUPS > 1], r.held);
@@ -264,10 +291,14 @@ FKV_FN void pf_meet(fkv_shared s, const pf_item &item, fkv_u32 tile, int stage, 
         constexpr int values = FIRST ? 0 : 1;
         pf_scales scales;
         if (FKV_K_BITS != 16) pf_load_scales(s, g, stage, 0, PF_AHEAD, scales);
-        if (g == 0) fkv_wg_wait<(PF_GROUPS > 1) + values>();
-        else if (g == 1) fkv_wg_wait<(PF_GROUPS > 2) + values>();
-        else if (g + 1 < PF_GROUPS) fkv_wg_wait<1>();
-        else fkv_wg_wait<0>();
+        if (g == 0)
+            fkv_wg_wait<(PF_GROUPS > 1) + values>();
+        else if (g == 1)
+            fkv_wg_wait<(PF_GROUPS > 2) + values>();
+        else if (g + 1 < PF_GROUPS)
+            fkv_wg_wait<1>();
+        else
+            fkv_wg_wait<0>();
         fkv_wg_settle<PF_KEYS / 2>(acc[g % 2 * (PF_GROUPS > 1)]);
         if (FKV_K_BITS == 16) {
             FKV_UNROLL for (int i = 0; i < PF_KEYS / 2; i++) x[i] = acc[0][i];
@@ -287,7 +318,8 @@ FKV_FN void pf_meet(fkv_shared s, const pf_item &item, fkv_u32 tile, int stage, 
     if (s.index % 32 == 0) fkv_gate_arrive(s, pf_gate(PF_K_EMPTY, stage));
 
     fkv_u32 key = pf_first_key(item, tile);
-    bool masked = key + PF_KEYS - 1 > r.low || (FKV_WINDOW != 0 && r.high - key >= FKV_WINDOW && key + PF_KEYS > FKV_SINKS);
+    bool masked =
+        key + PF_KEYS - 1 > r.low || (FKV_WINDOW != 0 && r.high - key + 1 >= FKV_WINDOW + 1 && key + PF_KEYS > FKV_SINKS);
     float shrink[2];
     pf_softmax(s, x, key, masked, r.state, shrink);
     fkv_wg_settle<PF_KEYS / 2>(x);
@@ -322,14 +354,13 @@ FKV_FN void pf_multiply(fkv_shared s, const pf_item &x) {
         r.state[i].top = -1e30f;
         r.state[i].total = 0;
         if (PF_SUMS_HELD)
-            FKV_UNROLL for (int g = 0; g < PF_GROUPS; g++)
-                r.sums[i][g % 2] = ((const float *)(s.base + PF_AT_SUMS))[g * PF_ROWS + r.row + 8 * i];
+            FKV_UNROLL for (int g = 0; g < PF_GROUPS; g++) r.sums[i][g % 2] =
+                ((const float *)(s.base + PF_AT_SUMS))[g * PF_ROWS + r.row + 8 * i];
     }
     FKV_UNROLL for (int i = 0; i < PF_COLS / 2; i++) r.o[i] = 0;
-    if (PF_Q_HELD)
-        FKV_UNROLL for (int i = 0; i < FKV_D / 4; i++) {
+    if (PF_Q_HELD) FKV_UNROLL for (int i = 0; i < FKV_D / 4; i++) {
             int row = r.row + i % 2 * 8, place = i / 4 * 16 + i / 2 % 2 * 8;
-            r.held[i] = *(const fkv_u32 *)(s.base + PF_AT_Q + place / 64 * (PF_ROWS * 128) + row * 128 + ((place % 64 / 8) ^ (row % 8)) * 16 + lane % 4 * 4);
+            r.held[i] = *(const fkv_u32 *)pf_query_at(s, (fkv_u32)row, (fkv_u32)(place + lane % 4 * 2));
         }
 
     int stage = 0;
@@ -359,11 +390,14 @@ FKV_FN void pf_multiply(fkv_shared s, const pf_item &x) {
     fkv_sync_team(1, 256); /* the other warpgroup's products are done with shared memory too */
     FKV_UNROLL for (int i = 0; i < PF_COLS / 2; i++) {
         int place = first_col + i / 4 * 8 + lane % 4 * 2 + i % 2;
-        if (place < FKV_D) ((float *)s.base)[(r.row + i / 2 % 2 * 8) * PF_OUT_STRIDE + pf_v::channel((fkv_u32)place, true)] = r.o[i] * factor[i / 2 % 2];
+        if (place < FKV_D)
+            ((float *)s.base)[(r.row + i / 2 % 2 * 8) * PF_OUT_STRIDE + pf_v::channel((fkv_u32)place, true)] =
+                r.o[i] * factor[i / 2 % 2];
     }
 }
 
-FKV_FN void fkv_attend_prefill(fkv_place place, fkv_u32 *shared, const void *q, const void *pool, const fkv_u32 *table, void *out) {
+FKV_FN void fkv_attend_prefill(fkv_place place, fkv_u32 *shared, const void *q, const void *pool, const fkv_u32 *table,
+                               void *out) {
     fkv_shared s = fkv_shared_make(shared, place.index);
     pf_item x = pf_item_at((const fkv_u8 *)pool, table, place.x, place.y, place.z);
     if (x.n_rows == 0) return;
@@ -379,7 +413,9 @@ FKV_FN void fkv_attend_prefill(fkv_place place, fkv_u32 *shared, const void *q, 
             fkv_gate_make(s, pf_gate(PF_PACKED_EMPTY, stage), 4);
         }
         fkv_gates_made();
+        pf_bring_first(s, x);
     }
+    fkv_sync_warp();
     pf_load_queries(s, x, q);
     fkv_publish();
     fkv_sync();

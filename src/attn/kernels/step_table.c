@@ -5,20 +5,21 @@
  */
 #include "step_table.h"
 
+#include "kernel_text.h"
+
 enum {
-    SMALLEST_PIECE = 256, /* tokens: one tile for each of the warps that share a piece */
-    BLOCKS_OF_DEVICE = 512,
-    FULL_DEVICE = 131072, /* tokens from which a history alone has that many blocks */
-    SLAB_DIMS = 128
+    SMALLEST_PIECE = 256, /* tokens: some tiles for each of the warps that share a piece */
+    FULL_DEVICE = 131072, /* tokens from which a history alone fills the device */
+    MULTIPROCESSORS = 132
 };
 
 fkv_step_cut fkv_step_cut_of(const fkv_attn_layer *layer, uint32_t tile_queries) {
-    uint32_t slabs = fkv_ceil_div(layer->head_dim, SLAB_DIMS); /* a block of larger heads has as many times the warps */
+    uint32_t blocks = MULTIPROCESSORS * fkv_decode_blocks(layer, fkv_decode_rows(FKV_KERNEL_CUDA, layer, 1));
     return (fkv_step_cut){.page_tokens = layer->block.page_tokens,
                           .window = layer->window,
                           .n_sinks = layer->window != 0 ? layer->n_sinks : 0,
                           .heads_per_kv = layer->n_q_heads / layer->n_kv_heads,
-                          .blocks_per_kv = fkv_max_u32(1, BLOCKS_OF_DEVICE / (layer->n_kv_heads * slabs)),
+                          .blocks_per_kv = fkv_max_u32(1, blocks / layer->n_kv_heads),
                           .tile_queries = tile_queries};
 }
 
@@ -31,7 +32,8 @@ static uint32_t whole_root(uint64_t x) {
 }
 
 /* Pieces grow with the square root of the history: blocks_per_kv of them at FULL_DEVICE tokens and beyond, half of that at a
- * quarter. So one long history fills the device, and many shorter ones together do not leave more parts behind than they need. */
+ * quarter. So one long history fills the device in one wave, and many shorter ones together do not leave more parts behind than
+ * they need. */
 uint32_t fkv_step_piece_pages(const fkv_step_cut *cut, uint32_t n_seen) {
     uint64_t tokens = (uint64_t)n_seen * cut->page_tokens;
     uint32_t n_pieces = whole_root(tokens * cut->blocks_per_kv * cut->blocks_per_kv / FULL_DEVICE);

@@ -1,5 +1,5 @@
-/* Warpgroups played on the host, in plain loops: what warpgroup_cuda.h's functions mean. A product is done when it is issued, which
- * is one of the orders the device may choose; gates are real, so that a missing one is a race that ThreadSanitizer names.
+/* Warpgroups played on the host, in plain loops: what warpgroup_cuda.h's functions mean. A product is done when it is issued,
+ * which is one of the orders the device may choose; gates are real, so that a missing one is a race that ThreadSanitizer names.
  */
 #include <condition_variable>
 #include <mutex>
@@ -34,7 +34,8 @@ template <int KEYS, bool ADD> FKV_FN void fkv_wg_scores(fkv_shared s, float *d, 
         fkv_u32 row = s.index / 32 % 4 * 16 + fkv_host_row(lane, i);
         float sum = ADD ? d[i] : 0.0f;
         for (fkv_u32 k = 0; k < 16; k++)
-            sum += fkv_host_half(s, q_at * 16 + row * 128 + k * 2) * fkv_host_half(s, k_at * 16 + fkv_host_column(lane, i) * 128 + k * 2);
+            sum += fkv_host_half(s, q_at * 16 + row * 128 + k * 2) *
+                   fkv_host_half(s, k_at * 16 + fkv_host_column(lane, i) * 128 + k * 2);
         d[i] = sum;
     }
 }
@@ -51,7 +52,8 @@ template <int KEYS, bool ADD> FKV_FN void fkv_wg_scores_held(fkv_shared s, float
     for (int i = 0; i < KEYS / 2; i++) {
         float sum = ADD ? d[i] : 0.0f;
         for (fkv_u32 k = 0; k < 16; k++)
-            sum += fkv_host_held(all, fkv_host_row(lane, i), k) * fkv_host_half(s, k_at * 16 + fkv_host_column(lane, i) * 128 + k * 2);
+            sum += fkv_host_held(all, fkv_host_row(lane, i), k) *
+                   fkv_host_half(s, k_at * 16 + fkv_host_column(lane, i) * 128 + k * 2);
         d[i] = sum;
     }
 }
@@ -77,8 +79,8 @@ template <int N> FKV_FN void fkv_wg_settle_bits(fkv_u32 *) {}
 template <int N> FKV_FN void fkv_more_registers() {}
 template <int N> FKV_FN void fkv_fewer_registers() {}
 
-/* A gate opens each time that n have arrived, and its phase turns from 0 to 1 and back. Waiting for a phase is waiting for its end;
- * the phase before the first counts as ended. */
+/* A gate opens each time that n have arrived, and its phase turns from 0 to 1 and back. Waiting for a phase is waiting for its
+ * end; the phase before the first counts as ended. */
 struct fkv_host_gate {
     std::mutex mutex;
     std::condition_variable opened;
