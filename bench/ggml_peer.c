@@ -63,7 +63,7 @@ typedef struct ggml {
 } ggml;
 
 static void add_library(ggml *g, const char *path) {
-    void *library = g->n_libraries < MAX_LIBRARIES ? dlopen(path, RTLD_NOW | RTLD_GLOBAL) : NULL;
+    void *library = g->n_libraries < MAX_LIBRARIES ? dlopen(path, RTLD_LAZY | RTLD_GLOBAL) : NULL;
     if (library != NULL) g->libraries[g->n_libraries++] = library;
 }
 

@@ -242,16 +242,15 @@ static void meet(const job *j, query_tile tile, const thread_scratch *s, place h
     uint32_t n_rows = tile.n_queries * j->heads_per_kv;
     const fkv_block *block = &layer->block;
     const uint8_t *part[FKV_N_SIDES][FKV_N_PARTS];
-    fkv_fetch fetch = {.n_lines = 0};
+    fkv_fetch fetch = {.n_ranges = 0};
+    bool whole_page = j->tile_tokens == block->page_tokens;
+    if (whole_page) fkv_fetch_add(&fetch, next.block, block->bytes);
     for (int side = 0; side < FKV_N_SIDES; side++) {
         for (int p = 0; p < FKV_N_PARTS; p++) {
-            uint32_t row_bytes = block->codec[side].row_bytes[p];
-            uint32_t bytes = row_bytes * j->tile_tokens;
-            const uint8_t *from = next.block + block->offset[side][p] + (size_t)next.slot * row_bytes;
-            part[side][p] = here.block + block->offset[side][p] + (size_t)here.slot * row_bytes;
-            fetch.range[side * FKV_N_PARTS + p].at = from;
-            fetch.range[side * FKV_N_PARTS + p].end = from + bytes;
-            fetch.n_lines += fkv_ceil_div(bytes, 64);
+            size_t row_bytes = block->codec[side].row_bytes[p];
+            part[side][p] = here.block + block->offset[side][p] + here.slot * row_bytes;
+            if (!whole_page)
+                fkv_fetch_add(&fetch, next.block + block->offset[side][p] + next.slot * row_bytes, j->tile_tokens * row_bytes);
         }
     }
     j->kernels->scores(&block->codec[FKV_SIDE_K], part[FKV_SIDE_K], &fetch, n_tokens, s->q, s->prepared, n_rows, s->scores);

@@ -106,25 +106,34 @@ typedef struct few_score_job {
     uint32_t chunk;       /* numbers */
     uint32_t turn_shares; /* to fetch with 16 tokens of a turn */
     float *scores;
-    token_sums sums[2];                             /* of this turn and of the one before */
-    alignas(64) uint8_t codes[FKV_TILE_TOKENS][64]; /* of 4 bits: a chunk of every token, a byte each */
+    token_sums sums[2]; /* of this turn and of the one before */
+    alignas(
+        64) uint8_t codes[2][FKV_TILE_TOKENS][64]; /* of 4 bits: a chunk of every token, a byte each; and the chunk after it */
 } few_score_job;
 
-/* The codes of a chunk of 4 bits to bytes: first all low halves, then all high ones. */
+/* The codes of a chunk of 4 bits to bytes, first all low halves, then all high ones; of two chunks of 64 where there are two. */
 static void few_codes(few_score_job *j, uint32_t chunk) {
     const uint8_t *from = j->t->codes + (size_t)chunk * j->chunk / 2;
-    __m256i half = _mm256_set1_epi8(15);
-    if (j->chunk == 64) {
+    __m512i half = _mm512_set1_epi8(15);
+    if (j->chunk == 64 && chunk + 1 < j->n_chunks) {
+        for (uint32_t token = 0; token < j->n_tokens; token++, from += j->t->row_bytes) {
+            __m512i packed = _mm512_loadu_si512(from);
+            __m512i low = _mm512_and_si512(packed, half);
+            __m512i high = _mm512_and_si512(_mm512_srli_epi16(packed, 4), half);
+            _mm512_store_si512(j->codes[0][token], _mm512_shuffle_i64x2(low, high, 0x44));
+            _mm512_store_si512(j->codes[1][token], _mm512_shuffle_i64x2(low, high, 0xee));
+        }
+    } else if (j->chunk == 64) {
         for (uint32_t token = 0; token < j->n_tokens; token++, from += j->t->row_bytes) {
             __m256i packed = _mm256_loadu_si256((const __m256i *)from);
-            _mm256_store_si256((__m256i *)j->codes[token], _mm256_and_si256(packed, half));
-            _mm256_store_si256((__m256i *)(j->codes[token] + 32), _mm256_and_si256(_mm256_srli_epi16(packed, 4), half));
+            __m512i halves = _mm512_inserti64x4(_mm512_castsi256_si512(packed), _mm256_srli_epi16(packed, 4), 1);
+            _mm512_store_si512(j->codes[0][token], _mm512_and_si512(halves, half));
         }
     } else {
         for (uint32_t token = 0; token < j->n_tokens; token++, from += j->t->row_bytes) {
-            __m256i packed = _mm256_castsi128_si256(load16(from));
-            packed = _mm256_inserti128_si256(packed, _mm_srli_epi16(load16(from), 4), 1);
-            _mm256_store_si256((__m256i *)j->codes[token], _mm256_and_si256(packed, half));
+            __m128i packed = load16(from);
+            __m256i halves = _mm256_inserti128_si256(_mm256_castsi128_si256(packed), _mm_srli_epi16(packed, 4), 1);
+            _mm256_store_si256((__m256i *)j->codes[0][token], _mm256_and_si256(halves, _mm512_castsi512_si256(half)));
         }
     }
     fkv_tiles_see_stores();
@@ -176,7 +185,8 @@ FKV_INLINE void few_score_turns(int bits, few_score_job *j) {
     uint32_t row_blocks = fkv_ceil_div(j->n_rows, COLUMN_ROWS);
     uint32_t n_turns = j->n_chunks * row_blocks;
     j->turn_shares = FKV_FETCH_SHARES / 2 / (n_turns * n_blocks);
-    const uint8_t *codes = j->codes[0];
+    bool two_chunks = bits == 4 && j->chunk == 64; /* at once */
+    const uint8_t *codes = NULL;
     size_t stride = 64;
     for (uint32_t turn = 0; turn < n_turns; turn++) {
         uint32_t chunk = turn / row_blocks;
@@ -184,8 +194,9 @@ FKV_INLINE void few_score_turns(int bits, few_score_job *j) {
         if (bits == 8) {
             codes = j->t->codes + (size_t)chunk * j->chunk;
             stride = j->t->row_bytes;
-        } else if (turn % row_blocks == 0) {
-            few_codes(j, chunk);
+        } else {
+            codes = j->codes[two_chunks ? chunk % 2 : 0][0];
+            if (turn % row_blocks == 0 && (!two_chunks || chunk % 2 == 0)) few_codes(j, chunk);
         }
         _tile_loadd(4, j->queries.bytes + (size_t)turn * j->chunk / 4 * 64, 64);
         FEW_SCORE_START(0)

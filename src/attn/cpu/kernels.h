@@ -33,29 +33,38 @@ typedef struct fkv_softmax {
     float *out; /* [rows, D] */
 } fkv_softmax;
 
-/* The tile after the one at hand, to be fetched meanwhile: both sides, part by part. Kernels ask for it bit by bit, so that
- * memory is busy all the time and never waited for. */
+/* The tile after the one at hand, to be fetched meanwhile: its parts, or all of them at once where a tile is a page. Kernels ask
+ * for it bit by bit, so that memory is busy all the time and never waited for. */
 enum { FKV_FETCH_RANGES = FKV_N_SIDES * FKV_N_PARTS, FKV_FETCH_SHARES = 128 };
 typedef struct fkv_fetch {
-    struct {
-        const uint8_t *at; /* moves on */
-        const uint8_t *end;
-    } range[FKV_FETCH_RANGES];
-    uint32_t n_done;  /* ranges */
-    uint32_t n_lines; /* of 64 bytes, at the beginning */
+    const uint8_t *at[FKV_FETCH_RANGES];
+    uint32_t lines[FKV_FETCH_RANGES]; /* of 64 bytes, that are left */
+    uint32_t n_done;                  /* ranges */
+    uint32_t n_ranges;
+    uint32_t n_lines; /* at the beginning */
     uint32_t due;     /* lines, in shares of one */
 } fkv_fetch;
 
+FKV_INLINE void fkv_fetch_add(fkv_fetch *next, const uint8_t *at, uint64_t bytes) {
+    uint32_t lines = (uint32_t)fkv_align_up(bytes, 64) / 64;
+    if (lines == 0) return;
+    next->at[next->n_ranges] = at;
+    next->lines[next->n_ranges++] = lines;
+    next->n_lines += lines;
+}
+
 /* Of FKV_FETCH_SHARES shares that are all of it: scores() asks for one half, values() for the other. */
 FKV_INLINE void fkv_fetch_some(fkv_fetch *next, uint32_t n_shares) {
+    if (next->n_done == next->n_ranges) return;
     next->due += n_shares * next->n_lines;
-    while (next->due >= FKV_FETCH_SHARES && next->n_done < FKV_FETCH_RANGES) {
-        const uint8_t *at = next->range[next->n_done].at;
-        next->due -= FKV_FETCH_SHARES;
-        FKV_PREFETCH_FAR(at);
-        next->range[next->n_done].at = at + 64;
-        if (at + 64 >= next->range[next->n_done].end) next->n_done++;
-    }
+    uint32_t n = fkv_min_u32(next->due / FKV_FETCH_SHARES, next->lines[next->n_done]);
+    const uint8_t *at = next->at[next->n_done];
+    const uint8_t *end = at + (size_t)n * 64;
+    for (; at < end; at += 64) FKV_PREFETCH_FAR(at);
+    next->due -= n * FKV_FETCH_SHARES;
+    next->at[next->n_done] = at;
+    next->lines[next->n_done] -= n;
+    if (next->lines[next->n_done] == 0) next->n_done++;
 }
 
 /* Three bytes for each number, a float for each 32 of them and one for the row, in five arrays. Behind it, room to read the last
