@@ -17,7 +17,7 @@ BREAKS = [  # (kernel, what stands there, what stands there instead)
     ("decode", "FKV_DEVICE const fkv_u8 *block = blocks", "FKV_SHARED const fkv_u8 *block = blocks"),
     ("decode", "FKV_SHARED float *p = queries", "float *p = queries"),
     ("merge", "fkv_sync();", "fkv_sink();"),
-    ("write", "FKV_DEVICE fkv_u8 *block = (FKV_DEVICE fkv_u8 *)pool", "FKV_DEVICE fkv_u8 *block = pool"),
+    ("write", "(FKV_DEVICE fkv_u8 *)pool", "(FKV_SHARED fkv_u8 *)pool"),
 ]
 
 
