@@ -40,7 +40,9 @@ static void *take(size_t bytes) {
     return block;
 }
 
-static bool make_layer(attn_world *w, const attn_case *c) {
+bool attn_world_describe(attn_world *w, const attn_case *c) {
+    memset(w, 0, sizeof *w);
+    w->c = *c;
     fkv_layer_config shape = {.k = attn_codecs[c->codec].k, .v = attn_codecs[c->codec].v};
     fkv_codec k;
     fkv_codec v;
@@ -64,10 +66,9 @@ static bool make_layer(attn_world *w, const attn_case *c) {
     return true;
 }
 
-bool attn_world_open(attn_world *w, const attn_case *c, const fkv_cpu_kernels *kernels, fkv_workers *workers, uint64_t seed) {
-    memset(w, 0, sizeof *w);
-    w->c = *c;
-    if (!make_layer(w, c)) return false;
+static bool open_world(attn_world *w, const attn_case *c, const fkv_cpu_kernels *kernels, fkv_workers *workers, uint64_t seed,
+                       bool keep) {
+    if (!attn_world_describe(w, c)) return false;
     uint64_t state = seed;
     uint32_t n_pages = 0;
     for (uint32_t r = 0; r < c->n_rows; r++) n_pages += fkv_ceil_div(c->rows[r].start + c->rows[r].n_tokens, c->page_tokens);
@@ -104,6 +105,11 @@ bool attn_world_open(attn_world *w, const attn_case *c, const fkv_cpu_kernels *k
         attn_random_rows(&state, c->row_type, c->shape.head_dim, c->outliers, n, k);
         attn_random_rows(&state, c->row_type, c->shape.head_dim, c->outliers, n, v);
         fkv_attn_write(kernels, &w->layer, &whole, 1, k, v, workers);
+        if (keep) {
+            w->k[r] = k;
+            w->v[r] = v;
+            continue;
+        }
         free(k);
         free(v);
     }
@@ -113,8 +119,21 @@ bool attn_world_open(attn_world *w, const attn_case *c, const fkv_cpu_kernels *k
     return true;
 }
 
+bool attn_world_open(attn_world *w, const attn_case *c, const fkv_cpu_kernels *kernels, fkv_workers *workers, uint64_t seed) {
+    return open_world(w, c, kernels, workers, seed, false);
+}
+
+bool attn_world_open_keeping(attn_world *w, const attn_case *c, const fkv_cpu_kernels *kernels, fkv_workers *workers,
+                             uint64_t seed) {
+    return open_world(w, c, kernels, workers, seed, true);
+}
+
 void attn_world_close(attn_world *w) {
     free(w->pages);
     free(w->tables);
     free(w->q);
+    for (uint32_t r = 0; r < MAX_MIX; r++) {
+        free(w->k[r]);
+        free(w->v[r]);
+    }
 }

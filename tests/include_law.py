@@ -17,32 +17,37 @@ LAW = {
     "codec": {"base", "codec", "public"},
     "pager": {"base", "pager", "public"},
     "attn": {"base", "codec", "attn", "public"},
+    "mlx": {"base", "codec", "pager", "attn", "cache", "mlx", "public"},  # src/attn/mlx: a device, behind src/device.h
     "cache": {"base", "codec", "pager", "attn", "cache", "public"},  # the files directly in src
     "matrix": {"base", "codec", "attn", "matrix", "public"},  # of attn: the kernels, which it shares
     "model": {"base", "codec", "matrix", "model", "public"},
+    "model_mlx": {"base", "codec", "model", "mlx", "model_mlx", "public"},  # src/model/mlx; of src/attn/mlx: the graph of operations
     "kit": {"kit"},  # what the programs share; knows nothing of flatkv
     "cli": {"cli", "kit", "public"},
     "bench": {"bench", "kit", "public"},
-    "tests": {"base", "codec", "pager", "attn", "cache", "matrix", "model", "kit", "cli", "tests", "public"},
+    "tests": {"base", "codec", "pager", "attn", "mlx", "cache", "matrix", "model", "model_mlx", "kit", "cli", "tests",
+              "public"},
     "fuzz": {"base", "codec", "pager", "attn", "cache", "matrix", "model", "fuzz", "tests", "public"},
 }
 # bench_attn checks its results against the truth and shares the case table of the parity test; products have no public header.
 EXCEPTIONS = {
     "bench/bench_attn.c": {"base", "codec", "attn", "tests"},
+    "bench/bench_attn_mlx.c": {"mlx"},  # graphs are built with the device's own helpers
+    "bench/bench_decode_mlx.c": {"mlx"},
     "bench/bench_product.c": {"base", "matrix"},
     "bench/bench_roof.h": {"base"},
     "bench/bench_roof.c": {"base"},
 }
 
-# Headers of one instruction set or SDK, and the only folder that may name them.
+# Headers of one instruction set or SDK, and the only folders that may name them.
 FENCED = {
     "immintrin.h": "src/attn/cpu", "x86intrin.h": "src/attn/cpu", "arm_neon.h": "src/attn/cpu", "arm_sve.h": "src/attn/cpu",
-    "mlx/": "src/attn/mlx", "Metal/": "src/attn/mlx", "cuda": "src/attn/kernels",
+    "mlx/": "src/attn/mlx", "flatkv/mlx.h": "src/attn/mlx or src/model/mlx", "Metal/": "src/attn/mlx", "cuda": "src/attn/kernels",
     "jemalloc/": "src/base", "mach/": "src/base", "isa-l": "src/base", "openssl/": "src/base", "xxhash.h": "src/pager",
     "pcre2.h": "src/model", "jansson.h": "src/model",
 }
-# Fences hold inside the library; tests and programs use what they like.
-FENCE_EXEMPT = ("tests/", "bench/", "fuzz/", "src/cli/", "src/kit/")
+# Fences hold inside the library; tests and programs use what they like, and one public header speaks of mlx arrays.
+FENCE_EXEMPT = ("tests/", "bench/", "fuzz/", "src/cli/", "src/kit/", "include/flatkv/mlx.h")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
@@ -52,6 +57,10 @@ def module_of(path):
     parts = path.split("/")
     if parts[0] == "include":
         return "public"
+    if parts[:3] == ["src", "attn", "mlx"]:
+        return "mlx"
+    if parts[:3] == ["src", "model", "mlx"]:
+        return "model_mlx"
     if parts[0] == "src":
         return parts[1] if len(parts) > 2 else "cache"
     return parts[0] if parts[0] in LAW else None
@@ -72,7 +81,8 @@ def check_include(root, path, quote, target, module):
         return f"includes the source file {target}; only headers are included"
     if quote == "<":
         for fenced, home in FENCED.items():
-            if target.startswith(fenced) and not path.startswith(home + "/") and not path.startswith(FENCE_EXEMPT):
+            homes = tuple(folder + "/" for folder in home.split(" or "))
+            if target.startswith(fenced) and not path.startswith(homes + FENCE_EXEMPT):
                 return f"includes <{target}>, which belongs inside {home}"
         return None
     resolved = os.path.normpath(os.path.join(os.path.dirname(path), target))
@@ -116,6 +126,12 @@ GOOD_TREE = {
     "src/pager/pager.h": '#include "../base/base.h"\n',
     "src/attn/attn.h": '#include "../codec/codec.h"\n',
     "src/attn/cpu/vec_avx2.h": "#include <immintrin.h>\n",
+    "src/attn/mlx/mlx_device.c": '#include "../../device.h"\n#include <mlx/c/mlx.h>\n',
+    "include/flatkv/mlx.h": "#include <mlx/c/mlx.h>\n",
+    "src/model/runner.h": '#include "../base/base.h"\n',
+    "src/model/mlx/array_runner.c": '#include "../runner.h"\n#include "../../attn/mlx/mlx_graph.h"\n#include <flatkv/mlx.h>\n',
+    "src/attn/mlx/mlx_graph.h": "#include <mlx/c/mlx.h>\n",
+    "src/device.h": '#include "attn/attn.h"\n',
     "src/cache.c": '#include "attn/attn.h"\n#include "pager/pager.h"\n',
     "src/cli/main.c": "#include <flatkv/flatkv.h>\n",
     "tests/test_pager.c": '#include "../src/pager/pager.h"\n#include <openssl/evp.h>\n',
@@ -129,6 +145,8 @@ BAD_FILES = [  # (file, its text, what must be said of it)
     ("src/cli/deep.c", '#include "../base/base.h"\n', "cli includes src/base/base.h"),
     ("src/kit/plot.c", '#include "../base/base.h"\n', "kit includes src/base/base.h"),
     ("bench/bench_flat.c", '#include "../src/base/base.h"\n', "bench includes src/base/base.h"),
+    ("src/attn/device.c", '#include "../device.h"\n', "attn includes src/device.h"),
+    ("src/attn/reach.c", "#include <mlx/c/mlx.h>\n", "belongs inside src/attn/mlx"),
     ("src/attn/all.c", '#include "cpu/one.c"\n', "includes the source file cpu/one.c"),
     ("src/codec/fast.c", "#include <immintrin.h>\n", "belongs inside src/attn/cpu"),
     ("src/pager/heap.c", "#include <jemalloc/jemalloc.h>\n", "belongs inside src/base"),
@@ -136,6 +154,9 @@ BAD_FILES = [  # (file, its text, what must be said of it)
     ("src/codec/lost.c", '#include "nowhere.h"\n', "not a file of this tree"),
     ("src/novel/llama.c", "\n", "module novel is not in the law"),
     ("src/model/deep.c", '#include "../attn/attn.h"\n', "model includes src/attn/attn.h"),
+    ("src/model/reach_mlx.c", '#include "../attn/mlx/mlx_graph.h"\n', "model includes src/attn/mlx/mlx_graph.h"),
+    ("src/model/public_mlx.c", "#include <flatkv/mlx.h>\n", "belongs inside src/attn/mlx or src/model/mlx"),
+    ("src/model/mlx/device.c", '#include "../../device.h"\n', "model_mlx includes src/device.h"),
     ("include/flatkv/more.h", '#include "../../src/base/base.h"\n', "a public header includes src/base/base.h"),
 ]
 

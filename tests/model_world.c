@@ -361,3 +361,31 @@ void model_run(fkv_runner *runner, fkv_seq seq, const uint32_t *tokens, uint32_t
         if (logits != NULL) memcpy(logits + (size_t)at * n_vocab, given, (size_t)n * n_vocab * sizeof *logits);
     }
 }
+
+/* ---- the book ---- */
+
+uint32_t model_book(uint8_t *text, uint32_t capacity) {
+    FILE *file = fopen("models/needle/book.txt", "rb");
+    must(file != NULL, "models/needle/book.txt");
+    uint32_t n = 0;
+    uint32_t n_lines = 0;
+    for (int c = fgetc(file); c != EOF && n < capacity; c = fgetc(file)) {
+        if (c == '\n') {
+            n_lines++;
+            continue;
+        }
+        if (n_lines == 1 && n > 0 && text[n - 1] != ' ') text[n++] = ' ';
+        for (uint32_t i = 0; n_lines > 1 && i < 2 && n < capacity; i++) text[n++] = '\n';
+        n_lines = 0;
+        if ((c == ' ' && n > 0 && text[n - 1] == ' ') || n == capacity) continue;
+        text[n++] = (uint8_t)c;
+    }
+    (void)fclose(file);
+    return n;
+}
+
+void model_book_tokens(uint32_t from, uint32_t *tokens, uint32_t n) {
+    static uint8_t text[1 << 16];
+    must(from + n <= model_book(text, sizeof text), "a book that long");
+    for (uint32_t i = 0; i < n; i++) tokens[i] = text[from + i];
+}

@@ -59,4 +59,10 @@ void model_run(fkv_runner *runner, fkv_seq seq, const uint32_t *tokens, uint32_t
 
 fkv_seq model_seq(fkv_runner *runner, uint32_t max_tokens);
 
+/* Text of the book as the needle model was trained on it: lines joined, one space, at most one empty line. How many bytes. */
+uint32_t model_book(uint8_t *text, uint32_t capacity);
+
+/* n of its bytes, as the needle model's tokens. */
+void model_book_tokens(uint32_t from, uint32_t *tokens, uint32_t n);
+
 #endif

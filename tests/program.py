@@ -256,6 +256,41 @@ def a_running_model_holds_its_plan():
         expect(lazy["open_bytes"] + 2 ** 20 < lazy["end_bytes"] < lazy["plan_bytes"] + 2 ** 20, lazy)
 
 
+# ---- MLX, on whatever device it has
+
+
+def mlx_answers_as_the_cpu_does():
+    fact = " The pass key of Ostirawex is 2718281. "
+    prompt = book(5000, 300) + fact + book(9000, 300) + "\nQuestion: What is the pass key of Ostirawex?\nAnswer: The pass key of Ostirawex is "
+    with tempfile.TemporaryDirectory() as folder:
+        saved = os.path.join(folder, "saved.fkv")
+        cpu = answer("run", "-p", prompt, "-n", "7", "--save-prefix", saved)
+        mlx = answer("run", "-p", prompt, "-n", "7", "--device", "mlx")
+        expect(cpu["device"] == "cpu" and mlx["device"] == "mlx" and mlx["text"] == cpu["text"] == "2718281", cpu, mlx)
+        crossed = answer("run", "-p", prompt, "-n", "7", "--prefix", saved, "--device", "mlx")
+        expect(crossed["prefix_tokens"] > 0 and crossed["text"] == "2718281", crossed)
+    found = answer("niah", "--lengths", "600", "--depths", "3", "--together", "--device", "mlx")
+    expect(found["found"] == found["total"] == 3, found)
+    window = ("ppl", "-f", BOOK, "-w", "256", "--windows", "1")
+    here, there = answer(*window)["ppl"], answer(*window, "--device", "mlx")["ppl"]
+    expect(abs(here / there - 1) < 0.01, "perplexities", here, there)
+    refused(USAGE, ["--lazy"], "run", "-p", "x", "--lazy", "--device", "mlx")
+    refused(USAGE, ["bench_attn"], "bench", "attn", "--device", "mlx")
+
+
+def mlx_counters_are_flat():
+    plan = answer("plan", "-c", "1024", "--device", "mlx")
+    cpu = answer("plan", "-c", "1024")
+    expect(plan["slab_bytes"] == cpu["slab_bytes"] and plan["weights_packed_bytes"] > 7_000_000, plan, cpu)
+    expect(plan["total_bytes"] > plan["slab_bytes"] + plan["activations_bytes"], plan)
+    result = answer("bench", "flat", "-c", "1024", "--chunk", "256", "--device", "mlx")
+    expect(result["flat"] and result["tokens"] == 1024, result)
+    expect(result["held_bytes"] <= result["open_bytes"] < result["held_bytes"] + 2 ** 20, result)
+    in_use = [bytes_now for _, bytes_now in result["samples"]]
+    expect(max(in_use) - min(in_use) < 2 ** 19, "MLX's active memory moved", in_use)
+    expect(result["open_bytes"] < result["peak_bytes"] < result["plan_bytes"], result)
+
+
 def attention_is_timed():
     result = answer("bench", "attn", "-c", "1024", "--codecs", "16/16,8/4")
     expect([r["depth"] for r in result["results"]] == [1024, 1024] and all(r["decode_ms"] > 0 for r in result["results"]), result)

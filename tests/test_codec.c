@@ -796,9 +796,8 @@ TEST_MAIN("codec", every_sixteen_bit_float_survives_the_trip_through_float, half
           a_constant_too_large_for_its_code_count_is_its_bias, a_group_does_not_see_its_neighbours,
           encode_writes_its_row_bytes_at_any_alignment_and_no_other, sixteen_bit_rows_return_every_word_within_the_limit,
           nan_is_stored_as_zero_and_what_is_beyond_the_limit_as_the_limit, nothing_stored_or_decoded_is_ever_infinite_or_nan,
-          a_fitted_line_is_closer, a_fitted_line_is_storable_whatever_comes,
-          parts_of_a_block_are_aligned_in_order_and_apart, rows_of_a_block_are_token_major_and_do_not_touch,
-          signs_and_a_rotated_row_are_the_documented_ones, blocks_are_the_largest_power_of_two_and_the_norm_is_rounded_once,
-          undo_brings_the_row_back_and_lengths_are_kept, rotation_keeps_dot_products,
-          seeds_and_streams_give_different_signs_and_the_same_ones_again, a_cleaned_row_loses_only_its_nan_when_it_is_rotated,
-          rotation_makes_four_bits_hold_rows_with_large_channels)
+          a_fitted_line_is_closer, a_fitted_line_is_storable_whatever_comes, parts_of_a_block_are_aligned_in_order_and_apart,
+          rows_of_a_block_are_token_major_and_do_not_touch, signs_and_a_rotated_row_are_the_documented_ones,
+          blocks_are_the_largest_power_of_two_and_the_norm_is_rounded_once, undo_brings_the_row_back_and_lengths_are_kept,
+          rotation_keeps_dot_products, seeds_and_streams_give_different_signs_and_the_same_ones_again,
+          a_cleaned_row_loses_only_its_nan_when_it_is_rotated, rotation_makes_four_bits_hold_rows_with_large_channels)

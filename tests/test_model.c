@@ -145,6 +145,24 @@ START_TEST(bad_calls_are_refused) {
 }
 END_TEST
 
+/* This program is linked without MLX. */
+START_TEST(a_backend_that_is_not_there_is_refused) {
+    fkv_model_config config = fkv_model_config_default();
+    fkv_model *model = NULL;
+    fkv_backend_memory now;
+    config.backend = FKV_BACKEND_MLX;
+    ck_status(fkv_model_load("models/needle", &config, &model), FKV_UNSUPPORTED);
+    config.backend = (fkv_backend)7;
+    ck_status(fkv_model_load("models/needle", &config, &model), FKV_BAD_CONFIG);
+    ck_assert_ptr_null(model);
+    ck_status(fkv_backend_memory_now(FKV_BACKEND_CPU, &now), FKV_UNSUPPORTED);
+    ck_status(fkv_backend_memory_now(FKV_BACKEND_MLX, &now), FKV_UNSUPPORTED);
+    ck_status(fkv_backend_memory_now(FKV_BACKEND_MLX, NULL), FKV_BAD_ARGUMENT);
+    ck_assert_uint_eq(fkv_backend_available(FKV_BACKEND_MLX, NULL), 0);
+    ck_assert_uint_gt(fkv_backend_available(FKV_BACKEND_CPU, NULL), 0);
+}
+END_TEST
+
 TEST_MAIN("model", needle_says_what_it_is, weights_take_the_bytes_they_say, the_same_weights_have_the_same_identity,
           a_missing_tensor_is_named, a_misshapen_tensor_is_named, a_tensor_that_would_not_be_used_is_named,
-          an_unknown_architecture_is_named, bad_calls_are_refused)
+          an_unknown_architecture_is_named, bad_calls_are_refused, a_backend_that_is_not_there_is_refused)

@@ -163,33 +163,6 @@ END_TEST
 
 enum { SAME_TOKENS = 150, NEEDLE_VOCAB = 256 };
 
-/* Text of the book as the needle model was trained on it: lines joined, one space, at most one empty line. */
-static uint32_t read_book(uint8_t *text, uint32_t capacity) {
-    FILE *file = fopen("models/needle/book.txt", "rb");
-    ck_assert_ptr_nonnull(file);
-    uint32_t n = 0;
-    uint32_t n_lines = 0;
-    for (int c = fgetc(file); c != EOF && n < capacity; c = fgetc(file)) {
-        if (c == '\n') {
-            n_lines++;
-            continue;
-        }
-        if (n_lines == 1 && n > 0 && text[n - 1] != ' ') text[n++] = ' ';
-        for (uint32_t i = 0; n_lines > 1 && i < 2 && n < capacity; i++) text[n++] = '\n';
-        n_lines = 0;
-        if ((c == ' ' && n > 0 && text[n - 1] == ' ') || n == capacity) continue;
-        text[n++] = (uint8_t)c;
-    }
-    (void)fclose(file);
-    return n;
-}
-
-static void book_tokens(uint32_t from, uint32_t *tokens, uint32_t n) {
-    static uint8_t text[1 << 16];
-    ck_assert_uint_le(from + n, read_book(text, sizeof text));
-    for (uint32_t i = 0; i < n; i++) tokens[i] = text[from + i];
-}
-
 static void check_same(const float *a, const float *b, const char *what) {
     for (uint32_t t = 0; t < SAME_TOKENS; t++)
         ck_assert_msg(memcmp(a + (size_t)t * NEEDLE_VOCAB, b + (size_t)t * NEEDLE_VOCAB, NEEDLE_VOCAB * sizeof *a) == 0,
@@ -219,7 +192,7 @@ START_TEST(logits_are_the_same_bits_however_a_token_got_there) {
     static float whole[SAME_TOKENS * NEEDLE_VOCAB];
     static float other[SAME_TOKENS * NEEDLE_VOCAB];
     uint32_t tokens[SAME_TOKENS];
-    book_tokens(1000, tokens, SAME_TOKENS);
+    model_book_tokens(1000, tokens, SAME_TOKENS);
     fkv_model *model = load("models/needle");
     fkv_runner_config config = fkv_runner_config_default();
     config.max_tokens = 6 * SAME_TOKENS;
@@ -249,7 +222,7 @@ START_TEST(a_saved_prompt_goes_on_with_the_same_bits_and_in_no_other_model) {
     uint32_t tokens[SAME_TOKENS];
     char path[512];
     (void)cache_path(path, "prompt.fkv");
-    book_tokens(2000, tokens, SAME_TOKENS);
+    model_book_tokens(2000, tokens, SAME_TOKENS);
     fkv_model *model = load("models/needle");
     fkv_runner_config config = fkv_runner_config_default();
     config.max_tokens = 3 * SAME_TOKENS;
@@ -331,7 +304,7 @@ START_TEST(a_planted_fact_is_found_again) {
     const char fact[] = " The secret code of Tavorin is 4081936. ";
     const char ask[] = "\nQuestion: What is the secret code of Tavorin?\nAnswer: The secret code of Tavorin is ";
     uint32_t n_book = TOKENS - (uint32_t)strlen(fact) - (uint32_t)strlen(ask) - ANSWER;
-    ck_assert_uint_gt(read_book(text, sizeof text), n_book);
+    ck_assert_uint_gt(model_book(text, sizeof text), n_book);
     fkv_model *model = load("models/needle");
     fkv_runner_config config = fkv_runner_config_default();
     config.max_tokens = TOKENS;
@@ -367,7 +340,7 @@ END_TEST
 START_TEST(a_runner_takes_what_it_planned_and_no_more) {
     enum { TOKENS = 2000 };
     static uint32_t tokens[TOKENS];
-    book_tokens(0, tokens, TOKENS);
+    model_book_tokens(0, tokens, TOKENS);
     fkv_model *model = load("models/needle");
     fkv_runner_config config = fkv_runner_config_default();
     config.max_tokens = 4096;
@@ -423,7 +396,7 @@ START_TEST(a_refused_step_leaves_no_trace) {
     static float got[SAME_TOKENS * NEEDLE_VOCAB];
     uint32_t tokens[SAME_TOKENS + 1]; /* one row below is one too long */
     const uint32_t foreign[] = {5, NEEDLE_VOCAB};
-    book_tokens(3000, tokens, SAME_TOKENS + 1);
+    model_book_tokens(3000, tokens, SAME_TOKENS + 1);
     fkv_model *model = load("models/needle");
     fkv_runner_config config = fkv_runner_config_default();
     config.max_tokens = 4 * SAME_TOKENS;

@@ -4,7 +4,8 @@
  *   A fkv_model is the weights and the vocabulary of one file: read-only after fkv_model_load(), used by any number of runners,
  *   closed after the last of them. A fkv_runner is a cache, worker threads and the activations of one step: everything it will
  *   ever take is taken by fkv_runner_open() and was known from fkv_runner_plan(). Its sequences, prefixes and page files are
- *   those of its cache (fkv_runner_cache()) and are handled with flatkv.h. One thread drives a runner.
+ *   those of its cache (fkv_runner_cache()) and are handled with flatkv.h. One thread drives a runner; on MLX the one that
+ *   opened it, because MLX's streams belong to threads.
  *
  * Files come from strangers: every count, offset, shape and string is checked before it is used, and a file that is not right is
  * refused with FKV_FILE_FORMAT, FKV_FILE_DAMAGED or FKV_UNSUPPORTED and a message that says where and why.
@@ -18,15 +19,36 @@
 extern "C" {
 #endif
 
+/* ---- backends ------------------------------------------------------------------------------------------------- */
+
+/* Where a model runs. MLX: on its default device, Metal or CUDA where there is one, else its own CPU code. Models, tokens,
+ * plans, sequences and page files are the same on both, and pages saved on one go on on the other. */
+typedef enum fkv_backend { FKV_BACKEND_CPU = 0, FKV_BACKEND_MLX = 1 } fkv_backend;
+
+/* What the allocator of a backend holds for this process, by its own counters. */
+typedef struct fkv_backend_memory {
+    uint64_t active_bytes; /* in use */
+    uint64_t cached_bytes; /* not in use, kept for the next step */
+    uint64_t peak_bytes;   /* the most that was in use at once since a runner was last opened */
+} fkv_backend_memory;
+
+/* FKV_UNSUPPORTED for the CPU, which has no counters of its own: what it holds is the memory of the process. */
+FKV_API fkv_status fkv_backend_memory_now(fkv_backend backend, fkv_backend_memory *now);
+
+/* As fkv_memory_available(), of the memory that models of this backend live in: what MLX's own limit leaves, on a machine whose
+ * GPU has memory of its own. 0 for a backend that is not there. */
+FKV_API uint64_t fkv_backend_available(fkv_backend backend, const char **source);
+
 /* ---- models -------------------------------------------------------------------------------------------------- */
 
 typedef struct fkv_model fkv_model;
 
 typedef struct fkv_model_config {
-    uint32_t n_threads; /* that repack weights; 0: one for each core the process may use */
-    fkv_isa isa;        /* kernels the weights are laid out for and that will run; AUTO: the best of this machine */
-    bool plan_only;     /* weights stay in the file: tokens and plans only, no runner can be opened */
-    fkv_log_fn log;     /* NULL, or told a line about noteworthy events */
+    fkv_backend backend; /* weights are loaded for it, every runner runs there; FKV_UNSUPPORTED in a build without it */
+    uint32_t n_threads;  /* that repack weights; 0: one for each core the process may use */
+    fkv_isa isa;         /* kernels the weights are laid out for and that will run; AUTO: the best of this machine */
+    bool plan_only;      /* weights stay in the file: tokens and plans only, no runner can be opened */
+    fkv_log_fn log;      /* NULL, or told a line about noteworthy events */
     void *log_user;
 } fkv_model_config;
 
@@ -58,7 +80,7 @@ typedef struct fkv_model_info {
     uint32_t end[FKV_MAX_END_TOKENS];
     uint64_t n_parameters;
     uint64_t file_bytes;    /* mapped */
-    uint64_t packed_bytes;  /* of weights repacked into memory of our own: anonymous, taken at load */
+    uint64_t packed_bytes;  /* of weights repacked at load: anonymous memory, or MLX's */
     uint8_t weights_id[32]; /* SHA-256 over the files' headers and tensor samples; see docs */
     char rope_id[64];
 } fkv_model_info;
@@ -107,9 +129,9 @@ typedef struct fkv_runner_config {
     uint32_t max_kv;  /* bounded context: every full layer becomes a window of so many tokens; 0: no bound */
     uint32_t n_sinks; /* with it */
     uint32_t page_tokens;
-    uint32_t n_threads; /* 0: one for each core */
-    fkv_isa isa;
-    bool lazy;
+    uint32_t n_threads;    /* 0: one for each core */
+    fkv_isa isa;           /* of the CPU */
+    bool lazy;             /* on the CPU */
     uint64_t memory_limit; /* of the plan without the weights; 0: none */
     fkv_log_fn log;
     void *log_user;
@@ -119,9 +141,11 @@ typedef struct fkv_runner_config {
  * one sequence, steps of 512, one row of logits. */
 FKV_API fkv_runner_config fkv_runner_config_default(void);
 
-/* Everything a running model takes. total = cache.total + activations; weights are their own lines. */
+/* Everything a running model takes. total = cache.total + activations; weights are their own lines. On the CPU all of it is taken
+ * by fkv_runner_open(). On MLX that holds for the cache; activations come and go with every step, and are the most that MLX may
+ * hold at once beside weights and pages, with what it keeps in its buffer cache for the next step. */
 typedef struct fkv_runner_plan {
-    uint64_t total_bytes;       /* taken by fkv_runner_open(): anonymous, resident (pages: unless lazy) */
+    uint64_t total_bytes;       /* CPU: anonymous, resident (pages: unless lazy) */
     uint64_t activations_bytes; /* of one step, logits included; does not depend on max_tokens. Threads are the cache's */
     uint64_t packed_bytes;      /* weights repacked at load */
     uint64_t mapped_bytes;      /* weights used where the file is mapped */
@@ -146,7 +170,8 @@ typedef struct fkv_tokens {
 
 /* One step over any mix of prefill chunks and decode rows. *logits (may be NULL where none is asked for): [rows asked for,
  * n_vocab] in the order of `rows`, good until the next call. A failure leaves every sequence as it was. The logits of a token
- * depend on its own sequence alone, to the last bit. */
+ * depend on its own sequence alone: on the CPU to the last bit; MLX chooses its products by the number of rows, and they round
+ * differently (docs/mlx.md). On MLX a step is one evaluation. */
 FKV_API fkv_status fkv_runner_forward(fkv_runner *runner, const fkv_tokens *rows, uint32_t n_rows, const float **logits);
 
 /* ---- sampling ------------------------------------------------------------------------------------------------ */

@@ -236,23 +236,26 @@ static void set_masks(const job *j, query_tile tile, uint32_t base, fkv_row_mask
     }
 }
 
-/* One kernel tile: n_tokens tokens against every row of the query tile, under s->masks, while `next` is fetched. */
+/* One kernel tile: n_tokens tokens against every row of the query tile, under s->masks, while the next one is fetched. */
 static void meet(const job *j, query_tile tile, const thread_scratch *s, place here, place next, uint32_t n_tokens) {
     const fkv_attn_layer *layer = j->layer;
     uint32_t n_rows = tile.n_queries * j->heads_per_kv;
+    const fkv_block *block = &layer->block;
     const uint8_t *part[FKV_N_SIDES][FKV_N_PARTS];
-    const uint8_t *next_codes[FKV_N_SIDES];
+    fkv_fetch fetch = {.n_ranges = 0};
+    bool whole_page = j->tile_tokens == block->page_tokens;
+    if (whole_page) fkv_fetch_add(&fetch, next.block, block->bytes);
     for (int side = 0; side < FKV_N_SIDES; side++) {
-        const uint32_t *offset = layer->block.offset[side];
-        const uint32_t *row_bytes = layer->block.codec[side].row_bytes;
-        for (int p = 0; p < FKV_N_PARTS; p++) part[side][p] = here.block + offset[p] + (size_t)here.slot * row_bytes[p];
-        next_codes[side] = next.block + offset[FKV_PART_CODES] + (size_t)next.slot * row_bytes[FKV_PART_CODES];
+        for (int p = 0; p < FKV_N_PARTS; p++) {
+            size_t row_bytes = block->codec[side].row_bytes[p];
+            part[side][p] = here.block + block->offset[side][p] + here.slot * row_bytes;
+            if (!whole_page)
+                fkv_fetch_add(&fetch, next.block + block->offset[side][p] + next.slot * row_bytes, j->tile_tokens * row_bytes);
+        }
     }
-    j->kernels->scores(&layer->block.codec[FKV_SIDE_K], part[FKV_SIDE_K], next_codes[FKV_SIDE_K], n_tokens, s->q, s->prepared,
-                       n_rows, s->scores);
+    j->kernels->scores(&block->codec[FKV_SIDE_K], part[FKV_SIDE_K], &fetch, n_tokens, s->q, s->prepared, n_rows, s->scores);
     j->kernels->softmax(s->scores, j->tile_tokens, s->masks, n_rows, layer->head_dim, layer->softcap, s->piece);
-    j->kernels->values(&layer->block.codec[FKV_SIDE_V], part[FKV_SIDE_V], next_codes[FKV_SIDE_V], n_tokens, s->scores, n_rows,
-                       s->piece.out);
+    j->kernels->values(&block->codec[FKV_SIDE_V], part[FKV_SIDE_V], &fetch, n_tokens, s->scores, n_rows, s->piece.out);
 }
 
 static void close_pieces(const job *j, query_tile tile, const thread_scratch *s, uint32_t from_page, uint32_t to_page) {
@@ -277,6 +280,7 @@ static uint64_t walk(const job *j, query_tile tile, uint32_t head, const thread_
     size_t stride = (size_t)layer->n_kv_heads * layer->block.bytes;
     const uint8_t *blocks = layer->pages + (size_t)head * layer->block.bytes;
     uint64_t tokens_read = 0;
+    j->kernels->enter(&layer->block.codec[FKV_SIDE_K], tile.n_queries * j->heads_per_kv);
     bool were_whole = false; /* the masks that are set */
     uint32_t before = first;
     uint32_t page = first >= sink_pages ? fkv_max_u32(first, window_page) : first;
@@ -299,6 +303,7 @@ static uint64_t walk(const job *j, query_tile tile, uint32_t head, const thread_
         before = page;
         page = after;
     }
+    j->kernels->leave();
     return tokens_read;
 }
 

@@ -172,6 +172,8 @@ int bench_attention(int argc, char **argv) {
     const cli_option *const tables[] = {own, common, NULL};
     int code = EXIT_GOOD;
     if (!cli_options_parse(usage, tables, argc, argv, &code)) return code;
+    if (o.model.device != FKV_BACKEND_CPU)
+        return cli_fail(EXIT_USAGE, "bench attn times the CPU's attention: the bench_attn program has --device mlx");
     cli_catch_interrupts();
     fkv_model *model = NULL;
     code = model_options_load(&o.model, true, &model);

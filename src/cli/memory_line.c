@@ -14,21 +14,29 @@ static const double PLAN_SLACK = 0.01;
 
 enum { COMPUTED = 33 }; /* points of a computed line */
 
-int memory_line_begin(memory_line *line, size_t n_steps) {
-    *line = (memory_line){.room = n_steps + 16};
+bool memory_in_use(fkv_backend backend, double *bytes) {
+    fkv_backend_memory device;
+    process_memory process;
+    bool said = backend == FKV_BACKEND_CPU ? process_memory_now(&process) : fkv_backend_memory_now(backend, &device) == FKV_OK;
+    if (said) *bytes = (double)(backend == FKV_BACKEND_CPU ? process.anonymous_bytes : device.active_bytes);
+    return said;
+}
+
+int memory_line_begin(memory_line *line, fkv_backend backend, size_t n_steps) {
+    *line = (memory_line){.backend = backend, .room = n_steps + 16};
     line->tokens = cli_take(line->room * sizeof *line->tokens);
     line->bytes = cli_take(line->room * sizeof *line->bytes);
-    (void)process_memory_now(&line->before); /* whatever the first look takes is not the runner's */
-    if (process_memory_now(&line->before)) return EXIT_GOOD;
+    (void)memory_in_use(backend, &line->before); /* whatever the first look takes is not the runner's */
+    if (memory_in_use(backend, &line->before)) return EXIT_GOOD;
     return cli_fail(EXIT_FAILED, "the system does not say what this process occupies");
 }
 
 static void sample(void *user) {
     memory_line *line = user;
-    process_memory now;
-    if (line->n == line->room || !process_memory_now(&now)) return;
+    double now = 0;
+    if (line->n == line->room || !memory_in_use(line->backend, &now)) return;
     line->tokens[line->n] = line->session->length;
-    line->bytes[line->n++] = (double)now.anonymous_bytes - (double)line->before.anonymous_bytes;
+    line->bytes[line->n++] = now - line->before;
 }
 
 void memory_line_watch(memory_line *line, model_session *s) {
@@ -39,14 +47,29 @@ void memory_line_watch(memory_line *line, model_session *s) {
 }
 
 memory_verdict memory_line_judge(const memory_line *line, bool lazy) {
-    memory_verdict v = {.plan_bytes = (double)line->session->plan.total_bytes,
+    const fkv_runner_plan *plan = &line->session->plan;
+    bool on_cpu = line->backend == FKV_BACKEND_CPU;
+    memory_verdict v = {.plan_bytes = (double)plan->total_bytes,
+                        .held_bytes = (double)(on_cpu ? plan->total_bytes : plan->cache.slab_bytes),
                         .open_bytes = line->bytes[0],
                         .end_bytes = line->bytes[line->n - 1],
                         .lazy = lazy};
-    for (size_t i = 0; i < line->n; i++) v.peak_bytes = fmax(v.peak_bytes, line->bytes[i]);
-    double slack = fmax(PLAN_SLACK * v.plan_bytes, FLAT_SLACK);
-    v.is_plan = lazy ? v.peak_bytes <= v.plan_bytes + slack : fabs(v.open_bytes - v.plan_bytes) <= slack;
-    v.stays = lazy || (v.peak_bytes <= v.open_bytes + FLAT_SLACK && fabs(v.end_bytes - v.open_bytes) <= FLAT_SLACK);
+    double most = 0;
+    double least = v.open_bytes;
+    for (size_t i = 0; i < line->n; i++) {
+        most = fmax(most, line->bytes[i]);
+        least = fmin(least, line->bytes[i]);
+    }
+    v.peak_bytes = most;
+    fkv_backend_memory device;
+    if (!on_cpu && fkv_backend_memory_now(line->backend, &device) == FKV_OK) {
+        v.peak_bytes = (double)device.peak_bytes - line->before;
+        v.cached_bytes = (double)device.cached_bytes;
+    }
+    double slack = fmax(PLAN_SLACK * v.held_bytes, FLAT_SLACK);
+    bool is_within = v.peak_bytes <= v.plan_bytes + slack && v.end_bytes + v.cached_bytes <= v.plan_bytes + slack;
+    v.is_plan = is_within && (lazy || fabs(v.open_bytes - v.held_bytes) <= slack);
+    v.stays = lazy || (most <= v.open_bytes + FLAT_SLACK && least >= v.open_bytes - FLAT_SLACK);
     v.flat = v.is_plan && v.stays;
     return v;
 }
@@ -72,13 +95,16 @@ void memory_verdict_print(const memory_line *line, const fkv_runner_config *conf
     char a[32];
     double tokens = line->tokens[line->n - 1];
     double growing = pages_16bit(line, config, (uint32_t)tokens);
+    bool on_cpu = line->backend == FKV_BACKEND_CPU;
     printf("%-26s %12s\n", "plan", cli_bytes((uint64_t)v->plan_bytes, a));
-    printf("%-26s %12s  %+.3f %% of the plan\n", "resident after open", cli_bytes((uint64_t)fmax(0, v->open_bytes), a),
-           (v->open_bytes / v->plan_bytes - 1) * 100);
-    printf("%-26s %12s  %+.0f KiB from open, %zu samples\n", "peak", cli_bytes((uint64_t)fmax(0, v->peak_bytes), a),
-           (v->peak_bytes - v->open_bytes) / 1024, line->n);
+    printf("%-26s %12s  %+.3f %% of %s\n", on_cpu ? "resident after open" : "MLX active after open",
+           cli_bytes((uint64_t)fmax(0, v->open_bytes), a), (v->open_bytes / v->held_bytes - 1) * 100,
+           on_cpu ? "the plan" : "the pages");
+    printf("%-26s %12s  %+.0f KiB from open, %zu samples\n", on_cpu ? "peak" : "MLX peak, inside of steps",
+           cli_bytes((uint64_t)fmax(0, v->peak_bytes), a), (v->peak_bytes - v->open_bytes) / 1024, line->n);
     printf("%-26s %12s  %+.0f KiB from open\n", "at the end", cli_bytes((uint64_t)fmax(0, v->end_bytes), a),
            (v->end_bytes - v->open_bytes) / 1024);
+    if (!on_cpu) printf("%-26s %12s\n", "MLX's buffer cache", cli_bytes((uint64_t)v->cached_bytes, a));
     printf("%-26s %12s  computed, not measured\n", "a growing 16-bit cache", cli_bytes((uint64_t)growing, a));
     printf("%-26s %12s  computed, not measured\n", "  with its score matrix",
            cli_bytes((uint64_t)(growing + scores_bytes(line, config, tokens)), a));
@@ -87,13 +113,16 @@ void memory_verdict_print(const memory_line *line, const fkv_runner_config *conf
 
 void memory_verdict_json(const memory_verdict *v, json_t *object) {
     cli_json_integer(object, "plan_bytes", (uint64_t)v->plan_bytes);
+    cli_json_integer(object, "held_bytes", (uint64_t)v->held_bytes);
     cli_json_integer(object, "open_bytes", (uint64_t)fmax(0, v->open_bytes));
     cli_json_integer(object, "peak_bytes", (uint64_t)fmax(0, v->peak_bytes));
     cli_json_integer(object, "end_bytes", (uint64_t)fmax(0, v->end_bytes));
+    cli_json_integer(object, "cached_bytes", (uint64_t)v->cached_bytes);
     cli_json_bool(object, "flat", v->flat);
 }
 
 int memory_line_draw(const memory_line *line, const fkv_runner_config *config, const char *subtitle, const char *path) {
+    bool on_cpu = line->backend == FKV_BACKEND_CPU;
     double end = line->tokens[line->n - 1];
     double plan = (double)line->session->plan.total_bytes;
     double x[COMPUTED];
@@ -111,13 +140,17 @@ int memory_line_draw(const memory_line *line, const fkv_runner_config *config, c
     const plot_line lines[] = {
         {"planned, before anything is taken", ends, planned, 2, "#8ec5ff", 9, NULL, "#3f83c6"},
         {"growing 16-bit cache (computed)", x, growing, COMPUTED, "#c2410c", 2, "9 5", NULL},
-        {"resident, measured after every step", line->tokens, line->bytes, line->n, "#0b4fb3", 2.5, NULL, NULL},
+        {on_cpu ? "resident, measured after every step" : "in use by MLX, measured after every step", line->tokens, line->bytes,
+         line->n, "#0b4fb3", 2.5, NULL, NULL},
         {scores, x, with_scores, COMPUTED, "#9d174d", 2, "2 4", NULL},
     };
     plot p = {.title = "Memory of a running model against tokens held",
               .subtitle = subtitle,
-              .footnote = "Resident: anonymous memory beyond what the process held, weights included, before the runner was "
-                          "opened. Computed lines are not measured.",
+              .footnote =
+                  on_cpu ? "Resident: anonymous memory beyond what the process held, weights included, before the runner was "
+                           "opened. Computed lines are not measured."
+                         : "In use: MLX's active memory beyond what it held, weights included, before the runner was opened. "
+                           "Computed lines are not measured.",
               .x = PLOT_TOKENS,
               .y = PLOT_BYTES,
               .lines = lines,

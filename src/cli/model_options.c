@@ -21,6 +21,7 @@ model_options model_options_default(void) {
 void model_options_list(model_options *o, cli_option list[N_MODEL_OPTIONS]) {
     const cli_option options[N_MODEL_OPTIONS] = {
         {"model", 'm', OPTION_TEXT, &o->model, 0, "MODEL", "a .gguf file, a folder with safetensors, or a name (flatkv models)"},
+        {"device", 0, OPTION_CHOICE, &o->device, 0, "cpu|mlx", "where it runs: MLX is Metal, CUDA or MLX's CPU code (cpu)"},
         {"context", 'c', OPTION_U32, &o->context, INT32_MAX, "N", "tokens to reserve; K, M and G multiply by 1024"},
         {"k-bits", 0, OPTION_U32, &o->k_bits, 16, "N", "bits of keys: 16, 8, 4 or 2 (8)"},
         {"v-bits", 0, OPTION_U32, &o->v_bits, 16, "N", "bits of values (4)"},
@@ -45,7 +46,9 @@ int model_options_load(const model_options *o, bool plan_only, fkv_model **model
     int code = model_path_of(o->model, path);
     if (code != EXIT_GOOD) return code;
     if (o->chunk == 0) return cli_fail(EXIT_USAGE, "--chunk 0: a step needs at least one token");
+    if (o->lazy && o->device == FKV_BACKEND_MLX) return cli_fail(EXIT_USAGE, "--lazy: MLX commits its pages at open");
     fkv_model_config config = fkv_model_config_default();
+    config.backend = (fkv_backend)o->device;
     config.n_threads = o->n_threads;
     config.plan_only = plan_only;
     fkv_status status = fkv_model_load(path, &config, model);
@@ -67,6 +70,11 @@ fkv_runner_config model_options_runner(const model_options *o, uint32_t max_toke
     return c;
 }
 
+const char *model_device_name(const model_options *o) {
+    static const char *const names[] = {"cpu", "mlx"};
+    return names[o->device & 1];
+}
+
 const char *model_rotate_name(fkv_rotate rotate) {
     static const char *const names[] = {"none", "k", "v", "kv"};
     return names[rotate & 3];
@@ -76,6 +84,7 @@ void model_options_json(const model_options *o, const fkv_model_info *about, jso
     cli_json_text(object, "version", fkv_version());
     cli_json_text(object, "model", o->model);
     cli_json_text(object, "architecture", about->architecture);
+    cli_json_text(object, "device", model_device_name(o));
     cli_json_integer(object, "k_bits", o->k_bits);
     cli_json_integer(object, "v_bits", o->v_bits);
     cli_json_integer(object, "k_group", o->k_group);

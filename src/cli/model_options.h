@@ -10,6 +10,7 @@
 
 typedef struct model_options {
     const char *model; /* as -m names it */
+    int device;        /* a fkv_backend */
     uint32_t context;  /* 0: not said */
     uint32_t k_bits;
     uint32_t v_bits;
@@ -26,7 +27,7 @@ typedef struct model_options {
     bool json;
 } model_options;
 
-enum { N_MODEL_OPTIONS = 16 };
+enum { N_MODEL_OPTIONS = 17 };
 
 model_options model_options_default(void);
 
@@ -39,9 +40,10 @@ int model_options_load(const model_options *o, bool plan_only, fkv_model **model
 /* For one sequence of max_tokens tokens. */
 fkv_runner_config model_options_runner(const model_options *o, uint32_t max_tokens);
 
+const char *model_device_name(const model_options *o);
 const char *model_rotate_name(fkv_rotate rotate);
 
-/* What a result belongs to: version, model, architecture, codec, threads. */
+/* What a result belongs to: version, model, architecture, device, codec. */
 void model_options_json(const model_options *o, const fkv_model_info *about, json_t *object);
 
 #endif

@@ -165,6 +165,7 @@ static int make_shape(subject *s) {
     fkv_config *c = &s->shape;
     char rest = 0;
     *c = fkv_config_default();
+    if (m->device != FKV_BACKEND_CPU) return cli_fail(EXIT_USAGE, "--device: a cache of its own shapes is planned for the CPU");
     if (s->o->layers == 0 || s->o->heads == NULL)
         return cli_fail(EXIT_USAGE, "a cache of its own shapes needs both --layers and --heads");
     if (sscanf(s->o->heads, "%u/%u/%u%c", &c->layer.n_q_heads, &c->layer.n_kv_heads, &c->layer.head_dim, &rest) != 3)
@@ -195,7 +196,7 @@ static int work(subject *s) {
     fkv_runner_plan plan;
     if (make_plan(s, s->n_tokens, false, &plan) != FKV_OK) return cli_fail(EXIT_USAGE, "%s", fkv_message());
     const char *source = NULL;
-    uint64_t available = fkv_memory_available(&source);
+    uint64_t available = fkv_backend_available((fkv_backend)s->o->model.device, &source);
     available -= available < plan.packed_bytes ? available : plan.packed_bytes; /* weights are repacked before a runner opens */
     if (s->o->model.memory != 0 && s->o->model.memory < available) {
         available = s->o->model.memory;

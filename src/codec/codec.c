@@ -97,8 +97,8 @@ static float sum_of(const float lane[LANES]) {
     return sum;
 }
 
-/* p = slope * c + start in least squares. Sums of codes are whole numbers below 2^24 and exact, the determinant too. It is 0 where
- * all codes are the same, and then there is nothing to fit. A line that cannot be stored is not taken. */
+/* p = slope * c + start in least squares. Sums of codes are whole numbers below 2^24 and exact, the determinant too. It is 0
+ * where all codes are the same, and then there is nothing to fit. A line that cannot be stored is not taken. */
 fkv_affine fkv_codec_refit(const fkv_codec *codec, fkv_affine line, const fkv_refit *sums) {
     float n = (float)codec->group;
     float c = sum_of(sums->c);

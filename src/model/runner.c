@@ -1,11 +1,11 @@
-/* Plan, open and close of a runner. See runner.h; the forward pass is forward.c.
+/* Plan, open and close of a runner, and its steps up to the backend's forward pass. See runner.h.
  *
  * What the activations take is counted by the walk that lays them out (carve.h), so the plan and what is taken cannot differ.
  */
 #include "runner.h"
 
-#include "../base/carve.h"
 #include "../base/memory.h"
+#include "tensor_rows.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -100,24 +100,11 @@ static void layout(fkv_carve *carve, fkv_runner *r) {
     r->tokens = FKV_CARVE(carve, t, uint32_t);
     r->positions = FKV_CARVE(carve, t, uint32_t);
     r->asked = FKV_CARVE(carve, t, uint32_t);
-    for (uint32_t i = 0; i < r->n_ropes; i++) {
-        r->frequencies[i] = FKV_CARVE(carve, r->n_pairs, double);
-        r->cosines[i] = FKV_CARVE(carve, (uint64_t)t * r->n_pairs, float);
-        r->sines[i] = FKV_CARVE(carve, (uint64_t)t * r->n_pairs, float);
-    }
+    for (uint32_t i = 0; i < r->n_ropes; i++) r->frequencies[i] = FKV_CARVE(carve, r->n_pairs, double);
     if (fkv_architecture_centers_keys(r->model->architecture, h))
         r->k_centers = FKV_CARVE(carve, (uint64_t)h->n_layers * h->n_kv_heads * h->head_dim, float);
-    r->x = FKV_CARVE(carve, (uint64_t)t * r->dim_pad, float);
-    r->h = FKV_CARVE(carve, (uint64_t)t * r->dim_pad, float);
-    r->q = FKV_CARVE(carve, (uint64_t)t * h->n_q_heads * r->head_pad, float);
-    r->k = FKV_CARVE(carve, (uint64_t)t * h->n_kv_heads * r->head_pad, float);
-    r->v = FKV_CARVE(carve, (uint64_t)t * h->n_kv_heads * r->head_pad, float);
-    r->gate = FKV_CARVE(carve, (uint64_t)t * r->ffn_pad, float);
-    r->up = FKV_CARVE(carve, (uint64_t)t * r->ffn_pad, float);
-    if (r->heads_lie_apart) r->gathered = FKV_CARVE(carve, (uint64_t)t * r->q_pad, float);
-    uint32_t widest = fkv_max_u32(r->dim_pad, fkv_max_u32(r->q_pad, r->ffn_pad));
-    r->input = fkv_carve_take(carve, 1, fkv_product_input_bytes(t, widest));
     r->logits = FKV_CARVE(carve, (uint64_t)r->config.max_logit_rows * h->n_vocab, float);
+    r->model->backend->layout(carve, r);
 }
 
 /* What layout() needs to know, and no memory. */
@@ -127,22 +114,21 @@ static void shape(const fkv_model *model, const fkv_runner_config *c, fkv_runner
     r->head_pad = padded_head(h->head_dim, c);
     r->n_ropes = model->info.window != 0 ? FKV_N_ROPES : 1;
     r->n_pairs = h->rope_dim / 2;
-    r->dim_pad = fkv_model_pad(h->dim);
-    r->q_pad = fkv_model_pad(h->n_q_heads * h->head_dim);
-    r->ffn_pad = fkv_model_pad(h->ffn_dim);
-    r->heads_lie_apart = r->head_pad != h->head_dim || r->q_pad != h->n_q_heads * h->head_dim;
 }
 
-static fkv_status make_plan(const fkv_model *model, const fkv_runner_config *c, const fkv_config *cache, fkv_runner_plan *plan) {
+/* *map_bytes: of the activations in host memory, which are one map. */
+static fkv_status make_plan(const fkv_model *model, const fkv_runner_config *c, const fkv_config *cache, fkv_runner_plan *plan,
+                            uint64_t *map_bytes) {
     fkv_runner_plan made = {.packed_bytes = model->info.packed_bytes, .mapped_bytes = model->mapped_bytes};
-    FKV_TRY(fkv_plan_make(cache, &made.cache));
+    FKV_TRY(model->backend->plan_cache(cache, &made.cache));
     fkv_runner counting;
     fkv_carve carve = {0};
     (void)fkv_carve_take(&carve, 1, sizeof counting);
     shape(model, c, &counting);
     layout(&carve, &counting);
-    made.activations_bytes = fkv_align_up(carve.used, fkv_os_page_bytes());
-    FKV_REQUIRE(!carve.overflow && made.activations_bytes >= carve.used &&
+    *map_bytes = fkv_align_up(carve.used, fkv_os_page_bytes());
+    FKV_REQUIRE(!carve.overflow && *map_bytes >= carve.used &&
+                    !fkv_add_overflows(*map_bytes, model->backend->step_bytes(&counting, cache), &made.activations_bytes) &&
                     !fkv_add_overflows(made.cache.total_bytes, made.activations_bytes, &made.total_bytes),
                 FKV_BAD_CONFIG, "the plan does not fit 64 bits: lower max_step_tokens or max_logit_rows");
     *plan = made;
@@ -155,15 +141,16 @@ fkv_status fkv_runner_plan_make(const fkv_model *model, const fkv_runner_config 
     fkv_layer_config layers[FKV_MAX_LAYERS];
     fkv_runner_config c = *config;
     fkv_config cache;
+    uint64_t map_bytes = 0;
     FKV_TRY(configure(model, &c, layers, &cache));
-    return make_plan(model, &c, &cache, plan);
+    return make_plan(model, &c, &cache, plan, &map_bytes);
 }
 
 /* ---- open and close ---- */
 
-static fkv_status check_fits(const fkv_runner_config *c, const fkv_runner_plan *plan) {
+static fkv_status check_fits(const fkv_model *model, const fkv_runner_config *c, const fkv_runner_plan *plan) {
     const char *source = NULL;
-    uint64_t limit = fkv_memory_available(&source);
+    uint64_t limit = model->backend->available(&source);
     if (c->memory_limit != 0 && c->memory_limit < limit) {
         limit = c->memory_limit;
         source = "memory_limit";
@@ -187,24 +174,34 @@ static void fill_frequencies(fkv_runner *r) {
     }
 }
 
+uint32_t fkv_runner_rope(const fkv_runner *runner, uint32_t layer) {
+    const fkv_model *m = runner->model;
+    return fkv_architecture_window(m->architecture, m->hparams, layer) != 0 ? FKV_ROPE_LOCAL : FKV_ROPE_GLOBAL;
+}
+
+const float *fkv_runner_k_center(const fkv_runner *runner, uint32_t layer) {
+    const fkv_hparams *h = runner->model->hparams;
+    return runner->k_centers != NULL ? runner->k_centers + (size_t)layer * h->n_kv_heads * h->head_dim : NULL;
+}
+
 /* The mean of exp(i w p) over the positions p of the context is sin(a) / a in the direction a, with a = w context / 2: about 1
- * for pairs that hardly turn, about 0 for those that go round. The rows of cosines and sines are not in use yet. */
+ * for pairs that hardly turn, about 0 for those that go round. */
 static void fill_centers(fkv_runner *r) {
     const fkv_model *m = r->model;
     const fkv_hparams *h = m->hparams;
     uint32_t kv_dim = h->n_kv_heads * h->head_dim;
+    float cosines[FKV_MAX_HEAD_DIM / 2];
+    float sines[FKV_MAX_HEAD_DIM / 2];
     for (uint32_t i = 0; i < h->n_layers; i++) {
-        uint32_t rope = fkv_architecture_window(m->architecture, h, i) != 0 ? FKV_ROPE_LOCAL : FKV_ROPE_GLOBAL;
-        float *cosines = r->cosines[rope];
-        float *sines = r->sines[rope];
+        const double *frequencies = r->frequencies[fkv_runner_rope(r, i)];
         for (uint32_t pair = 0; pair < r->n_pairs; pair++) {
-            double a = r->frequencies[rope][pair] * h->context / 2.0;
+            double a = frequencies[pair] * h->context / 2.0;
             double size = a > 0.0 ? sin(a) / a : 1.0;
             cosines[pair] = (float)(size * cos(a));
             sines[pair] = (float)(size * sin(a));
         }
         float *center = r->k_centers + (size_t)i * kv_dim;
-        memcpy(center, m->layers[i].k_bias, kv_dim * sizeof *center);
+        fkv_tensor_row_floats(m->tensors[i].k_bias, 0, center);
         for (uint32_t head = 0; head < h->n_kv_heads; head++)
             (h->rope_interleaved ? r->ops->rope_pairs : r->ops->rope_halves)(center + (size_t)head * h->head_dim, cosines, sines,
                                                                              r->n_pairs);
@@ -219,35 +216,86 @@ fkv_status fkv_runner_open(const fkv_model *model, const fkv_runner_config *conf
     fkv_runner_config c = *config;
     fkv_config cache_config;
     fkv_runner_plan plan = {0};
+    uint64_t map_bytes = 0;
     FKV_TRY(configure(model, &c, layers, &cache_config));
-    FKV_TRY(make_plan(model, &c, &cache_config, &plan));
-    FKV_TRY(check_fits(&c, &plan));
-    fkv_cache *cache = NULL;
+    FKV_TRY(make_plan(model, &c, &cache_config, &plan, &map_bytes));
+    FKV_TRY(check_fits(model, &c, &plan));
     void *map = NULL;
-    FKV_TRY(fkv_cache_open(&cache_config, &cache));
-    fkv_status status = fkv_map_open(plan.activations_bytes, true, &map);
-    if (status != FKV_OK) {
-        fkv_cache_close(cache);
-        return status;
-    }
-    fkv_carve carve = {.base = map, .size = plan.activations_bytes};
+    FKV_TRY(fkv_map_open(map_bytes, true, &map));
+    fkv_carve carve = {.base = map, .size = map_bytes};
     fkv_runner *r = FKV_CARVE(&carve, 1, fkv_runner);
     shape(model, &c, r);
     layout(&carve, r);
-    r->cache = cache;
-    r->workers = fkv_cache_workers(cache);
+    r->bytes = map_bytes;
     r->ops = fkv_vector_ops_for(c.isa);
-    r->bytes = plan.activations_bytes;
     fill_frequencies(r);
     if (r->k_centers != NULL) fill_centers(r);
+    fkv_status status = model->backend->open(r, &cache_config);
+    if (status != FKV_OK) {
+        fkv_runner_close(r);
+        return status;
+    }
     *runner = r;
     return FKV_OK;
 }
 
 void fkv_runner_close(fkv_runner *runner) {
     if (runner == NULL) return;
-    fkv_cache_close(runner->cache);
+    runner->model->backend->close(runner);
     fkv_map_close(runner, runner->bytes);
 }
 
 fkv_cache *fkv_runner_cache(fkv_runner *runner) { return runner != NULL ? runner->cache : NULL; }
+
+/* ---- the step ---- */
+
+/* The rows of the step, side by side, into the runner's tables; nothing has begun yet. */
+static fkv_status list_row(fkv_runner *r, const fkv_tokens *row) {
+    uint32_t position = 0;
+    FKV_REQUIRE(row->tokens != NULL && row->n_tokens > 0, FKV_BAD_ARGUMENT, "a row of sequence %llu has no tokens: leave it out",
+                (unsigned long long)row->seq);
+    FKV_REQUIRE((unsigned)row->logits <= FKV_LOGITS_ALL, FKV_BAD_ARGUMENT, "logits %d: FKV_LOGITS_NONE, _LAST or _ALL",
+                (int)row->logits);
+    FKV_REQUIRE(row->n_tokens <= r->config.max_step_tokens - r->n_tokens, FKV_STEP_FULL,
+                "the rows have %llu tokens or more and a step takes %u: split them over several steps",
+                (unsigned long long)r->n_tokens + row->n_tokens, r->config.max_step_tokens);
+    FKV_TRY(fkv_seq_length(r->cache, row->seq, &position));
+    for (uint32_t i = 0; i < row->n_tokens; i++) {
+        FKV_REQUIRE(row->tokens[i] < r->model->hparams->n_vocab, FKV_BAD_ARGUMENT,
+                    "token %u of a row is %u and the vocabulary ends at %u", i, row->tokens[i], r->model->hparams->n_vocab);
+        bool asked = row->logits == FKV_LOGITS_ALL || (row->logits == FKV_LOGITS_LAST && i + 1 == row->n_tokens);
+        if (asked) r->asked[r->n_asked++] = r->n_tokens;
+        r->tokens[r->n_tokens] = row->tokens[i];
+        r->positions[r->n_tokens] = position + i;
+        r->n_tokens++;
+    }
+    FKV_REQUIRE(r->n_asked <= r->config.max_logit_rows, FKV_STEP_FULL,
+                "the logits of %u rows or more are asked for and the runner was opened for %u (max_logit_rows)", r->n_asked,
+                r->config.max_logit_rows);
+    return FKV_OK;
+}
+
+fkv_status fkv_runner_forward(fkv_runner *runner, const fkv_tokens *rows, uint32_t n_rows, const float **logits) {
+    FKV_REQUIRE(runner != NULL && rows != NULL && n_rows > 0, FKV_BAD_ARGUMENT,
+                "fkv_runner_forward: runner or rows is NULL, or no rows");
+    FKV_REQUIRE(n_rows <= runner->config.max_seqs, FKV_BAD_ARGUMENT,
+                "%u rows and at most %u sequences (max_seqs): each sequence is in a step at most once", n_rows,
+                runner->config.max_seqs);
+    runner->n_tokens = 0;
+    runner->n_asked = 0;
+    for (uint32_t i = 0; i < n_rows; i++) {
+        FKV_TRY(list_row(runner, &rows[i]));
+        runner->rows[i] = (fkv_row){rows[i].seq, rows[i].n_tokens};
+    }
+    FKV_REQUIRE(logits != NULL || runner->n_asked == 0, FKV_BAD_ARGUMENT, "logits are asked for and there is no place for them");
+    fkv_step *step = NULL;
+    FKV_TRY(fkv_step_begin(runner->cache, runner->rows, n_rows, &step));
+    fkv_status status = runner->model->backend->forward(runner, step);
+    if (status == FKV_OK) status = fkv_step_commit(step);
+    if (status != FKV_OK) {
+        (void)fkv_step_abort(step);
+        return status;
+    }
+    if (logits != NULL) *logits = runner->n_asked != 0 ? runner->logits : NULL;
+    return FKV_OK;
+}

@@ -9,7 +9,7 @@
 #ifndef FKV_KERNELS_H
 #define FKV_KERNELS_H
 
-#include "../../codec/codec.h"
+#include "../../codec/block.h"
 #include "panels.h"
 
 enum {
@@ -33,10 +33,45 @@ typedef struct fkv_softmax {
     float *out; /* [rows, D] */
 } fkv_softmax;
 
-/* Three bytes for each number, a float for each 32 of them and one for the row, in five arrays: the most that any kernels
- * prepare. Behind it, room to read the last rows as a block of 16. */
+/* The tile after the one at hand, to be fetched meanwhile: its parts, or all of them at once where a tile is a page. Kernels ask
+ * for it bit by bit, so that memory is busy all the time and never waited for. */
+enum { FKV_FETCH_RANGES = FKV_N_SIDES * FKV_N_PARTS, FKV_FETCH_SHARES = 128 };
+typedef struct fkv_fetch {
+    const uint8_t *at[FKV_FETCH_RANGES];
+    uint32_t lines[FKV_FETCH_RANGES]; /* of 64 bytes, that are left */
+    uint32_t n_done;                  /* ranges */
+    uint32_t n_ranges;
+    uint32_t n_lines; /* at the beginning */
+    uint32_t due;     /* lines, in shares of one */
+} fkv_fetch;
+
+FKV_INLINE void fkv_fetch_add(fkv_fetch *next, const uint8_t *at, uint64_t bytes) {
+    uint32_t lines = (uint32_t)fkv_align_up(bytes, 64) / 64;
+    if (lines == 0) return;
+    next->at[next->n_ranges] = at;
+    next->lines[next->n_ranges++] = lines;
+    next->n_lines += lines;
+}
+
+/* Of FKV_FETCH_SHARES shares that are all of it: scores() asks for one half, values() for the other. */
+FKV_INLINE void fkv_fetch_some(fkv_fetch *next, uint32_t n_shares) {
+    if (next->n_done == next->n_ranges) return;
+    next->due += n_shares * next->n_lines;
+    uint32_t n = fkv_min_u32(next->due / FKV_FETCH_SHARES, next->lines[next->n_done]);
+    const uint8_t *at = next->at[next->n_done];
+    const uint8_t *end = at + (size_t)n * 64;
+    for (; at < end; at += 64) FKV_PREFETCH_FAR(at);
+    next->due -= n * FKV_FETCH_SHARES;
+    next->at[next->n_done] = at;
+    next->lines[next->n_done] -= n;
+    if (next->lines[next->n_done] == 0) next->n_done++;
+}
+
+/* Three bytes for each number, a float for each 32 of them and one for the row, in five arrays. Behind it, room to read the last
+ * rows as a block of 16, or to have four bytes for each number of up to 11 rows, rounded up to blocks of 4: the most that any
+ * kernels prepare. */
 FKV_INLINE uint64_t fkv_prepared_bytes(uint64_t n_rows, uint64_t dim) {
-    return n_rows * (3 * dim + dim / 8 + 4) + 5 * 64 + 15 * dim;
+    return n_rows * (3 * dim + dim / 8 + 4) + 5 * 64 + 21 * dim;
 }
 
 enum { FKV_BLOCK_TOKENS = 16 };
@@ -65,13 +100,18 @@ FKV_INLINE uint64_t fkv_activation_bytes(uint64_t n_tokens, uint64_t n_cols) { r
 struct fkv_cpu_kernels {
     const char *name;
 
+    /* Before the first tile of a walk with these rows and after its last, on the thread that walks: what the kernels set up there
+     * for as long. Other calls of the same thread may not come between. */
+    void (*enter)(const fkv_codec *k_codec, uint32_t n_rows);
+    void (*leave)(void);
+
     /* What scores() wants to have of the queries beside their floats, made once for all tiles that they meet. q: [rows, D];
      * prepared: fkv_prepared_bytes(), 64-byte aligned. */
     void (*prepare)(const fkv_codec *codec, const float *q, uint32_t n_rows, void *prepared);
 
     /* scores[r][t] = q[r] . k[t] for t < n_tokens; what is behind n_tokens is not defined. q: [rows, D], 64-byte aligned.
-     * part: the parts of the tile's first token; next: the codes of the tile that comes after it, to be fetched meanwhile. */
-    void (*scores)(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], const uint8_t *next, uint32_t n_tokens,
+     * part: the parts of the tile's first token. */
+    void (*scores)(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
                    const float *q, const void *prepared, uint32_t n_rows, float *scores);
 
     /* Caps and masks the scores, moves the running maximum, rescales state, and leaves p in scores (0 where masked). width:
@@ -80,7 +120,7 @@ struct fkv_cpu_kernels {
                     fkv_softmax state);
 
     /* out[r] += sum over t < n_tokens of p[r][t] * v[t]. p is as softmax() left it: 0 behind n_tokens. */
-    void (*values)(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], const uint8_t *next, uint32_t n_tokens,
+    void (*values)(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
                    const float *p, uint32_t n_rows, float *out);
 
     /* into = into + piece, for rows where piece has seen a token. */

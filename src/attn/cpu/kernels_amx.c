@@ -11,21 +11,17 @@
  * Sums lie in two sets of tiles in turn. The products of one set are started before the sums of the other are stored and read, so
  * that the matrix unit works while the vector unit makes floats of what it did before.
  */
-#include "amx_tiles.h"
-#include "rows16_avx512.h"
+#include "few_rows_amx.h"
 
 _Static_assert((int)BLOCK_ROWS == (int)FKV_TILE_HEIGHT, "a block of rows is a tile's");
 
 #include "product_amx.h"
 
 enum {
-    LEAST_ROWS = 12, /* below, VNNI is quicker */
     MAX_UNITS = FKV_MAX_HEAD_DIM / UNIT_NUMBERS,
     MAX_KEY_UNITS = FKV_TILE_TOKENS / LANE_TOKENS * MAX_UNITS,
     MAX_STEPS = FKV_MAX_HEAD_DIM / 16, /* of 16 numbers along the head dimension */
-    TILE_QUADS = FKV_TILE_TOKENS / 4,  /* of tokens */
-    MAX_WEIGHTS = 16,                  /* at once: groups x blocks of rows */
-    N_BYTES = 3                        /* of a query */
+    MAX_WEIGHTS = 16                   /* at once: groups x blocks of rows */
 };
 
 /* Sums of 16 rows x 16 columns. */
@@ -34,18 +30,6 @@ typedef struct block_sums {
 } block_sums;
 
 FKV_INLINE __m512i sums_of(const block_sums *sums, uint32_t row) { return _mm512_load_si512(sums->at[row]); }
-
-/* x * 256, by moving bytes: while tiles are worked on, shifts and floats share one port of the processor and this has another. */
-FKV_INLINE __m512i times_256(__m512i x) {
-    return _mm512_shuffle_epi8(x, _mm512_set4_epi32(0x0e0d0c80, 0x0a090880, 0x06050480, 0x02010080));
-}
-
-/* Share `turn` of n_turns of the next tile's codes. */
-FKV_INLINE void fetch_share(const tile *t, uint32_t n_tokens, uint32_t turn, uint32_t n_turns) {
-    uint32_t lines = fkv_ceil_div(n_tokens * t->row_bytes, 64);
-    uint32_t share = fkv_ceil_div(lines, n_turns);
-    for (uint32_t i = turn * share; i < fkv_min_u32(lines, (turn + 1) * share); i++) FKV_PREFETCH(t->next + (size_t)i * 64);
-}
 
 /* ---- scores ---- */
 
@@ -155,7 +139,7 @@ FKV_INLINE void score_turn(score_job *j, uint32_t set, const key_turn *before, u
     }
 }
 
-static void score_turns(score_job *j, const tile *t, uint32_t n_tokens) {
+static void score_turns(score_job *j, const tile *t) {
     uint32_t n_blocks = fkv_ceil_div(j->n_rows, BLOCK_ROWS);
     const key_turn *before = j->turns;
     const key_turn *end = j->turns + j->n_turns;
@@ -165,7 +149,7 @@ static void score_turns(score_job *j, const tile *t, uint32_t n_tokens) {
     score_turn(j, 1, before, 0, 0, j->turns, 0); /* nothing is before, and what it stores is not read */
     for (uint32_t block = 0; block < n_blocks; block++) {
         size_t first = (size_t)block * BLOCK_ROWS * j->dim;
-        fetch_share(t, n_tokens, block, n_blocks);
+        fkv_fetch_some(t->next, FKV_FETCH_SHARES / 2 / n_blocks + 1);
         for (const key_turn *turn = j->turns; turn < end; turn++) {
             const key_turn *next = turn + 1 < end ? turn + 1 : j->turns;
             size_t at = first + next->at;
@@ -183,26 +167,41 @@ static void score_turns(score_job *j, const tile *t, uint32_t n_tokens) {
     scores_from(j, before, j->sums[1 - set], row, 0, n_rows);
 }
 
-static void amx_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], const uint8_t *next, uint32_t n_tokens,
-                       const float *q, const void *prepared, uint32_t n_rows, float *scores) {
-    if (n_rows < LEAST_ROWS || !has_integer_kernel(codec)) {
-        int_scores(codec, part, next, n_tokens, q, prepared, n_rows, scores);
-        return;
-    }
-    tile t;
+static void many_scores(const fkv_codec *codec, const tile *t, uint32_t n_tokens, const void *prepared, uint32_t n_rows,
+                        float *scores) {
     score_job j;
     j.dim = codec->dim;
     j.n_rows = n_rows;
     j.scores = scores;
     j.queries = queries_in((void *)(uintptr_t)prepared, n_rows, j.dim);
-    tile_open(&t, codec, part, next, (uint32_t)fkv_align_up(n_tokens, LANE_TOKENS));
     if (codec->bits == 8)
-        keys_open(8, &j, &t, n_tokens);
+        keys_open(8, &j, t, n_tokens);
     else
-        keys_open(4, &j, &t, n_tokens);
+        keys_open(4, &j, t, n_tokens);
     score_tiles_open(chunk_units(codec->group));
-    score_turns(&j, &t, n_tokens);
+    score_turns(&j, t);
     fkv_tiles_close();
+}
+
+static void amx_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows, void *prepared) {
+    if (has_integer_kernel(codec) && n_rows <= FEW_ROWS)
+        few_prepare(codec, q, n_rows, prepared);
+    else
+        int_prepare(codec, q, n_rows, prepared);
+}
+
+static void amx_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
+                       const float *q, const void *prepared, uint32_t n_rows, float *scores) {
+    if (!has_integer_kernel(codec)) {
+        kernel_scores(codec, part, next, n_tokens, q, prepared, n_rows, scores);
+        return;
+    }
+    tile t;
+    tile_open(&t, codec, part, next, (uint32_t)fkv_align_up(n_tokens, LANE_TOKENS));
+    if (n_rows <= FEW_ROWS)
+        few_scores(codec, &t, n_tokens, prepared, n_rows, scores);
+    else
+        many_scores(codec, &t, n_tokens, prepared, n_rows, scores);
 }
 
 /* ---- values ---- */
@@ -212,8 +211,6 @@ static void amx_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_P
 typedef struct value_blocks {
     alignas(64) uint8_t codes[MAX_STEPS][TILE_QUADS][64];
 } value_blocks;
-
-FKV_INLINE uint32_t quad_place(uint32_t quad) { return quad % 4 * 4 + quad / 4; }
 
 /* 64 codes of a row from number `first` on, a byte each, dwords transposed 4x4; what is behind the row is 0. */
 FKV_INLINE __m512i code_bytes(int bits, const uint8_t *row, uint32_t first, uint32_t dim) {
@@ -368,20 +365,13 @@ static void values_group(value_job *j, uint32_t group, const row_weights *of_blo
     add_values(&before, j->sums[1 - set], j->dim, 0, n_rows);
 }
 
-static void amx_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], const uint8_t *next, uint32_t n_tokens,
-                       const float *p, uint32_t n_rows, float *out) {
-    if (n_rows < LEAST_ROWS || !has_integer_kernel(codec)) {
-        int_values(codec, part, next, n_tokens, p, n_rows, out);
-        return;
-    }
-    tile t;
+static void many_values(const fkv_codec *codec, const tile *t, uint32_t n_tokens, const float *p, uint32_t n_rows, float *out) {
     value_job j;
-    tile_open(&t, codec, part, next, (uint32_t)fkv_align_up(n_tokens, LANE_TOKENS));
-    facts_open(&j.facts, &t, (1u << codec->bits) - 1, n_tokens);
+    facts_open(&j.facts, t, (1u << codec->bits) - 1, n_tokens);
     if (codec->bits == 8)
-        values_open(8, &j.values, &t, n_tokens);
+        values_open(8, &j.values, t, n_tokens);
     else
-        values_open(4, &j.values, &t, n_tokens);
+        values_open(4, &j.values, t, n_tokens);
     j.dim = codec->dim;
     j.group_steps = codec->group / 16;
     j.n_tokens = n_tokens;
@@ -391,10 +381,10 @@ static void amx_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_P
     j.out = out;
     value_tiles_open();
     uint32_t at_once = fkv_max_u32(1, MAX_WEIGHTS / j.n_blocks);
-    for (uint32_t group = 0; group < t.n_groups; group += at_once) {
-        uint32_t n = fkv_min_u32(at_once, t.n_groups - group);
+    for (uint32_t group = 0; group < t->n_groups; group += at_once) {
+        uint32_t n = fkv_min_u32(at_once, t->n_groups - group);
         for (uint32_t block = 0; block < j.n_blocks; block++) {
-            if (group == 0) fetch_share(&t, n_tokens, block, j.n_blocks);
+            if (group == 0) fkv_fetch_some(t->next, FKV_FETCH_SHARES / 2 / j.n_blocks + 1);
             weigh_rows(&j, block, group, n);
         }
         for (uint32_t g = 0; g < n; g++) values_group(&j, group + g, &j.weights[g * j.n_blocks]);
@@ -402,5 +392,26 @@ static void amx_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_P
     fkv_tiles_close();
 }
 
-const struct fkv_cpu_kernels fkv_kernels_amx = {"amx",       int_prepare,   amx_scores,         rows16_softmax, amx_values,
-                                                kernel_fold, kernel_encode, int_prepare_tokens, amx_product};
+static void amx_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
+                       const float *p, uint32_t n_rows, float *out) {
+    if (!has_integer_kernel(codec)) {
+        kernel_values(codec, part, next, n_tokens, p, n_rows, out);
+        return;
+    }
+    tile t;
+    tile_open(&t, codec, part, next, (uint32_t)fkv_align_up(n_tokens, LANE_TOKENS));
+    if (n_rows <= FEW_ROWS)
+        few_values(codec, &t, n_tokens, p, n_rows, out);
+    else
+        many_values(codec, &t, n_tokens, p, n_rows, out);
+}
+
+static void amx_enter(const fkv_codec *k_codec, uint32_t n_rows) {
+    if (n_rows <= FEW_ROWS) few_tiles_open(k_codec);
+}
+
+static void amx_leave(void) { fkv_tiles_close(); }
+
+const struct fkv_cpu_kernels fkv_kernels_amx = {"amx",         amx_enter,          amx_leave,  amx_prepare,
+                                                amx_scores,    rows16_softmax,     amx_values, kernel_fold,
+                                                kernel_encode, int_prepare_tokens, amx_product};

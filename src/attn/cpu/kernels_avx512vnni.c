@@ -1,4 +1,220 @@
-/* The kernels of kernels.h over AVX-512 with VNNI. */
+/* The kernels over AVX-512 with VNNI: vpdpbusd multiplies unsigned codes by signed bytes. The order of codes in registers and
+ * what they are multiplied by is in kernels_vnni.h.
+ */
 #include "kernels_vnni.h"
+
+/* ---- scores ---- */
+
+/* 16 tokens from `token` on, n_units units of one group, every row. */
+FKV_INLINE void int_scores_chunk(int bits, int n_units, const tile *t, uint32_t token, uint32_t unit, const int_queries *iq,
+                                 uint32_t n_rows, float *scores) {
+    __m512i quads[2 * UNIT_QUADS];
+    const uint8_t *codes = t->codes + (size_t)token * t->row_bytes + (size_t)unit * UNIT_NUMBERS * (size_t)bits / 8;
+    FKV_UNROLL
+    for (int u = 0; u < n_units; u++) unit_quads(bits, codes + u * UNIT_NUMBERS * bits / 8, t->row_bytes, &quads[u * UNIT_QUADS]);
+    uint32_t group = unit * UNIT_NUMBERS >> t->group_shift;
+    vf scale = token_lanes(t->scales, t->n_groups, group, token);
+    vf bias = token_lanes(t->biases, t->n_groups, group, token);
+    uint32_t row_units = t->n_units * 16 / UNIT_NUMBERS;
+    for (uint32_t r = 0; r < n_rows; r++) {
+        enum { QUERY_BYTES = 3 };
+        size_t at = (size_t)(r * row_units + unit) * UNIT_NUMBERS;
+        const int8_t *bytes[QUERY_BYTES] = {iq->high + at, iq->low + at, iq->rest + at};
+        __m512i even[QUERY_BYTES] = {_mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
+        __m512i odd[QUERY_BYTES] = {_mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
+        dot_quads(QUERY_BYTES, n_units * UNIT_QUADS, quads, bytes, even, odd);
+        __m512i sum = join(_mm512_add_epi32(even[0], odd[0]), _mm512_add_epi32(even[1], odd[1]));
+        sum = _mm512_add_epi32(sum, _mm512_srai_epi32(_mm512_add_epi32(even[2], odd[2]), 8));
+        float *to = scores + (size_t)r * FKV_TILE_TOKENS + token;
+        vf score = unit == 0 ? vf_set(0.0f) : vf_load(to);
+        score = vf_fma(bias, vf_set(iq->sum[(r * row_units + unit) / (uint32_t)n_units]), score);
+        vf_store(to, vf_fma(_mm512_cvtepi32_ps(sum), vf_mul(scale, vf_set(iq->step[r])), score));
+    }
+}
+
+FKV_INLINE void int_scores_bits(int bits, const tile *t, uint32_t n_tokens, const int_queries *iq, uint32_t n_rows,
+                                float *scores) {
+    uint32_t n_units = t->n_units * 16 / UNIT_NUMBERS;
+    for (uint32_t token = 0; token < n_tokens; token += LANE_TOKENS) {
+        fkv_fetch_some(t->next, LANE_TOKENS);
+        if (chunk_units(1u << t->group_shift) == 1)
+            for (uint32_t unit = 0; unit < n_units; unit++) int_scores_chunk(bits, 1, t, token, unit, iq, n_rows, scores);
+        else
+            for (uint32_t unit = 0; unit < n_units; unit += 2) int_scores_chunk(bits, 2, t, token, unit, iq, n_rows, scores);
+    }
+}
+
+static void int_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
+                       const float *q, const void *prepared, uint32_t n_rows, float *scores) {
+    if (!has_integer_kernel(codec)) {
+        kernel_scores(codec, part, next, n_tokens, q, prepared, n_rows, scores);
+        return;
+    }
+    tile t;
+    int_queries iq = queries_in((void *)(uintptr_t)prepared, n_rows, codec->dim);
+    tile_open(&t, codec, part, next, (uint32_t)fkv_align_up(n_tokens, LANE_TOKENS));
+    if (codec->bits == 8)
+        int_scores_bits(8, &t, n_tokens, &iq, n_rows, scores);
+    else
+        int_scores_bits(4, &t, n_tokens, &iq, n_rows, scores);
+}
+
+/* ---- values ---- */
+
+/* One strip of 64 bytes of every value row, the codes of four tokens side by side: [quads of tokens, vectors, 64]. In vector v,
+ * dword i of 128-bit lane L is byte 16 L + 4 v + i of the rows; for 4 bits, vectors 0-3 are the low halves and 4-7 the high ones.
+ */
+typedef struct strip {
+    strip_place place;
+    uint8_t codes[FKV_TILE_TOKENS / 4][MAX_STRIP_VECS][STRIP_BYTES];
+} strip;
+
+/* The weights of one row for one strip: softmax weight times scale, as bytes, for each quad of tokens and each lane. */
+typedef struct weights {
+    int8_t high[4][4][16]; /* quad of tokens k is [k % 4][k / 4]; 4 tokens for each of 4 lanes */
+    int8_t low[4][4][16];
+    float step[4];   /* of each lane */
+    float offset[4]; /* of each lane: sum of p * offset */
+    int32_t zero[4]; /* of each lane: sum of weights * zero */
+} weights;
+
+FKV_INLINE void strip_open(int bits, strip *s, const tile *t, uint32_t n_tokens, uint32_t at) {
+    s->place = strip_at(bits, t, at);
+    __m512i half = _mm512_set1_epi8(15);
+    for (uint32_t token = 0; token < n_tokens; token += 4) {
+        if (at == 0) fkv_fetch_some(t->next, 4);
+        __m512i v[4];
+        strip_quads(t, &s->place, token, v);
+        uint8_t(*to)[STRIP_BYTES] = s->codes[token / 4];
+        FKV_UNROLL
+        for (int i = 0; i < 4; i++) {
+            _mm512_storeu_si512(to[i], bits == 4 ? _mm512_and_si512(v[i], half) : v[i]);
+            if (bits == 4) _mm512_storeu_si512(to[4 + i], _mm512_and_si512(_mm512_srli_epi16(v[i], 4), half));
+        }
+    }
+}
+
+/* p * scale of one group for up to 64 tokens as bytes, 16 at a time; tokens behind n_tokens weigh nothing, whatever their slots
+ * hold. */
+typedef struct group_weights {
+    __m512i high; /* byte t: token t */
+    __m512i low;
+    float step;
+    float offset;
+    int32_t zero;
+} group_weights;
+
+FKV_INLINE group_weights weigh(const token_facts *f, uint32_t group, const float *p, uint32_t n_tokens) {
+    vf weight[4];
+    vf max = vf_set(0.0f);
+    vf offset = vf_set(0.0f);
+    FKV_UNROLL
+    for (uint32_t b = 0; b < 4; b++) {
+        weight[b] = vf_set(0.0f);
+        if (b * 16 >= n_tokens) continue;
+        vf probability = vf_load(p + b * 16);
+        weight[b] = vf_mul(probability, vf_load(f->scale[group] + b * 16));
+        offset = vf_fma(probability, vf_load(f->offset[group] + b * 16), offset);
+        max = vf_max(max, _mm512_abs_ps(weight[b]));
+    }
+    float largest = vf_reduce_max(max);
+    vf inverse = vf_set(largest > SMALLEST ? LARGEST / largest : 0.0f);
+    bytes2 bytes[4];
+    FKV_UNROLL
+    for (uint32_t b = 0; b < 4; b++) bytes[b] = split(_mm512_cvtps_epi32(vf_mul(weight[b], inverse)));
+    group_weights g = {.step = largest / LARGEST, .offset = vf_reduce_add(offset)};
+    g.high = _mm512_inserti32x4(_mm512_castsi128_si512(bytes[0].high), bytes[1].high, 1);
+    g.high = _mm512_inserti32x4(_mm512_inserti32x4(g.high, bytes[2].high, 2), bytes[3].high, 3);
+    g.low = _mm512_inserti32x4(_mm512_castsi128_si512(bytes[0].low), bytes[1].low, 1);
+    g.low = _mm512_inserti32x4(_mm512_inserti32x4(g.low, bytes[2].low, 2), bytes[3].low, 3);
+    __m512i zero = _mm512_loadu_si512(f->zero[group]);
+    g.zero = _mm512_reduce_add_epi32(join(_mm512_dpbusd_epi32(_mm512_setzero_si512(), zero, g.high),
+                                          _mm512_dpbusd_epi32(_mm512_setzero_si512(), zero, g.low)));
+    return g;
+}
+
+/* Four registers of 16 dwords, a lane's each, to [k % 4][k / 4][lane]. */
+FKV_INLINE void store_by_quad(const __m512i lane[4], int8_t (*to)[4][16]) {
+    __m512i quad[4];
+    transpose_dwords(lane, quad);
+    FKV_UNROLL
+    for (int k = 0; k < 4; k++) _mm512_storeu_si512(to[k], quad[k]);
+}
+
+static void weights_open(weights *w, const strip_place *s, const token_facts *f, const float *p, uint32_t n_tokens) {
+    __m512i high[4];
+    __m512i low[4];
+    group_weights g = {.step = 0.0f};
+    for (uint32_t lane = 0; lane < 4; lane++) {
+        if (lane == 0 || s->group[lane] != s->group[lane - 1]) g = weigh(f, s->group[lane], p, n_tokens);
+        high[lane] = g.high;
+        low[lane] = g.low;
+        w->step[lane] = g.step;
+        w->offset[lane] = g.offset;
+        w->zero[lane] = g.zero;
+    }
+    store_by_quad(high, w->high);
+    store_by_quad(low, w->low);
+}
+
+/* 128 bits to a register: dword L fills 128-bit lane L. */
+FKV_INLINE __m512i spread(__m128i x) {
+    return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3), _mm512_castsi128_si512(x));
+}
+
+FKV_INLINE void int_values_row(int bits, const strip *s, const weights *w, uint32_t n_tokens, float *out) {
+    enum { MAX_VECS = MAX_STRIP_VECS };
+    int n_vecs = bits == 4 ? 8 : 4;
+    __m512i high[MAX_VECS];
+    __m512i low[MAX_VECS];
+    FKV_UNROLL
+    for (int v = 0; v < n_vecs; v++) high[v] = low[v] = _mm512_setzero_si512();
+    for (uint32_t k = 0; k * 4 < n_tokens; k++) {
+        __m512i weight_high = spread(_mm_loadu_si128((const __m128i *)w->high[k % 4][k / 4]));
+        __m512i weight_low = spread(_mm_loadu_si128((const __m128i *)w->low[k % 4][k / 4]));
+        FKV_UNROLL
+        for (int v = 0; v < n_vecs; v++) {
+            __m512i codes = _mm512_loadu_si512(s->codes[k][v]);
+            high[v] = _mm512_dpbusd_epi32(high[v], codes, weight_high);
+            low[v] = _mm512_dpbusd_epi32(low[v], codes, weight_low);
+        }
+    }
+    vf step = _mm512_castsi512_ps(spread(_mm_castps_si128(_mm_loadu_ps(w->step))));
+    vf offset = _mm512_castsi512_ps(spread(_mm_castps_si128(_mm_loadu_ps(w->offset))));
+    __m512i zero = spread(_mm_loadu_si128((const __m128i *)w->zero));
+    vf x[MAX_VECS];
+    FKV_UNROLL
+    for (int v = 0; v < n_vecs; v++)
+        x[v] = vf_fma(_mm512_cvtepi32_ps(_mm512_sub_epi32(join(high[v], low[v]), zero)), step, offset);
+    add_strip(bits, &s->place, x, out);
+}
+
+FKV_INLINE void int_values_bits(int bits, const tile *t, uint32_t n_tokens, const float *p, uint32_t n_rows, float *out) {
+    token_facts facts;
+    strip s;
+    weights w;
+    facts_open(&facts, t, (1u << bits) - 1, n_tokens);
+    for (uint32_t at = 0; at < t->row_bytes; at += STRIP_BYTES) {
+        strip_open(bits, &s, t, n_tokens, at);
+        for (uint32_t r = 0; r < n_rows; r++) {
+            weights_open(&w, &s.place, &facts, p + (size_t)r * FKV_TILE_TOKENS, n_tokens);
+            int_values_row(bits, &s, &w, n_tokens, out + (size_t)r * t->n_units * 16);
+        }
+    }
+}
+
+static void int_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
+                       const float *p, uint32_t n_rows, float *out) {
+    if (!has_integer_kernel(codec)) {
+        kernel_values(codec, part, next, n_tokens, p, n_rows, out);
+        return;
+    }
+    tile t;
+    tile_open(&t, codec, part, next, (uint32_t)fkv_align_up(n_tokens, LANE_TOKENS));
+    if (codec->bits == 8)
+        int_values_bits(8, &t, n_tokens, p, n_rows, out);
+    else
+        int_values_bits(4, &t, n_tokens, p, n_rows, out);
+}
 
 FKV_KERNELS(avx512vnni, int_prepare, int_scores, int_values, int_prepare_tokens, int_product);

@@ -3,6 +3,7 @@
  *   vf, VL             a vector of VL floats
  *   UNIT_VECS          vectors that hold one unit of 16 numbers along the head dimension
  *   BLOCK_TOKENS       tokens decoded side by side,  CHUNK_UNITS  units of each: together they fill half the registers
+ *   MANY_ROWS          rows whose sums fill the registers, by 4 vectors each
  *   vf_affine, vf_decode, vf_load_f16, vf_load_bf16    a unit of packed bytes to floats
  *
  * Shape of the loops. A block of tokens is decoded once into registers and used by every row of the tile (all query heads of the
@@ -20,11 +21,12 @@
 /* How the numbers of a row are written, as a compile-time constant: the bits of affine codes, or one of the two 16-bit floats. */
 enum { FORM_2 = 2, FORM_4 = 4, FORM_8 = 8, FORM_F16 = 16, FORM_BF16 = 17 };
 
+enum { LEAST_MANY = 4 * MANY_ROWS }; /* rows that pay for floats of a tile in a cache */
 enum { CHUNK_VECS = CHUNK_UNITS * UNIT_VECS, MAX_GROUPS_PER_ROW = FKV_MAX_HEAD_DIM / 32 };
 
 typedef struct tile {
     const uint8_t *codes;
-    const uint8_t *next; /* codes of the tile after this one */
+    fkv_fetch *next;
     uint32_t row_bytes;
     uint32_t n_groups;
     uint32_t group_shift;
@@ -46,7 +48,7 @@ static void widen(fkv_type type, const uint8_t *from, uint32_t n, float *to) {
     }
 }
 
-static void tile_open(tile *t, const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], const uint8_t *next,
+static void tile_open(tile *t, const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next,
                       uint32_t n_tokens) {
     t->codes = part[FKV_PART_CODES];
     t->next = next;
@@ -58,13 +60,6 @@ static void tile_open(tile *t, const fkv_codec *codec, const uint8_t *const part
     t->group_shift = codec->group == 32 ? 5 : codec->group == 64 ? 6 : 7;
     widen(codec->type, part[FKV_PART_SCALES], n_tokens * t->n_groups, t->scales);
     widen(codec->type, part[FKV_PART_BIASES], n_tokens * t->n_groups, t->biases);
-}
-
-/* Asks for the rows of n_tokens tokens of the next tile, a few at a time: pages lie anywhere, which no prefetcher of a processor
- * foresees, and all at once would fill its queue. */
-FKV_INLINE void fetch_next(const tile *t, uint32_t token, uint32_t n_tokens) {
-    const uint8_t *from = t->next + (size_t)token * t->row_bytes;
-    for (uint32_t i = 0; i < n_tokens * t->row_bytes; i += 64) FKV_PREFETCH(from + i);
 }
 
 /* n_tokens x n_units units from (token, unit) on. group_units: units that surely share a group; divides n_units. All counts and
@@ -127,7 +122,7 @@ FKV_INLINE void scores_form(int form, int group_units, const tile *t, uint32_t n
                             float *scores) {
     vf lanes[FKV_MAX_TILE_ROWS][BLOCK_TOKENS];
     for (uint32_t token = 0; token < n_tokens; token += BLOCK_TOKENS) {
-        fetch_next(t, token, BLOCK_TOKENS);
+        fkv_fetch_some(t->next, BLOCK_TOKENS);
         uint32_t unit = 0;
         for (; unit + CHUNK_UNITS <= t->n_units; unit += CHUNK_UNITS)
             scores_chunk(form, group_units, CHUNK_UNITS, t, token, unit, q, n_rows, lanes, scores);
@@ -170,10 +165,128 @@ FKV_INLINE void values_form(int form, int group_units, const tile *t, uint32_t n
                             float *out) {
     uint32_t token = 0;
     for (; token + BLOCK_TOKENS <= n_tokens; token += BLOCK_TOKENS) {
-        fetch_next(t, token, BLOCK_TOKENS);
+        fkv_fetch_some(t->next, BLOCK_TOKENS);
         values_block(form, group_units, BLOCK_TOKENS, t, token, p, n_rows, out);
     }
     for (; token < n_tokens; token++) values_block(form, group_units, 1, t, token, p, n_rows, out);
+}
+
+/* ---- many rows (prefill): tokens are decoded once to floats that stay in the nearest cache, and a block of rows goes over them
+ * with all its sums in registers. The order of operations for a (row, token) is that of the loops above. ---- */
+
+enum { SLICE_TOKENS = 16, SLICE_STEP = 4 /* tokens, or vectors, that meet a block of rows at once */ };
+_Static_assert(SLICE_STEP % BLOCK_TOKENS == 0, "sums are taken for BLOCK_TOKENS tokens at a time");
+
+typedef struct slice {
+    alignas(64) float x[SLICE_TOKENS][FKV_MAX_HEAD_DIM];
+} slice;
+
+FKV_INLINE void slice_tokens(int form, int group_units, int n_block, const tile *t, uint32_t token, slice *s, uint32_t at) {
+    vf value[BLOCK_TOKENS][CHUNK_VECS];
+    uint32_t unit = 0;
+    for (; unit + CHUNK_UNITS <= t->n_units; unit += CHUNK_UNITS) {
+        decode_block(form, group_units, n_block, CHUNK_UNITS, t, token, unit, value);
+        FKV_UNROLL
+        for (int i = 0; i < n_block; i++) FKV_UNROLL
+        for (int v = 0; v < CHUNK_VECS; v++) vf_store(&s->x[at + (uint32_t)i][unit * 16 + (uint32_t)(v * VL)], value[i][v]);
+    }
+    for (; unit < t->n_units; unit++) {
+        decode_block(form, 1, n_block, 1, t, token, unit, value);
+        FKV_UNROLL
+        for (int i = 0; i < n_block; i++) FKV_UNROLL
+        for (int v = 0; v < UNIT_VECS; v++) vf_store(&s->x[at + (uint32_t)i][unit * 16 + (uint32_t)(v * VL)], value[i][v]);
+    }
+}
+
+/* n <= SLICE_TOKENS tokens from `token` on, and none behind them. */
+FKV_INLINE void slice_open(int form, int group_units, const tile *t, uint32_t token, uint32_t n, slice *s) {
+    uint32_t at = 0;
+    for (; at + BLOCK_TOKENS <= n; at += BLOCK_TOKENS) slice_tokens(form, group_units, BLOCK_TOKENS, t, token + at, s, at);
+    for (; at < n; at++) slice_tokens(form, group_units, 1, t, token + at, s, at);
+}
+
+/* n_rows rows (a constant) by SLICE_STEP tokens of the slice. */
+FKV_INLINE void slice_scores(int n_rows, const slice *s, uint32_t at, const float *q, uint32_t dim, float *scores) {
+    vf sum[MANY_ROWS][SLICE_STEP];
+    FKV_UNROLL
+    for (int r = 0; r < n_rows; r++) FKV_UNROLL
+    for (int i = 0; i < SLICE_STEP; i++) sum[r][i] = vf_set(0.0f);
+    for (uint32_t d = 0; d < dim; d += VL) {
+        vf k[SLICE_STEP];
+        FKV_UNROLL
+        for (uint32_t i = 0; i < SLICE_STEP; i++) k[i] = vf_load(&s->x[at + i][d]);
+        FKV_UNROLL
+        for (int r = 0; r < n_rows; r++) {
+            vf x = vf_load(q + (size_t)r * dim + d);
+            FKV_UNROLL
+            for (int i = 0; i < SLICE_STEP; i++) sum[r][i] = vf_fma(x, k[i], sum[r][i]);
+        }
+    }
+    FKV_UNROLL
+    for (int r = 0; r < n_rows; r++) FKV_UNROLL
+    for (int i = 0; i < SLICE_STEP; i += BLOCK_TOKENS) vf_sums(&sum[r][i], scores + r * FKV_TILE_TOKENS + i);
+}
+
+FKV_INLINE void many_scores_form(int form, int group_units, const tile *t, uint32_t n_tokens, const float *q, uint32_t n_rows,
+                                 float *scores) {
+    slice s;
+    uint32_t dim = t->n_units * 16;
+    for (uint32_t token = 0; token < n_tokens; token += SLICE_TOKENS) {
+        fkv_fetch_some(t->next, SLICE_TOKENS);
+        slice_open(form, group_units, t, token, SLICE_TOKENS,
+                   &s); /* slots behind n_tokens are there; their scores are not read */
+        uint32_t r = 0;
+        for (; r + MANY_ROWS <= n_rows; r += MANY_ROWS)
+            for (uint32_t i = 0; i < SLICE_TOKENS; i += SLICE_STEP)
+                slice_scores(MANY_ROWS, &s, i, q + (size_t)r * dim, dim, scores + (size_t)r * FKV_TILE_TOKENS + token + i);
+        for (; r < n_rows; r++)
+            for (uint32_t i = 0; i < SLICE_TOKENS; i += SLICE_STEP)
+                slice_scores(1, &s, i, q + (size_t)r * dim, dim, scores + (size_t)r * FKV_TILE_TOKENS + token + i);
+    }
+}
+
+/* n_rows rows by n_vecs vectors of numbers (constants), over n tokens of the slice. */
+FKV_INLINE void slice_values(int n_rows, int n_vecs, const slice *s, uint32_t n, uint32_t d, const float *p, float *out,
+                             uint32_t dim) {
+    vf sum[MANY_ROWS][SLICE_STEP];
+    FKV_UNROLL
+    for (int r = 0; r < n_rows; r++) FKV_UNROLL
+    for (int v = 0; v < n_vecs; v++) sum[r][v] = vf_load(out + (size_t)r * dim + d + v * VL);
+    for (uint32_t i = 0; i < n; i++) {
+        vf value[SLICE_STEP];
+        FKV_UNROLL
+        for (int v = 0; v < n_vecs; v++) value[v] = vf_load(&s->x[i][d + (uint32_t)(v * VL)]);
+        FKV_UNROLL
+        for (int r = 0; r < n_rows; r++) {
+            vf weight = vf_set(p[(size_t)r * FKV_TILE_TOKENS + i]);
+            FKV_UNROLL
+            for (int v = 0; v < n_vecs; v++) sum[r][v] = vf_fma(weight, value[v], sum[r][v]);
+        }
+    }
+    FKV_UNROLL
+    for (int r = 0; r < n_rows; r++) FKV_UNROLL
+    for (int v = 0; v < n_vecs; v++) vf_store(out + (size_t)r * dim + d + v * VL, sum[r][v]);
+}
+
+FKV_INLINE void slice_values_rows(int n_rows, const slice *s, uint32_t n, const float *p, float *out, uint32_t dim) {
+    uint32_t d = 0;
+    for (; d + SLICE_STEP * VL <= dim; d += SLICE_STEP * VL) slice_values(n_rows, SLICE_STEP, s, n, d, p, out, dim);
+    for (; d < dim; d += VL) slice_values(n_rows, 1, s, n, d, p, out, dim);
+}
+
+FKV_INLINE void many_values_form(int form, int group_units, const tile *t, uint32_t n_tokens, const float *p, uint32_t n_rows,
+                                 float *out) {
+    slice s;
+    uint32_t dim = t->n_units * 16;
+    for (uint32_t token = 0; token < n_tokens; token += SLICE_TOKENS) {
+        uint32_t n = fkv_min_u32(SLICE_TOKENS, n_tokens - token);
+        fkv_fetch_some(t->next, SLICE_TOKENS);
+        slice_open(form, group_units, t, token, n, &s);
+        uint32_t r = 0;
+        for (; r + MANY_ROWS <= n_rows; r += MANY_ROWS)
+            slice_values_rows(MANY_ROWS, &s, n, p + (size_t)r * FKV_TILE_TOKENS + token, out + (size_t)r * dim, dim);
+        for (; r < n_rows; r++) slice_values_rows(1, &s, n, p + (size_t)r * FKV_TILE_TOKENS + token, out + (size_t)r * dim, dim);
+    }
 }
 
 /* ---- one compiled loop for each form; a group of 32 is 2 units, a larger one covers any chunk ---- */
@@ -209,22 +322,32 @@ static void kernel_prepare(const fkv_codec *codec, const float *q, uint32_t n_ro
     (void)codec, (void)q, (void)n_rows, (void)prepared;
 }
 
-static void kernel_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], const uint8_t *next, uint32_t n_tokens,
+static void kernel_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
                           const float *q, const void *prepared, uint32_t n_rows, float *scores) {
     (void)prepared;
     tile t;
     tile_open(&t, codec, part, next, n_tokens);
 #define SCORES(form, units) scores_form(form, units, &t, n_tokens, q, n_rows, scores)
-    EACH_FORM(SCORES);
+#define MANY_SCORES(form, units) many_scores_form(form, units, &t, n_tokens, q, n_rows, scores)
+    if (n_rows < LEAST_MANY)
+        EACH_FORM(SCORES);
+    else
+        EACH_FORM(MANY_SCORES);
+#undef MANY_SCORES
 #undef SCORES
 }
 
-static void kernel_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], const uint8_t *next, uint32_t n_tokens,
+static void kernel_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
                           const float *p, uint32_t n_rows, float *out) {
     tile t;
     tile_open(&t, codec, part, next, n_tokens);
 #define VALUES(form, units) values_form(form, units, &t, n_tokens, p, n_rows, out)
-    EACH_FORM(VALUES);
+#define MANY_VALUES(form, units) many_values_form(form, units, &t, n_tokens, p, n_rows, out)
+    if (n_rows < LEAST_MANY)
+        EACH_FORM(VALUES);
+    else
+        EACH_FORM(MANY_VALUES);
+#undef MANY_VALUES
 #undef VALUES
 }
 
@@ -424,6 +547,11 @@ static void kernel_encode(const fkv_codec *codec, const float *x, uint8_t *const
     pack(codec->bits, codes, codec->dim, part[FKV_PART_CODES]);
 }
 
+/* Vectors need nothing set up. */
+FKV_INLINE void kernel_enter(const fkv_codec *k_codec, uint32_t n_rows) { (void)k_codec, (void)n_rows; }
+FKV_INLINE void kernel_leave(void) {}
+
 #define FKV_KERNELS(isa, prepare, scores, values, prepare_tokens, product)                                                       \
-    const struct fkv_cpu_kernels fkv_kernels_##isa = {#isa,        prepare,       scores,         kernel_softmax, values,        \
-                                                      kernel_fold, kernel_encode, prepare_tokens, product}
+    const struct fkv_cpu_kernels fkv_kernels_##isa = {                                                                           \
+        #isa,   kernel_enter, kernel_leave,  prepare,        scores, kernel_softmax,                                             \
+        values, kernel_fold,  kernel_encode, prepare_tokens, product}

@@ -1,6 +1,6 @@
-/* The kernels over AVX-512 with VNNI: 8- and 4-bit codes go into integer dot products (vpdpbusd: unsigned codes times signed
- * bytes) without ever becoming floats. 16- and 2-bit sides take the float kernels of kernels_body.h. Included by the two sets of
- * kernels that count so: kernels_avx512vnni.c, and kernels_amx.c, which sends tiles of many rows through matrix products.
+/* What the kernels with integer products share, AVX-512 with VNNI and AMX: 8- and 4-bit codes meet signed bytes without ever
+ * becoming floats. 16- and 2-bit sides take the float kernels of kernels_body.h. The products themselves are in
+ * kernels_avx512vnni.c, kernels_amx.c (many rows) and few_rows_amx.h.
  *
  * The float side of a product is rounded to integers, with a step from the largest number of the row: softmax weights times
  * scales to 16 bits in two signed bytes, x = step * (256 * high + low); queries to 24, with what is left in a third byte, because
@@ -139,91 +139,37 @@ FKV_INLINE void transpose_dwords(const __m512i from[4], __m512i to[4]) {
 
 FKV_INLINE __m128i load16(const uint8_t *p) { return _mm_loadu_si128((const __m128i *)p); }
 
+/* 16 bytes of 16 rows, stride apart: lane t of to[i] is dword i of row t. */
+FKV_INLINE void load_columns(const uint8_t *rows, size_t stride, __m512i to[4]) {
+    __m512i a[4]; /* 128-bit lane L: row i + 4 L */
+    FKV_UNROLL
+    for (int i = 0; i < 4; i++) {
+        const uint8_t *from = rows + (size_t)i * stride;
+        a[i] = _mm512_castsi128_si512(load16(from));
+        a[i] = _mm512_inserti32x4(a[i], load16(from + 4 * stride), 1);
+        a[i] = _mm512_inserti32x4(a[i], load16(from + 8 * stride), 2);
+        a[i] = _mm512_inserti32x4(a[i], load16(from + 12 * stride), 3);
+    }
+    transpose_dwords(a, to);
+}
+
 /* One unit of 16 tokens: quads[j] has, in lane t, the four codes of quad j of token t. */
 FKV_INLINE void unit_quads(int bits, const uint8_t *codes, size_t stride, __m512i quads[UNIT_QUADS]) {
     FKV_UNROLL
-    for (int quarter = 0; quarter < bits / 4; quarter++) {
-        __m512i a[4]; /* 128-bit lane L: 16 bytes of token i + 4 L */
-        FKV_UNROLL
-        for (int i = 0; i < 4; i++) {
-            const uint8_t *from = codes + (size_t)i * stride + 16 * quarter;
-            a[i] = _mm512_castsi128_si512(load16(from));
-            a[i] = _mm512_inserti32x4(a[i], load16(from + 4 * stride), 1);
-            a[i] = _mm512_inserti32x4(a[i], load16(from + 8 * stride), 2);
-            a[i] = _mm512_inserti32x4(a[i], load16(from + 12 * stride), 3);
-        }
-        transpose_dwords(a, &quads[4 * quarter]);
-    }
+    for (int quarter = 0; quarter < bits / 4; quarter++) load_columns(codes + 16 * quarter, stride, &quads[4 * quarter]);
     if (bits == 4) split_halves(4, quads);
-}
-
-/* 16 tokens from `token` on, n_units units of one group, every row. */
-FKV_INLINE void int_scores_chunk(int bits, int n_units, const tile *t, uint32_t token, uint32_t unit, const int_queries *iq,
-                                 uint32_t n_rows, float *scores) {
-    __m512i quads[2 * UNIT_QUADS];
-    const uint8_t *codes = t->codes + (size_t)token * t->row_bytes + (size_t)unit * UNIT_NUMBERS * (size_t)bits / 8;
-    FKV_UNROLL
-    for (int u = 0; u < n_units; u++) unit_quads(bits, codes + u * UNIT_NUMBERS * bits / 8, t->row_bytes, &quads[u * UNIT_QUADS]);
-    uint32_t group = unit * UNIT_NUMBERS >> t->group_shift;
-    vf scale = token_lanes(t->scales, t->n_groups, group, token);
-    vf bias = token_lanes(t->biases, t->n_groups, group, token);
-    uint32_t row_units = t->n_units * 16 / UNIT_NUMBERS;
-    for (uint32_t r = 0; r < n_rows; r++) {
-        enum { QUERY_BYTES = 3 };
-        size_t at = (size_t)(r * row_units + unit) * UNIT_NUMBERS;
-        const int8_t *bytes[QUERY_BYTES] = {iq->high + at, iq->low + at, iq->rest + at};
-        __m512i even[QUERY_BYTES] = {_mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
-        __m512i odd[QUERY_BYTES] = {_mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
-        dot_quads(QUERY_BYTES, n_units * UNIT_QUADS, quads, bytes, even, odd);
-        __m512i sum = join(_mm512_add_epi32(even[0], odd[0]), _mm512_add_epi32(even[1], odd[1]));
-        sum = _mm512_add_epi32(sum, _mm512_srai_epi32(_mm512_add_epi32(even[2], odd[2]), 8));
-        float *to = scores + (size_t)r * FKV_TILE_TOKENS + token;
-        vf score = unit == 0 ? vf_set(0.0f) : vf_load(to);
-        score = vf_fma(bias, vf_set(iq->sum[(r * row_units + unit) / (uint32_t)n_units]), score);
-        vf_store(to, vf_fma(_mm512_cvtepi32_ps(sum), vf_mul(scale, vf_set(iq->step[r])), score));
-    }
-}
-
-FKV_INLINE void int_scores_bits(int bits, const tile *t, uint32_t n_tokens, const int_queries *iq, uint32_t n_rows,
-                                float *scores) {
-    uint32_t n_units = t->n_units * 16 / UNIT_NUMBERS;
-    for (uint32_t token = 0; token < n_tokens; token += LANE_TOKENS) {
-        fetch_next(t, token, LANE_TOKENS);
-        if (chunk_units(1u << t->group_shift) == 1)
-            for (uint32_t unit = 0; unit < n_units; unit++) int_scores_chunk(bits, 1, t, token, unit, iq, n_rows, scores);
-        else
-            for (uint32_t unit = 0; unit < n_units; unit += 2) int_scores_chunk(bits, 2, t, token, unit, iq, n_rows, scores);
-    }
-}
-
-static void int_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], const uint8_t *next, uint32_t n_tokens,
-                       const float *q, const void *prepared, uint32_t n_rows, float *scores) {
-    if (!has_integer_kernel(codec)) {
-        kernel_scores(codec, part, next, n_tokens, q, prepared, n_rows, scores);
-        return;
-    }
-    tile t;
-    int_queries iq = queries_in((void *)(uintptr_t)prepared, n_rows, codec->dim);
-    tile_open(&t, codec, part, next, (uint32_t)fkv_align_up(n_tokens, LANE_TOKENS));
-    if (codec->bits == 8)
-        int_scores_bits(8, &t, n_tokens, &iq, n_rows, scores);
-    else
-        int_scores_bits(4, &t, n_tokens, &iq, n_rows, scores);
 }
 
 /* ---- values ---- */
 
-/* One strip of 64 bytes of every value row, the codes of four tokens side by side: [quads of tokens, vectors, 64]. In vector v,
- * dword i of 128-bit lane L is byte 16 L + 4 v + i of the rows; for 4 bits, vectors 0-3 are the low halves and 4-7 the high ones.
- */
-typedef struct strip {
-    uint32_t bytes;     /* of a row, at most 64; the lanes behind are not used */
-    uint32_t first;     /* number along the head dimension of its first code */
-    uint32_t lane_dims; /* numbers in one 128-bit lane */
-    uint32_t n_lanes;   /* used */
-    uint32_t group[4];  /* of each lane; a lane behind the row repeats the last */
-    uint8_t codes[FKV_TILE_TOKENS / 4][MAX_STRIP_VECS][STRIP_BYTES];
-} strip;
+/* Where a strip of 64 bytes lies in every value row. */
+typedef struct strip_place {
+    uint32_t at;       /* byte of a row */
+    uint32_t bytes;    /* of a row, at most 64; the lanes behind are not used */
+    uint32_t first;    /* number along the head dimension of its first code */
+    uint32_t n_lanes;  /* of 128 bits, used */
+    uint32_t group[4]; /* of each lane; a lane behind the row repeats the last */
+} strip_place;
 
 /* Of every group, a lane for each token: the scale, the code that stands for 0, as near as the group has it, and what it does
  * stand for. Tokens of the last vector that are behind n_tokens have 0, whatever their slots hold. */
@@ -240,7 +186,7 @@ static void facts_open(token_facts *f, const tile *t, uint32_t bins, uint32_t n_
             __mmask16 there = left >= LANE_TOKENS ? 0xffff : (__mmask16)((1u << left) - 1);
             vf scale = _mm512_maskz_mov_ps(there, token_lanes(t->scales, t->n_groups, g, token));
             vf bias = _mm512_maskz_mov_ps(there, token_lanes(t->biases, t->n_groups, g, token));
-            vf zero = vf_div(vf_sub(vf_set(0.0f), bias), scale);
+            vf zero = vf_mul(vf_sub(vf_set(0.0f), bias), _mm512_rcp14_ps(scale)); /* any code will do, so near is enough */
             zero = vf_round(vf_min(vf_max(zero, vf_set(0.0f)), vf_set((float)bins)));
             vf_store(f->scale[g] + token, scale);
             vf_store(f->offset[g] + token, vf_fma(scale, zero, bias));
@@ -249,111 +195,30 @@ static void facts_open(token_facts *f, const tile *t, uint32_t bins, uint32_t n_
     }
 }
 
-/* The weights of one row for one strip: softmax weight times scale, as bytes, for each quad of tokens and each lane. */
-typedef struct weights {
-    int8_t high[4][4][16]; /* quad of tokens k is [k % 4][k / 4]; 4 tokens for each of 4 lanes */
-    int8_t low[4][4][16];
-    float step[4];   /* of each lane */
-    float offset[4]; /* of each lane: sum of p * offset */
-    int32_t zero[4]; /* of each lane: sum of weights * zero */
-} weights;
-
-FKV_INLINE void strip_open(int bits, strip *s, const tile *t, uint32_t n_tokens, uint32_t at) {
-    s->bytes = fkv_min_u32(STRIP_BYTES, t->row_bytes - at);
-    s->first = at * 8 / (uint32_t)bits;
-    s->lane_dims = 128 / (uint32_t)bits;
-    s->n_lanes = s->bytes / 16;
+FKV_INLINE strip_place strip_at(int bits, const tile *t, uint32_t at) {
+    strip_place s = {.at = at, .bytes = fkv_min_u32(STRIP_BYTES, t->row_bytes - at), .first = at * 8 / (uint32_t)bits};
+    s.n_lanes = s.bytes / 16;
     for (uint32_t lane = 0; lane < 4; lane++)
-        s->group[lane] = (s->first + fkv_min_u32(lane, s->n_lanes - 1) * s->lane_dims) >> t->group_shift;
+        s.group[lane] = (s.first + fkv_min_u32(lane, s.n_lanes - 1) * 128 / (uint32_t)bits) >> t->group_shift;
+    return s;
+}
+
+/* The strip's bytes of four tokens from `token` on, side by side: dword i of 128-bit lane L of v[j] is byte 16 L + 4 j + i of
+ * each. Bytes behind the row are 0. */
+FKV_INLINE void strip_quads(const tile *t, const strip_place *s, uint32_t token, __m512i v[4]) {
     __mmask64 there = s->bytes == STRIP_BYTES ? ~(__mmask64)0 : ((__mmask64)1 << s->bytes) - 1;
-    __m512i half = _mm512_set1_epi8(15);
-    for (uint32_t token = 0; token < n_tokens; token += 4) {
-        if (at == 0) fetch_next(t, token, 4);
-        const uint8_t *row = t->codes + (size_t)token * t->row_bytes + at;
-        __m512i a[4];
-        FKV_UNROLL
-        for (int i = 0; i < 4; i++) a[i] = _mm512_maskz_loadu_epi8(there, row + (size_t)i * t->row_bytes);
-        __m512i low01 = _mm512_unpacklo_epi8(a[0], a[1]);
-        __m512i high01 = _mm512_unpackhi_epi8(a[0], a[1]);
-        __m512i low23 = _mm512_unpacklo_epi8(a[2], a[3]);
-        __m512i high23 = _mm512_unpackhi_epi8(a[2], a[3]);
-        __m512i v[4] = {_mm512_unpacklo_epi16(low01, low23), _mm512_unpackhi_epi16(low01, low23),
-                        _mm512_unpacklo_epi16(high01, high23), _mm512_unpackhi_epi16(high01, high23)};
-        uint8_t(*to)[STRIP_BYTES] = s->codes[token / 4];
-        FKV_UNROLL
-        for (int i = 0; i < 4; i++) {
-            _mm512_storeu_si512(to[i], bits == 4 ? _mm512_and_si512(v[i], half) : v[i]);
-            if (bits == 4) _mm512_storeu_si512(to[4 + i], _mm512_and_si512(_mm512_srli_epi16(v[i], 4), half));
-        }
-    }
-}
-
-/* p * scale of one group for up to 64 tokens as bytes, 16 at a time; tokens behind n_tokens weigh nothing, whatever their slots
- * hold. */
-typedef struct group_weights {
-    __m512i high; /* byte t: token t */
-    __m512i low;
-    float step;
-    float offset;
-    int32_t zero;
-} group_weights;
-
-FKV_INLINE group_weights weigh(const token_facts *f, uint32_t group, const float *p, uint32_t n_tokens) {
-    vf weight[4];
-    vf max = vf_set(0.0f);
-    vf offset = vf_set(0.0f);
+    const uint8_t *row = t->codes + (size_t)token * t->row_bytes + s->at;
+    __m512i a[4];
     FKV_UNROLL
-    for (uint32_t b = 0; b < 4; b++) {
-        weight[b] = vf_set(0.0f);
-        if (b * 16 >= n_tokens) continue;
-        vf probability = vf_load(p + b * 16);
-        weight[b] = vf_mul(probability, vf_load(f->scale[group] + b * 16));
-        offset = vf_fma(probability, vf_load(f->offset[group] + b * 16), offset);
-        max = vf_max(max, _mm512_abs_ps(weight[b]));
-    }
-    float largest = vf_reduce_max(max);
-    vf inverse = vf_set(largest > SMALLEST ? LARGEST / largest : 0.0f);
-    bytes2 bytes[4];
-    FKV_UNROLL
-    for (uint32_t b = 0; b < 4; b++) bytes[b] = split(_mm512_cvtps_epi32(vf_mul(weight[b], inverse)));
-    group_weights g = {.step = largest / LARGEST, .offset = vf_reduce_add(offset)};
-    g.high = _mm512_inserti32x4(_mm512_castsi128_si512(bytes[0].high), bytes[1].high, 1);
-    g.high = _mm512_inserti32x4(_mm512_inserti32x4(g.high, bytes[2].high, 2), bytes[3].high, 3);
-    g.low = _mm512_inserti32x4(_mm512_castsi128_si512(bytes[0].low), bytes[1].low, 1);
-    g.low = _mm512_inserti32x4(_mm512_inserti32x4(g.low, bytes[2].low, 2), bytes[3].low, 3);
-    __m512i zero = _mm512_loadu_si512(f->zero[group]);
-    g.zero = _mm512_reduce_add_epi32(join(_mm512_dpbusd_epi32(_mm512_setzero_si512(), zero, g.high),
-                                          _mm512_dpbusd_epi32(_mm512_setzero_si512(), zero, g.low)));
-    return g;
-}
-
-/* Four registers of 16 dwords, a lane's each, to [k % 4][k / 4][lane]. */
-FKV_INLINE void store_by_quad(const __m512i lane[4], int8_t (*to)[4][16]) {
-    __m512i quad[4];
-    transpose_dwords(lane, quad);
-    FKV_UNROLL
-    for (int k = 0; k < 4; k++) _mm512_storeu_si512(to[k], quad[k]);
-}
-
-static void weights_open(weights *w, const strip *s, const token_facts *f, const float *p, uint32_t n_tokens) {
-    __m512i high[4];
-    __m512i low[4];
-    group_weights g = {.step = 0.0f};
-    for (uint32_t lane = 0; lane < 4; lane++) {
-        if (lane == 0 || s->group[lane] != s->group[lane - 1]) g = weigh(f, s->group[lane], p, n_tokens);
-        high[lane] = g.high;
-        low[lane] = g.low;
-        w->step[lane] = g.step;
-        w->offset[lane] = g.offset;
-        w->zero[lane] = g.zero;
-    }
-    store_by_quad(high, w->high);
-    store_by_quad(low, w->low);
-}
-
-/* 128 bits to a register: dword L fills 128-bit lane L. */
-FKV_INLINE __m512i spread(__m128i x) {
-    return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3), _mm512_castsi128_si512(x));
+    for (int i = 0; i < 4; i++) a[i] = _mm512_maskz_loadu_epi8(there, row + (size_t)i * t->row_bytes);
+    __m512i low01 = _mm512_unpacklo_epi8(a[0], a[1]);
+    __m512i high01 = _mm512_unpackhi_epi8(a[0], a[1]);
+    __m512i low23 = _mm512_unpacklo_epi8(a[2], a[3]);
+    __m512i high23 = _mm512_unpackhi_epi8(a[2], a[3]);
+    v[0] = _mm512_unpacklo_epi16(low01, low23);
+    v[1] = _mm512_unpackhi_epi16(low01, low23);
+    v[2] = _mm512_unpacklo_epi16(high01, high23);
+    v[3] = _mm512_unpackhi_epi16(high01, high23);
 }
 
 /* out[16 L .. 16 L + 15] of a 4x4 transpose of 128-bit lanes is added at to + L * apart, for L < n_lanes. */
@@ -369,30 +234,9 @@ FKV_INLINE void add_lanes(vf a, vf b, vf c, vf d, float *to, uint32_t apart, uin
         if (i < n_lanes) vf_store(to + i * apart, vf_add(vf_load(to + i * apart), lane[i]));
 }
 
-FKV_INLINE void int_values_row(int bits, const strip *s, const weights *w, uint32_t n_tokens, float *out) {
-    enum { MAX_VECS = MAX_STRIP_VECS };
-    int n_vecs = bits == 4 ? 8 : 4;
-    __m512i high[MAX_VECS];
-    __m512i low[MAX_VECS];
-    FKV_UNROLL
-    for (int v = 0; v < n_vecs; v++) high[v] = low[v] = _mm512_setzero_si512();
-    for (uint32_t k = 0; k * 4 < n_tokens; k++) {
-        __m512i weight_high = spread(_mm_loadu_si128((const __m128i *)w->high[k % 4][k / 4]));
-        __m512i weight_low = spread(_mm_loadu_si128((const __m128i *)w->low[k % 4][k / 4]));
-        FKV_UNROLL
-        for (int v = 0; v < n_vecs; v++) {
-            __m512i codes = _mm512_loadu_si512(s->codes[k][v]);
-            high[v] = _mm512_dpbusd_epi32(high[v], codes, weight_high);
-            low[v] = _mm512_dpbusd_epi32(low[v], codes, weight_low);
-        }
-    }
-    vf step = _mm512_castsi512_ps(spread(_mm_castps_si128(_mm_loadu_ps(w->step))));
-    vf offset = _mm512_castsi512_ps(spread(_mm_castps_si128(_mm_loadu_ps(w->offset))));
-    __m512i zero = spread(_mm_loadu_si128((const __m128i *)w->zero));
-    vf x[MAX_VECS];
-    FKV_UNROLL
-    for (int v = 0; v < n_vecs; v++)
-        x[v] = vf_fma(_mm512_cvtepi32_ps(_mm512_sub_epi32(join(high[v], low[v]), zero)), step, offset);
+/* The numbers of a strip are added to a row of the output. x: a vector for each of strip_quads(); for 4 bits first those of the
+ * low halves, then those of the high ones. */
+FKV_INLINE void add_strip(int bits, const strip_place *s, const vf *x, float *out) {
     out += s->first;
     if (bits == 8) {
         add_lanes(x[0], x[1], x[2], x[3], out, 16, s->n_lanes);
@@ -402,34 +246,6 @@ FKV_INLINE void int_values_row(int bits, const strip *s, const weights *w, uint3
         add_lanes(_mm512_unpacklo_ps(x[2], x[6]), _mm512_unpackhi_ps(x[2], x[6]), _mm512_unpacklo_ps(x[3], x[7]),
                   _mm512_unpackhi_ps(x[3], x[7]), out + 16, 32, s->n_lanes);
     }
-}
-
-FKV_INLINE void int_values_bits(int bits, const tile *t, uint32_t n_tokens, const float *p, uint32_t n_rows, float *out) {
-    token_facts facts;
-    strip s;
-    weights w;
-    facts_open(&facts, t, (1u << bits) - 1, n_tokens);
-    for (uint32_t at = 0; at < t->row_bytes; at += STRIP_BYTES) {
-        strip_open(bits, &s, t, n_tokens, at);
-        for (uint32_t r = 0; r < n_rows; r++) {
-            weights_open(&w, &s, &facts, p + (size_t)r * FKV_TILE_TOKENS, n_tokens);
-            int_values_row(bits, &s, &w, n_tokens, out + (size_t)r * t->n_units * 16);
-        }
-    }
-}
-
-static void int_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], const uint8_t *next, uint32_t n_tokens,
-                       const float *p, uint32_t n_rows, float *out) {
-    if (!has_integer_kernel(codec)) {
-        kernel_values(codec, part, next, n_tokens, p, n_rows, out);
-        return;
-    }
-    tile t;
-    tile_open(&t, codec, part, next, (uint32_t)fkv_align_up(n_tokens, LANE_TOKENS));
-    if (codec->bits == 8)
-        int_values_bits(8, &t, n_tokens, p, n_rows, out);
-    else
-        int_values_bits(4, &t, n_tokens, p, n_rows, out);
 }
 
 #endif

@@ -1,5 +1,5 @@
-/* What is done to 16 rows at once in kernels that see many of them: softmax and its weights as bytes, over AVX-512 with VNNI. The
- * bits are those of kernel_softmax() and weigh(): where a row is summed over its lanes, 16 rows go through one tree of the same
+/* What is done to up to 16 rows at once in the kernels over AMX: softmax and its weights as bytes, over AVX-512 with VNNI. The
+ * bits are those of kernel_softmax() and weigh(): where a row is summed over its lanes, all go through one tree of the same
  * shape instead of a tree each.
  */
 #ifndef FKV_ROWS16_AVX512_H
@@ -17,59 +17,71 @@ FKV_INLINE vf fold_two(fold how, vf a, vf b) {
     return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
 }
 
-/* Lane r of the result: all lanes of x[r] together, lane l with l + 8 first, then 4, 2 and 1 apart, as vf_reduce_add() does. x is
- * used up. */
-FKV_INLINE vf fold_rows(fold how, vf x[BLOCK_ROWS]) {
+FKV_INLINE vf fold_pairs(fold how, vf x, vf y) {
+    __m512d a = _mm512_castps_pd(x);
+    __m512d b = _mm512_castps_pd(y);
+    return fold_two(how, _mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+}
+
+/* Lane r < n of the result: all lanes of x[r] together, lane l with l + 8 first, then 4, 2 and 1 apart, as vf_reduce_add() does.
+ * n: 4, 8 or 16, a constant. x is used up. */
+FKV_INLINE vf fold_rows(fold how, int n, vf *x) {
     FKV_UNROLL
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < n / 2; i++) {
         vf a = x[2 * i];
         vf b = x[2 * i + 1];
         x[i] = fold_two(how, _mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
     }
     FKV_UNROLL
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < n / 4; i++) {
         vf a = x[2 * i];
         vf b = x[2 * i + 1];
         x[i] = fold_two(how, _mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
     }
-    FKV_UNROLL
-    for (int i = 0; i < 2; i++) {
-        __m512d a = _mm512_castps_pd(x[2 * i]);
-        __m512d b = _mm512_castps_pd(x[2 * i + 1]);
-        x[i] = fold_two(how, _mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
-    }
-    vf all = fold_two(how, _mm512_shuffle_ps(x[0], x[1], 0x88), _mm512_shuffle_ps(x[0], x[1], 0xdd));
+    if (n == 4) x[1] = x[0];
+    x[0] = fold_pairs(how, x[0], x[1]);
+    if (n == 16) x[1] = fold_pairs(how, x[2], x[3]);
+    vf last = n == 16 ? x[1] : x[0];
+    vf all = fold_two(how, _mm512_shuffle_ps(x[0], last, 0x88), _mm512_shuffle_ps(x[0], last, 0xdd));
     return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), all);
+}
+
+/* x * 256, by moving bytes: while tiles are worked on, shifts and floats share one port of the processor and this has another. */
+FKV_INLINE __m512i times_256(__m512i x) {
+    return _mm512_shuffle_epi8(x, _mm512_set4_epi32(0x0e0d0c80, 0x0a090880, 0x06050480, 0x02010080));
 }
 
 /* ---- softmax ---- */
 
-/* kernel_softmax() for 16 rows that see all of a full tile. */
-static void softmax_block(float *scores, uint32_t dim, fkv_softmax state) {
+/* kernel_softmax() for n_rows <= n rows that see all of a full tile. n: a constant. */
+FKV_INLINE void softmax_block(int n, float *scores, uint32_t n_rows, uint32_t dim, fkv_softmax state) {
+    __mmask16 there = (__mmask16)((1u << n_rows) - 1);
     vf lanes[BLOCK_ROWS];
     FKV_UNROLL
-    for (uint32_t r = 0; r < BLOCK_ROWS; r++) {
-        lanes[r] = vf_set(-INFINITY);
+    for (int r = 0; r < n; r++) lanes[r] = vf_set(-INFINITY);
+    for (uint32_t r = 0; r < n_rows; r++) {
         FKV_UNROLL
         for (uint32_t t = 0; t < FKV_TILE_TOKENS; t += VL) lanes[r] = vf_max(vf_load(scores + r * FKV_TILE_TOKENS + t), lanes[r]);
     }
-    vf before = vf_load(state.max);
-    vf now = fold_rows(LARGER, lanes);
-    __mmask16 grown = _mm512_cmp_ps_mask(now, before, _CMP_GT_OQ);
+    vf before = _mm512_maskz_loadu_ps(there, state.max);
+    vf now = fold_rows(LARGER, n, lanes);
+    __mmask16 grown = _mm512_mask_cmp_ps_mask(there, now, before, _CMP_GT_OQ);
     if (grown != 0) {
         float factor[BLOCK_ROWS];
         now = _mm512_mask_mov_ps(before, grown, now);
         vf_store(factor, vf_exp(vf_sub(before, now)));
-        vf_store(state.max, now);
-        vf_store(state.sum, _mm512_mask_mul_ps(vf_load(state.sum), grown, vf_load(state.sum), vf_load(factor)));
+        vf sum = _mm512_maskz_loadu_ps(there, state.sum);
+        _mm512_mask_storeu_ps(state.max, there, now);
+        _mm512_mask_storeu_ps(state.sum, there, _mm512_mask_mul_ps(sum, grown, sum, vf_load(factor)));
         for (uint32_t left = grown; left != 0; left &= left - 1) {
             uint32_t r = (uint32_t)__builtin_ctz(left);
             scale_row(state.out + (size_t)r * dim, dim, factor[r]);
         }
     }
-    for (uint32_t r = 0; r < BLOCK_ROWS; r++) {
+    FKV_UNROLL
+    for (int r = 0; r < n; r++) lanes[r] = vf_set(0.0f);
+    for (uint32_t r = 0; r < n_rows; r++) {
         vf base = vf_set(state.max[r]);
-        lanes[r] = vf_set(0.0f);
         FKV_UNROLL
         for (uint32_t t = 0; t < FKV_TILE_TOKENS; t += VL) {
             vf p = vf_exp(vf_sub(vf_load(scores + r * FKV_TILE_TOKENS + t), base));
@@ -77,7 +89,8 @@ static void softmax_block(float *scores, uint32_t dim, fkv_softmax state) {
             lanes[r] = vf_add(lanes[r], p);
         }
     }
-    vf_store(state.sum, vf_add(vf_load(state.sum), fold_rows(SUM, lanes)));
+    vf sum = vf_add(_mm512_maskz_loadu_ps(there, state.sum), fold_rows(SUM, n, lanes));
+    _mm512_mask_storeu_ps(state.sum, there, sum);
 }
 
 static bool all_seen(const fkv_row_mask *masks, uint32_t n_rows) {
@@ -92,10 +105,16 @@ static void rows16_softmax(float *scores, uint32_t width, const fkv_row_mask *ma
         uint32_t block_rows = fkv_min_u32(BLOCK_ROWS, n_rows - row);
         float *block = scores + (size_t)row * FKV_TILE_TOKENS;
         fkv_softmax rows = {state.max + row, state.sum + row, state.out + (size_t)row * dim};
-        if (block_rows == BLOCK_ROWS && softcap <= 0.0f && all_seen(masks + row, BLOCK_ROWS))
-            softmax_block(block, dim, rows);
-        else
+        if (softcap > 0.0f || !all_seen(masks + row, block_rows))
             kernel_softmax(block, width, masks + row, block_rows, dim, softcap, rows);
+        else if (block_rows == BLOCK_ROWS)
+            softmax_block(16, block, BLOCK_ROWS, dim, rows);
+        else if (block_rows == 4)
+            softmax_block(4, block, 4, dim, rows);
+        else if (block_rows < 4)
+            softmax_block(4, block, block_rows, dim, rows);
+        else
+            softmax_block(16, block, block_rows, dim, rows);
     }
 }
 
@@ -131,6 +150,9 @@ FKV_INLINE __m512i high_bytes(packed_words x) {
                                _mm512_srli_epi16(_mm512_add_epi16(x.words23, half), 8));
 }
 
+/* Where a quad of tokens lies in that order. */
+FKV_INLINE uint32_t quad_place(uint32_t quad) { return quad % 4 * 4 + quad / 4; }
+
 /* As weigh() does row by row. n_vecs: vectors of tokens that a row has. */
 FKV_INLINE void rows16_weigh(uint32_t n_vecs, row_weights *w, const token_facts *f, uint32_t group, const float *p,
                              uint32_t n_rows) {
@@ -161,10 +183,10 @@ FKV_INLINE void rows16_weigh(uint32_t n_vecs, row_weights *w, const token_facts 
         offset[r] = sum;
     }
     alignas(64) float inverse[BLOCK_ROWS];
-    vf most = fold_rows(LARGER, largest);
+    vf most = fold_rows(LARGER, BLOCK_ROWS, largest);
     vf_store(inverse, _mm512_maskz_div_ps(_mm512_cmp_ps_mask(most, vf_set(SMALLEST), _CMP_GT_OQ), vf_set(LARGEST), most));
     vf_store(w->step, vf_div(most, vf_set(LARGEST)));
-    vf_store(w->offset, fold_rows(SUM, offset));
+    vf_store(w->offset, fold_rows(SUM, BLOCK_ROWS, offset));
     for (uint32_t r = 0; r < n_rows; r++) {
         __m512i whole[4];
         FKV_UNROLL
@@ -181,7 +203,7 @@ FKV_INLINE void rows16_weigh(uint32_t n_vecs, row_weights *w, const token_facts 
         taken[r] = _mm512_castsi512_ps(join(_mm512_dpbusd_epi32(_mm512_setzero_si512(), zero, high),
                                             _mm512_dpbusd_epi32(_mm512_setzero_si512(), zero, low)));
     }
-    _mm512_store_si512(w->zero, _mm512_castps_si512(fold_rows(WHOLE_SUM, taken)));
+    _mm512_store_si512(w->zero, _mm512_castps_si512(fold_rows(WHOLE_SUM, BLOCK_ROWS, taken)));
 }
 
 #endif

@@ -7,7 +7,7 @@
 #include <immintrin.h>
 
 typedef __m256 vf;
-enum { VL = 8, UNIT_VECS = 2, BLOCK_TOKENS = 2, CHUNK_UNITS = 2, PRODUCT_TOKENS = 2 };
+enum { VL = 8, UNIT_VECS = 2, MANY_ROWS = 2, BLOCK_TOKENS = 2, CHUNK_UNITS = 2, PRODUCT_TOKENS = 2 };
 
 FKV_INLINE vf vf_load(const float *p) { return _mm256_loadu_ps(p); }
 FKV_INLINE void vf_store(float *p, vf a) { _mm256_storeu_ps(p, a); }

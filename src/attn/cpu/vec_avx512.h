@@ -7,7 +7,7 @@
 #include <immintrin.h>
 
 typedef __m512 vf;
-enum { VL = 16, UNIT_VECS = 1, BLOCK_TOKENS = 4, CHUNK_UNITS = 4, PRODUCT_TOKENS = 8 };
+enum { VL = 16, UNIT_VECS = 1, MANY_ROWS = 6, BLOCK_TOKENS = 4, CHUNK_UNITS = 4, PRODUCT_TOKENS = 8 };
 
 FKV_INLINE vf vf_load(const float *p) { return _mm512_loadu_ps(p); }
 FKV_INLINE void vf_store(float *p, vf a) { _mm512_storeu_ps(p, a); }

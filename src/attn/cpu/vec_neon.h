@@ -7,7 +7,7 @@
 #include <arm_neon.h>
 
 typedef float32x4_t vf;
-enum { VL = 4, UNIT_VECS = 4, BLOCK_TOKENS = 4, CHUNK_UNITS = 1, PRODUCT_TOKENS = 2 };
+enum { VL = 4, UNIT_VECS = 4, MANY_ROWS = 6, BLOCK_TOKENS = 4, CHUNK_UNITS = 1, PRODUCT_TOKENS = 2 };
 
 FKV_INLINE vf vf_load(const float *p) { return vld1q_f32(p); }
 FKV_INLINE void vf_store(float *p, vf a) { vst1q_f32(p, a); }

@@ -9,7 +9,7 @@
 typedef struct vf {
     float lane[4];
 } vf;
-enum { VL = 4, UNIT_VECS = 4, BLOCK_TOKENS = 1, CHUNK_UNITS = 1, PRODUCT_TOKENS = 1 };
+enum { VL = 4, UNIT_VECS = 4, MANY_ROWS = 2, BLOCK_TOKENS = 1, CHUNK_UNITS = 1, PRODUCT_TOKENS = 1 };
 
 #define EACH_LANE(expr)                                                                                                          \
     do {                                                                                                                         \

@@ -1,0 +1,507 @@
+/* bench_compare: attention of flatkv and of its peers on the same shapes and numbers, by turns, in one run.
+ *
+ * A subject is flatkv with one pair of codecs, through its public calls, or one libggml with one pair of cache types
+ * (ggml_peer.h). Every answer is first held against exact attention over the numbers as they were before any cache rounded them,
+ * and no time is given for one that is far off. Then rounds go over all subjects in turn. Before every call a buffer several
+ * times the last cache is streamed, so that all find their history in memory, as a model of many layers does; then a small case
+ * wakes the subject's threads. Ratios are medians over the rounds of (their time / ours).
+ *
+ * Owns its options, the rounds and the tables. Peers are optional: without any it times flatkv alone.
+ */
+#include "bench_roof.h"
+#include "bench_util.h"
+#include "ggml_peer.h"
+
+#include <flatkv/flatkv.h>
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char PROGRAM[] = "bench_compare";
+
+/* Against exact attention over numbers that nobody rounded. Four bits have some hundredths; a wrong layout, head or mask is
+ * near 1. */
+static const double FAR_OFF = 0.35;
+
+enum {
+    MAX_PEERS = 8,
+    MAX_SUBJECTS = 48,
+    MAX_CASES = 16,
+    MAX_ROUNDS = 200,
+    WRITE_TOKENS = 512,
+    WAKING_WINDOW = 64, /* of the layer that wakes the threads */
+    NAME_BYTES = 64
+};
+
+static const compare_case table[] = {
+    {32, 8, 128, 16384, 1, 0}, {32, 8, 128, 65536, 1, 0}, {32, 8, 128, 16384, 512, 0},
+    {9, 3, 64, 8192, 1, 0},    {4, 1, 256, 32768, 1, 0},
+};
+
+typedef struct peer_option {
+    char name[NAME_BYTES];
+    char library[4096];
+    char types[256];
+} peer_option;
+
+typedef struct options {
+    compare_case cases[MAX_CASES];
+    uint32_t n_cases;
+    peer_option peers[MAX_PEERS];
+    uint32_t n_peers;
+    const char *codecs;
+    uint32_t n_threads;
+    uint32_t n_rounds;
+    uint32_t patience; /* seconds of one subject in one case */
+    bool quick;
+    fkv_isa isa;
+    bench_json json;
+} options;
+
+/* flatkv with one pair of codecs: layer 0 is the case; layer 1 sees a window, to wake the threads. */
+typedef struct flatkv_subject {
+    fkv_cache *cache;
+    fkv_step *step;
+    float *q;
+    float *out;
+    uint64_t packed_bytes; /* that a call reads */
+} flatkv_subject;
+
+typedef struct subject {
+    char name[NAME_BYTES]; /* flatkv, or the peer's */
+    char types[NAME_BYTES];
+    bool is_peer;
+    bool good;
+    flatkv_subject ours;
+    ggml_peer theirs;
+    double error;
+    double first; /* seconds of the first call */
+    uint32_t n_times;
+    double times[MAX_ROUNDS]; /* ms, by round */
+} subject;
+
+typedef struct bench {
+    const options *options;
+    FILE *text;
+    fkv_workers *workers; /* that stream */
+    bench_roof roof;
+    subject subjects[MAX_SUBJECTS];
+    uint32_t n_subjects;
+    const char *isa;
+} bench;
+
+/* ---- options ---- */
+
+static void print_help(void) {
+    printf("usage: bench_compare [options]\n"
+           "Times attention of flatkv and of its peers on the same shapes, by turns, checked against exact attention first.\n\n"
+           "  --peer NAME=LIBRARY[:TYPES]  a libggml: a file, or a folder with libggml*.so; may be repeated\n"
+           "                               TYPES of its caches: f16,q8_0,q8_0/q4_0 (f16, q8_0, q4_0, bf16; ik_llama.cpp: q8_KV)\n"
+           "  --case H/G/D/CACHED/QUERIES  may be repeated; without it: 32/8/128 at 16384 and 65536, 512 queries on 16384,\n"
+           "                               9/3/64 at 8192, 4/1/256 at 32768\n"
+           "  --codec LIST                 of flatkv: 8/4,4/4,16/16\n"
+           "  --threads N                  (one for each core)\n"
+           "  --isa NAME                   kernels of flatkv; without it the environment's FKV_ISA\n"
+           "  --rounds N                   calls of each subject (15)\n"
+           "  --patience SECONDS           fewer rounds for a subject that would take longer than this in one case (20)\n"
+           "  --quick                      1 round: to see that it runs, not how fast\n"
+           "  --json [FILE]                results as JSON; without FILE to stdout, and the tables to stderr\n"
+           "  --help\n\n"
+           "exit status: 0 good, 1 a result was wrong, 2 bad usage, 3 not enough memory\n");
+}
+
+static void take_case(options *o, const char *text) {
+    static const uint32_t most[5] = {4096, 4096, FKV_MAX_HEAD_DIM, 1u << 24, 1u << 16};
+    uint32_t parts[5];
+    const char *at = text;
+    if (o->n_cases == MAX_CASES) bench_die(PROGRAM, BENCH_USAGE, "--case: more than %d", MAX_CASES);
+    for (int i = 0; i < 5; i++) {
+        parts[i] = bench_number(PROGRAM, "--case", at, 1, most[i], &at);
+        if (*at != (i < 4 ? '/' : '\0')) bench_die(PROGRAM, BENCH_USAGE, "--case: \"%s\" is not H/G/D/CACHED/QUERIES", text);
+        at += i < 4;
+    }
+    if (parts[4] > parts[3])
+        bench_die(PROGRAM, BENCH_USAGE, "--case: %u queries are more than the %u tokens", parts[4], parts[3]);
+    o->cases[o->n_cases++] = (compare_case){parts[0], parts[1], parts[2], parts[3], parts[4], 0};
+}
+
+static void take_peer(options *o, const char *text) {
+    if (o->n_peers == MAX_PEERS) bench_die(PROGRAM, BENCH_USAGE, "--peer: more than %d", MAX_PEERS);
+    peer_option *p = &o->peers[o->n_peers++];
+    const char *library = strchr(text, '=');
+    if (library == NULL) bench_die(PROGRAM, BENCH_USAGE, "--peer: \"%s\" is not NAME=LIBRARY", text);
+    const char *types = strrchr(library, ':');
+    size_t length = types != NULL ? (size_t)(types - library - 1) : strlen(library + 1);
+    (void)snprintf(p->name, sizeof p->name, "%.*s", (int)(library - text), text);
+    (void)snprintf(p->library, sizeof p->library, "%.*s", (int)length, library + 1);
+    (void)snprintf(p->types, sizeof p->types, "%s", types != NULL ? types + 1 : "f16,q8_0,q8_0/q4_0");
+}
+
+static fkv_isa isa_named(const char *name) {
+    static const char *const names[] = {"auto", "scalar", "neon", "avx2", "avx512", "avx512vnni", "amx"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (strcmp(names[i], name) == 0) return (fkv_isa)i;
+    bench_die(PROGRAM, BENCH_USAGE, "there is no instruction set \"%s\"", name);
+}
+
+static void parse(options *o, int argc, char **argv) {
+    const char *isa = getenv("FKV_ISA");
+    *o = (options){.codecs = "8/4,4/4,16/16", .n_rounds = 15, .patience = 20, .n_threads = fkv_cpu_count()};
+    if (isa != NULL) o->isa = isa_named(isa);
+    bench_args args = {PROGRAM, argc, argv, 0};
+    while (bench_args_next(&args)) {
+        if (bench_args_is(&args, "--help")) {
+            print_help();
+            exit(BENCH_GOOD);
+        } else if (bench_args_is(&args, "--peer"))
+            take_peer(o, bench_args_value(&args));
+        else if (bench_args_is(&args, "--case"))
+            take_case(o, bench_args_value(&args));
+        else if (bench_args_is(&args, "--codec"))
+            o->codecs = bench_args_value(&args);
+        else if (bench_args_is(&args, "--threads"))
+            o->n_threads = bench_args_number(&args, 1, FKV_MAX_THREADS);
+        else if (bench_args_is(&args, "--isa"))
+            o->isa = isa_named(bench_args_value(&args));
+        else if (bench_args_is(&args, "--rounds"))
+            o->n_rounds = bench_args_number(&args, 1, MAX_ROUNDS);
+        else if (bench_args_is(&args, "--quick")) {
+            o->quick = true;
+            o->n_rounds = 1;
+        } else if (bench_args_is(&args, "--patience"))
+            o->patience = bench_args_number(&args, 1, 3600);
+        else if (bench_args_is(&args, "--json")) {
+            o->json.wanted = true;
+            o->json.path = bench_args_optional(&args);
+        } else
+            bench_args_unknown(&args);
+    }
+    if (o->n_cases == 0) {
+        o->n_cases = sizeof table / sizeof table[0];
+        memcpy(o->cases, table, sizeof table);
+    }
+    for (uint32_t i = 0; i < o->n_cases; i++) o->cases[i].n_threads = o->n_threads;
+}
+
+/* ---- the exact answer ---- */
+
+/* Of the last query: [H, D]. */
+static void exact_answer(const compare_case *c, double *out) {
+    uint32_t dim = c->head_dim;
+    size_t kv_numbers = (size_t)c->n_kv_heads * dim;
+    float *q = bench_take((size_t)c->n_q_heads * dim * sizeof *q);
+    float *k = bench_take(kv_numbers * sizeof *k);
+    float *v = bench_take(kv_numbers * sizeof *v);
+    double *sum = bench_take(c->n_q_heads * sizeof *sum);
+    for (uint32_t h = 0; h < c->n_q_heads; h++) sum[h] = 0;
+    for (size_t i = 0; i < (size_t)c->n_q_heads * dim; i++) out[i] = 0;
+    compare_row(c, COMPARE_Q, c->n_cached - 1, q);
+    for (uint32_t token = 0; token < c->n_cached; token++) {
+        compare_row(c, COMPARE_K, token, k);
+        compare_row(c, COMPARE_V, token, v);
+        for (uint32_t h = 0; h < c->n_q_heads; h++) {
+            size_t kv = (size_t)(h / (c->n_q_heads / c->n_kv_heads)) * dim;
+            double score = 0;
+            for (uint32_t d = 0; d < dim; d++) score += (double)q[h * dim + d] * (double)k[kv + d];
+            double p = exp(score / sqrt(dim)); /* of numbers of deviation 1: far from any end of a double */
+            sum[h] += p;
+            for (uint32_t d = 0; d < dim; d++) out[h * dim + d] += p * (double)v[kv + d];
+        }
+    }
+    for (uint32_t h = 0; h < c->n_q_heads; h++)
+        for (uint32_t d = 0; d < dim; d++) out[h * dim + d] /= sum[h];
+    free(q);
+    free(k);
+    free(v);
+    free(sum);
+}
+
+static double error_of(const float *got, const double *exact, size_t n) {
+    double off = 0;
+    double all = 0;
+    for (size_t i = 0; i < n; i++) {
+        off += ((double)got[i] - exact[i]) * ((double)got[i] - exact[i]);
+        all += exact[i] * exact[i];
+    }
+    return sqrt(off / all);
+}
+
+/* ---- flatkv ---- */
+
+static void good(fkv_status status) {
+    if (status != FKV_OK)
+        bench_die(PROGRAM, status == FKV_NO_MEMORY ? BENCH_NO_MEMORY : BENCH_FAILED, "flatkv: %s", fkv_message());
+}
+
+static void begin_and_write(flatkv_subject *s, const compare_case *c, fkv_seq seq, uint32_t token, uint32_t n, float *k,
+                            float *v) {
+    size_t row = (size_t)c->n_kv_heads * c->head_dim;
+    for (uint32_t i = 0; i < n; i++) {
+        compare_row(c, COMPARE_K, token + i, k + i * row);
+        compare_row(c, COMPARE_V, token + i, v + i * row);
+    }
+    good(fkv_step_begin(s->cache, &(fkv_row){seq, n}, 1, &s->step));
+    good(fkv_write(s->step, 0, k, v));
+    good(fkv_write(s->step, 1, k, v));
+}
+
+static uint64_t packed_bytes_read(const flatkv_subject *s) {
+    fkv_stats stats;
+    good(fkv_cache_stats(s->cache, &stats));
+    return stats.packed_bytes_read;
+}
+
+static void flatkv_open(bench *b, subject *whole, const compare_case *c, uint32_t k_bits, uint32_t v_bits) {
+    flatkv_subject *s = &whole->ours;
+    fkv_config config = fkv_config_default();
+    fkv_layer_config layers[2] = {config.layer, config.layer};
+    for (int i = 0; i < 2; i++) {
+        layers[i].n_q_heads = c->n_q_heads;
+        layers[i].n_kv_heads = c->n_kv_heads;
+        layers[i].head_dim = c->head_dim;
+        layers[i].k.bits = k_bits;
+        layers[i].v.bits = v_bits;
+    }
+    layers[1].window = WAKING_WINDOW;
+    config.n_layers = 2;
+    config.layers = layers;
+    config.max_tokens = c->n_cached;
+    config.max_step_tokens = c->n_queries > WRITE_TOKENS ? c->n_queries : WRITE_TOKENS;
+    config.n_threads = c->n_threads;
+    config.isa = b->options->isa;
+    good(fkv_cache_open(&config, &s->cache));
+    fkv_stats stats;
+    good(fkv_cache_stats(s->cache, &stats));
+    b->isa = stats.isa;
+
+    size_t row = (size_t)c->n_kv_heads * c->head_dim * sizeof(float);
+    float *k = bench_take(config.max_step_tokens * row);
+    float *v = bench_take(config.max_step_tokens * row);
+    fkv_seq seq;
+    good(fkv_seq_open(s->cache, &(fkv_seq_config){.max_tokens = c->n_cached}, &seq, NULL));
+    uint32_t first = c->n_cached - c->n_queries;
+    for (uint32_t token = 0; token < first; token += WRITE_TOKENS) {
+        begin_and_write(s, c, seq, token, first - token < WRITE_TOKENS ? first - token : WRITE_TOKENS, k, v);
+        good(fkv_step_commit(s->step));
+    }
+    begin_and_write(s, c, seq, first, c->n_queries, k, v);
+    free(k);
+    free(v);
+
+    size_t q_row = (size_t)c->n_q_heads * c->head_dim;
+    s->q = bench_take(c->n_queries * q_row * sizeof *s->q);
+    s->out = bench_take(c->n_queries * q_row * sizeof *s->out);
+    for (uint32_t i = 0; i < c->n_queries; i++) compare_row(c, COMPARE_Q, first + i, s->q + i * q_row);
+    uint64_t before = packed_bytes_read(s);
+    double start = kit_seconds();
+    good(fkv_attend(s->step, 0, s->q, s->out));
+    whole->first = kit_seconds() - start;
+    s->packed_bytes = packed_bytes_read(s) - before;
+}
+
+static double flatkv_call(flatkv_subject *s, float *waking) {
+    good(fkv_attend(s->step, 1, s->q, waking));
+    double start = kit_seconds();
+    good(fkv_attend(s->step, 0, s->q, s->out));
+    return kit_seconds() - start;
+}
+
+static void flatkv_close(flatkv_subject *s) {
+    fkv_cache_close(s->cache);
+    free(s->q);
+    free(s->out);
+}
+
+/* ---- subjects ---- */
+
+static bool next_name(const char **list, char name[NAME_BYTES]) {
+    if (**list == '\0') return false;
+    size_t length = strcspn(*list, ",");
+    (void)snprintf(name, NAME_BYTES, "%.*s", (int)length, *list);
+    *list += length + ((*list)[length] == ',');
+    return true;
+}
+
+static subject *add_subject(bench *b, const char *name, const char *types, bool is_peer) {
+    if (b->n_subjects == MAX_SUBJECTS) bench_die(PROGRAM, BENCH_USAGE, "more than %d subjects", MAX_SUBJECTS);
+    subject *s = &b->subjects[b->n_subjects++];
+    memset(s, 0, sizeof *s);
+    (void)snprintf(s->name, sizeof s->name, "%s", name);
+    (void)snprintf(s->types, sizeof s->types, "%s", types);
+    s->is_peer = is_peer;
+    return s;
+}
+
+static void subjects_open(bench *b, const compare_case *c) {
+    const options *o = b->options;
+    size_t n = (size_t)c->n_q_heads * c->head_dim;
+    double *exact = bench_take(n * sizeof *exact);
+    float *out = bench_take(n * sizeof *out);
+    char name[NAME_BYTES];
+    exact_answer(c, exact);
+    b->n_subjects = 0;
+    for (const char *list = o->codecs; next_name(&list, name);) {
+        subject *s = add_subject(b, "flatkv", name, false);
+        const char *end = NULL;
+        uint32_t k_bits = bench_number(PROGRAM, "--codec", name, 2, 16, &end);
+        if (*end != '/') bench_die(PROGRAM, BENCH_USAGE, "--codec: \"%s\" is not bits of K / bits of V", name);
+        flatkv_open(b, s, c, k_bits, bench_number(PROGRAM, "--codec", end + 1, 2, 16, &end));
+        s->error = error_of(s->ours.out + (c->n_queries - 1) * n, exact, n);
+        s->good = s->error < FAR_OFF;
+    }
+    for (uint32_t i = 0; i < o->n_peers; i++) {
+        for (const char *list = o->peers[i].types; next_name(&list, name);) {
+            subject *s = add_subject(b, o->peers[i].name, name, true);
+            s->error = NAN;
+            if (!ggml_peer_open(&s->theirs, o->peers[i].library, name, c, out, &s->first)) continue;
+            s->error = error_of(out, exact, n);
+            s->good = s->error < FAR_OFF;
+            if (!s->good) ggml_peer_close(&s->theirs);
+        }
+    }
+    free(exact);
+    free(out);
+}
+
+static void subjects_close(bench *b) {
+    for (uint32_t i = 0; i < b->n_subjects; i++) {
+        subject *s = &b->subjects[i];
+        if (!s->is_peer)
+            flatkv_close(&s->ours);
+        else if (s->good)
+            ggml_peer_close(&s->theirs);
+    }
+}
+
+/* ---- rounds and tables ---- */
+
+static void run_rounds(bench *b, const compare_case *c) {
+    float *waking = bench_take((size_t)c->n_queries * c->n_q_heads * c->head_dim * sizeof *waking);
+    for (uint32_t round = 0; round < b->options->n_rounds; round++) {
+        for (uint32_t i = 0; i < b->n_subjects; i++) {
+            subject *s = &b->subjects[i];
+            if (!s->good || (round > 0 && s->first * round > b->options->patience)) continue;
+            (void)bench_roof_stream(&b->roof, PROGRAM, b->workers, 0);
+            double seconds = s->is_peer ? ggml_peer_call(&s->theirs) : flatkv_call(&s->ours, waking);
+            if (seconds < 0) bench_die(PROGRAM, BENCH_FAILED, "%s %s ended in the middle of the rounds", s->name, s->types);
+            s->times[s->n_times++] = seconds * 1e3;
+        }
+    }
+    free(waking);
+}
+
+/* Their time by ours, in the rounds that both have. */
+static double ratio_of(const subject *theirs, const subject *ours) {
+    double ratios[MAX_ROUNDS];
+    uint32_t n = theirs->n_times < ours->n_times ? theirs->n_times : ours->n_times;
+    for (uint32_t i = 0; i < n; i++) ratios[i] = theirs->times[i] / ours->times[i];
+    return n > 0 ? kit_spread_of(ratios, n).p50 : NAN;
+}
+
+typedef struct spread {
+    double least;
+    kit_spread ms;
+} spread;
+
+static spread times_of(const subject *s) {
+    double sorted[MAX_ROUNDS];
+    memcpy(sorted, s->times, s->n_times * sizeof *sorted);
+    spread found = {.ms = kit_spread_of(sorted, s->n_times)};
+    found.least = sorted[0];
+    return found;
+}
+
+static void print_case(bench *b, const compare_case *c) {
+    const subject *ours = &b->subjects[0];
+    double roof = bench_roof_median(&b->roof, 0, 0);
+    (void)fprintf(b->text, "\n%u query heads, %u KV head%s, head dimension %u: %u quer%s on %u tokens\n", c->n_q_heads,
+                  c->n_kv_heads, c->n_kv_heads == 1 ? "" : "s", c->head_dim, c->n_queries, c->n_queries == 1 ? "y" : "ies",
+                  c->n_cached);
+    (void)fprintf(b->text, "  %-12s %-12s %6s %10s %10s %10s %10s %10s %9s\n", "who", "K/V", "rounds", "median ms", "least ms",
+                  "p90 ms", "to flatkv", "of roof", "error");
+    for (uint32_t i = 0; i < b->n_subjects; i++) {
+        const subject *s = &b->subjects[i];
+        (void)fprintf(b->text, "  %-12s %-12s", s->name, s->types);
+        if (!s->good) {
+            (void)fprintf(b->text, isnan(s->error) ? "  did not answer\n" : "  WRONG: error %.2g\n", s->error);
+            continue;
+        }
+        spread t = times_of(s);
+        (void)fprintf(b->text, " %6u %10.3f %10.3f %10.3f %9.2fx", s->n_times, t.ms.p50, t.least, t.ms.p90, ratio_of(s, ours));
+        if (s->is_peer || c->n_queries > 1)
+            (void)fprintf(b->text, " %10s", "-");
+        else
+            (void)fprintf(b->text, " %8.1f %%", (double)s->ours.packed_bytes / t.ms.p50 * 1e3 / roof * 100);
+        (void)fprintf(b->text, " %9.1e\n", s->error);
+    }
+    (void)fflush(b->text);
+}
+
+static void json_case(bench *b, bench_json *json, const compare_case *c) {
+    bench_json_object(json, NULL);
+    bench_json_integer(json, "q_heads", c->n_q_heads);
+    bench_json_integer(json, "kv_heads", c->n_kv_heads);
+    bench_json_integer(json, "head_dim", c->head_dim);
+    bench_json_integer(json, "cached", c->n_cached);
+    bench_json_integer(json, "queries", c->n_queries);
+    bench_json_integer(json, "threads", c->n_threads);
+    bench_json_array(json, "subjects");
+    for (uint32_t i = 0; i < b->n_subjects; i++) {
+        const subject *s = &b->subjects[i];
+        spread t = {NAN, {NAN, NAN, NAN}};
+        if (s->good) t = times_of(s);
+        bench_json_object(json, NULL);
+        bench_json_string(json, "who", s->name);
+        bench_json_string(json, "types", s->types);
+        bench_json_bool(json, "right", s->good);
+        bench_json_number(json, "error_l2", s->error);
+        bench_json_integer(json, "rounds", s->n_times);
+        bench_json_number(json, "ms_p50", t.ms.p50);
+        bench_json_number(json, "ms_least", t.least);
+        bench_json_number(json, "ms_p10", t.ms.p10);
+        bench_json_number(json, "ms_p90", t.ms.p90);
+        bench_json_number(json, "time_to_flatkv", s->good ? ratio_of(s, &b->subjects[0]) : NAN);
+        if (!s->is_peer) bench_json_integer(json, "packed_bytes", s->ours.packed_bytes);
+        bench_json_close(json);
+    }
+    bench_json_close(json);
+    bench_json_close(json);
+}
+
+int main(int argc, char **argv) {
+    if (argc > 1 && strcmp(argv[1], GGML_PEER_OPTION) == 0) return ggml_peer_main(argc, argv);
+    static options o;
+    static bench b;
+    parse(&o, argc, argv);
+    if (o.json.wanted) bench_writable(PROGRAM, o.json.path);
+    b.options = &o;
+    b.text = o.json.wanted && o.json.path == NULL ? stderr : stdout;
+    b.workers = bench_workers_open(PROGRAM, o.n_threads);
+    bench_roof_open(&b.roof, PROGRAM, o.quick);
+    if (o.json.wanted) {
+        bench_json_begin(&o.json, PROGRAM);
+        bench_json_string(&o.json, "bench", PROGRAM);
+        bench_json_string(&o.json, "version", fkv_version());
+        bench_json_array(&o.json, "cases");
+    }
+    uint32_t n_wrong = 0;
+    for (uint32_t i = 0; i < o.n_cases; i++) {
+        subjects_open(&b, &o.cases[i]);
+        run_rounds(&b, &o.cases[i]);
+        print_case(&b, &o.cases[i]);
+        if (o.json.wanted) json_case(&b, &o.json, &o.cases[i]);
+        for (uint32_t s = 0; s < b.n_subjects; s++) n_wrong += !b.subjects[s].good;
+        subjects_close(&b);
+    }
+    kit_spread roof = kit_spread_of(b.roof.samples[0], b.roof.n_samples[0]);
+    (void)fprintf(b.text, "\nflatkv %s, %s kernels, %u thread%s; read roof %.1f GB/s (p10 %.1f, p90 %.1f)\n", fkv_version(),
+                  b.isa, o.n_threads, o.n_threads == 1 ? "" : "s", roof.p50 * 1e-9, roof.p10 * 1e-9, roof.p90 * 1e-9);
+    if (o.json.wanted) {
+        bench_json_close(&o.json);
+        bench_json_string(&o.json, "isa", b.isa);
+        bench_json_number(&o.json, "read_roof_gb_s", roof.p50 * 1e-9);
+        bench_json_end(&o.json, PROGRAM);
+    }
+    return n_wrong == 0 ? BENCH_GOOD : BENCH_FAILED;
+}

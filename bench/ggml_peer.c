@@ -1,0 +1,317 @@
+/* See ggml_peer.h. The parent starts this very program again and talks to it over its standard input and output. */
+#include "ggml_peer.h"
+
+#include "bench_util.h"
+
+#include <dirent.h>
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+const char GGML_PEER_OPTION[] = "--as-ggml-peer";
+static const char PROGRAM[] = "ggml_peer";
+
+enum {
+    MAX_LIBRARIES = 8,
+    MASK_ROWS = 64,          /* a mask has a multiple of this many rows, which is enough for every version */
+    N_WARM = 256,            /* tokens of the small case that wakes the threads */
+    HANDLES_BYTES = 1 << 20, /* of a context, beside the numbers of its tensors */
+    WORK_BYTES = 256 << 20,  /* of one call; what is not used is not touched */
+    N_ARGUMENTS = 10
+};
+
+/* ---- the library ---- */
+
+typedef struct ggml_tensor ggml_tensor;
+typedef struct ggml_context ggml_context;
+typedef struct ggml_cgraph ggml_cgraph;
+typedef struct ggml_init_params {
+    size_t mem_size;
+    void *mem_buffer;
+    bool no_alloc;
+} ggml_init_params;
+
+/* By number: the first four are ggml's since ever, the last is of ik_llama.cpp alone. */
+static const struct {
+    const char *name;
+    int number;
+} cache_types[] = {{"f16", 1}, {"q4_0", 2}, {"q8_0", 8}, {"bf16", 30}, {"q8_KV", 151}};
+enum { TYPE_F32 = 0, TYPE_F16 = 1 };
+
+typedef struct ggml {
+    void *libraries[MAX_LIBRARIES];
+    int n_libraries;
+    ggml_context *(*init)(ggml_init_params);
+    void (*release)(ggml_context *);
+    ggml_tensor *(*new_tensor)(ggml_context *, int type, int64_t, int64_t, int64_t);
+    ggml_tensor *(*permute)(ggml_context *, ggml_tensor *, int, int, int, int);
+    ggml_tensor *(*flash_attn)(ggml_context *, ggml_tensor *q, ggml_tensor *k, ggml_tensor *v, ggml_tensor *mask, float scale,
+                               float max_bias, float softcap);
+    ggml_cgraph *(*new_graph)(ggml_context *);
+    void (*expand)(ggml_cgraph *, ggml_tensor *);
+    int (*compute)(ggml_context *, ggml_cgraph *, int n_threads);
+    void *(*data)(const ggml_tensor *);
+    size_t (*row_size)(int type, int64_t n);
+    /* ik_llama.cpp has one argument more, which may be NULL; the others do not look at it */
+    size_t (*quantize)(int type, const float *from, void *to, int64_t start, int64_t n_rows, int64_t row_numbers,
+                       const float *importance, const void *user_data);
+} ggml;
+
+static void add_library(ggml *g, const char *path) {
+    void *library = g->n_libraries < MAX_LIBRARIES ? dlopen(path, RTLD_LAZY | RTLD_GLOBAL) : NULL;
+    if (library != NULL) g->libraries[g->n_libraries++] = library;
+}
+
+/* Those of a folder in the order in which they need each other. */
+static void add_folder(ggml *g, const char *folder) {
+    static const char *const names[] = {"libggml-base.so", "libggml-cpu.so", "libggml.so"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        char path[4096];
+        (void)snprintf(path, sizeof path, "%s/%s", folder, names[i]);
+        if (access(path, R_OK) == 0) add_library(g, path);
+    }
+}
+
+/* NULL is allowed where not must. */
+static void *symbol(const ggml *g, const char *name, bool must) {
+    for (int i = 0; i < g->n_libraries; i++) {
+        void *found = dlsym(g->libraries[i], name);
+        if (found != NULL) return found;
+    }
+    if (must) bench_die(PROGRAM, BENCH_FAILED, "the library has no %s", name);
+    return NULL;
+}
+
+/* A function pointer is not an object pointer in C; dlsym() gives one all the same. */
+#define FIND(field, name)                                                                                                        \
+    do {                                                                                                                         \
+        void *found_ = symbol(g, name, true);                                                                                    \
+        memcpy(&g->field, &found_, sizeof found_);                                                                               \
+    } while (0)
+
+static void ggml_open(ggml *g, const char *path) {
+    DIR *folder = opendir(path);
+    if (folder != NULL) {
+        (void)closedir(folder);
+        add_folder(g, path);
+    } else {
+        add_library(g, path);
+    }
+    if (g->n_libraries == 0) {
+        const char *why = dlerror();
+        bench_die(PROGRAM, BENCH_USAGE, "%s is no libggml and no folder with one%s%s", path, why != NULL ? ": " : "",
+                  why != NULL ? why : "");
+    }
+    FIND(init, "ggml_init");
+    FIND(release, "ggml_free");
+    FIND(new_tensor, "ggml_new_tensor_3d");
+    FIND(permute, "ggml_permute");
+    FIND(flash_attn, "ggml_flash_attn_ext");
+    FIND(new_graph, "ggml_new_graph");
+    FIND(expand, "ggml_build_forward_expand");
+    FIND(compute, "ggml_graph_compute_with_ctx");
+    FIND(data, "ggml_get_data");
+    FIND(row_size, "ggml_row_size");
+    FIND(quantize, "ggml_quantize_chunk");
+    void (*cpu_init)(void) = NULL; /* of newer ones: fills tables */
+    void *found = symbol(g, "ggml_cpu_init", false);
+    memcpy(&cpu_init, &found, sizeof found);
+    if (cpu_init != NULL) cpu_init();
+}
+
+static int type_named(const char *name, size_t length) {
+    for (size_t i = 0; i < sizeof cache_types / sizeof cache_types[0]; i++)
+        if (strlen(cache_types[i].name) == length && strncmp(cache_types[i].name, name, length) == 0)
+            return cache_types[i].number;
+    bench_die(PROGRAM, BENCH_USAGE, "there is no cache type \"%.*s\": f16, bf16, q8_0, q4_0, q8_KV (of ik_llama.cpp)",
+              (int)length, name);
+}
+
+/* ---- a case ---- */
+
+typedef struct attention {
+    const ggml *g;
+    compare_case c;
+    ggml_context *context;
+    ggml_cgraph *graph;
+    ggml_tensor *out; /* [D, H, T] */
+} attention;
+
+/* K or V as llama.cpp keeps them: [D, G, tokens], seen as [D, tokens, G]. */
+static ggml_tensor *cache_tensor(const attention *a, compare_side side, int type) {
+    const ggml *g = a->g;
+    const compare_case *c = &a->c;
+    ggml_tensor *tensor = g->new_tensor(a->context, type, c->head_dim, c->n_kv_heads, c->n_cached);
+    float *row = bench_take((size_t)c->n_kv_heads * c->head_dim * sizeof *row);
+    char *to = g->data(tensor);
+    size_t row_bytes = c->n_kv_heads * g->row_size(type, c->head_dim);
+    for (uint32_t token = 0; token < c->n_cached; token++) {
+        compare_row(c, side, token, row);
+        (void)g->quantize(type, row, to + token * row_bytes, 0, c->n_kv_heads, c->head_dim, NULL, NULL);
+    }
+    free(row);
+    return g->permute(a->context, tensor, 0, 2, 1, 3);
+}
+
+static void attention_open(attention *a, const ggml *g, const compare_case *c, int k_type, int v_type) {
+    static const uint16_t minus_infinity = 0xfc00; /* as half */
+    size_t mask_rows = (c->n_queries + MASK_ROWS - 1) / MASK_ROWS * MASK_ROWS;
+    size_t rows = (size_t)c->n_cached * c->n_kv_heads;
+    size_t bytes = HANDLES_BYTES + rows * (g->row_size(k_type, c->head_dim) + g->row_size(v_type, c->head_dim)) +
+                   mask_rows * c->n_cached * sizeof(uint16_t) +
+                   2 * (size_t)c->n_queries * c->n_q_heads * c->head_dim * sizeof(float);
+    *a = (attention){.g = g, .c = *c, .context = g->init((ggml_init_params){bytes, NULL, false})};
+    if (a->context == NULL) bench_die(PROGRAM, BENCH_NO_MEMORY, "ggml_init(): no %zu bytes", bytes);
+    ggml_tensor *k = cache_tensor(a, COMPARE_K, k_type);
+    ggml_tensor *v = cache_tensor(a, COMPARE_V, v_type);
+    ggml_tensor *q = g->new_tensor(a->context, TYPE_F32, c->head_dim, c->n_q_heads, c->n_queries);
+    ggml_tensor *mask = g->new_tensor(a->context, TYPE_F16, c->n_cached, (int64_t)mask_rows, 1);
+    uint32_t first = c->n_cached - c->n_queries;
+    uint16_t *seen = g->data(mask);
+    float *rows_of_q = g->data(q);
+    memset(seen, 0, mask_rows * c->n_cached * sizeof *seen);
+    for (uint32_t i = 0; i < c->n_queries; i++) {
+        compare_row(c, COMPARE_Q, first + i, rows_of_q + (size_t)i * c->n_q_heads * c->head_dim);
+        for (uint32_t token = first + i + 1; token < c->n_cached; token++) seen[(size_t)i * c->n_cached + token] = minus_infinity;
+    }
+    a->out = g->flash_attn(a->context, g->permute(a->context, q, 0, 2, 1, 3), k, v, mask, 1.0f / sqrtf((float)c->head_dim), 0.0f,
+                           0.0f);
+    a->graph = g->new_graph(a->context);
+    g->expand(a->graph, a->out);
+}
+
+/* Seconds. Each call takes its work buffer from a context, so that it gets one of its own. */
+static double attention_call(const attention *a) {
+    ggml_context *work = a->g->init((ggml_init_params){WORK_BYTES, NULL, false});
+    if (work == NULL) bench_die(PROGRAM, BENCH_NO_MEMORY, "ggml_init(): no %d bytes", WORK_BYTES);
+    double start = kit_seconds();
+    int status = a->g->compute(work, a->graph, (int)a->c.n_threads);
+    double seconds = kit_seconds() - start;
+    a->g->release(work);
+    if (status != 0) bench_die(PROGRAM, BENCH_FAILED, "ggml_graph_compute_with_ctx() gives %d", status);
+    return seconds;
+}
+
+/* ---- the process ---- */
+
+static bool write_all(int to, const void *bytes, size_t n) {
+    const char *at = bytes;
+    while (n > 0) {
+        ssize_t done = write(to, at, n);
+        if (done <= 0) return false;
+        at += done;
+        n -= (size_t)done;
+    }
+    return true;
+}
+
+static bool read_all(int from, void *bytes, size_t n) {
+    char *at = bytes;
+    while (n > 0) {
+        ssize_t done = read(from, at, n);
+        if (done <= 0) return false;
+        at += done;
+        n -= (size_t)done;
+    }
+    return true;
+}
+
+int ggml_peer_main(int argc, char **argv) {
+    if (argc != N_ARGUMENTS) bench_die(PROGRAM, BENCH_USAGE, "this is for bench_compare to call");
+    int answers = dup(STDOUT_FILENO);
+    (void)dup2(STDERR_FILENO, STDOUT_FILENO); /* a library that prints does not do so into the answers */
+    uint32_t numbers[6];
+    for (int i = 0; i < 6; i++) {
+        const char *end = NULL;
+        numbers[i] = bench_number(PROGRAM, "case", argv[4 + i], 1, 1u << 26, &end);
+    }
+    const compare_case c = {numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5]};
+    const char *types = argv[3];
+    size_t k_length = strcspn(types, "/");
+    int k_type = type_named(types, k_length);
+    const char *v = types[k_length] == '/' ? types + k_length + 1 : types;
+    int v_type = type_named(v, strlen(v));
+
+    ggml g = {.n_libraries = 0};
+    attention asked;
+    attention small;
+    ggml_open(&g, argv[2]);
+    attention_open(&asked, &g, &c, k_type, v_type);
+    compare_case warm = c;
+    warm.n_cached = N_WARM;
+    warm.n_queries = 1;
+    attention_open(&small, &g, &warm, k_type, v_type);
+
+    double seconds = attention_call(&asked);
+    size_t row = (size_t)c.n_q_heads * c.head_dim;
+    const float *out = (const float *)g.data(asked.out) + (c.n_queries - 1) * row;
+    char request;
+    if (!write_all(answers, out, row * sizeof *out) || !write_all(answers, &seconds, sizeof seconds)) return BENCH_FAILED;
+    while (read(STDIN_FILENO, &request, 1) == 1) {
+        (void)attention_call(&small);
+        seconds = attention_call(&asked);
+        if (!write_all(answers, &seconds, sizeof seconds)) return BENCH_FAILED;
+    }
+    return BENCH_GOOD;
+}
+
+/* ---- the parent ---- */
+
+static void start_peer(const char *library, const char *types, const compare_case *c, int in, int out) {
+    char program[4096];
+    char text[6][16];
+    const uint32_t numbers[6] = {c->n_q_heads, c->n_kv_heads, c->head_dim, c->n_cached, c->n_queries, c->n_threads};
+    for (int i = 0; i < 6; i++) (void)snprintf(text[i], sizeof text[i], "%u", numbers[i]);
+    if (dup2(in, STDIN_FILENO) < 0 || dup2(out, STDOUT_FILENO) < 0 || !process_program_path(program, sizeof program))
+        _exit(BENCH_FAILED);
+    (void)execl(program, program, GGML_PEER_OPTION, library, types, text[0], text[1], text[2], text[3], text[4], text[5],
+                (char *)NULL);
+    _exit(BENCH_FAILED);
+}
+
+/* Ends that no other peer inherits: a peer ends when its requests do. */
+static bool open_pipe(int ends[2]) {
+    if (pipe(ends) != 0) return false;
+    for (int i = 0; i < 2; i++) (void)fcntl(ends[i], F_SETFD, FD_CLOEXEC);
+    return true;
+}
+
+bool ggml_peer_open(ggml_peer *peer, const char *library, const char *types, const compare_case *c, float *out, double *seconds) {
+    int requests[2];
+    int answers[2];
+    if (!open_pipe(requests)) return false;
+    if (!open_pipe(answers)) {
+        (void)close(requests[0]);
+        (void)close(requests[1]);
+        return false;
+    }
+    (void)signal(SIGPIPE, SIG_IGN); /* a peer that is gone is a wrong answer, not our end */
+    peer->process = fork();
+    if (peer->process == 0) start_peer(library, types, c, requests[0], answers[1]);
+    (void)close(requests[0]);
+    (void)close(answers[1]);
+    peer->to = requests[1];
+    peer->from = answers[0];
+    if (peer->process > 0 && read_all(peer->from, out, (size_t)c->n_q_heads * c->head_dim * sizeof *out) &&
+        read_all(peer->from, seconds, sizeof *seconds))
+        return true;
+    ggml_peer_close(peer);
+    return false;
+}
+
+double ggml_peer_call(const ggml_peer *peer) {
+    double seconds;
+    if (!write_all(peer->to, "c", 1) || !read_all(peer->from, &seconds, sizeof seconds)) return -1;
+    return seconds;
+}
+
+void ggml_peer_close(ggml_peer *peer) {
+    (void)close(peer->to); /* which ends it */
+    (void)close(peer->from);
+    if (peer->process > 0) (void)waitpid(peer->process, NULL, 0);
+}

@@ -1,0 +1,470 @@
+/* Attention of few rows (decode) over AMX: the codes of a page are the matrix, and the few rows that look at it are its columns.
+ * Included by kernels_amx.c. Bits are those of kernels_vnni.h, as for many rows.
+ *
+ * Scores: A = 16 tokens x a chunk of the head dimension, which for 8 bits is the page itself, not touched before; B = the three
+ * bytes of four queries, a column each. The sums come out token by token and are transposed as they become floats.
+ *
+ * Values: A = two bytes of the weights of four rows, for each group of a strip; B = a strip's quads of tokens. A vector of
+ * numbers has lanes of several groups, so that all groups are multiplied and each lane picks its own.
+ */
+#ifndef FKV_FEW_ROWS_AMX_H
+#define FKV_FEW_ROWS_AMX_H
+
+#include "amx_tiles.h"
+#include "rows16_avx512.h"
+
+enum {
+    FEW_ROWS = 11,   /* at most */
+    COLUMN_ROWS = 4, /* rows whose bytes are the columns of one matrix */
+    N_BYTES = 3,     /* of a query */
+    TOKEN_BLOCKS = FKV_TILE_TOKENS / LANE_TOKENS,
+    TILE_QUADS = FKV_TILE_TOKENS / 4 /* of tokens */
+};
+
+/* Tiles 0-3: sums; 4: queries and 5: keys, a chunk of each; 6: values; 7: weights. Set once for a walk: setting them costs as
+ * much as half the products of a tile. */
+static void few_tiles_open(const fkv_codec *k_codec) {
+    fkv_tile_shapes shapes = {0};
+    uint32_t chunk = has_integer_kernel(k_codec) ? chunk_units(k_codec->group) * UNIT_NUMBERS : 64;
+    for (int i = 0; i < 4; i++) fkv_tile_shape(&shapes, i, 16, 64);
+    fkv_tile_shape(&shapes, 4, chunk / 4, 64);
+    fkv_tile_shape(&shapes, 5, LANE_TOKENS, chunk);
+    fkv_tile_shape(&shapes, 6, TILE_QUADS, 64);
+    fkv_tile_shape(&shapes, 7, 4 * COLUMN_ROWS, 64);
+    fkv_tiles_open(&shapes);
+}
+
+/* The matrix unit falls asleep after about 350 ns without a product and takes 300 to wake up: between products that are farther
+ * apart there is one whose sums nobody reads. */
+FKV_INLINE void few_stay_awake(void) { _tile_dpbsud(3, 7, 6); }
+
+/* ---- scores ---- */
+
+/* Rows of queries as columns. For 4 bits the quads of a chunk are in the order of few_codes(). */
+typedef struct column_queries {
+    float *step;   /* [rows] */
+    float *sum;    /* [rows, chunks] */
+    int8_t *bytes; /* [chunks, blocks of 4 rows, quads of a chunk, 64]: a quad of 4 rows' high bytes, low bytes, rests, nothing */
+} column_queries;
+
+static column_queries columns_in(void *prepared, uint32_t n_rows, uint32_t n_chunks) {
+    uint8_t *at = prepared;
+    column_queries cq;
+    cq.step = (float *)(void *)at;
+    at += fkv_align_up(n_rows * sizeof(float), 64);
+    cq.sum = (float *)(void *)at;
+    at += fkv_align_up((size_t)n_rows * n_chunks * sizeof(float), 64);
+    cq.bytes = (int8_t *)at;
+    return cq;
+}
+
+FKV_INLINE uint32_t chunk_numbers(const fkv_codec *codec) { return chunk_units(codec->group) * UNIT_NUMBERS; }
+
+static void few_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows, void *prepared) {
+    enum { MOST = FEW_ROWS * (3 * FKV_MAX_HEAD_DIM + FKV_MAX_HEAD_DIM / 8 + 4) + 5 * 64 };
+    alignas(64) uint8_t as_rows[MOST];
+    uint32_t dim = codec->dim;
+    uint32_t chunk = chunk_numbers(codec);
+    uint32_t n_blocks = fkv_ceil_div(n_rows, COLUMN_ROWS);
+    int_prepare(codec, q, n_rows, as_rows);
+    int_queries iq = queries_in(as_rows, n_rows, dim);
+    column_queries cq = columns_in(prepared, n_rows, dim / chunk);
+    memcpy(cq.step, iq.step, n_rows * sizeof *cq.step);
+    memcpy(cq.sum, iq.sum, (size_t)n_rows * (dim / chunk) * sizeof *cq.sum);
+    const int8_t *bytes[N_BYTES] = {iq.high, iq.low, iq.rest};
+    for (uint32_t at = 0; at < dim; at += 16) {
+        uint32_t place = at % chunk / 16;
+        if (codec->bits == 4 && chunk == 64 && place % 3 != 0) place = 3 - place;
+        for (uint32_t block = 0; block < n_blocks; block++) {
+            int8_t *to = cq.bytes + ((size_t)(at / chunk * n_blocks + block) * (chunk / 4) + (size_t)place * 4) * 64;
+            for (int b = 0; b < N_BYTES; b++) {
+                __m128 a[4]; /* columns behind the last row repeat it, and are not read */
+                for (uint32_t i = 0; i < 4; i++) {
+                    uint32_t row = fkv_min_u32(block * COLUMN_ROWS + i, n_rows - 1);
+                    a[i] = _mm_loadu_ps((const float *)(const void *)(bytes[b] + (size_t)row * dim + at));
+                }
+                _MM_TRANSPOSE4_PS(a[0], a[1], a[2], a[3]);
+                for (int i = 0; i < 4; i++) _mm_store_ps((float *)(void *)(to + i * 64 + b * 16), a[i]);
+            }
+            for (int i = 0; i < 4; i++) _mm_store_ps((float *)(void *)(to + i * 64 + N_BYTES * 16), _mm_setzero_ps());
+        }
+    }
+}
+
+/* Sums of the tokens of a tile: columns as in column_queries. */
+typedef struct token_sums {
+    alignas(64) int32_t at[TOKEN_BLOCKS][LANE_TOKENS][16];
+} token_sums;
+
+/* One tile of keys and the rows that look at it. */
+typedef struct few_score_job {
+    const tile *t;
+    column_queries queries;
+    uint32_t n_tokens;
+    uint32_t n_rows;
+    uint32_t n_chunks;
+    uint32_t chunk;       /* numbers */
+    uint32_t turn_shares; /* to fetch with 16 tokens of a turn */
+    float *scores;
+    token_sums sums[2]; /* of this turn and of the one before */
+    alignas(
+        64) uint8_t codes[2][FKV_TILE_TOKENS][64]; /* of 4 bits: a chunk of every token, a byte each; and the chunk after it */
+} few_score_job;
+
+/* The codes of a chunk of 4 bits to bytes, first all low halves, then all high ones; of two chunks of 64 where there are two. */
+static void few_codes(few_score_job *j, uint32_t chunk) {
+    const uint8_t *from = j->t->codes + (size_t)chunk * j->chunk / 2;
+    __m512i half = _mm512_set1_epi8(15);
+    if (j->chunk == 64 && chunk + 1 < j->n_chunks) {
+        for (uint32_t token = 0; token < j->n_tokens; token++, from += j->t->row_bytes) {
+            __m512i packed = _mm512_loadu_si512(from);
+            __m512i low = _mm512_and_si512(packed, half);
+            __m512i high = _mm512_and_si512(_mm512_srli_epi16(packed, 4), half);
+            _mm512_store_si512(j->codes[0][token], _mm512_shuffle_i64x2(low, high, 0x44));
+            _mm512_store_si512(j->codes[1][token], _mm512_shuffle_i64x2(low, high, 0xee));
+        }
+    } else if (j->chunk == 64) {
+        for (uint32_t token = 0; token < j->n_tokens; token++, from += j->t->row_bytes) {
+            __m256i packed = _mm256_loadu_si256((const __m256i *)from);
+            __m512i halves = _mm512_inserti64x4(_mm512_castsi256_si512(packed), _mm256_srli_epi16(packed, 4), 1);
+            _mm512_store_si512(j->codes[0][token], _mm512_and_si512(halves, half));
+        }
+    } else {
+        for (uint32_t token = 0; token < j->n_tokens; token++, from += j->t->row_bytes) {
+            __m128i packed = load16(from);
+            __m256i halves = _mm256_inserti128_si256(_mm256_castsi128_si256(packed), _mm_srli_epi16(packed, 4), 1);
+            _mm256_store_si256((__m256i *)j->codes[0][token], _mm256_and_si256(halves, _mm512_castsi512_si256(half)));
+        }
+    }
+    fkv_tiles_see_stores();
+}
+
+/* Rows [first, first + n_rows) of a chunk, as int_scores_chunk() ends. */
+FKV_INLINE void few_scores_rows(const few_score_job *j, uint32_t chunk, uint32_t first, uint32_t n_rows, const token_sums *sums) {
+    uint32_t group = chunk * j->chunk >> j->t->group_shift;
+    __mmask16 later = chunk == 0 ? 0 : 0xffff;
+    for (uint32_t token = 0; token < j->n_tokens; token += LANE_TOKENS) {
+        vf scale = token_lanes(j->t->scales, j->t->n_groups, group, token);
+        vf bias = token_lanes(j->t->biases, j->t->n_groups, group, token);
+        __m512i x[N_BYTES][COLUMN_ROWS];
+        fkv_fetch_some(j->t->next, j->turn_shares);
+        FKV_UNROLL
+        for (int b = 0; b < N_BYTES; b++) load_columns((const uint8_t *)sums->at[token / LANE_TOKENS] + 16 * b, 64, x[b]);
+        FKV_UNROLL
+        for (uint32_t i = 0; i < COLUMN_ROWS; i++) {
+            if (i >= n_rows) break;
+            uint32_t r = first + i;
+            __m512i sum = _mm512_add_epi32(join(x[0][i], x[1][i]), _mm512_srai_epi32(x[2][i], 8));
+            float *to = j->scores + (size_t)r * FKV_TILE_TOKENS + token;
+            vf score = vf_fma(bias, vf_set(j->queries.sum[r * j->n_chunks + chunk]), _mm512_maskz_loadu_ps(later, to));
+            vf_store(to, vf_fma(_mm512_cvtepi32_ps(sum), vf_mul(scale, vf_set(j->queries.step[r])), score));
+        }
+    }
+}
+
+static void few_scores_from(const few_score_job *j, uint32_t chunk, uint32_t block, const token_sums *sums) {
+    uint32_t first = block * COLUMN_ROWS;
+    if (j->n_rows - first >= COLUMN_ROWS)
+        few_scores_rows(j, chunk, first, COLUMN_ROWS, sums);
+    else
+        few_scores_rows(j, chunk, first, j->n_rows - first, sums);
+}
+
+#define FEW_SCORE_START(block)                                                                                                   \
+    if (n_blocks > (block)) {                                                                                                    \
+        _tile_zero(block);                                                                                                       \
+        _tile_loadd(5, codes + (size_t)(block) * LANE_TOKENS * stride, stride);                                                  \
+        _tile_dpbusd(block, 5, 4);                                                                                               \
+    }
+#define FEW_SCORE_STORE(block)                                                                                                   \
+    if (n_blocks > (block)) _tile_stored(block, to->at[block], 64)
+
+/* A turn is one chunk and one block of rows. Its products are started before the sums of the turn before become floats. */
+FKV_INLINE void few_score_turns(int bits, few_score_job *j) {
+    uint32_t n_blocks = fkv_ceil_div(j->n_tokens, LANE_TOKENS);
+    uint32_t row_blocks = fkv_ceil_div(j->n_rows, COLUMN_ROWS);
+    uint32_t n_turns = j->n_chunks * row_blocks;
+    j->turn_shares = FKV_FETCH_SHARES / 2 / (n_turns * n_blocks);
+    bool two_chunks = bits == 4 && j->chunk == 64; /* at once */
+    const uint8_t *codes = NULL;
+    size_t stride = 64;
+    for (uint32_t turn = 0; turn < n_turns; turn++) {
+        uint32_t chunk = turn / row_blocks;
+        token_sums *to = &j->sums[turn % 2];
+        if (bits == 8) {
+            codes = j->t->codes + (size_t)chunk * j->chunk;
+            stride = j->t->row_bytes;
+        } else {
+            codes = j->codes[two_chunks ? chunk % 2 : 0][0];
+            if (turn % row_blocks == 0 && (!two_chunks || chunk % 2 == 0)) few_codes(j, chunk);
+        }
+        _tile_loadd(4, j->queries.bytes + (size_t)turn * j->chunk / 4 * 64, 64);
+        FEW_SCORE_START(0)
+        FEW_SCORE_START(1)
+        FEW_SCORE_START(2)
+        FEW_SCORE_START(3)
+        if (turn > 0) few_scores_from(j, (turn - 1) / row_blocks, (turn - 1) % row_blocks, &j->sums[1 - turn % 2]);
+        FEW_SCORE_STORE(0);
+        FEW_SCORE_STORE(1);
+        FEW_SCORE_STORE(2);
+        FEW_SCORE_STORE(3);
+    }
+    few_scores_from(j, (n_turns - 1) / row_blocks, (n_turns - 1) % row_blocks, &j->sums[(n_turns - 1) % 2]);
+    few_stay_awake();
+}
+
+static void few_scores(const fkv_codec *codec, const tile *t, uint32_t n_tokens, const void *prepared, uint32_t n_rows,
+                       float *scores) {
+    few_score_job j;
+    j.t = t;
+    j.n_tokens = n_tokens;
+    j.n_rows = n_rows;
+    j.chunk = chunk_numbers(codec);
+    j.n_chunks = codec->dim / j.chunk;
+    j.queries = columns_in((void *)(uintptr_t)prepared, n_rows, j.n_chunks);
+    j.scores = scores;
+    if (codec->bits == 8)
+        few_score_turns(8, &j);
+    else
+        few_score_turns(4, &j);
+}
+
+/* ---- values ---- */
+
+/* The weights of up to four rows for the groups of a strip, as weigh() makes them: tokens in the order of packed_words. */
+typedef struct few_weights {
+    alignas(64) int8_t bytes[4][COLUMN_ROWS][2][FKV_TILE_TOKENS]; /* [groups, rows]: high and low */
+    alignas(64) float step[4][COLUMN_ROWS];
+    alignas(64) float offset[4][COLUMN_ROWS]; /* sum of p * offset */
+    alignas(64) int32_t zero[4][COLUMN_ROWS]; /* sum of weights * zero */
+} few_weights;
+
+/* Of the tokens' codes that stand for 0, in the order of packed_words. */
+FKV_INLINE __m512i packed_zeros(const token_facts *f, uint32_t group) {
+    __m512i zeros[4];
+    FKV_UNROLL
+    for (uint32_t b = 0; b < 4; b++) zeros[b] = _mm512_cvtepu8_epi32(load16(f->zero[group] + b * 16));
+    return low_bytes(pack_words(zeros));
+}
+
+/* All lanes of each of n_groups * COLUMN_ROWS registers together. */
+FKV_INLINE vf fold_groups(fold how, int n_groups, vf (*x)[COLUMN_ROWS]) {
+    if (n_groups == 1) return fold_rows(how, COLUMN_ROWS, x[0]);
+    if (n_groups == 2) return fold_rows(how, 2 * COLUMN_ROWS, x[0]);
+    return fold_rows(how, 4 * COLUMN_ROWS, x[0]);
+}
+
+/* n_vecs: vectors of tokens that a row has. Rows from n_rows on are there, but not looked at. */
+FKV_INLINE void few_weigh(int n_groups, uint32_t n_vecs, few_weights *w, const token_facts *f, const strip_place *s,
+                          const float *p, uint32_t n_rows) {
+    enum { LARGER_SIZE = 0x0b }; /* of _mm512_range_ps: the larger of both, without signs */
+    vf largest[4][COLUMN_ROWS];
+    vf offset[4][COLUMN_ROWS];
+    vf taken[4][COLUMN_ROWS]; /* of whole numbers */
+    alignas(64) float inverse[4][COLUMN_ROWS];
+    for (int g = 0; g < n_groups; g++) {
+        uint32_t group = fkv_min_u32(s->group[0] + (uint32_t)g, s->group[3]);
+        FKV_UNROLL
+        for (uint32_t r = 0; r < COLUMN_ROWS; r++) {
+            largest[g][r] = offset[g][r] = taken[g][r] = vf_set(0.0f);
+            if (r >= n_rows) continue;
+            for (uint32_t b = 0; b < n_vecs; b++) {
+                vf probability = vf_load(p + r * FKV_TILE_TOKENS + b * 16);
+                vf weight = vf_mul(probability, vf_load(f->scale[group] + b * 16));
+                largest[g][r] = _mm512_range_ps(largest[g][r], weight, LARGER_SIZE);
+                offset[g][r] = vf_fma(probability, vf_load(f->offset[group] + b * 16), offset[g][r]);
+            }
+        }
+    }
+    vf most = fold_groups(LARGER, n_groups, largest);
+    vf_store(inverse[0], _mm512_maskz_div_ps(_mm512_cmp_ps_mask(most, vf_set(SMALLEST), _CMP_GT_OQ), vf_set(LARGEST), most));
+    vf_store(w->step[0], vf_div(most, vf_set(LARGEST)));
+    vf_store(w->offset[0], fold_groups(SUM, n_groups, offset));
+    for (int g = 0; g < n_groups; g++) {
+        uint32_t group = fkv_min_u32(s->group[0] + (uint32_t)g, s->group[3]);
+        __m512i zero = packed_zeros(f, group);
+        for (uint32_t r = 0; r < n_rows; r++) {
+            __m512i whole[4];
+            FKV_UNROLL
+            for (uint32_t b = 0; b < 4; b++) {
+                whole[b] = _mm512_setzero_si512();
+                if (b >= n_vecs) continue;
+                vf weight = vf_mul(vf_load(p + r * FKV_TILE_TOKENS + b * 16), vf_load(f->scale[group] + b * 16));
+                whole[b] = _mm512_cvtps_epi32(vf_mul(weight, vf_set(inverse[g][r])));
+            }
+            packed_words words = pack_words(whole);
+            __m512i high = high_bytes(words);
+            __m512i low = low_bytes(words);
+            _mm512_store_si512(w->bytes[g][r][0], high);
+            _mm512_store_si512(w->bytes[g][r][1], low);
+            taken[g][r] = _mm512_castsi512_ps(join(_mm512_dpbusd_epi32(_mm512_setzero_si512(), zero, high),
+                                                   _mm512_dpbusd_epi32(_mm512_setzero_si512(), zero, low)));
+        }
+    }
+    _mm512_store_si512(w->zero, _mm512_castps_si512(fold_groups(WHOLE_SUM, n_groups, taken)));
+}
+
+static void few_weigh_all(int n_groups, few_weights *w, const token_facts *f, const strip_place *s, const float *p) {
+    few_weigh(n_groups, 4, w, f, s, p, COLUMN_ROWS);
+}
+
+static void few_weigh_some(int n_groups, uint32_t n_vecs, few_weights *w, const token_facts *f, const strip_place *s,
+                           const float *p, uint32_t n_rows) {
+    few_weigh(n_groups, n_vecs, w, f, s, p, n_rows);
+}
+
+/* One tile of values and the rows that look at it, a strip at a time. */
+typedef struct few_value_job {
+    const tile *t;
+    uint32_t n_tokens;
+    uint32_t row_shares; /* to fetch with a row */
+    token_facts facts;
+    strip_place place;
+    few_weights weights;
+    /* Quads of tokens as strip_quads() makes them, each at its quad_place(). Of 4 bits the bytes are not cut into halves: vectors
+     * 0-3 are whole bytes, 4-7 what their high halves count in them, so that low halves are the difference of two sums. */
+    alignas(64) uint8_t codes[MAX_STRIP_VECS][TILE_QUADS][STRIP_BYTES];
+    alignas(64) int32_t sums[2][MAX_STRIP_VECS][16][16]; /* [pairs of groups, vectors, rows of few_weights.bytes] */
+} few_value_job;
+
+FKV_INLINE void few_strip_open(int bits, few_value_job *j, uint32_t at) {
+    j->place = strip_at(bits, j->t, at);
+    __m512i high_half = _mm512_set1_epi8((char)0xf0);
+    for (uint32_t token = 0; token < j->n_tokens; token += 4) {
+        if (at == 0) fkv_fetch_some(j->t->next, 2);
+        __m512i v[4];
+        strip_quads(j->t, &j->place, token, v);
+        uint32_t quad = quad_place(token / 4);
+        FKV_UNROLL
+        for (int i = 0; i < 4; i++) {
+            _mm512_store_si512(j->codes[i][quad], v[i]);
+            if (bits == 4) _mm512_store_si512(j->codes[4 + i][quad], _mm512_and_si512(v[i], high_half));
+        }
+    }
+    for (uint32_t quad = fkv_ceil_div(j->n_tokens, 4); quad < TILE_QUADS; quad++)
+        for (int i = 0; i < 32 / bits; i++) _mm512_store_si512(j->codes[i][quad_place(quad)], _mm512_setzero_si512());
+}
+
+#define FEW_VALUE_START(tile, vec)                                                                                               \
+    do {                                                                                                                         \
+        _tile_zero(tile);                                                                                                        \
+        _tile_loadd(6, j->codes[vec], 64);                                                                                       \
+        _tile_dpbsud(tile, 7, 6);                                                                                                \
+    } while (0)
+
+FKV_INLINE void few_products(int bits, few_value_job *j, int pair) {
+    int32_t(*to)[16][16] = j->sums[pair];
+    _tile_loadd(7, j->weights.bytes[2 * pair], 64);
+    FEW_VALUE_START(0, 0);
+    FEW_VALUE_START(1, 1);
+    FEW_VALUE_START(2, 2);
+    FEW_VALUE_START(3, 3);
+    _tile_stored(0, to[0], 64);
+    if (bits == 4) FEW_VALUE_START(0, 4);
+    _tile_stored(1, to[1], 64);
+    if (bits == 4) FEW_VALUE_START(1, 5);
+    _tile_stored(2, to[2], 64);
+    if (bits == 4) FEW_VALUE_START(2, 6);
+    _tile_stored(3, to[3], 64);
+    if (bits == 4) FEW_VALUE_START(3, 7);
+    if (bits == 4) {
+        _tile_stored(0, to[4], 64);
+        _tile_stored(1, to[5], 64);
+        _tile_stored(2, to[6], 64);
+        _tile_stored(3, to[7], 64);
+    }
+}
+
+/* Four numbers of groups, `apart` dwords from each other, to the lanes of a strip. */
+FKV_INLINE __m512i pick_lanes(int n_groups, const strip_place *s, const int32_t *of_groups, size_t apart) {
+    __m512i x = _mm512_set1_epi32(of_groups[0]);
+    if (n_groups == 2) x = _mm512_mask_set1_epi32(x, 0xff00, of_groups[apart]);
+    for (int lane = 1; n_groups == 4 && lane < 4; lane++)
+        x = _mm512_mask_set1_epi32(x, (__mmask16)(0xf << 4 * lane), of_groups[(s->group[lane] - s->group[0]) * apart]);
+    return x;
+}
+
+/* The sums of one byte of one row for a vector of the strip. */
+FKV_INLINE __m512i few_sums(int n_groups, const few_value_job *j, int vec, uint32_t row) {
+    __m512i x = _mm512_load_si512(j->sums[0][vec][row]);
+    if (n_groups == 2) x = _mm512_mask_loadu_epi32(x, 0xff00, j->sums[0][vec][8 + row]);
+    for (int lane = 1; n_groups == 4 && lane < 4; lane++) {
+        uint32_t g = j->place.group[lane] - j->place.group[0];
+        x = _mm512_mask_loadu_epi32(x, (__mmask16)(0xf << 4 * lane), j->sums[g / 2][vec][g % 2 * 8 + row]);
+    }
+    return x;
+}
+
+/* As int_values_row() ends. */
+FKV_INLINE void few_values_row(int bits, int n_groups, const few_value_job *j, uint32_t row, float *out) {
+    int n_vecs = 32 / bits;
+    const few_weights *w = &j->weights;
+    __m512i zero = pick_lanes(n_groups, &j->place, &w->zero[0][row], COLUMN_ROWS);
+    vf step = _mm512_castsi512_ps(pick_lanes(n_groups, &j->place, (const int32_t *)(const void *)&w->step[0][row], COLUMN_ROWS));
+    vf offset =
+        _mm512_castsi512_ps(pick_lanes(n_groups, &j->place, (const int32_t *)(const void *)&w->offset[0][row], COLUMN_ROWS));
+    __m512i whole[MAX_STRIP_VECS];
+    vf x[MAX_STRIP_VECS];
+    FKV_UNROLL
+    for (int v = 0; v < n_vecs; v++)
+        whole[v] = _mm512_add_epi32(times_256(few_sums(n_groups, j, v, 2 * row)), few_sums(n_groups, j, v, 2 * row + 1));
+    FKV_UNROLL
+    for (int v = 0; bits == 4 && v < 4; v++) {
+        whole[v] = _mm512_sub_epi32(whole[v], whole[4 + v]);
+        whole[4 + v] = _mm512_srai_epi32(whole[4 + v], 4);
+    }
+    FKV_UNROLL
+    for (int v = 0; v < n_vecs; v++) x[v] = vf_fma(_mm512_cvtepi32_ps(_mm512_sub_epi32(whole[v], zero)), step, offset);
+    add_strip(bits, &j->place, x, out);
+}
+
+/* Rows of one block. n_groups: of the strip, 2 where each has half of its lanes, 4 for all that is not so simple. */
+FKV_INLINE void few_values_block(int bits, int n_groups, few_value_job *j, const float *p, uint32_t n_rows, float *out) {
+    uint32_t n_vecs = fkv_ceil_div(j->n_tokens, 16);
+    if (n_vecs == 4 && n_rows == COLUMN_ROWS)
+        few_weigh_all(n_groups, &j->weights, &j->facts, &j->place, p);
+    else
+        few_weigh_some(n_groups, n_vecs, &j->weights, &j->facts, &j->place, p, n_rows);
+    fkv_tiles_see_stores();
+    few_products(bits, j, 0);
+    if (n_groups == 4) few_products(bits, j, 1);
+    for (uint32_t r = 0; r < n_rows; r++) {
+        if (j->place.at == 0) fkv_fetch_some(j->t->next, j->row_shares);
+        few_values_row(bits, n_groups, j, r, out + (size_t)r * j->t->n_units * 16);
+    }
+    few_stay_awake();
+}
+
+FKV_INLINE void few_values_bits(int bits, few_value_job *j, const float *p, uint32_t n_rows, float *out) {
+    few_stay_awake();
+    facts_open(&j->facts, j->t, (1u << bits) - 1, j->n_tokens);
+    for (uint32_t at = 0; at < j->t->row_bytes; at += STRIP_BYTES) {
+        few_strip_open(bits, j, at);
+        few_stay_awake();
+        uint32_t n_groups = j->place.group[3] - j->place.group[0] + 1;
+        for (uint32_t row = 0; row < n_rows; row += COLUMN_ROWS) {
+            uint32_t n = fkv_min_u32(COLUMN_ROWS, n_rows - row);
+            const float *of_rows = p + (size_t)row * FKV_TILE_TOKENS;
+            float *to = out + (size_t)row * j->t->n_units * 16;
+            if (n_groups == 1)
+                few_values_block(bits, 1, j, of_rows, n, to);
+            else if (n_groups == 2 && j->place.n_lanes == 4)
+                few_values_block(bits, 2, j, of_rows, n, to);
+            else
+                few_values_block(bits, 4, j, of_rows, n, to);
+        }
+    }
+}
+
+static void few_values(const fkv_codec *codec, const tile *t, uint32_t n_tokens, const float *p, uint32_t n_rows, float *out) {
+    few_value_job j;
+    j.t = t;
+    j.n_tokens = n_tokens;
+    j.row_shares = FKV_FETCH_SHARES / 4 / n_rows;
+    if (codec->bits == 8)
+        few_values_bits(8, &j, p, n_rows, out);
+    else
+        few_values_bits(4, &j, p, n_rows, out);
+}
+
+#endif

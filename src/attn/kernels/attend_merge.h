@@ -1,0 +1,117 @@
+/* The pieces of each query, folded: a fixed tree over the pieces, the rotation of V undone, rows of the row type. One block for
+ * each (item, query head, query); the parts are decode's, see there.
+ *
+ * Each thread owns four channels of a stretch of the pieces (n_pieces / stretches of them, one after the other); the stretches
+ * are added from first to last. How many pieces there are depends on the query's position, so its sums are always the same sums.
+ * Every warp finds the largest max and the total for itself: that is cheaper than a barrier. What takes time here is waiting: so
+ * there are many threads with few pieces each, and the first pieces are on their way before it is known what they weigh.
+ */
+#if FKV_D < 128
+#define FKV_MERGE_THREADS 256
+#elif FKV_D < 256
+#define FKV_MERGE_THREADS 512
+#else
+#define FKV_MERGE_THREADS 1024
+#endif
+#define FKV_MERGE_QUADS (FKV_D / 4)
+#define FKV_MERGE_STRETCHES (FKV_MERGE_THREADS / FKV_MERGE_QUADS)
+#define FKV_MERGE_EARLY 8 /* pieces of a thread */
+#define FKV_MERGE_SHARED (FKV_MERGE_STRETCHES * FKV_D)
+
+/* What a piece with this max weighs beside the largest. */
+FKV_FN float fkv_piece_weight(float max, float largest) {
+    return max == fkv_float_of(0xff800000u) ? 0.0f : fkv_exp2(max - largest);
+}
+
+FKV_FN void fkv_attend_merge(fkv_place place, FKV_SHARED float *sums, FKV_DEVICE const float *parts,
+                             FKV_DEVICE const fkv_u32 *table, FKV_DEVICE void *out) {
+    FKV_DEVICE const fkv_u32 *item = table + table[FKV_STEP_ITEMS] + place.x * FKV_ITEM_WORDS;
+    if (place.z >= item[FKV_ITEM_N_QUERIES]) return;
+    fkv_u32 all_rows = FKV_R * table[FKV_STEP_ITEM_QUERIES];
+    fkv_u32 n_pieces = item[FKV_ITEM_N_PIECES];
+    fkv_u64 stride = (fkv_u64)FKV_G * all_rows;                                   /* rows of a piece */
+    fkv_u32 row = place.y / FKV_R * all_rows + place.z * FKV_R + place.y % FKV_R; /* of a piece */
+    fkv_u64 first = (fkv_u64)item[FKV_ITEM_FIRST_PIECE] * stride + row;
+    FKV_DEVICE const float *stats = parts + fkv_stats_at(table, row, item[FKV_ITEM_FIRST_PIECE]);
+
+    fkv_u32 lane = place.index % 32;
+    fkv_u32 quad = place.index % FKV_MERGE_QUADS;
+    fkv_u32 stretch = place.index / FKV_MERGE_QUADS;
+    fkv_u32 length = (n_pieces + FKV_MERGE_STRETCHES - 1) / FKV_MERGE_STRETCHES;
+    fkv_u32 begin = stretch * length;
+    fkv_u32 end = begin + length < n_pieces ? begin + length : n_pieces;
+    FKV_DEVICE const float *own = parts + first * FKV_D + 4 * quad;
+    float early[FKV_MERGE_EARLY][4];
+    float early_max[FKV_MERGE_EARLY];
+    FKV_UNROLL
+    for (fkv_u32 i = 0; i < FKV_MERGE_EARLY; i++) {
+        bool there = stretch < FKV_MERGE_STRETCHES && begin + i < end;
+        FKV_DEVICE const fkv_words4 *from = (FKV_DEVICE const fkv_words4 *)(own + (there ? begin + i : 0) * stride * FKV_D);
+        FKV_UNROLL
+        for (int d = 0; d < 4; d++) early[i][d] = fkv_float_of(from->w[d]);
+        early_max[i] = there ? stats[(begin + i) * 2] : fkv_float_of(0xff800000u);
+    }
+
+    float largest = fkv_float_of(0xff800000u);
+    float total = 0.0f;
+    for (fkv_u32 i = lane; i < n_pieces; i += 32) {
+        FKV_DEVICE const float *piece = stats + i * 2;
+        float grown = fkv_max(largest, piece[0]);
+        total = fkv_fma(fkv_piece_weight(largest, grown), total, fkv_piece_weight(piece[0], grown) * piece[1]);
+        largest = grown;
+    }
+    for (fkv_u32 h = 1; h < 32; h *= 2) {
+        float other = fkv_shuffle_xor(largest, h);
+        float grown = fkv_max(largest, other);
+        total *= fkv_piece_weight(largest, grown);
+        total += fkv_shuffle_xor(total, h);
+        largest = grown;
+    }
+
+    if (stretch < FKV_MERGE_STRETCHES) {
+        float x[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        FKV_UNROLL
+        for (fkv_u32 i = 0; i < FKV_MERGE_EARLY; i++) {
+            if (begin + i >= end) break;
+            float weight = fkv_piece_weight(early_max[i], largest);
+            FKV_UNROLL
+            for (int d = 0; d < 4; d++) x[d] = fkv_fma(weight, early[i][d], x[d]);
+        }
+        FKV_UNROLL_8
+        for (fkv_u32 i = begin + FKV_MERGE_EARLY; i < end; i++) {
+            FKV_DEVICE const fkv_words4 *from = (FKV_DEVICE const fkv_words4 *)(own + i * stride * FKV_D);
+            float weight = fkv_piece_weight(stats[i * 2], largest);
+            FKV_UNROLL
+            for (int d = 0; d < 4; d++) x[d] = fkv_fma(weight, fkv_float_of(from->w[d]), x[d]);
+        }
+        FKV_UNROLL
+        for (int d = 0; d < 4; d++) sums[stretch * FKV_D + 4 * quad + (fkv_u32)d] = x[d];
+    }
+    fkv_sync();
+    for (fkv_u32 d = place.index; d < FKV_D; d += FKV_MERGE_THREADS) {
+        float x = sums[d];
+        for (fkv_u32 s = 1; s < FKV_MERGE_STRETCHES; s++) x += sums[s * FKV_D + d];
+        sums[d] = x / total;
+    }
+#if FKV_ROTATE_V
+    fkv_sync();
+    for (fkv_u32 h = 1; h < FKV_ROTATION_BLOCK; h *= 2) {
+        for (fkv_u32 i = place.index; i < FKV_D / 2; i += FKV_MERGE_THREADS) {
+            fkv_u32 d = i / h * 2 * h + i % h;
+            float a = sums[d];
+            float b = sums[d + h];
+            sums[d] = a + b;
+            sums[d + h] = a - b;
+        }
+        fkv_sync();
+    }
+#endif
+    fkv_u64 to = ((fkv_u64)(item[FKV_ITEM_FIRST_TOKEN] + place.z) * FKV_H + place.y) * FKV_D;
+    for (fkv_u32 d = place.index; d < FKV_D; d += FKV_MERGE_THREADS) {
+#if FKV_ROTATE_V
+        fkv_put_row_number(out, to + d, fkv_float_of(fkv_bits_of(sums[d] * fkv_rotation_norm()) ^ fkv_v_sign(d)));
+#else
+        fkv_put_row_number(out, to + d, sums[d]);
+#endif
+    }
+}

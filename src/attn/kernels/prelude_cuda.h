@@ -1,0 +1,168 @@
+/* What a kernel's text stands on, for CUDA (nvcc and NVRTC): names of the place of a thread, of memory spaces, exact arithmetic,
+ * and the few operations of a warp. prelude_metal.h and prelude_host.h have the same names. Needs no header of the toolkit.
+ *
+ * Arithmetic whose rounding is part of the page format goes through fkv_add, fkv_sub, fkv_mul and fkv_div, which no compiler
+ * contracts; everything else may be fused.
+ */
+#define FKV_FN [[maybe_unused]] static __device__ __forceinline__
+#define FKV_DEVICE
+#define FKV_SHARED
+#define FKV_LOCAL
+#define FKV_SHARED_ARRAY(type, name, n) __shared__ __align__(16) type name[n]
+#define FKV_UNROLL _Pragma("unroll")
+#define FKV_UNROLL_8 _Pragma("unroll 8")
+
+typedef unsigned char fkv_u8;
+typedef unsigned short fkv_u16;
+typedef unsigned int fkv_u32;
+typedef unsigned long long fkv_u64;
+
+/* Where a thread is: its number in the block, and the block's in the grid. */
+struct fkv_place {
+    fkv_u32 index;
+    fkv_u32 x;
+    fkv_u32 y;
+    fkv_u32 z;
+};
+
+struct __align__(8) fkv_words2 {
+    fkv_u32 w[2];
+};
+struct __align__(16) fkv_words4 {
+    fkv_u32 w[4];
+};
+
+/* The generated kernel has no launch bounds of its own: registers are given out for this many threads, this many blocks at a
+ * time. */
+#ifdef FKV_LAUNCH_THREADS
+#undef __global__
+#define __global__ __attribute__((global)) __launch_bounds__(FKV_LAUNCH_THREADS, FKV_LAUNCH_BLOCKS)
+#endif
+
+FKV_FN fkv_u32 fkv_bits_of(float x) { return __float_as_uint(x); }
+FKV_FN float fkv_float_of(fkv_u32 u) { return __uint_as_float(u); }
+FKV_FN float fkv_add(float a, float b) { return __fadd_rn(a, b); }
+FKV_FN float fkv_sub(float a, float b) { return __fsub_rn(a, b); }
+FKV_FN float fkv_mul(float a, float b) { return __fmul_rn(a, b); }
+FKV_FN float fkv_div(float a, float b) { return __fdiv_rn(a, b); }
+FKV_FN float fkv_fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+FKV_FN float fkv_rint(float x) { return rintf(x); }
+FKV_FN float fkv_abs(float x) { return fabsf(x); }
+FKV_FN float fkv_max(float a, float b) { return fmaxf(a, b); } /* the number where one is none */
+FKV_FN fkv_u32 fkv_max_bits(fkv_u32 a, fkv_u32 b) { return max(a, b); }
+
+FKV_FN float fkv_exp2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+FKV_FN float fkv_f16_to_f32(fkv_u32 bits) {
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"((fkv_u16)bits));
+    return x;
+}
+
+FKV_FN fkv_u32 fkv_f32_to_f16(float x) {
+    fkv_u16 bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+    return bits;
+}
+
+/* low: the half at the lower address. */
+FKV_FN fkv_u32 fkv_pack_f16(float low, float high) {
+    fkv_u32 bits;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+    return bits;
+}
+
+FKV_FN fkv_u32 fkv_pack_bf16(float low, float high) {
+    fkv_u32 bits;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+    return bits;
+}
+
+FKV_FN float fkv_shuffle_xor(float x, fkv_u32 mask) { return __shfl_xor_sync(0xffffffffu, x, (int)mask); }
+FKV_FN fkv_u32 fkv_shuffle_xor_bits(fkv_u32 x, fkv_u32 mask) { return __shfl_xor_sync(0xffffffffu, x, (int)mask); }
+FKV_FN float fkv_shuffle(float x, fkv_u32 lane) { return __shfl_sync(0xffffffffu, x, (int)lane); }
+FKV_FN fkv_u32 fkv_warp_max_bits(fkv_u32 x) { return __reduce_max_sync(0xffffffffu, x); }
+FKV_FN bool fkv_any(bool x) { return __any_sync(0xffffffffu, x); }
+
+/* All threads of the block; of the warp; n threads that share a number from 1 on. */
+FKV_FN void fkv_sync() { __syncthreads(); }
+FKV_FN void fkv_sync_warp() { __syncwarp(); }
+FKV_FN void fkv_sync_team(fkv_u32 team, fkv_u32 n) { asm volatile("bar.sync %0, %1;" ::"r"(team), "r"(n) : "memory"); }
+
+/* Page bytes, read once: past the first cache, the whole line brought to the second. */
+FKV_FN fkv_words4 fkv_stream16(const fkv_u8 *at) {
+    fkv_words4 x;
+    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.w[0]), "=r"(x.w[1]), "=r"(x.w[2]), "=r"(x.w[3])
+                 : "l"(at));
+    return x;
+}
+FKV_FN fkv_words2 fkv_stream8(const fkv_u8 *at) {
+    fkv_words2 x;
+    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v2.u32 {%0, %1}, [%2];" : "=r"(x.w[0]), "=r"(x.w[1]) : "l"(at));
+    return x;
+}
+FKV_FN fkv_u32 fkv_stream4(const fkv_u8 *at) {
+    fkv_u32 x;
+    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.u32 %0, [%1];" : "=r"(x) : "l"(at));
+    return x;
+}
+FKV_FN fkv_u32 fkv_stream2(const fkv_u8 *at) {
+    fkv_u16 x;
+    asm volatile("ld.global.nc.L1::no_allocate.u16 %0, [%1];" : "=h"(x) : "l"(at));
+    return x;
+}
+FKV_FN fkv_u32 fkv_stream1(const fkv_u8 *at) {
+    fkv_u32 x;
+    asm volatile("ld.global.nc.L1::no_allocate.u8 %0, [%1];" : "=r"(x) : "l"(at));
+    return x;
+}
+
+/* Bytes of a (0-3) and b (4-7), chosen by the four nibbles of `order`, lowest first. */
+FKV_FN fkv_u32 fkv_permute(fkv_u32 a, fkv_u32 b, fkv_u32 order) { return __byte_perm(a, b, order); }
+
+/* x & mask | bits, in one instruction: of two constants the compiler makes two. */
+FKV_FN fkv_u32 fkv_mask_or(fkv_u32 x, fkv_u32 mask, fkv_u32 bits) {
+    fkv_u32 y;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(y) : "r"(x), "r"(mask), "r"(bits));
+    return y;
+}
+
+/* Two halves at a time: a * b + c. */
+FKV_FN fkv_u32 fkv_fma_f16x2(fkv_u32 a, fkv_u32 b, fkv_u32 c) {
+    fkv_u32 x;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(x) : "r"(a), "r"(b), "r"(c));
+    return x;
+}
+
+/* 16 bytes of shared memory, read here and now: what is kept in registers instead costs more than it saves. */
+FKV_FN fkv_words4 fkv_shared16(const fkv_u32 *at) {
+    fkv_words4 x;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.w[0]), "=r"(x.w[1]), "=r"(x.w[2]), "=r"(x.w[3])
+                 : "r"((fkv_u32)__cvta_generic_to_shared(at)));
+    return x;
+}
+
+/* c += a * b over a 16 x 32 tile of bytes with sign and a 32 x 8 tile of bytes without, in the layout of mma.m16n8k32. */
+FKV_FN void fkv_mma_bytes(int *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* The same over 16 x 16 and 16 x 8 halves, in the layout of mma.m16n8k16. */
+FKV_FN void fkv_mma_f16(float *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+FKV_FN void fkv_mma_bf16(float *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}

@@ -1,0 +1,253 @@
+/* What a kernel's text stands on, on the host: every thread of a block is a thread of the machine, every barrier a barrier, so
+ * that a race in a kernel is a race here and ThreadSanitizer names it. For tests: it is slow. Operations of a warp, matrix
+ * products among them, are played by hand over memory that the warp's threads share.
+ *
+ * The same names as prelude_cuda.h; blocks are run one after the other by fkv_host_run().
+ */
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <pthread.h>
+#include <thread>
+#include <vector>
+
+#define FKV_FN [[maybe_unused]] static inline
+#define FKV_DEVICE
+#define FKV_SHARED
+#define FKV_LOCAL
+#define FKV_SHARED_ARRAY(type, name, n) type *name = (type *)fkv_host_thread.block->shared
+#define FKV_UNROLL
+#define FKV_UNROLL_8
+
+typedef uint8_t fkv_u8;
+typedef uint16_t fkv_u16;
+typedef uint32_t fkv_u32;
+typedef uint64_t fkv_u64;
+
+struct fkv_place {
+    fkv_u32 index;
+    fkv_u32 x;
+    fkv_u32 y;
+    fkv_u32 z;
+};
+struct alignas(8) fkv_words2 {
+    fkv_u32 w[2];
+};
+struct alignas(16) fkv_words4 {
+    fkv_u32 w[4];
+};
+
+enum { FKV_HOST_SHARED_BYTES = 228 * 1024, FKV_HOST_TEAMS = 8 };
+
+struct fkv_host_warp {
+    pthread_barrier_t barrier;
+    fkv_u32 given[2][32][8]; /* what each lane gives, in two turns: one barrier for each operation is enough */
+};
+
+struct fkv_host_block {
+    pthread_barrier_t barrier;
+    pthread_barrier_t teams[FKV_HOST_TEAMS];
+    std::vector<fkv_host_warp> warps;
+    alignas(16) fkv_u8 shared[FKV_HOST_SHARED_BYTES];
+};
+
+struct fkv_host_lane {
+    fkv_host_block *block;
+    fkv_host_warp *warp;
+    fkv_u32 lane;
+    fkv_u32 turn;
+};
+static thread_local fkv_host_lane fkv_host_thread;
+
+/* body(place) on each thread of each block: grid [3] in blocks. Teams of `team_threads` for fkv_sync_team(). */
+template <typename Body> static void fkv_host_run(const fkv_u32 grid[3], fkv_u32 n_threads, fkv_u32 team_threads, Body body) {
+    fkv_host_block *block = new fkv_host_block;
+    block->warps.resize((n_threads + 31) / 32);
+    pthread_barrier_init(&block->barrier, nullptr, n_threads);
+    for (pthread_barrier_t &team : block->teams) pthread_barrier_init(&team, nullptr, team_threads);
+    for (fkv_host_warp &warp : block->warps) pthread_barrier_init(&warp.barrier, nullptr, 32);
+    std::vector<std::thread> threads;
+    for (fkv_u32 t = 0; t < n_threads; t++)
+        threads.emplace_back([=] {
+            fkv_host_thread = {block, &block->warps[t / 32], t % 32, 0};
+            for (fkv_u32 i = 0; i < grid[0] * grid[1] * grid[2]; i++) {
+                body(fkv_place{t, i % grid[0], i / grid[0] % grid[1], i / grid[0] / grid[1]});
+                pthread_barrier_wait(&block->barrier); /* the next block has the same shared memory */
+            }
+        });
+    for (std::thread &thread : threads) thread.join();
+    pthread_barrier_destroy(&block->barrier);
+    for (pthread_barrier_t &team : block->teams) pthread_barrier_destroy(&team);
+    for (fkv_host_warp &warp : block->warps) pthread_barrier_destroy(&warp.barrier);
+    delete block;
+}
+
+FKV_FN fkv_u32 fkv_bits_of(float x) {
+    fkv_u32 u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+FKV_FN float fkv_float_of(fkv_u32 u) {
+    float x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+/* Everything else may be contracted, and is where the compiler was told to: CUDA's does it too. */
+#ifdef __clang__
+#define FKV_HOST_EXACT _Pragma("clang fp contract(off)")
+#else
+#define FKV_HOST_EXACT
+#endif
+FKV_FN float fkv_add(float a, float b) {
+    FKV_HOST_EXACT
+    return a + b;
+}
+FKV_FN float fkv_sub(float a, float b) {
+    FKV_HOST_EXACT
+    return a - b;
+}
+FKV_FN float fkv_mul(float a, float b) {
+    FKV_HOST_EXACT
+    return a * b;
+}
+FKV_FN float fkv_div(float a, float b) {
+    FKV_HOST_EXACT
+    return a / b;
+}
+FKV_FN float fkv_fma(float a, float b, float c) { return fmaf(a, b, c); }
+FKV_FN float fkv_rint(float x) { return rintf(x); }
+FKV_FN float fkv_abs(float x) { return fabsf(x); }
+FKV_FN float fkv_max(float a, float b) { return fmaxf(a, b); }
+FKV_FN fkv_u32 fkv_max_bits(fkv_u32 a, fkv_u32 b) { return a > b ? a : b; }
+FKV_FN float fkv_exp2(float x) { return exp2f(x); }
+
+FKV_FN float fkv_f16_to_f32(fkv_u32 bits) {
+    fkv_u32 rest = bits & 0x7fffu;
+    if (rest >= 0x7c00u) return fkv_float_of((bits & 0x8000u) << 16 | 0x7f800000u | (rest & 0x3ffu) << 13);
+    return fkv_float_of((bits & 0x8000u) << 16 | fkv_bits_of(fkv_float_of(rest << 13) * 0x1p112f));
+}
+
+FKV_FN fkv_u32 fkv_f32_to_f16(float x) {
+    fkv_u32 sign = fkv_bits_of(x) >> 16 & 0x8000u;
+    fkv_u32 rest = fkv_bits_of(x) & 0x7fffffffu;
+    if (rest > 0x7f800000u) return sign | 0x7e00u;
+    if (rest >= 0x477ff000u) return sign | 0x7c00u;
+    if (rest < 0x38800000u) return sign | (fkv_bits_of(fkv_float_of(rest) + 0.5f) - 0x3f000000u);
+    return sign | (rest + 0xfffu + (rest >> 13 & 1u) - 0x38000000u) >> 13;
+}
+
+FKV_FN fkv_u32 fkv_pack_f16(float low, float high) { return fkv_f32_to_f16(low) | fkv_f32_to_f16(high) << 16; }
+
+FKV_FN fkv_u32 fkv_host_bf16(float x) {
+    fkv_u32 u = fkv_bits_of(x);
+    return (u & 0x7fffffffu) > 0x7f800000u ? 0x7fffu : (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
+}
+FKV_FN fkv_u32 fkv_pack_bf16(float low, float high) { return fkv_host_bf16(low) | fkv_host_bf16(high) << 16; }
+
+/* ---- a warp ---- */
+
+/* Gives n words; returns what all lanes gave. */
+typedef fkv_u32 fkv_host_given[8];
+FKV_FN const fkv_host_given *fkv_host_exchange(const fkv_u32 *words, int n) {
+    fkv_host_lane *at = &fkv_host_thread;
+    fkv_u32 turn = at->turn++ % 2;
+    memcpy(at->warp->given[turn][at->lane], words, (size_t)n * sizeof *words);
+    pthread_barrier_wait(&at->warp->barrier);
+    return at->warp->given[turn];
+}
+
+FKV_FN fkv_u32 fkv_shuffle_xor_bits(fkv_u32 x, fkv_u32 mask) { return fkv_host_exchange(&x, 1)[fkv_host_thread.lane ^ mask][0]; }
+FKV_FN float fkv_shuffle_xor(float x, fkv_u32 mask) { return fkv_float_of(fkv_shuffle_xor_bits(fkv_bits_of(x), mask)); }
+FKV_FN float fkv_shuffle(float x, fkv_u32 lane) {
+    fkv_u32 bits = fkv_bits_of(x);
+    return fkv_float_of(fkv_host_exchange(&bits, 1)[lane][0]);
+}
+FKV_FN fkv_u32 fkv_warp_max_bits(fkv_u32 x) {
+    const fkv_host_given *all = fkv_host_exchange(&x, 1);
+    for (int i = 0; i < 32; i++) x = all[i][0] > x ? all[i][0] : x;
+    return x;
+}
+FKV_FN bool fkv_any(bool x) {
+    fkv_u32 bits = x;
+    const fkv_host_given *all = fkv_host_exchange(&bits, 1);
+    bool any = false;
+    for (int i = 0; i < 32; i++) any = any || all[i][0] != 0;
+    return any;
+}
+
+FKV_FN void fkv_sync() { pthread_barrier_wait(&fkv_host_thread.block->barrier); }
+FKV_FN void fkv_sync_warp() { pthread_barrier_wait(&fkv_host_thread.warp->barrier); }
+FKV_FN void fkv_sync_team(fkv_u32 team, fkv_u32) { pthread_barrier_wait(&fkv_host_thread.block->teams[team]); }
+
+template <typename T> static T fkv_host_load(const fkv_u8 *at) {
+    T x;
+    memcpy(&x, __builtin_assume_aligned(at, alignof(T)), sizeof x);
+    return x;
+}
+FKV_FN fkv_words4 fkv_stream16(const fkv_u8 *at) { return fkv_host_load<fkv_words4>(at); }
+FKV_FN fkv_words2 fkv_stream8(const fkv_u8 *at) { return fkv_host_load<fkv_words2>(at); }
+FKV_FN fkv_u32 fkv_stream4(const fkv_u8 *at) { return fkv_host_load<fkv_u32>(at); }
+FKV_FN fkv_u32 fkv_stream2(const fkv_u8 *at) { return fkv_host_load<fkv_u16>(at); }
+FKV_FN fkv_u32 fkv_stream1(const fkv_u8 *at) { return *at; }
+
+FKV_FN fkv_words4 fkv_shared16(const fkv_u32 *at) { return fkv_host_load<fkv_words4>((const fkv_u8 *)at); }
+
+FKV_FN fkv_u32 fkv_permute(fkv_u32 a, fkv_u32 b, fkv_u32 order) {
+    fkv_u64 both = (fkv_u64)b << 32 | a;
+    fkv_u32 x = 0;
+    for (int i = 0; i < 4; i++) x |= (fkv_u32)(both >> 8 * (order >> 4 * i & 7) & 255) << 8 * i;
+    return x;
+}
+
+FKV_FN fkv_u32 fkv_mask_or(fkv_u32 x, fkv_u32 mask, fkv_u32 bits) { return (x & mask) | bits; }
+
+/* One rounding: the product of two halves is exact in a float, and so is its sum with a third in a double. */
+FKV_FN fkv_u32 fkv_fma_f16x2(fkv_u32 a, fkv_u32 b, fkv_u32 c) {
+    fkv_u32 x = 0;
+    for (int i = 0; i < 32; i += 16) {
+        double sum = (double)fkv_f16_to_f32(a >> i & 0xffffu) * (double)fkv_f16_to_f32(b >> i & 0xffffu) +
+                     (double)fkv_f16_to_f32(c >> i & 0xffffu);
+        x |= fkv_f32_to_f16((float)sum) << i;
+    }
+    return x;
+}
+
+FKV_FN void fkv_mma_bytes(int *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) {
+    const fkv_u32 words[6] = {a[0], a[1], a[2], a[3], b0, b1};
+    const fkv_host_given *all = fkv_host_exchange(words, 6);
+    fkv_u32 lane = fkv_host_thread.lane;
+    for (fkv_u32 i = 0; i < 4; i++) {
+        fkv_u32 row = lane / 4;
+        fkv_u32 column = lane % 4 * 2 + i % 2;
+        for (fkv_u32 k = 0; k < 32; k++) {
+            fkv_u32 from = k % 16 / 4;
+            int x = (int8_t)(all[row * 4 + from][i / 2 + k / 16 * 2] >> 8 * (k % 4) & 255);
+            int y = all[column * 4 + from][4 + k / 16] >> 8 * (k % 4) & 255;
+            c[i] += x * y;
+        }
+    }
+}
+
+template <typename Number> static void fkv_host_mma_halves(float *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1, Number number) {
+    const fkv_u32 words[6] = {a[0], a[1], a[2], a[3], b0, b1};
+    const fkv_host_given *all = fkv_host_exchange(words, 6);
+    fkv_u32 lane = fkv_host_thread.lane;
+    for (fkv_u32 i = 0; i < 4; i++) {
+        fkv_u32 row = lane / 4;
+        fkv_u32 column = lane % 4 * 2 + i % 2;
+        float sum = c[i];
+        for (fkv_u32 k = 0; k < 16; k++) {
+            fkv_u32 from = k % 8 / 2;
+            float x = number(all[row * 4 + from][i / 2 + k / 8 * 2] >> 16 * (k % 2) & 0xffffu);
+            float y = number(all[column * 4 + from][4 + k / 8] >> 16 * (k % 2) & 0xffffu);
+            sum += x * y;
+        }
+        c[i] = sum;
+    }
+}
+FKV_FN void fkv_mma_f16(float *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) {
+    fkv_host_mma_halves(c, a, b0, b1, [](fkv_u32 bits) { return fkv_f16_to_f32(bits); });
+}
+FKV_FN void fkv_mma_bf16(float *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) {
+    fkv_host_mma_halves(c, a, b0, b1, [](fkv_u32 bits) { return fkv_float_of(bits << 16); });
+}

@@ -1,0 +1,282 @@
+/* The forward pass on MLX: one for every architecture, as the CPU's (../forward.c), out of lazy operations that are evaluated
+ * once, at the end of the step. Keys, values and queries go to the cache and come back as arrays; nothing is read on the host
+ * before the logits are.
+ *
+ * What layers add to is f32, and so is everything between two products; a product of half floats, or of codes on a GPU, takes f16
+ * rows, adds up in f32 and gives f16. Rows that a norm bounds fit f16; what goes into the down projection is divided by its
+ * largest number first, because a product of two activations may not.
+ *
+ * Positions are turned by angles that the host computes in double, as on the CPU: MLX's own RoPE multiplies them in f32, which is
+ * off by 0.01 at position 131072. A pair is a complex number and a rotation one product.
+ *
+ * In the last layer only the rows whose logits are asked for go on behind attention, and without any there is no attention
+ * either.
+ */
+#include "array_runner.h"
+#include "model_ops.h"
+
+#include <flatkv/mlx.h>
+#include <math.h>
+
+typedef struct pass {
+    fkv_runner *r;
+    fkv_mlx_graph *g;
+    fkv_step *step;
+    const fkv_array_layer *layer;
+    mlx_array angles; /* of the layer's RoPE: complex [T, 1, n_pairs, 1] */
+    int n_rows;       /* T; in the last layer, behind attention, those asked for */
+} pass;
+
+/* Rows of activations in both types that products take; the one that is not used is never computed. */
+typedef struct rows {
+    mlx_array full;
+    mlx_array half;
+} rows;
+
+/* ---- products ---- */
+
+static rows rows_of(const pass *p, mlx_array x) { return (rows){x, fkv_mlx_astype(p->g, x, MLX_FLOAT16)}; }
+
+/* [T, C] -> [T, R], f32 */
+static mlx_array product(const pass *p, rows x, const fkv_array_matrix *m) {
+    mlx_array in = m->rows == MLX_FLOAT16 ? x.half : x.full;
+    mlx_array out = m->is_coded ? fkv_mlx_quantized_matmul(p->g, in, &m->affine, true) : fkv_mlx_matmul(p->g, in, m->across);
+    return m->rows == MLX_FLOAT16 ? fkv_mlx_astype(p->g, out, MLX_FLOAT32) : out;
+}
+
+/* The same for rows of any size. */
+static mlx_array product_of_large(const pass *p, mlx_array x, const fkv_array_matrix *m) {
+    if (m->rows != MLX_FLOAT16) return product(p, (rows){x, x}, m);
+    mlx_array size = fkv_model_op_row_size(p->g, x);
+    mlx_array unit = fkv_mlx_astype(p->g, fkv_mlx_divide(p->g, x, size), MLX_FLOAT16);
+    return fkv_mlx_multiply(p->g, product(p, (rows){x, unit}, m), size);
+}
+
+static mlx_array plus(const pass *p, mlx_array x, mlx_array vector) {
+    return vector.ctx == NULL ? x : fkv_mlx_add(p->g, x, vector);
+}
+
+static mlx_array norm(const pass *p, mlx_array x, mlx_array weight) {
+    return weight.ctx == NULL ? x : fkv_model_op_rms_norm(p->g, x, weight, p->r->model->hparams->rms_eps);
+}
+
+/* ---- heads ---- */
+
+static mlx_array swap_last(const pass *p, mlx_array x) { return fkv_mlx_transpose(p->g, x, FKV_MLX_SHAPE(0, 1, 3, 2)); }
+
+/* Turns the pairs of [T, n_heads, 2 n_pairs]: (2 i, 2 i + 1), or (i, i + n_pairs), which are brought side by side and back. */
+static mlx_array turn(const pass *p, mlx_array x, int n_heads) {
+    const int n = (int)p->r->n_pairs;
+    const bool side_by_side = p->r->model->hparams->rope_interleaved;
+    const fkv_mlx_shape pairs = side_by_side ? FKV_MLX_SHAPE(p->n_rows, n_heads, n, 2) : FKV_MLX_SHAPE(p->n_rows, n_heads, 2, n);
+    mlx_array y = fkv_mlx_reshape(p->g, x, pairs);
+    if (!side_by_side) y = swap_last(p, y);
+    y = fkv_mlx_view(p->g, fkv_mlx_multiply(p->g, fkv_mlx_view(p->g, y, MLX_COMPLEX64), p->angles), MLX_FLOAT32);
+    if (!side_by_side) y = swap_last(p, y);
+    return fkv_mlx_reshape(p->g, y, FKV_MLX_SHAPE(p->n_rows, n_heads, 2 * n));
+}
+
+/* Heads that a norm and RoPE have gone over, where the model has them: [T, n_heads, D] */
+static mlx_array turn_heads(const pass *p, mlx_array x, int n_heads, mlx_array weight) {
+    int head_dim = (int)p->r->model->hparams->head_dim;
+    int turning = 2 * (int)p->r->n_pairs;
+    mlx_array heads = norm(p, fkv_mlx_reshape(p->g, x, FKV_MLX_SHAPE(p->n_rows, n_heads, head_dim)), weight);
+    if (turning == head_dim) return turn(p, heads, n_heads);
+    mlx_array turned = turn(p, fkv_model_op_columns(p->g, heads, 0, turning), n_heads);
+    return fkv_model_op_beside(p->g, turned, fkv_model_op_columns(p->g, heads, turning, head_dim));
+}
+
+/* As wide as pages hold them. */
+static mlx_array pad_heads(const pass *p, mlx_array heads) {
+    bool fits = p->r->head_pad == p->r->model->hparams->head_dim;
+    return fits ? heads : fkv_model_op_widen(p->g, heads, (int)p->r->head_pad);
+}
+
+static mlx_array gather_heads(const pass *p, mlx_array heads) {
+    const fkv_hparams *h = p->r->model->hparams;
+    if (p->r->head_pad != h->head_dim) heads = fkv_model_op_columns(p->g, heads, 0, (int)h->head_dim);
+    return fkv_mlx_reshape(p->g, heads, FKV_MLX_SHAPE(p->n_rows, (int)(h->n_q_heads * h->head_dim)));
+}
+
+/* ---- layers ---- */
+
+static fkv_status write_and_attend(const pass *p, uint32_t i, mlx_array x, bool attends, mlx_array *out) {
+    const fkv_hparams *h = p->r->model->hparams;
+    const fkv_array_layer *l = p->layer;
+    rows in = rows_of(p, norm(p, x, l->attn_norm));
+    mlx_array k = turn_heads(p, plus(p, product(p, in, &l->k), l->k_bias), (int)h->n_kv_heads, l->k_norm);
+    if (p->r->arrays->k_centers != NULL) k = fkv_mlx_subtract(p->g, k, p->r->arrays->k_centers[i]);
+    mlx_array v = plus(p, product(p, in, &l->v), l->v_bias);
+    k = pad_heads(p, k);
+    v = pad_heads(p, fkv_mlx_reshape(p->g, v, FKV_MLX_SHAPE(p->n_rows, (int)h->n_kv_heads, (int)h->head_dim)));
+    FKV_TRY(fkv_mlx_graph_status(p->g, "fkv_runner_forward"));
+    FKV_TRY(fkv_mlx_write(p->step, i, k, v));
+    if (!attends) return FKV_OK;
+    mlx_array q = turn_heads(p, plus(p, product(p, in, &l->q), l->q_bias), (int)h->n_q_heads, l->q_norm);
+    q = pad_heads(p, q);
+    FKV_TRY(fkv_mlx_graph_status(p->g, "fkv_runner_forward"));
+    mlx_array attended = mlx_array_new();
+    FKV_TRY(fkv_mlx_attend(p->step, i, q, &attended));
+    *out = fkv_mlx_adopt(p->g, attended);
+    return FKV_OK;
+}
+
+static mlx_array add_attention(const pass *p, mlx_array x, mlx_array attended) {
+    mlx_array given = product(p, rows_of(p, gather_heads(p, attended)), &p->layer->o);
+    return fkv_mlx_add(p->g, x, norm(p, given, p->layer->post_attn_norm));
+}
+
+/* gelu(x) by tanh is x sigmoid(2 u) with u = sqrt(2 / pi) (x + 0.044715 x^3). */
+static mlx_array activation(const pass *p, mlx_array x) {
+    mlx_array inner = x;
+    if (p->r->model->architecture->activation == FKV_GELU_TANH) {
+        mlx_array cubic = fkv_mlx_adopt(p->g, mlx_array_new_float32(0x1.988454p+0f * 0.044715f));
+        mlx_array linear = fkv_mlx_adopt(p->g, mlx_array_new_float32(0x1.988454p+0f));
+        mlx_array square = fkv_mlx_multiply(p->g, x, x);
+        inner = fkv_mlx_multiply(p->g, x, fkv_mlx_add(p->g, fkv_mlx_multiply(p->g, square, cubic), linear));
+    }
+    return fkv_mlx_multiply(p->g, x, fkv_model_op_sigmoid(p->g, inner));
+}
+
+static mlx_array add_ffn(const pass *p, mlx_array x) {
+    const fkv_array_layer *l = p->layer;
+    rows in = rows_of(p, norm(p, x, l->ffn_norm));
+    mlx_array gate = activation(p, product(p, in, &l->gate));
+    mlx_array both = fkv_mlx_multiply(p->g, gate, product(p, in, &l->up));
+    return fkv_mlx_add(p->g, x, norm(p, product_of_large(p, both, &l->down), l->post_ffn_norm));
+}
+
+/* ---- the step ---- */
+
+static mlx_array upload_numbers(const pass *p, const uint32_t *numbers, uint32_t n) {
+    int32_t *copy = p->r->arrays->numbers;
+    for (uint32_t i = 0; i < n; i++) copy[i] = (int32_t)numbers[i];
+    return fkv_model_op_upload(p->g, copy, FKV_MLX_SHAPE((int)n), MLX_INT32);
+}
+
+void fkv_array_angles(const fkv_runner *r, uint32_t rope, double position, fkv_turn *turns) {
+    for (uint32_t i = 0; i < r->n_pairs; i++) {
+        double angle = position * r->frequencies[rope][i];
+        turns[i] = (fkv_turn){cos(angle), sin(angle)};
+    }
+}
+
+/* The angles of every token. Those of a position behind another one are turned on from it, in double, instead of two calls of the
+ * library for each; never for long enough to be off by more than 1e-14. */
+static mlx_array upload_angles(const pass *p, uint32_t rope) {
+    enum { MAX_TURNS = 64 };
+    const fkv_runner *r = p->r;
+    const fkv_turn *one = r->arrays->one_turn[rope];
+    fkv_turn turns[FKV_MAX_HEAD_DIM / 2];
+    float *to = r->arrays->angles;
+    for (uint32_t t = 0; t < r->n_tokens; t++) {
+        bool turns_on = t % MAX_TURNS != 0 && r->positions[t] == r->positions[t - 1] + 1;
+        if (!turns_on) fkv_array_angles(r, rope, r->positions[t], turns);
+        for (uint32_t i = 0; i < r->n_pairs; i++, to += 2) {
+            fkv_turn z = turns[i];
+            if (turns_on)
+                z = (fkv_turn){z.cosine * one[i].cosine - z.sine * one[i].sine, z.cosine * one[i].sine + z.sine * one[i].cosine};
+            turns[i] = z;
+            to[0] = (float)z.cosine;
+            to[1] = (float)z.sine;
+        }
+    }
+    return fkv_model_op_upload(p->g, r->arrays->angles, FKV_MLX_SHAPE(p->n_rows, 1, (int)r->n_pairs, 1), MLX_COMPLEX64);
+}
+
+static mlx_array embed(const pass *p) {
+    const fkv_model *model = p->r->model;
+    const fkv_array_matrix *m = model->embedding != model->output ? &model->arrays->own_embedding : &model->arrays->output;
+    mlx_array tokens = upload_numbers(p, p->r->tokens, p->r->n_tokens);
+    mlx_array x;
+    if (m->is_coded) {
+        fkv_mlx_affine taken = m->affine;
+        taken.codes = fkv_mlx_take_first(p->g, taken.codes, tokens);
+        taken.scales = fkv_mlx_astype(p->g, fkv_mlx_take_first(p->g, taken.scales, tokens), MLX_FLOAT32);
+        taken.biases = fkv_mlx_astype(p->g, fkv_mlx_take_first(p->g, taken.biases, tokens), MLX_FLOAT32);
+        x = fkv_model_op_dequantize(p->g, &taken);
+    } else {
+        x = fkv_mlx_astype(p->g, fkv_mlx_take_first(p->g, m->halves, tokens), MLX_FLOAT32);
+    }
+    mlx_array scale = p->r->arrays->embedding_scale;
+    return scale.ctx == NULL ? x : fkv_mlx_multiply(p->g, x, scale);
+}
+
+/* One layer: *x, a handle of the caller's, becomes what the next one reads; without `goes_on` the layer ends with its writes. */
+static fkv_status run_layer(pass *p, uint32_t i, bool goes_on, bool keeps_asked, mlx_array *x) {
+    const fkv_runner *r = p->r;
+    mlx_array in = *x;
+    mlx_array attended = {NULL};
+    FKV_TRY(write_and_attend(p, i, in, goes_on, &attended));
+    if (!goes_on) return FKV_OK;
+    if (keeps_asked && r->n_asked < r->n_tokens) {
+        mlx_array asked = upload_numbers(p, r->asked, r->n_asked);
+        in = fkv_mlx_take_first(p->g, in, asked);
+        attended = fkv_mlx_take_first(p->g, attended, asked);
+        p->n_rows = (int)r->n_asked;
+    }
+    fkv_mlx_keep(p->g, x, add_ffn(p, add_attention(p, in, attended)));
+    return fkv_mlx_graph_status(p->g, "fkv_runner_forward");
+}
+
+/* *x and *logits are handles of the caller's; logits stay empty where none are asked for. */
+static fkv_status run_layers(pass *p, mlx_array *x, mlx_array *logits) {
+    const fkv_runner *r = p->r;
+    const fkv_array_weights *w = r->model->arrays;
+    uint32_t n_layers = r->model->hparams->n_layers;
+    mlx_array angles[FKV_N_ROPES];
+    for (uint32_t i = 0; i < r->n_ropes; i++) angles[i] = upload_angles(p, i);
+    uint32_t mark = fkv_mlx_graph_mark(p->g);
+    fkv_mlx_keep(p->g, x, embed(p));
+    for (uint32_t i = 0; i < n_layers; i++) {
+        bool last = i + 1 == n_layers;
+        p->layer = &w->layers[i];
+        p->angles = angles[fkv_runner_rope(r, i)];
+        FKV_TRY(run_layer(p, i, !last || r->n_asked > 0, last, x));
+        fkv_mlx_graph_release(p->g, mark);
+    }
+    if (r->n_asked > 0) fkv_mlx_keep(p->g, logits, product(p, rows_of(p, norm(p, *x, w->final_norm)), &w->output));
+    return fkv_mlx_graph_status(p->g, "fkv_runner_forward");
+}
+
+/* The one evaluation: the logits, and every write that they do not depend on. */
+static fkv_status evaluate(const pass *p, mlx_array logits) {
+    mlx_vector_array wanted = mlx_vector_array_new();
+    fkv_status status = fkv_mlx_step_pending(p->step, wanted);
+    int code = 0;
+    if (status == FKV_OK && logits.ctx != NULL) code = mlx_vector_array_append_value(wanted, logits);
+    if (status == FKV_OK && code == 0) code = mlx_eval(wanted);
+    (void)mlx_vector_array_free(wanted);
+    return status != FKV_OK ? status : fkv_mlx_check(code, "fkv_runner_forward");
+}
+
+static fkv_status run_step(pass *p, mlx_array *x, mlx_array *logits) {
+    const fkv_runner *r = p->r;
+    FKV_TRY(run_layers(p, x, logits));
+    fkv_mlx_graph_release(p->g, 0);
+    (void)mlx_array_free(*x); /* so that MLX can let go of it as soon as it is used */
+    *x = (mlx_array){NULL};
+    FKV_TRY(evaluate(p, *logits));
+    if (r->n_asked == 0) return FKV_OK;
+    const float *numbers = mlx_array_data_float32(*logits);
+    if (numbers == NULL) return fkv_mlx_failed("fkv_runner_forward: reading the logits");
+    memcpy(r->logits, numbers, (size_t)r->n_asked * r->model->hparams->n_vocab * sizeof *numbers);
+    return FKV_OK;
+}
+
+/* MLX runs ahead of what it computes as far as its memory limit lets it: for the length of a step that is what was planned. */
+fkv_status fkv_array_forward(fkv_runner *r, fkv_step *step) {
+    pass p = {.r = r, .g = &r->arrays->graph, .step = step, .n_rows = (int)r->n_tokens};
+    mlx_array x = {NULL};
+    mlx_array logits = {NULL};
+    size_t limit_before = 0;
+    size_t active = 0;
+    FKV_TRY(fkv_mlx_check(mlx_get_active_memory(&active), "fkv_runner_forward"));
+    FKV_TRY(fkv_mlx_check(mlx_set_memory_limit(&limit_before, active + r->arrays->step_bytes), "fkv_runner_forward"));
+    fkv_status status = run_step(&p, &x, &logits);
+    fkv_mlx_graph_release(p.g, 0);
+    (void)mlx_array_free(x);
+    (void)mlx_array_free(logits);
+    (void)mlx_set_memory_limit(&active, limit_before);
+    return status;
+}

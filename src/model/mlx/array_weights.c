@@ -1,0 +1,298 @@
+/* From tensors of a file to arrays of MLX, one at a time: beside the arrays there is never more than the codes of one matrix in
+ * host memory, and what was taken is let go from the file's pages. See array_weights.h.
+ */
+#include "array_weights.h"
+
+#include "../../codec/half.h"
+#include "../tensor_rows.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+enum { GROUP = 32, WORD_BITS = 32 };
+
+/* ---- what a tensor becomes ---- */
+
+/* Bits of the codes, 0: half floats. */
+static int code_bits(fkv_tensor_type type) {
+    switch (type) {
+    case FKV_TENSOR_Q4_0:
+    case FKV_TENSOR_Q4_1:
+    case FKV_TENSOR_Q4_K: return 4;
+    case FKV_TENSOR_Q5_0: return 5;
+    case FKV_TENSOR_Q8_0: return 8;
+    case FKV_TENSOR_Q6_K: /* groups of 16 */
+    case FKV_TENSOR_F32:
+    case FKV_TENSOR_F16:
+    case FKV_TENSOR_BF16: return 0;
+    }
+    return 0;
+}
+
+/* Columns of a coded tensor are a multiple of 32: whole words of codes of any width. */
+static uint64_t row_words(const fkv_tensor *tensor) {
+    return (uint64_t)tensor->n_cols / WORD_BITS * (uint64_t)code_bits(tensor->type);
+}
+
+static uint64_t matrix_bytes(const fkv_tensor *tensor, bool on_gpu) {
+    uint64_t n_rows = tensor->n_rows;
+    if (code_bits(tensor->type) == 0) return n_rows * tensor->n_cols * sizeof(uint16_t);
+    uint64_t scale = on_gpu ? sizeof(uint16_t) : sizeof(float);
+    return n_rows * (row_words(tensor) * sizeof(uint32_t) + 2 * scale * (tensor->n_cols / GROUP));
+}
+
+static uint64_t vector_bytes(const fkv_tensor *tensor) { return tensor != NULL ? (uint64_t)tensor->n_cols * sizeof(float) : 0; }
+
+static uint64_t layer_bytes(const fkv_layer_tensors *t, bool on_gpu) {
+    const fkv_tensor *matrices[] = {t->q, t->k, t->v, t->o, t->gate, t->up, t->down};
+    const fkv_tensor *vectors[] = {t->q_bias,    t->k_bias,   t->v_bias,         t->q_norm,       t->k_norm,
+                                   t->attn_norm, t->ffn_norm, t->post_attn_norm, t->post_ffn_norm};
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++) bytes += matrix_bytes(matrices[i], on_gpu);
+    for (size_t i = 0; i < sizeof vectors / sizeof vectors[0]; i++) bytes += vector_bytes(vectors[i]);
+    return bytes;
+}
+
+/* ---- the device ---- */
+
+fkv_status fkv_array_device(mlx_device *device, bool *on_gpu) {
+    fkv_mlx_catch_errors();
+    mlx_device_type type = MLX_CPU;
+    *device = mlx_device_new();
+    FKV_TRY(fkv_mlx_check(mlx_get_default_device(device), "asking for MLX's device"));
+    FKV_TRY(fkv_mlx_check(mlx_device_get_type(&type, *device), "asking for MLX's device"));
+    *on_gpu = type == MLX_GPU;
+    return FKV_OK;
+}
+
+uint64_t fkv_array_available(const char **source) {
+    mlx_device device;
+    bool on_gpu = false;
+    size_t limit = 0;
+    size_t active = 0;
+    if (fkv_array_device(&device, &on_gpu) != FKV_OK) return fkv_memory_available(source);
+    (void)mlx_device_free(device);
+    if (mlx_get_memory_limit(&limit) != 0 || mlx_get_active_memory(&active) != 0) return fkv_memory_available(source);
+    uint64_t room = limit > active ? limit - active : 0;
+    const char *of_system = NULL;
+    uint64_t system = fkv_memory_available(&of_system);
+    bool is_bound = room <= system || on_gpu;
+    *source = is_bound ? "MLX's memory limit" : of_system;
+    return is_bound ? room : system;
+}
+
+fkv_status fkv_array_weights_count(fkv_model *model) {
+    mlx_device device;
+    bool on_gpu = false;
+    FKV_TRY(fkv_array_device(&device, &on_gpu));
+    (void)mlx_device_free(device);
+    uint64_t bytes = matrix_bytes(model->output, on_gpu) + vector_bytes(model->final_norm);
+    if (model->embedding != model->output) bytes += matrix_bytes(model->embedding, on_gpu);
+    for (uint32_t i = 0; i < model->hparams->n_layers; i++) bytes += layer_bytes(&model->tensors[i], on_gpu);
+    model->info.packed_bytes = bytes;
+    model->mapped_bytes = 0;
+    return FKV_OK;
+}
+
+/* ---- load ---- */
+
+typedef struct loading {
+    const fkv_model *model;
+    fkv_array_weights *weights;
+    mlx_stream stream;
+    fkv_status status; /* of the first that failed; nothing is taken after it */
+} loading;
+
+/* What one matrix needs on its way. */
+typedef struct staging {
+    void *bytes;    /* the whole matrix, as MLX wants it */
+    uint8_t *codes; /* [C] of one row */
+    float *row;     /* [C] numbers of one row, or its scales */
+    float *biases;  /* [C] of one row */
+} staging;
+
+static fkv_status said(bool good) { return good ? FKV_OK : fkv_mlx_failed("loading weights"); }
+
+/* An array of numbers that lie in host memory. */
+static fkv_status copy_to(mlx_array *array, const void *data, uint64_t n_rows, uint64_t n_cols, mlx_dtype type) {
+    const int shape[] = {(int)n_rows, (int)n_cols};
+    *array = mlx_array_new_data(data, shape, 2, type);
+    return said(array->ctx != NULL);
+}
+
+static fkv_status take_halves(const fkv_tensor *tensor, const staging *s, mlx_stream stream, fkv_array_matrix *m) {
+    const void *data = tensor->data; /* F16: as it lies in the file */
+    if (tensor->type != FKV_TENSOR_F16) {
+        uint16_t *to = s->bytes;
+        for (uint32_t r = 0; r < tensor->n_rows; r++) {
+            fkv_tensor_row_floats(tensor, r, s->row);
+            for (uint32_t i = 0; i < tensor->n_cols; i++) *to++ = fkv_f32_to_f16(s->row[i]);
+        }
+        data = s->bytes;
+    }
+    FKV_TRY(copy_to(&m->halves, data, tensor->n_rows, tensor->n_cols, MLX_FLOAT16));
+    return said(mlx_swapaxes(&m->across, m->halves, 0, 1, stream) == 0 && mlx_array_eval(m->across) == 0);
+}
+
+/* Codes of `bits` bits side by side, the first in the lowest bits: the words of a row, zeroed before. */
+static void pack_codes(const uint8_t *codes, uint32_t n, uint32_t bits, uint32_t *words) {
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t at = (uint64_t)i * bits;
+        uint64_t wide = (uint64_t)codes[i] << at % WORD_BITS;
+        words[at / WORD_BITS] |= (uint32_t)wide;
+        if (wide >> WORD_BITS != 0) words[at / WORD_BITS + 1] |= (uint32_t)(wide >> WORD_BITS);
+    }
+}
+
+/* Numbers as the type wants them, from `at` on in a table of that type. */
+static void put_numbers(mlx_dtype type, const float *numbers, uint32_t n, void *table, size_t at) {
+    if (type == MLX_FLOAT32) {
+        memcpy((float *)table + at, numbers, n * sizeof *numbers);
+        return;
+    }
+    for (uint32_t i = 0; i < n; i++) ((uint16_t *)table)[at + i] = fkv_f32_to_f16(numbers[i]);
+}
+
+static fkv_status take_codes(const fkv_tensor *tensor, const staging *s, fkv_array_matrix *m) {
+    uint32_t n_groups = tensor->n_cols / GROUP;
+    size_t n_words = (size_t)row_words(tensor);
+    size_t n_scales = (size_t)tensor->n_rows * n_groups;
+    uint32_t *words = s->bytes;
+    uint8_t *scales = (uint8_t *)(words + n_words * tensor->n_rows);
+    uint8_t *biases = scales + n_scales * mlx_dtype_size(m->rows);
+    memset(words, 0, n_words * tensor->n_rows * sizeof *words);
+    for (uint32_t r = 0; r < tensor->n_rows; r++) {
+        fkv_tensor_row_codes(tensor, r, s->codes, s->row, s->biases);
+        pack_codes(s->codes, tensor->n_cols, (uint32_t)m->affine.bits, words + n_words * r);
+        put_numbers(m->rows, s->row, n_groups, scales, (size_t)r * n_groups);
+        put_numbers(m->rows, s->biases, n_groups, biases, (size_t)r * n_groups);
+    }
+    FKV_TRY(copy_to(&m->affine.codes, words, tensor->n_rows, n_words, MLX_UINT32));
+    FKV_TRY(copy_to(&m->affine.scales, scales, tensor->n_rows, n_groups, m->rows));
+    return copy_to(&m->affine.biases, biases, tensor->n_rows, n_groups, m->rows);
+}
+
+fkv_status fkv_array_matrix_load(const fkv_tensor *tensor, bool on_gpu, mlx_stream stream, fkv_array_matrix *m) {
+    int bits = code_bits(tensor->type);
+    *m = (fkv_array_matrix){.is_coded = bits != 0,
+                            .rows = bits != 0 && !on_gpu ? MLX_FLOAT32 : MLX_FLOAT16,
+                            .affine = {.bits = bits, .group = GROUP}};
+    uint64_t bytes = matrix_bytes(tensor, on_gpu);
+    staging s = {.bytes = malloc(bytes),
+                 .codes = malloc(tensor->n_cols),
+                 .row = malloc(tensor->n_cols * sizeof *s.row),
+                 .biases = malloc(tensor->n_cols * sizeof *s.biases)};
+    fkv_status status = FKV_OK;
+    if (s.bytes == NULL || s.codes == NULL || s.row == NULL || s.biases == NULL)
+        status = fkv_fail(FKV_NO_MEMORY, "no memory for %" PRIu64 " bytes of tensor %s on their way to MLX", bytes, tensor->name);
+    else
+        status = m->is_coded ? take_codes(tensor, &s, m) : take_halves(tensor, &s, stream, m);
+    free(s.bytes);
+    free(s.codes);
+    free(s.row);
+    free(s.biases);
+    return status;
+}
+
+void fkv_array_matrix_free(fkv_array_matrix *m) {
+    (void)mlx_array_free(m->halves);
+    (void)mlx_array_free(m->across);
+    (void)mlx_array_free(m->affine.codes);
+    (void)mlx_array_free(m->affine.scales);
+    (void)mlx_array_free(m->affine.biases);
+}
+
+static void take_matrix(loading *l, const fkv_tensor *tensor, fkv_array_matrix *m) {
+    if (l->status != FKV_OK) return;
+    l->status = fkv_array_matrix_load(tensor, l->weights->on_gpu, l->stream, m);
+    fkv_weights_release(l->model->weights, tensor);
+}
+
+/* A norm or a bias; stays empty where the model has none. */
+static void take_vector(loading *l, const fkv_tensor *tensor, bool is_norm, mlx_array *array) {
+    if (tensor == NULL || l->status != FKV_OK) return;
+    float *numbers = malloc(tensor->n_cols * sizeof *numbers);
+    const int shape[] = {(int)tensor->n_cols};
+    if (numbers == NULL) {
+        l->status = fkv_fail(FKV_NO_MEMORY, "no memory for tensor %s on its way to MLX", tensor->name);
+        return;
+    }
+    if (is_norm)
+        fkv_model_norm(l->model, tensor, numbers);
+    else
+        fkv_tensor_row_floats(tensor, 0, numbers);
+    *array = mlx_array_new_data(numbers, shape, 1, MLX_FLOAT32);
+    l->status = said(array->ctx != NULL);
+    free(numbers);
+}
+
+static void take_layer(loading *l, const fkv_layer_tensors *t, fkv_array_layer *layer) {
+    take_matrix(l, t->q, &layer->q);
+    take_matrix(l, t->k, &layer->k);
+    take_matrix(l, t->v, &layer->v);
+    take_matrix(l, t->o, &layer->o);
+    take_matrix(l, t->gate, &layer->gate);
+    take_matrix(l, t->up, &layer->up);
+    take_matrix(l, t->down, &layer->down);
+    take_vector(l, t->q_bias, false, &layer->q_bias);
+    take_vector(l, t->k_bias, false, &layer->k_bias);
+    take_vector(l, t->v_bias, false, &layer->v_bias);
+    take_vector(l, t->q_norm, true, &layer->q_norm);
+    take_vector(l, t->k_norm, true, &layer->k_norm);
+    take_vector(l, t->attn_norm, true, &layer->attn_norm);
+    take_vector(l, t->ffn_norm, true, &layer->ffn_norm);
+    take_vector(l, t->post_attn_norm, true, &layer->post_attn_norm);
+    take_vector(l, t->post_ffn_norm, true, &layer->post_ffn_norm);
+}
+
+static fkv_status take_all(loading *l) {
+    const fkv_model *m = l->model;
+    fkv_array_weights *w = l->weights;
+    take_matrix(l, m->output, &w->output);
+    if (m->embedding != m->output) take_matrix(l, m->embedding, &w->own_embedding);
+    take_vector(l, m->final_norm, true, &w->final_norm);
+    for (uint32_t i = 0; i < m->hparams->n_layers; i++) take_layer(l, &m->tensors[i], &w->layers[i]);
+    return l->status;
+}
+
+fkv_status fkv_array_weights_load(fkv_model *model) {
+    const char *source = NULL;
+    uint64_t available = fkv_array_available(&source);
+    FKV_REQUIRE(model->info.packed_bytes <= available, FKV_NO_MEMORY,
+                "the weights take %" PRIu64 " bytes of memory and %s allows %" PRIu64, model->info.packed_bytes, source,
+                available);
+    fkv_array_weights *w = calloc(1, sizeof *w);
+    FKV_REQUIRE(w != NULL, FKV_NO_MEMORY, "no memory for the tables of weights");
+    model->arrays = w;
+    w->layers = calloc(model->hparams->n_layers, sizeof *w->layers);
+    FKV_REQUIRE(w->layers != NULL, FKV_NO_MEMORY, "no memory for the tables of %u layers", model->hparams->n_layers);
+    FKV_TRY(fkv_array_device(&w->device, &w->on_gpu));
+    loading l = {.model = model, .weights = w, .stream = mlx_stream_new()};
+    l.status = said(mlx_get_default_stream(&l.stream, w->device) == 0);
+    fkv_status status = take_all(&l);
+    (void)mlx_stream_free(l.stream);
+    return status;
+}
+
+/* ---- unload ---- */
+
+static void give_layer(fkv_array_layer *l) {
+    fkv_array_matrix *matrices[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down};
+    mlx_array vectors[] = {l->q_bias,    l->k_bias,   l->v_bias,         l->q_norm,       l->k_norm,
+                           l->attn_norm, l->ffn_norm, l->post_attn_norm, l->post_ffn_norm};
+    for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++) fkv_array_matrix_free(matrices[i]);
+    for (size_t i = 0; i < sizeof vectors / sizeof vectors[0]; i++) (void)mlx_array_free(vectors[i]);
+}
+
+void fkv_array_weights_unload(fkv_model *model) {
+    fkv_array_weights *w = model->arrays;
+    if (w == NULL) return;
+    fkv_array_matrix_free(&w->own_embedding);
+    fkv_array_matrix_free(&w->output);
+    (void)mlx_array_free(w->final_norm);
+    for (uint32_t i = 0; w->layers != NULL && i < model->hparams->n_layers; i++) give_layer(&w->layers[i]);
+    if (w->device.ctx != NULL) (void)mlx_device_free(w->device);
+    free(w->layers);
+    free(w);
+    model->arrays = NULL;
+}

@@ -1,0 +1,76 @@
+/* See model_ops.h. */
+#include "model_ops.h"
+
+#include <float.h>
+
+/* What an operation that returned `code` made. */
+static mlx_array made(fkv_mlx_graph *g, int code, mlx_array a) {
+    if (code != 0) g->failed = true;
+    return fkv_mlx_adopt(g, a);
+}
+
+mlx_array fkv_model_op_upload(fkv_mlx_graph *g, const void *data, fkv_mlx_shape shape, mlx_dtype type) {
+    mlx_array out = {NULL};
+    if (g->failed) return out;
+    return fkv_mlx_adopt(g, mlx_array_new_data(data, shape.at, shape.n, type));
+}
+
+mlx_array fkv_model_op_sigmoid(fkv_mlx_graph *g, mlx_array a) {
+    mlx_array out = {NULL};
+    if (g->failed) return out;
+    int code = mlx_sigmoid(&out, a, g->stream);
+    return made(g, code, out);
+}
+
+mlx_array fkv_model_op_rms_norm(fkv_mlx_graph *g, mlx_array x, mlx_array weight, float eps) {
+    mlx_array out = {NULL};
+    if (g->failed) return out;
+    int code = mlx_fast_rms_norm(&out, x, weight, eps, g->stream);
+    return made(g, code, out);
+}
+
+mlx_array fkv_model_op_row_size(fkv_mlx_graph *g, mlx_array a) {
+    mlx_array sizes = {NULL};
+    if (g->failed) return sizes;
+    int code = mlx_abs(&sizes, a, g->stream);
+    mlx_array largest = fkv_mlx_max_last(g, made(g, code, sizes));
+    return fkv_mlx_maximum(g, largest, fkv_mlx_adopt(g, mlx_array_new_float32(FLT_MIN)));
+}
+
+mlx_array fkv_model_op_columns(fkv_mlx_graph *g, mlx_array a, int from, int to) {
+    if (g->failed) return (mlx_array){NULL};
+    const int *shape = mlx_array_shape(a);
+    return fkv_mlx_slice(g, a, FKV_MLX_SHAPE(0, 0, from), FKV_MLX_SHAPE(shape[0], shape[1], to));
+}
+
+mlx_array fkv_model_op_widen(fkv_mlx_graph *g, mlx_array a, int n) {
+    mlx_array out = {NULL};
+    if (g->failed) return out;
+    const int axis[] = {2};
+    const int before[] = {0};
+    const int behind[] = {n - mlx_array_shape(a)[2]};
+    mlx_array zero = fkv_mlx_adopt(g, mlx_array_new_float32(0.0f));
+    if (g->failed) return out;
+    int code = mlx_pad(&out, a, axis, 1, before, 1, behind, 1, zero, "constant", g->stream);
+    return made(g, code, out);
+}
+
+mlx_array fkv_model_op_beside(fkv_mlx_graph *g, mlx_array a, mlx_array b) {
+    mlx_array out = {NULL};
+    if (g->failed) return out;
+    const mlx_array both[] = {a, b};
+    mlx_vector_array list = mlx_vector_array_new_data(both, 2);
+    int code = mlx_concatenate_axis(&out, list, -1, g->stream);
+    (void)mlx_vector_array_free(list);
+    return made(g, code, out);
+}
+
+mlx_array fkv_model_op_dequantize(fkv_mlx_graph *g, const fkv_mlx_affine *w) {
+    mlx_array out = {NULL};
+    if (g->failed) return out;
+    const mlx_optional_int group = {w->group, true};
+    const mlx_optional_int bits = {w->bits, true};
+    const mlx_optional_dtype type = {MLX_FLOAT32, true};
+    int code = mlx_dequantize(&out, w->codes, w->scales, w->biases, group, bits, "affine", (mlx_array){NULL}, type, g->stream);
+    return made(g, code, out);
+}

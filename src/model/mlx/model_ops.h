@@ -1,0 +1,26 @@
+/* Operations of a forward pass that a cache has no use for, over the graph of src/attn/mlx/mlx_graph.h: lazy, a failure makes the
+ * graph failed, the graph keeps the handles.
+ */
+#ifndef FKV_MODEL_OPS_H
+#define FKV_MODEL_OPS_H
+
+#include "../../attn/mlx/mlx_graph.h"
+
+/* Numbers copied from host memory. */
+mlx_array fkv_model_op_upload(fkv_mlx_graph *g, const void *data, fkv_mlx_shape shape, mlx_dtype type);
+
+mlx_array fkv_model_op_sigmoid(fkv_mlx_graph *g, mlx_array a);
+mlx_array fkv_model_op_rms_norm(fkv_mlx_graph *g, mlx_array x, mlx_array weight, float eps);
+
+/* The largest size of a number in each row, at least the smallest normal float. [.., n] -> [.., 1] */
+mlx_array fkv_model_op_row_size(fkv_mlx_graph *g, mlx_array a);
+
+/* a: [d0, d1, n]. Columns [from, to); the same with zeros behind, to a width of n; joined along the last axis. */
+mlx_array fkv_model_op_columns(fkv_mlx_graph *g, mlx_array a, int from, int to);
+mlx_array fkv_model_op_widen(fkv_mlx_graph *g, mlx_array a, int n);
+mlx_array fkv_model_op_beside(fkv_mlx_graph *g, mlx_array a, mlx_array b);
+
+/* Rows of codes as float32. w: [R, words], scales and biases: float32 [R, C / group] */
+mlx_array fkv_model_op_dequantize(fkv_mlx_graph *g, const fkv_mlx_affine *w);
+
+#endif

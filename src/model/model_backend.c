@@ -1,0 +1,26 @@
+/* The backends a model can run on. See model_backend.h. */
+#include "model_backend.h"
+
+fkv_status fkv_model_backend_find(fkv_backend backend, const fkv_model_backend **found) {
+    *found = backend == FKV_BACKEND_CPU ? &fkv_cpu_model_backend : backend == FKV_BACKEND_MLX ? fkv_mlx_model_backend() : NULL;
+    FKV_REQUIRE(backend == FKV_BACKEND_CPU || backend == FKV_BACKEND_MLX, FKV_BAD_CONFIG, "backend %d: FKV_BACKEND_CPU or _MLX",
+                (int)backend);
+    FKV_REQUIRE(*found != NULL, FKV_UNSUPPORTED, "this flatkv was built without MLX: build it with -DFKV_MLX=ON");
+    return FKV_OK;
+}
+
+fkv_status fkv_backend_memory_now(fkv_backend backend, fkv_backend_memory *now) {
+    const fkv_model_backend *found = NULL;
+    FKV_REQUIRE(now != NULL, FKV_BAD_ARGUMENT, "fkv_backend_memory_now: now is NULL");
+    FKV_TRY(fkv_model_backend_find(backend, &found));
+    FKV_ASSERT(found != NULL);
+    return found->memory(now);
+}
+
+uint64_t fkv_backend_available(fkv_backend backend, const char **source) {
+    const fkv_model_backend *found = NULL;
+    const char *unasked = NULL;
+    const char **name = source != NULL ? source : &unasked;
+    *name = "a backend that is not there";
+    return fkv_model_backend_find(backend, &found) == FKV_OK && found != NULL ? found->available(name) : 0;
+}

@@ -1,0 +1,61 @@
+/* Layer shapes for which the GPU kernels are compiled on the host, and what is run on each: shared by the program that writes
+ * their texts (make_kernel_texts) and the one that runs them (parity_kernels).
+ */
+#ifndef FKV_KERNEL_CASES_H
+#define FKV_KERNEL_CASES_H
+
+#include "attn_cases.h"
+
+/* shape, codec (into attn_codecs), page_tokens, window, n_sinks, softcap, rotate, page type, row type, outliers, rows */
+static const attn_case kernel_cases[] = {
+    /* the default, and queries that cross a page, a tile and the end of a piece; 16-bit rows; several slabs. These have decode
+     * compiled a second time, for one query: see N_KERNEL_CASES_ALONE */
+    {{4, 1, 128}, 2, 64, 0, 0, 0, FKV_ROTATE_NONE, FKV_F16, FKV_F32, true, 3, {{130, 1}, {61, 5}, {700, 1}}},
+    {{3, 1, 128}, 0, 64, 0, 0, 0, FKV_ROTATE_NONE, FKV_F16, FKV_F16, true, 1, {{40, 2}}},
+    {{8, 1, 256}, 2, 32, 0, 0, 0, FKV_ROTATE_K, FKV_BF16, FKV_BF16, true, 2, {{70, 1}, {31, 2}}},
+    {{4, 1, 128}, 3, 64, 0, 0, 0, FKV_ROTATE_KV, FKV_F16, FKV_F16, false, 2, {{130, 1}, {300, 1}}},
+    /* more slabs, more rows */
+    {{7, 1, 512}, 2, 16, 0, 0, 30, FKV_ROTATE_NONE, FKV_F16, FKV_F32, true, 1, {{77, 1}}},
+    {{16, 1, 64}, 3, 64, 0, 0, 0, FKV_ROTATE_K, FKV_BF16, FKV_F32, true, 2, {{130, 1}, {5, 2}}},
+    /* masks */
+    {{6, 2, 64}, 2, 16, 7, 4, 0, FKV_ROTATE_NONE, FKV_F16, FKV_F32, true, 2, {{100, 1}, {14, 8}}},
+    {{2, 1, 128}, 7, 64, 200, 16, 30, FKV_ROTATE_NONE, FKV_F16, FKV_F32, false, 2, {{700, 1}, {63, 3}}},
+    {{3, 1, 64}, 8, 32, 65, 70, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{300, 2}}},
+    /* the other widths and groups */
+    {{4, 1, 64}, 1, 64, 0, 0, 0, FKV_ROTATE_NONE, FKV_F16, FKV_F32, true, 1, {{130, 1}}},
+    {{4, 1, 64}, 0, 64, 0, 0, 0, FKV_ROTATE_KV, FKV_BF16, FKV_BF16, true, 1, {{90, 1}}},
+    {{8, 1, 64}, 0, 64, 0, 0, 0, FKV_ROTATE_NONE, FKV_BF16, FKV_F32, false, 1, {{33, 1}}},
+    {{4, 1, 128}, 9, 128, 0, 0, 0, FKV_ROTATE_K, FKV_F16, FKV_F32, true, 1, {{140, 1}}},
+    {{8, 1, 128}, 10, 256, 0, 0, 0, FKV_ROTATE_NONE, FKV_BF16, FKV_F32, true, 1, {{280, 1}}},
+    {{4, 1, 64}, 6, 64, 0, 0, 0, FKV_ROTATE_KV, FKV_F16, FKV_F32, false, 1, {{70, 1}}},
+    {{4, 1, 64}, 12, 64, 0, 0, 0, FKV_ROTATE_K, FKV_F16, FKV_F32, false, 1, {{70, 1}}},
+    {{8, 1, 192}, 11, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{70, 1}}},
+    /* rows of small slabs, four and two of them */
+    {{12, 1, 256}, 2, 64, 0, 0, 0, FKV_ROTATE_K, FKV_F16, FKV_F32, true, 1, {{100, 1}}},
+    {{32, 2, 128}, 3, 64, 0, 0, 0, FKV_ROTATE_NONE, FKV_BF16, FKV_F32, false, 1, {{70, 1}}},
+    /* heads for the plain loops */
+    {{6, 2, 80}, 0, 16, 0, 0, 0, FKV_ROTATE_KV, FKV_F16, FKV_F16, true, 2, {{40, 1}, {9, 3}}},
+    {{5, 1, 96}, 7, 64, 40, 3, 20, FKV_ROTATE_K, FKV_BF16, FKV_F32, true, 2, {{90, 2}, {300, 1}}},
+    {{4, 2, 32}, 8, 32, 0, 0, 0, FKV_ROTATE_KV, FKV_F16, FKV_BF16, false, 1, {{130, 1}}},
+    {{2, 2, 16}, 0, 64, 0, 0, 0, FKV_ROTATE_NONE, FKV_BF16, FKV_F32, false, 1, {{300, 1}}},
+    {{3, 1, 96}, 12, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{70, 1}}},
+};
+enum { N_KERNEL_CASES = sizeof kernel_cases / sizeof kernel_cases[0] };
+
+/* The first of them: their decode kernel is also compiled for tables of one query each, whose blocks have fewer rows. */
+enum { N_KERNEL_CASES_ALONE = 3 };
+
+enum { KERNEL_PLAIN_PREFILL = 7 }; /* an entry's kernel behind those of fkv_kernel: prefill in plain loops */
+
+/* The entry of one compiled case: in and out in the order of fkv_kernel_inputs(), without `after`. grid in blocks. */
+typedef void kernel_entry(int kernel, const uint32_t grid[3], uint32_t n_threads, uint32_t team_threads, const void *const *in,
+                          void *out);
+
+/* The most queries of an item that a case's table can have: its decode kernel is compiled for them. */
+static inline uint32_t kernel_case_queries(const attn_case *c) {
+    uint32_t most = 1;
+    for (uint32_t r = 0; r < c->n_rows; r++) most = fkv_max_u32(most, c->rows[r].n_tokens);
+    return most;
+}
+
+#endif

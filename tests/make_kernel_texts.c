@@ -1,0 +1,148 @@
+/* Writes the kernels of each case as sources: host C++ that runs them, and the very texts that a device would compile, in a
+ * signature like the one that is generated around them.
+ *
+ * usage: make_kernel_texts host|cuda|metal <folder>
+ */
+#include "kernel_cases.h"
+
+#include "../src/attn/kernels/kernel_text.h"
+#include <kernel_files.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static const char *const kernel_names[FKV_N_KERNELS] = {"write", "copy_pages", "put_numbers",   "decode",
+                                                        "merge", "prefill",    "prefill_beside"};
+
+static FILE *open_text(const char *folder, uint32_t i, const char *ending) {
+    char path[512];
+    snprintf(path, sizeof path, "%s/kernel_case_%u%s", folder, i, ending);
+    FILE *file = fopen(path, "w");
+    if (file == NULL) {
+        perror(path);
+        exit(EXIT_FAILURE);
+    }
+    return file;
+}
+
+static void put_header(FILE *file, fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer, uint32_t rows) {
+    size_t size = fkv_kernel_header(device, kernel, layer, rows, NULL, 0) + 1;
+    char *text = malloc(size);
+    if (text == NULL || fkv_kernel_header(device, kernel, layer, rows, text, size) != size - 1) abort();
+    fputs(text, file);
+    free(text);
+}
+
+/* Prefill twice: as a Hopper does it, and in the plain loops, in a namespace of their own, as Metal would call them. */
+static void put_prefill(FILE *file, const fkv_attn_layer *layer) {
+    static const fkv_kernel_device shapes[] = {FKV_KERNEL_HOST, FKV_KERNEL_METAL};
+    for (int i = 0; i < 2; i++) {
+        fprintf(
+            file,
+            "#undef FKV_PREFILL_ROWS\n#undef FKV_PREFILL_THREADS\n#define FKV_PREFILL_ROWS %u\n#define FKV_PREFILL_THREADS %u\n",
+            fkv_prefill_rows(shapes[i], layer), fkv_kernel_threads(shapes[i], FKV_KERNEL_PREFILL, layer));
+        if (i == 0) {
+            fputs(fkv_kernel_file_warpgroup_host, file);
+            fputs(fkv_kernel_file_prefill_shape, file);
+            fputs(fkv_kernel_file_prefill_unpack, file);
+            fputs(fkv_kernel_file_prefill_wgmma, file);
+            fputs(fkv_kernel_file_prefill_beside, file);
+        } else {
+            fprintf(file, "namespace plain {\n%s}\n", fkv_kernel_file_prefill_plain);
+        }
+    }
+}
+
+static const char *host_type_of(const char *name) {
+    static const char *const words[] = {"table", "pairs", "where", "ticket"};
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
+        if (strcmp(name, words[i]) == 0) return "fkv_u32";
+    return strcmp(name, "parts") == 0 ? "float" : strcmp(name, "numbers") == 0 ? "fkv_u16" : "void";
+}
+
+/* All kernels of a case in one source: the texts behind the prelude stand side by side. */
+static void write_host(const char *folder, uint32_t i, const fkv_attn_layer *layer, uint32_t rows, const char *alone) {
+    char ending[32];
+    snprintf(ending, sizeof ending, "%s.cpp", alone);
+    FILE *file = open_text(folder, i, ending);
+    put_header(file, FKV_KERNEL_HOST, FKV_KERNEL_DECODE, layer, rows);
+    fputs(fkv_kernel_file_write, file);
+    fputs(fkv_kernel_file_attend_merge, file);
+    put_prefill(file, layer);
+    fprintf(
+        file,
+        "extern \"C\" void kernel_case_%u%s(int kernel, const fkv_u32 grid[3], fkv_u32 n_threads, fkv_u32 team, const void *const *in, "
+        "void *result) {\n",
+        i, alone);
+    for (int number = 0; number <= KERNEL_PLAIN_PREFILL; number++) {
+        int kernel = number == KERNEL_PLAIN_PREFILL ? FKV_KERNEL_PREFILL : number;
+        const char *const *inputs = fkv_kernel_inputs((fkv_kernel)kernel);
+        fprintf(file, "if (kernel == %d) fkv_host_run(grid, n_threads, team, [=](fkv_place place) {\n", number);
+        if (number == KERNEL_PLAIN_PREFILL) fputs("auto fkv_attend_prefill = plain::fkv_attend_prefill;\n", file);
+        for (int k = 0; inputs[k] != NULL && strcmp(inputs[k], "after") != 0; k++) {
+            const char *type = host_type_of(inputs[k]);
+            fprintf(file, "const %s *%s = (const %s *)in[%d];\n", type, inputs[k], type, k);
+        }
+        const char *output = fkv_kernel_outputs((fkv_kernel)kernel)[0];
+        const char *type = host_type_of(output);
+        fprintf(file, "%s *%s = (%s *)result;\n%s});\n", type, output, type,
+                fkv_kernel_source(FKV_KERNEL_HOST, (fkv_kernel)kernel));
+    }
+    fputs("}\n", file);
+    fclose(file);
+}
+
+/* Element types as MLX would write them: pools are words, rows of the row type. */
+static const char *type_of(const char *name, fkv_type rows, fkv_kernel_device device) {
+    static const char *const types[2][3] = {{"float", "__half", "__nv_bfloat16"}, {"float", "float16_t", "bfloat16_t"}};
+    if (strcmp(name, "parts") == 0) return "float";
+    if (strcmp(name, "numbers") == 0) return "uint16_t";
+    bool is_row = strlen(name) == 1 || strcmp(name, "out") == 0;
+    return is_row ? types[device == FKV_KERNEL_METAL][rows] : "uint32_t";
+}
+
+/* The text of each kernel in a signature like MLX's, one after the other in files of their own. */
+static void write_device(const char *folder, uint32_t i, fkv_kernel_device device, const fkv_attn_layer *layer, uint32_t rows) {
+    bool metal = device == FKV_KERNEL_METAL;
+    for (int kernel = 0; kernel < FKV_N_KERNELS; kernel++) {
+        char ending[32];
+        snprintf(ending, sizeof ending, "_%s%s", kernel_names[kernel], metal ? ".metal" : ".cu");
+        FILE *file = open_text(folder, i, ending);
+        fputs(metal ? "#include <metal_stdlib>\n" : "#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n#include <stdint.h>\n",
+              file);
+        put_header(file, device, (fkv_kernel)kernel, layer, kernel == FKV_KERNEL_DECODE ? rows : 0);
+        if (metal) /* clang has no local variables of an address space, but static ones */
+            fputs("#undef FKV_SHARED_ARRAY\n#define FKV_SHARED_ARRAY(type, name, n) static threadgroup type name[n]\n", file);
+        fprintf(file, "%s void custom_kernel(\n", metal ? "kernel" : "__global__");
+        const char *space = metal ? "device " : "";
+        for (const char *const *name = fkv_kernel_inputs((fkv_kernel)kernel); *name != NULL; name++)
+            fprintf(file, "    const %s%s *%s,\n", space, type_of(*name, layer->row_type, device), *name);
+        const char *output = fkv_kernel_outputs((fkv_kernel)kernel)[0];
+        fprintf(file, "    %s%s *%s%s) {\n%s}\n", space, type_of(output, layer->row_type, device), output,
+                metal ? ",\n    uint3 thread_position_in_threadgroup,\n    uint3 threadgroup_position_in_grid" : "",
+                fkv_kernel_source(device, (fkv_kernel)kernel));
+        fclose(file);
+    }
+}
+
+int main(int argc, char **argv) {
+    static const char *const devices[] = {[FKV_KERNEL_CUDA] = "cuda", [FKV_KERNEL_METAL] = "metal", [FKV_KERNEL_HOST] = "host"};
+    uint32_t device = 0;
+    while (device < 3 && (argc != 3 || strcmp(argv[1], devices[device]) != 0)) device++;
+    if (device == 3) {
+        fprintf(stderr, "usage: make_kernel_texts cuda|metal|host <folder>\n");
+        return EXIT_FAILURE;
+    }
+    for (uint32_t i = 0; i < N_KERNEL_CASES; i++) {
+        attn_world world;
+        if (!attn_world_describe(&world, &kernel_cases[i])) return EXIT_FAILURE;
+        uint32_t rows = fkv_decode_rows((fkv_kernel_device)device, &world.layer, kernel_case_queries(&kernel_cases[i]));
+        if (device == FKV_KERNEL_HOST)
+            write_host(argv[2], i, &world.layer, rows, "");
+        else
+            write_device(argv[2], i, (fkv_kernel_device)device, &world.layer, rows);
+        if (device == FKV_KERNEL_HOST && i < N_KERNEL_CASES_ALONE)
+            write_host(argv[2], i, &world.layer, fkv_decode_rows(FKV_KERNEL_HOST, &world.layer, 1), "_alone");
+    }
+    return EXIT_SUCCESS;
+}

@@ -1,0 +1,57 @@
+#!/usr/bin/env python3
+"""The texts that Metal would compile, compiled by clang++ over a shim of metal_stdlib: names, types, address spaces.
+
+usage: metal_texts.py <make_kernel_texts> <clang++> [--self-test]
+
+--self-test breaks a text in ways that must be noticed: a check that cannot fail is none.
+"""
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+SHIM = pathlib.Path(__file__).parent / "metal_shim"
+FLAGS = ["-x", "c++", "-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas",
+         "-Wno-unused-parameter", "-Wno-unused-function", "-isystem", str(SHIM)]
+BREAKS = [  # (kernel, what stands there, what stands there instead)
+    ("decode", "FKV_DEVICE const fkv_u8 *block = blocks", "FKV_SHARED const fkv_u8 *block = blocks"),
+    ("decode", "FKV_SHARED float *p = queries", "float *p = queries"),
+    ("prefill", "FKV_SHARED float *weights = queries", "float *weights = queries"),
+    ("prefill", "FKV_DEVICE const fkv_u8 *block =", "FKV_SHARED const fkv_u8 *block ="),
+    ("merge", "fkv_sync();", "fkv_sink();"),
+    ("write", "(FKV_DEVICE fkv_u8 *)pool", "(FKV_SHARED fkv_u8 *)pool"),
+]
+
+
+def compiles(compiler, path):
+    run = subprocess.run([compiler, *FLAGS, path], capture_output=True, text=True, check=False)
+    return run.returncode == 0, run.stderr
+
+
+def main():
+    maker, compiler = sys.argv[1:3]
+    failed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([maker, "metal", folder], check=True)
+        texts = sorted(pathlib.Path(folder).glob("*.metal"))
+        if "--self-test" in sys.argv:
+            for kernel, old, new in BREAKS:
+                path = pathlib.Path(folder) / f"kernel_case_0_{kernel}.metal"
+                text = path.read_text()
+                assert old in text, old
+                path.write_text(text.replace(old, new))
+                if compiles(compiler, path)[0]:
+                    failed += 1
+                    print(f"{kernel}: '{new}' instead of '{old}' was not noticed")
+                path.write_text(text)
+        else:
+            for path in texts:
+                good, said = compiles(compiler, path)
+                if not good:
+                    failed += 1
+                    print(f"{path.name}\n{said[:2000]}")
+        print(f"{len(texts)} texts, {failed} failed")
+    sys.exit(1 if failed or not texts else 0)
+
+
+main()

@@ -1,0 +1,487 @@
+/* Models on MLX: weights that are what the file says, logits of every architecture against a plain pass and against the CPU's,
+ * the texts that two real models must give, memory that MLX's own counters find flat and inside the plan, pages that go from one
+ * backend to the other, and steps that fail without a trace. Runs on whatever device MLX has.
+ */
+#include "../src/codec/half.h"
+#include "../src/model/mlx/array_weights.h"
+#include "../src/model/mlx/model_ops.h"
+#include "../src/model/tensor_rows.h"
+#include "cache_world.h"
+#include "model_world.h"
+#include "test.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+/* Of logits against a plain pass in double: products take and give 11 bits, keys and values are rounded to 11 bits. A wrong head,
+ * base, window or norm is off by more than a tenth. */
+static const double PLAIN_TOLERANCE = 5e-3;
+
+/* Of needle's logits against the CPU's, and in other chunks or beside others, where MLX's products may round differently. Over
+ * codes a number that falls on the other side of a step changes by the step. */
+static const double HALVES_TOLERANCE = 5e-3;
+static const double CODES_TOLERANCE = 2e-2;
+
+enum { NEEDLE_VOCAB = 256 };
+
+static fkv_model *load_on(fkv_backend backend, const char *path) {
+    fkv_model_config config = fkv_model_config_default();
+    fkv_model *model = NULL;
+    config.backend = backend;
+    ck_ok(fkv_model_load(path, &config, &model));
+    return model;
+}
+
+static fkv_runner *open_runner(const fkv_model *model, fkv_runner_config config) {
+    fkv_runner *runner = NULL;
+    ck_ok(fkv_runner_open(model, &config, &runner));
+    return runner;
+}
+
+static fkv_runner_config small_config(uint32_t bits, uint32_t max_tokens, uint32_t step_tokens) {
+    fkv_runner_config config = fkv_runner_config_default();
+    config.k = (fkv_codec_config){bits, 32};
+    config.v = (fkv_codec_config){bits, 32};
+    config.page_tokens = 16;
+    config.max_tokens = max_tokens;
+    config.max_step_tokens = step_tokens;
+    config.max_logit_rows = step_tokens;
+    return config;
+}
+
+/* ---- weights ---- */
+
+enum { ROWS = 3, COLS = 512 };
+
+/* Random blocks whose halves, at these places of each block, are sizes that a model has. */
+typedef struct tensor_case {
+    fkv_tensor_type type;
+    uint32_t block_cols;
+    uint32_t block_bytes;
+    int halves[2]; /* offsets; -1: none */
+    double bound;  /* relative L2 with f16 scales, and of half floats */
+} tensor_case;
+
+static const tensor_case TENSORS[] = {
+    {FKV_TENSOR_Q4_0, 32, 18, {0, -1}, 0},     {FKV_TENSOR_Q4_1, 32, 20, {0, 2}, 0},
+    {FKV_TENSOR_Q5_0, 32, 22, {0, -1}, 0},     {FKV_TENSOR_Q8_0, 32, 34, {0, -1}, 0},
+    {FKV_TENSOR_Q4_K, 256, 144, {0, 2}, 1e-3}, {FKV_TENSOR_Q6_K, 256, 210, {208, -1}, 5e-4},
+    {FKV_TENSOR_F16, 1, 2, {0, -1}, 0},        {FKV_TENSOR_BF16, 1, 2, {-1, -1}, 0},
+    {FKV_TENSOR_F32, 1, 4, {-1, -1}, 5e-4},
+};
+
+static void random_tensor(const tensor_case *c, uint8_t *bytes, fkv_tensor *tensor) {
+    uint32_t row_bytes = COLS / c->block_cols * c->block_bytes;
+    uint32_t random[ROWS * COLS];
+    *tensor =
+        (fkv_tensor){.name = "random", .type = c->type, .n_rows = ROWS, .n_cols = COLS, .data = bytes, .row_bytes = row_bytes};
+    cache_tokens((uint32_t)c->type + 1, random, ROWS * COLS);
+    for (uint32_t i = 0; i < ROWS * row_bytes; i++) bytes[i] = (uint8_t)(random[i % (ROWS * COLS)] >> i / (ROWS * COLS) * 8);
+    for (uint32_t i = 0; i < ROWS * COLS; i++) {
+        float number = ((float)(random[i] % 20001) - 10000) / 10000;
+        if (c->type == FKV_TENSOR_F32) memcpy(bytes + 4 * (size_t)i, &number, sizeof number);
+        uint16_t half = c->type == FKV_TENSOR_BF16 ? fkv_f32_to_bf16(number) : fkv_f32_to_f16(number);
+        if (c->type == FKV_TENSOR_BF16 || c->type == FKV_TENSOR_F16) memcpy(bytes + 2 * (size_t)i, &half, sizeof half);
+    }
+    for (uint32_t block = 0; c->block_cols > 1 && block < ROWS * COLS / c->block_cols; block++) {
+        for (int h = 0; h < 2; h++) {
+            uint16_t half = fkv_f32_to_f16((float)(random[block] % 1000 + 1) / 4096);
+            if (c->halves[h] >= 0) memcpy(bytes + (size_t)block * c->block_bytes + c->halves[h], &half, sizeof half);
+        }
+    }
+}
+
+static void matrix_floats(fkv_mlx_graph *g, const fkv_array_matrix *m, float *out) {
+    mlx_array numbers = {NULL};
+    if (m->is_coded) {
+        fkv_mlx_affine rows = m->affine;
+        rows.scales = fkv_mlx_astype(g, rows.scales, MLX_FLOAT32);
+        rows.biases = fkv_mlx_astype(g, rows.biases, MLX_FLOAT32);
+        numbers = fkv_model_op_dequantize(g, &rows);
+    } else {
+        numbers = fkv_mlx_astype(g, m->halves, MLX_FLOAT32);
+    }
+    fkv_mlx_eval_one(g, numbers);
+    ck_ok(fkv_mlx_graph_status(g, "matrix_floats"));
+    memcpy(out, mlx_array_data_float32(numbers), (size_t)ROWS * COLS * sizeof *out);
+    fkv_mlx_graph_release(g, 0);
+}
+
+static void check_tensor(fkv_mlx_graph *g, const tensor_case *c, bool on_gpu) {
+    static uint8_t bytes[ROWS * COLS * 4];
+    static float expected[ROWS * COLS];
+    static float got[ROWS * COLS];
+    fkv_tensor tensor;
+    fkv_array_matrix matrix;
+    random_tensor(c, bytes, &tensor);
+    for (uint32_t r = 0; r < ROWS; r++) fkv_tensor_row_floats(&tensor, r, expected + (size_t)r * COLS);
+    ck_ok(fkv_array_matrix_load(&tensor, on_gpu, g->stream, &matrix));
+    matrix_floats(g, &matrix, got);
+    double apart = relative_l2(got, expected, ROWS * COLS);
+    bool exact = c->bound == 0 || (matrix.is_coded && !on_gpu); /* f32 scales */
+    printf("%s, %s: %.2e apart\n", fkv_tensor_type_name(c->type), matrix.is_coded ? "codes" : "halves", apart);
+    ck_assert_msg(exact ? apart == 0 : apart <= c->bound, "%s is %g apart", fkv_tensor_type_name(c->type), apart);
+    fkv_array_matrix_free(&matrix);
+}
+
+START_TEST(weights_are_what_the_file_says) {
+    static fkv_mlx_graph g;
+    mlx_device device;
+    bool on_gpu = false;
+    ck_ok(fkv_array_device(&device, &on_gpu));
+    g.stream = mlx_stream_new();
+    ck_assert_int_eq(mlx_get_default_stream(&g.stream, device), 0);
+    for (size_t i = 0; i < N_OF(TENSORS); i++) {
+        check_tensor(&g, &TENSORS[i], false);
+        check_tensor(&g, &TENSORS[i], true);
+    }
+    (void)mlx_stream_free(g.stream);
+    (void)mlx_device_free(device);
+}
+END_TEST
+
+START_TEST(what_fails_inside_mlx_is_a_status) {
+    static fkv_mlx_graph g;
+    mlx_device device;
+    bool on_gpu = false;
+    const float numbers[6] = {0};
+    ck_ok(fkv_array_device(&device, &on_gpu));
+    g.stream = mlx_stream_new();
+    ck_assert_int_eq(mlx_get_default_stream(&g.stream, device), 0);
+    mlx_array wide = fkv_model_op_upload(&g, numbers, FKV_MLX_SHAPE(1, 2, 3), MLX_FLOAT32);
+    mlx_array tall = fkv_model_op_upload(&g, numbers, FKV_MLX_SHAPE(1, 3, 2), MLX_FLOAT32);
+    ck_ok(fkv_mlx_graph_status(&g, "uploads"));
+    mlx_array joined = fkv_model_op_beside(&g, wide, tall); /* two rows beside three */
+    ck_assert_ptr_null(joined.ctx);
+    ck_assert_ptr_null(fkv_model_op_sigmoid(&g, joined).ctx);
+    ck_status(fkv_mlx_graph_status(&g, "a step"), FKV_DEVICE);
+    ck_assert_msg(strstr(fkv_message(), "concatenate") != NULL, "\"%s\" does not have MLX's words", fkv_message());
+    ck_assert_ptr_nonnull(fkv_model_op_sigmoid(&g, wide).ctx); /* and it goes on */
+    fkv_mlx_graph_release(&g, 0);
+    (void)mlx_stream_free(g.stream);
+    (void)mlx_device_free(device);
+}
+END_TEST
+
+/* ---- every architecture ---- */
+
+enum { PLAIN_TOKENS = 50 };
+
+static const model_spec SPECS[] = {
+    {"llama", 2, 64, 128, 4, 2, 16, .tied = true},
+    {"llama", 2, 80, 172, 3, 1, 24, .tied = false}, /* heads are padded inside pages */
+    {"qwen2", 3, 96, 160, 6, 2, 32, .tied = false},
+    {"qwen3", 2, 64, 128, 4, 4, 64, .tied = true},
+    {"gemma3_text", 5, 64, 96, 4, 1, 32, .window = 10, .pattern = 3, .tied = true},
+};
+
+START_TEST(logits_agree_with_a_plain_pass_of_every_architecture) {
+    static float expected[PLAIN_TOKENS * MODEL_WORLD_VOCAB];
+    static float got[PLAIN_TOKENS * MODEL_WORLD_VOCAB];
+    uint32_t tokens[PLAIN_TOKENS];
+    cache_tokens(3, tokens, PLAIN_TOKENS);
+    for (uint32_t i = 0; i < PLAIN_TOKENS; i++) tokens[i] %= MODEL_WORLD_VOCAB;
+    for (size_t i = 0; i < N_OF(SPECS); i++) {
+        model_world w;
+        model_world_make(&w, &SPECS[i], 5);
+        model_world_truth(&w, tokens, PLAIN_TOKENS, expected);
+        fkv_model *model = load_on(FKV_BACKEND_MLX, model_world_write(&w));
+        fkv_runner *runner = open_runner(model, small_config(16, PLAIN_TOKENS, 16));
+        model_run(runner, model_seq(runner, PLAIN_TOKENS), tokens, PLAIN_TOKENS, 13, MODEL_WORLD_VOCAB, got);
+        double apart = relative_l2(got, expected, PLAIN_TOKENS * MODEL_WORLD_VOCAB);
+        printf("%s head %u: %.2e apart\n", SPECS[i].type, SPECS[i].head_dim, apart);
+        ck_assert_msg(apart <= PLAIN_TOLERANCE, "%s: logits are %g apart", SPECS[i].type, apart);
+        fkv_runner_close(runner);
+        fkv_model_close(model);
+        model_world_free(&w);
+    }
+}
+END_TEST
+
+/* ---- against the CPU ---- */
+
+enum { SAME_TOKENS = 150 };
+
+static fkv_runner_config needle_config(void) {
+    fkv_runner_config config = fkv_runner_config_default();
+    config.max_tokens = 6 * SAME_TOKENS;
+    config.max_seqs = 4;
+    config.max_step_tokens = SAME_TOKENS;
+    config.max_logit_rows = SAME_TOKENS;
+    return config;
+}
+
+static void check_apart(const float *a, const float *b, double bound, const char *what) {
+    double apart = relative_l2(a, b, SAME_TOKENS * NEEDLE_VOCAB);
+    printf("needle, %s: %.2e apart\n", what, apart);
+    ck_assert_msg(apart <= bound, "%s: logits are %g apart", what, apart);
+}
+
+/* The sequence in uneven pieces while two others run beside it in the same steps. */
+static void run_among_others(fkv_runner *runner, const uint32_t *tokens, float *logits) {
+    fkv_seq seq = model_seq(runner, SAME_TOKENS);
+    fkv_seq before = model_seq(runner, SAME_TOKENS);
+    fkv_seq behind = model_seq(runner, SAME_TOKENS);
+    uint32_t at = 0;
+    for (uint32_t round = 0; at < SAME_TOKENS; round++) {
+        uint32_t n = 1 + round * 5 % 31;
+        if (n > SAME_TOKENS - at) n = SAME_TOKENS - at;
+        const float *given = NULL;
+        fkv_tokens rows[] = {{before, tokens + round, 3, FKV_LOGITS_LAST},
+                             {seq, tokens + at, n, FKV_LOGITS_ALL},
+                             {behind, tokens + 2 * round, 2, FKV_LOGITS_NONE}};
+        ck_ok(fkv_runner_forward(runner, rows, 3, &given));
+        memcpy(logits + (size_t)at * NEEDLE_VOCAB, given + NEEDLE_VOCAB, (size_t)n * NEEDLE_VOCAB * sizeof *logits);
+        at += n;
+    }
+}
+
+/* The tokens on the CPU, then on MLX whole and in a batch. */
+static void check_backends(fkv_runner_config config, const char *name, double bound) {
+    static float cpu[SAME_TOKENS * NEEDLE_VOCAB];
+    static float whole[SAME_TOKENS * NEEDLE_VOCAB];
+    static float other[SAME_TOKENS * NEEDLE_VOCAB];
+    uint32_t tokens[SAME_TOKENS];
+    char what[64];
+    model_book_tokens(1000, tokens, SAME_TOKENS);
+    fkv_model *on_cpu = load_on(FKV_BACKEND_CPU, "models/needle");
+    fkv_runner *runner = open_runner(on_cpu, config);
+    model_run(runner, model_seq(runner, SAME_TOKENS), tokens, SAME_TOKENS, SAME_TOKENS, NEEDLE_VOCAB, cpu);
+    fkv_runner_close(runner);
+    fkv_model_close(on_cpu);
+
+    fkv_model *on_mlx = load_on(FKV_BACKEND_MLX, "models/needle");
+    runner = open_runner(on_mlx, config);
+    model_run(runner, model_seq(runner, SAME_TOKENS), tokens, SAME_TOKENS, SAME_TOKENS, NEEDLE_VOCAB, whole);
+    (void)snprintf(what, sizeof what, "%s, MLX and the CPU", name);
+    check_apart(whole, cpu, bound, what);
+    run_among_others(runner, tokens, other);
+    (void)snprintf(what, sizeof what, "%s, in a batch", name);
+    check_apart(other, whole, bound, what);
+    fkv_runner_close(runner);
+    fkv_model_close(on_mlx);
+}
+
+START_TEST(logits_are_those_of_the_cpu_however_a_token_got_there) {
+    fkv_runner_config config = needle_config();
+    check_backends(config, "K8/V4", CODES_TOLERANCE);
+    config.k.bits = 16;
+    config.v.bits = 16;
+    check_backends(config, "K16/V16", HALVES_TOLERANCE);
+}
+END_TEST
+
+/* Saved by one backend, the second half computed by the other. */
+START_TEST(pages_go_from_one_backend_to_the_other) {
+    static float expected[SAME_TOKENS * NEEDLE_VOCAB];
+    static float got[SAME_TOKENS * NEEDLE_VOCAB];
+    uint32_t tokens[SAME_TOKENS];
+    char path[512];
+    const uint32_t saved = 100;
+    const size_t n_saved = (size_t)saved * NEEDLE_VOCAB;
+    model_book_tokens(2000, tokens, SAME_TOKENS);
+    for (int to = FKV_BACKEND_CPU; to <= FKV_BACKEND_MLX; to++) {
+        fkv_model *giver = load_on(to == FKV_BACKEND_CPU ? FKV_BACKEND_MLX : FKV_BACKEND_CPU, "models/needle");
+        fkv_model *taker = load_on((fkv_backend)to, "models/needle");
+        fkv_runner *from = open_runner(giver, needle_config());
+        fkv_seq seq = model_seq(from, SAME_TOKENS);
+        model_run(from, seq, tokens, SAME_TOKENS, 50, NEEDLE_VOCAB, expected);
+        ck_ok(fkv_seq_save(fkv_runner_cache(from), seq, tokens, saved, cache_path(path, "crossing.fkv")));
+        fkv_runner_close(from);
+        fkv_runner *into = open_runner(taker, needle_config());
+        ck_ok(fkv_seq_load(fkv_runner_cache(into), &(fkv_seq_config){.max_tokens = SAME_TOKENS}, path, &seq));
+        memcpy(got, expected, n_saved * sizeof *got);
+        model_run(into, seq, tokens + saved, SAME_TOKENS - saved, 50, NEEDLE_VOCAB, got + n_saved);
+        check_apart(got, expected, CODES_TOLERANCE, to == FKV_BACKEND_CPU ? "from MLX to the CPU" : "from the CPU to MLX");
+        fkv_runner_close(into);
+        fkv_model_close(giver);
+        fkv_model_close(taker);
+    }
+}
+END_TEST
+
+/* ---- texts ---- */
+
+static uint32_t best(const float *logits, uint32_t n) {
+    uint32_t at = 0;
+    for (uint32_t t = 1; t < n; t++)
+        if (logits[t] > logits[at]) at = t;
+    return at;
+}
+
+/* What llama2.c itself printed for the same weights: from the beginning token, 256 steps, greedy. */
+START_TEST(stories_are_told_as_llama2c_tells_them) {
+    enum { STEPS = 256 };
+    char expected[2048] = "";
+    char got[2048] = "";
+    size_t n_got = 0;
+    FILE *file = fopen("tests/data/stories_golden.txt", "rb");
+    ck_assert_ptr_nonnull(file);
+    size_t n_expected = fread(expected, 1, sizeof expected - 1, file);
+    (void)fclose(file);
+    while (n_expected > 0 && expected[n_expected - 1] == '\n') expected[--n_expected] = 0;
+    fkv_model *model = load_on(FKV_BACKEND_MLX, "tests/data/stories260K.gguf");
+    const fkv_model_info *about = fkv_model_about(model);
+    fkv_runner *runner = open_runner(model, small_config(16, STEPS, 8));
+    fkv_seq seq = model_seq(runner, STEPS);
+    uint32_t token = about->bos;
+    for (uint32_t step = 0; step < STEPS; step++) {
+        const float *logits = NULL;
+        fkv_tokens row = {seq, &token, 1, FKV_LOGITS_LAST};
+        ck_ok(fkv_runner_forward(runner, &row, 1, &logits));
+        token = best(logits, about->n_vocab);
+        if (token == about->bos) break;
+        size_t n = 0;
+        const char *text = fkv_token_text(model, token, false, &n);
+        ck_assert_uint_lt(n_got + n, sizeof got);
+        memcpy(got + n_got, text, n);
+        n_got += n;
+    }
+    ck_assert_str_eq(got[0] == ' ' ? got + 1 : got, expected); /* the piece that begins a text brings a space */
+    fkv_runner_close(runner);
+    fkv_model_close(model);
+}
+END_TEST
+
+START_TEST(a_planted_fact_is_found_again) {
+    enum { TOKENS = 1200, ANSWER = 7 };
+    static uint32_t tokens[TOKENS];
+    const char fact[] = " The secret code of Tavorin is 4081936. ";
+    const char ask[] = "\nQuestion: What is the secret code of Tavorin?\nAnswer: The secret code of Tavorin is ";
+    const uint32_t n_fact = sizeof fact - 1;
+    const uint32_t n_ask = sizeof ask - 1;
+    uint32_t n = TOKENS - ANSWER;
+    model_book_tokens(0, tokens, n);
+    for (uint32_t i = 0; i < n_fact; i++) tokens[n / 3 + i] = (uint8_t)fact[i];
+    for (uint32_t i = 0; i < n_ask; i++) tokens[n - n_ask + i] = (uint8_t)ask[i];
+    fkv_model *model = load_on(FKV_BACKEND_MLX, "models/needle");
+    fkv_runner_config config = fkv_runner_config_default();
+    config.max_tokens = TOKENS;
+    config.max_step_tokens = 256;
+    fkv_runner *runner = open_runner(model, config);
+    fkv_seq seq = model_seq(runner, TOKENS);
+    model_run(runner, seq, tokens, n - 1, 256, NEEDLE_VOCAB, NULL);
+    char answer[ANSWER + 1] = "";
+    uint32_t token = tokens[n - 1];
+    for (uint32_t i = 0; i < ANSWER; i++) {
+        const float *logits = NULL;
+        fkv_tokens row = {seq, &token, 1, FKV_LOGITS_LAST};
+        ck_ok(fkv_runner_forward(runner, &row, 1, &logits));
+        token = best(logits, NEEDLE_VOCAB);
+        answer[i] = (char)token;
+    }
+    ck_assert_str_eq(answer, "4081936");
+    fkv_runner_close(runner);
+    fkv_model_close(model);
+}
+END_TEST
+
+/* ---- memory ---- */
+
+static fkv_backend_memory memory_now(void) {
+    fkv_backend_memory now;
+    ck_ok(fkv_backend_memory_now(FKV_BACKEND_MLX, &now));
+    return now;
+}
+
+START_TEST(counters_stay_where_the_plan_puts_them) {
+    enum { TOKENS = 400, CHUNK = 64 };
+    const uint64_t slack =
+        512 * 1024; /* a backend rounds the sizes of arrays up; kernels leave tickets of at most 64 KiB a layer */
+    static uint32_t tokens[TOKENS];
+    model_book_tokens(0, tokens, TOKENS);
+    uint64_t none = memory_now().active_bytes;
+    fkv_model *model = load_on(FKV_BACKEND_MLX, "models/needle");
+    uint64_t weights = memory_now().active_bytes;
+    ck_assert_uint_ge(weights - none, fkv_model_about(model)->packed_bytes);
+    ck_assert_uint_le(weights - none, fkv_model_about(model)->packed_bytes + slack);
+    fkv_runner_config config = fkv_runner_config_default();
+    config.max_tokens = TOKENS;
+    config.max_step_tokens = CHUNK;
+    fkv_runner_plan plan;
+    ck_ok(fkv_runner_plan_make(model, &config, &plan));
+    ck_assert_uint_eq(plan.total_bytes, plan.cache.total_bytes + plan.activations_bytes);
+    fkv_runner *runner = open_runner(model, config);
+    uint64_t opened = memory_now().active_bytes;
+    ck_assert_uint_ge(opened - weights, plan.cache.slab_bytes);
+    ck_assert_uint_le(opened - weights, plan.cache.slab_bytes + slack);
+    fkv_seq seq = model_seq(runner, TOKENS);
+    for (uint32_t at = 0; at < TOKENS;) {
+        uint32_t n = at < TOKENS / 2 ? CHUNK : 1;
+        if (n > TOKENS - at) n = TOKENS - at;
+        model_run(runner, seq, tokens + at, n, n, NEEDLE_VOCAB, NULL);
+        at += n;
+        fkv_backend_memory now = memory_now();
+        ck_assert_uint_ge(now.active_bytes, opened);
+        ck_assert_uint_le(now.active_bytes, opened + slack);
+        ck_assert_uint_le(now.peak_bytes - weights, plan.total_bytes);
+        ck_assert_uint_le(now.active_bytes + now.cached_bytes - weights, plan.total_bytes);
+    }
+    printf("planned %" PRIu64 ", in use %" PRIu64 ", at most %" PRIu64 "\n", plan.total_bytes, opened - weights,
+           memory_now().peak_bytes - weights);
+    fkv_runner_close(runner);
+    ck_assert_uint_eq(memory_now().active_bytes, weights);
+    fkv_model_close(model);
+    ck_assert_uint_eq(memory_now().active_bytes, none);
+}
+END_TEST
+
+START_TEST(activations_do_not_grow_with_the_context) {
+    fkv_model_config planning = fkv_model_config_default();
+    fkv_model *model = NULL;
+    planning.backend = FKV_BACKEND_MLX;
+    planning.plan_only = true;
+    ck_ok(fkv_model_load("models/needle", &planning, &model));
+    fkv_runner_config config = fkv_runner_config_default();
+    fkv_runner_plan small;
+    fkv_runner_plan large;
+    config.max_tokens = 1024;
+    ck_ok(fkv_runner_plan_make(model, &config, &small));
+    config.max_tokens = 131072;
+    ck_ok(fkv_runner_plan_make(model, &config, &large));
+    ck_assert_uint_eq(small.activations_bytes, large.activations_bytes);
+    ck_assert_uint_gt(large.cache.slab_bytes, 100 * small.cache.slab_bytes);
+    fkv_runner *runner = NULL;
+    ck_status(fkv_runner_open(model, &config, &runner), FKV_BAD_STATE);
+    fkv_model_close(model);
+}
+END_TEST
+
+/* ---- refusals ---- */
+
+START_TEST(a_refused_step_leaves_no_trace) {
+    static float expected[SAME_TOKENS * NEEDLE_VOCAB];
+    static float got[SAME_TOKENS * NEEDLE_VOCAB];
+    uint32_t tokens[SAME_TOKENS];
+    const uint32_t foreign[] = {5, NEEDLE_VOCAB};
+    model_book_tokens(3000, tokens, SAME_TOKENS);
+    fkv_model *model = load_on(FKV_BACKEND_MLX, "models/needle");
+    fkv_runner_config config = needle_config();
+    config.max_step_tokens = 50;
+    config.max_logit_rows = 50;
+    fkv_runner *runner = open_runner(model, config);
+    model_run(runner, model_seq(runner, SAME_TOKENS), tokens, SAME_TOKENS, 50, NEEDLE_VOCAB, expected);
+    fkv_seq seq = model_seq(runner, SAME_TOKENS);
+    fkv_seq other = model_seq(runner, 4);
+    const float *logits = NULL;
+    for (uint32_t at = 0; at < SAME_TOKENS; at += 50) {
+        const fkv_tokens too_long = {seq, tokens, 51, FKV_LOGITS_NONE};
+        const fkv_tokens unknown[] = {{seq, tokens + at, 3, FKV_LOGITS_LAST}, {other, foreign, 2, FKV_LOGITS_NONE}};
+        const fkv_tokens full[] = {{seq, tokens + at, 3, FKV_LOGITS_LAST}, {other, tokens, 5, FKV_LOGITS_NONE}};
+        ck_status(fkv_runner_forward(runner, &too_long, 1, &logits), FKV_STEP_FULL);
+        ck_status(fkv_runner_forward(runner, unknown, 2, &logits), FKV_BAD_ARGUMENT);
+        ck_status(fkv_runner_forward(runner, full, 2, &logits), FKV_SEQ_FULL);
+        model_run(runner, seq, tokens + at, 50, 50, NEEDLE_VOCAB, got + (size_t)at * NEEDLE_VOCAB);
+    }
+    ck_assert_mem_eq(got, expected, sizeof got);
+    ck_assert(fkv_cache_consistent(fkv_runner_cache(runner)));
+    fkv_runner_close(runner);
+    fkv_model_close(model);
+}
+END_TEST
+
+TEST_MAIN("mlx_model", weights_are_what_the_file_says, what_fails_inside_mlx_is_a_status,
+          logits_agree_with_a_plain_pass_of_every_architecture, logits_are_those_of_the_cpu_however_a_token_got_there,
+          pages_go_from_one_backend_to_the_other, stories_are_told_as_llama2c_tells_them, a_planted_fact_is_found_again,
+          counters_stay_where_the_plan_puts_them, activations_do_not_grow_with_the_context, a_refused_step_leaves_no_trace)
