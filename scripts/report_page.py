@@ -80,6 +80,23 @@ def made_by(records):
 # ---- sections: each returns the lines of one machine ----
 
 
+def quality_table(record):
+    """One run over several codecs; without KL where it was not asked for."""
+    result = record["result"]
+    codecs = result["codecs"]
+    base = result.get("ppl_16bit") or next(c["ppl"] for c in codecs if c["k_bits"] == c["v_bits"] == 16)
+    rows = []
+    for c in codecs:
+        divergence = [f"{c['kl_mean']:.2e}", f"{c['kl_p99']:.2e}", percent(c["top1"])] if "kl_mean" in c else ["-"] * 3
+        rows.append([codec_name(c), f"{c['ppl']:.4f}", signed(c["ppl"] / base - 1), *divergence])
+    title = (
+        f"**{result['model']}**, windows of {result['window']}: {count(result['windows'], 'window')}, "
+        f"{codecs[0]['tokens']} tokens scored. 16-bit: {base:.4f}"
+    )
+    head = ["cache (K/V bits)", "perplexity", "to 16-bit", "KL mean", "KL p99", "same top-1"]
+    return [title, table(head, rows), made_by([record]), *([record["note"]] if "note" in record else [])]
+
+
 def quality(machine):
     lines = []
     for window in (2048, 8192):
@@ -88,27 +105,10 @@ def quality(machine):
             if not records:
                 lines.append(missing(f"{model}, windows of {window}"))
                 continue
-            record = max(records, key=lambda r: r["result"]["windows"])
-            result = record["result"]
-            base = result["ppl_16bit"]
-            n_tokens = result["codecs"][0]["tokens"]
-            lines.append(
-                f"**{model}**, windows of {window}: {count(result['windows'], 'window')}, {n_tokens} tokens scored. "
-                f"16-bit: {base:.4f}"
-            )
-            rows = [
-                [
-                    codec_name(c),
-                    f"{c['ppl']:.4f}",
-                    signed(c["ppl"] / base - 1),
-                    f"{c['kl_mean']:.2e}",
-                    f"{c['kl_p99']:.2e}",
-                    percent(c["top1"]),
-                ]
-                for c in result["codecs"]
-            ]
-            lines.append(table(["cache (K/V bits)", "perplexity", "to 16-bit", "KL mean", "KL p99", "same top-1"], rows))
-            lines.append(made_by([record]))
+            most = max(r["result"]["windows"] for r in records)
+            for record in records:
+                if record["result"]["windows"] == most:
+                    lines += quality_table(record)
     return lines
 
 
