@@ -23,9 +23,9 @@
  * thread r and r + 4 both have row r % 4, one from high and low, the other from rest; they tell each other, and take the groups
  * of scales in turn, 2 o + r / 4, so that no column is idle.
  *
- * Same answer however it got there: a row's numbers never meet another row's, and FKV_ITEM_ROWS changes no operation on them. Where
- * a product is added to something, fkv_mul or fkv_fma say whether it is rounded in between: left to the compiler, it would be in
- * one text and not in the other.
+ * Same answer however it got there: a row's numbers never meet another row's, and FKV_ITEM_ROWS changes no operation on them.
+ * Where a product is added to something, fkv_mul or fkv_fma say whether it is rounded in between: left to the compiler, it would
+ * be in one text and not in the other.
  */
 #if FKV_D % 128 == 0
 #define FKV_SLAB 128
