@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static const char *const kernel_names[FKV_N_KERNELS] = {"write", "copy_pages", "decode", "merge"};
+static const char *const kernel_names[FKV_N_KERNELS] = {"write", "copy_pages", "decode", "merge", "prefill", "prefill_beside"};
 
 static FILE *open_text(const char *folder, uint32_t i, const char *ending) {
     char path[512];
@@ -32,6 +32,26 @@ static void put_header(FILE *file, fkv_kernel_device device, fkv_kernel kernel, 
     free(text);
 }
 
+/* Prefill twice: as a Hopper does it, and in the plain loops, in a namespace of their own, as Metal would call them. */
+static void put_prefill(FILE *file, const fkv_attn_layer *layer) {
+    static const fkv_kernel_device shapes[] = {FKV_KERNEL_HOST, FKV_KERNEL_METAL};
+    for (int i = 0; i < 2; i++) {
+        fprintf(
+            file,
+            "#undef FKV_PREFILL_ROWS\n#undef FKV_PREFILL_THREADS\n#define FKV_PREFILL_ROWS %u\n#define FKV_PREFILL_THREADS %u\n",
+            fkv_prefill_rows(shapes[i], layer), fkv_kernel_threads(shapes[i], FKV_KERNEL_PREFILL, layer));
+        if (i == 0) {
+            fputs(fkv_kernel_file_warpgroup_host, file);
+            fputs(fkv_kernel_file_prefill_shape, file);
+            fputs(fkv_kernel_file_prefill_unpack, file);
+            fputs(fkv_kernel_file_prefill_wgmma, file);
+            fputs(fkv_kernel_file_prefill_beside, file);
+        } else {
+            fprintf(file, "namespace plain {\n%s}\n", fkv_kernel_file_prefill_plain);
+        }
+    }
+}
+
 /* All kernels of a case in one source: the texts behind the prelude stand side by side. */
 static void write_host(const char *folder, uint32_t i, const fkv_attn_layer *layer, uint32_t rows, const char *alone) {
     char ending[32];
@@ -40,14 +60,17 @@ static void write_host(const char *folder, uint32_t i, const fkv_attn_layer *lay
     put_header(file, FKV_KERNEL_HOST, FKV_KERNEL_DECODE, layer, rows);
     fputs(fkv_kernel_file_write, file);
     fputs(fkv_kernel_file_attend_merge, file);
+    put_prefill(file, layer);
     fprintf(
         file,
         "extern \"C\" void kernel_case_%u%s(int kernel, const fkv_u32 grid[3], fkv_u32 n_threads, fkv_u32 team, const void *const *in, "
         "void *result) {\n",
         i, alone);
-    for (int kernel = 0; kernel < FKV_N_KERNELS; kernel++) {
+    for (int number = 0; number <= KERNEL_PLAIN_PREFILL; number++) {
+        int kernel = number == KERNEL_PLAIN_PREFILL ? FKV_KERNEL_PREFILL : number;
         const char *const *inputs = fkv_kernel_inputs((fkv_kernel)kernel);
-        fprintf(file, "if (kernel == %d) fkv_host_run(grid, n_threads, team, [=](fkv_place place) {\n", kernel);
+        fprintf(file, "if (kernel == %d) fkv_host_run(grid, n_threads, team, [=](fkv_place place) {\n", number);
+        if (number == KERNEL_PLAIN_PREFILL) fputs("auto fkv_attend_prefill = plain::fkv_attend_prefill;\n", file);
         for (int k = 0; inputs[k] != NULL && strcmp(inputs[k], "after") != 0; k++) {
             bool words = strcmp(inputs[k], "table") == 0 || strcmp(inputs[k], "pairs") == 0;
             const char *type = words ? "fkv_u32" : strcmp(inputs[k], "parts") == 0 ? "float" : "void";

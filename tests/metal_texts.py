@@ -16,6 +16,8 @@ FLAGS = ["-x", "c++", "-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Werro
 BREAKS = [  # (kernel, what stands there, what stands there instead)
     ("decode", "FKV_DEVICE const fkv_u8 *block = blocks", "FKV_SHARED const fkv_u8 *block = blocks"),
     ("decode", "FKV_SHARED float *p = queries", "float *p = queries"),
+    ("prefill", "FKV_SHARED float *weights = queries", "float *weights = queries"),
+    ("prefill", "FKV_DEVICE const fkv_u8 *block =", "FKV_SHARED const fkv_u8 *block ="),
     ("merge", "fkv_sync();", "fkv_sink();"),
     ("write", "(FKV_DEVICE fkv_u8 *)pool", "(FKV_SHARED fkv_u8 *)pool"),
 ]

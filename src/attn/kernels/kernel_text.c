@@ -104,10 +104,57 @@ static uint32_t decode_threads(fkv_kernel_device device, const fkv_attn_layer *l
     return STREAMS * WARP * (has_mma(device, layer) ? layer->head_dim / slab_of(layer) : 1);
 }
 
+/* ---- prefill's shape ---- */
+
+enum {
+    PREFILL_THREADS = 384, /* three warpgroups */
+    PREFILL_ROWS = 128,
+    PREFILL_WIDE_ROWS = 64, /* of heads whose sums take two warpgroups */
+    WIDE_HEAD = 256,
+    PREFILL_SHARED_BYTES = 227 * 1024, /* all that a block can have */
+    PLAIN_THREADS = 128,
+    PLAIN_ROWS = 32
+};
+
+/* Metal has the plain loops; a CUDA device that is no Hopper too, under the same launch. */
+uint32_t fkv_prefill_rows(fkv_kernel_device device, const fkv_attn_layer *layer) {
+    if (device == FKV_KERNEL_METAL) return PLAIN_ROWS;
+    return layer->head_dim > WIDE_HEAD ? PREFILL_WIDE_ROWS : PREFILL_ROWS;
+}
+
+uint32_t fkv_prefill_queries(fkv_kernel_device device, const fkv_attn_layer *layer) {
+    return fkv_max_u32(1, fkv_prefill_rows(device, layer) / (layer->n_q_heads / layer->n_kv_heads));
+}
+
+static uint32_t prefill_threads(fkv_kernel_device device) { return device == FKV_KERNEL_METAL ? PLAIN_THREADS : PREFILL_THREADS; }
+
+static bool is_prefill(fkv_kernel kernel) { return kernel == FKV_KERNEL_PREFILL || kernel == FKV_KERNEL_PREFILL_BESIDE; }
+
+uint32_t fkv_kernel_shared_bytes(fkv_kernel_device device, fkv_kernel kernel) {
+    return device == FKV_KERNEL_CUDA && is_prefill(kernel) ? PREFILL_SHARED_BYTES : 0;
+}
+
+static void put_prefill(writer *w, fkv_kernel_device device) {
+    if (device == FKV_KERNEL_CUDA) put(w, "#ifdef __CUDA_ARCH_FEAT_SM90_ALL\n");
+    if (device != FKV_KERNEL_METAL) {
+        put(w, device == FKV_KERNEL_CUDA ? fkv_kernel_file_warpgroup_cuda : fkv_kernel_file_warpgroup_host);
+        put(w, fkv_kernel_file_prefill_shape);
+        put(w, fkv_kernel_file_prefill_unpack);
+        put(w, fkv_kernel_file_prefill_wgmma);
+    }
+    if (device == FKV_KERNEL_CUDA) put(w, "#else\n");
+    if (device != FKV_KERNEL_HOST) put(w, fkv_kernel_file_prefill_plain);
+    if (device == FKV_KERNEL_CUDA) put(w, "#endif\n");
+    put(w, fkv_kernel_file_prefill_beside);
+}
+
 uint32_t fkv_kernel_threads(fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer) {
     switch (kernel) {
+    case FKV_KERNEL_PREFILL:
+    case FKV_KERNEL_PREFILL_BESIDE: return prefill_threads(device);
     case FKV_KERNEL_WRITE: return WARP;
-    case FKV_KERNEL_COPY_PAGES: return 128;
+    case FKV_KERNEL_COPY_PAGES:
+    case FKV_KERNEL_PUT_NUMBERS: return 128;
     case FKV_KERNEL_DECODE: return decode_threads(device, layer);
     default: return layer->head_dim < 128 ? 256 : layer->head_dim < 256 ? 512 : 1024; /* as attend_merge.h has it */
     }
@@ -131,12 +178,18 @@ size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_
     put_number(&w, "LAUNCH_THREADS", fkv_kernel_threads(device, kernel, layer));
     put_number(&w, "LAUNCH_BLOCKS", kernel == FKV_KERNEL_DECODE ? fkv_decode_blocks(layer, decode_rows) : 1);
     if (kernel == FKV_KERNEL_DECODE) put_number(&w, "ITEM_ROWS", decode_rows);
+    if (is_prefill(kernel)) {
+        put_number(&w, "PREFILL_ROWS", fkv_prefill_rows(device, layer));
+        put_number(&w, "PREFILL_THREADS", prefill_threads(device));
+    }
     put(&w, preludes[device]);
     put(&w, fkv_kernel_file_step_words);
     put(&w, fkv_kernel_file_rows);
-    if (kernel == FKV_KERNEL_WRITE || kernel == FKV_KERNEL_COPY_PAGES) put(&w, fkv_kernel_file_write);
+    if (kernel == FKV_KERNEL_WRITE || kernel == FKV_KERNEL_COPY_PAGES || kernel == FKV_KERNEL_PUT_NUMBERS)
+        put(&w, fkv_kernel_file_write);
     if (kernel == FKV_KERNEL_MERGE) put(&w, fkv_kernel_file_attend_merge);
     if (kernel == FKV_KERNEL_DECODE) put(&w, has_mma(device, layer) ? fkv_kernel_file_decode_mma : fkv_kernel_file_decode_plain);
+    if (is_prefill(kernel)) put_prefill(&w, device);
     return w.length;
 }
 
@@ -150,6 +203,7 @@ size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_
 
 #define WRITE "fkv_write(place, k, v, pool, table, ticket);\n"
 #define COPY_PAGES "fkv_copy_pages(place, pairs, pool, ticket);\n"
+#define PUT_NUMBERS "fkv_put_numbers(place, numbers, where, pool, ticket);\n"
 #define DECODE                                                                                                                   \
     "FKV_SHARED_ARRAY(fkv_u32, shared, FKV_DECODE_SHARED);\n"                                                                    \
     "fkv_attend_decode(place, shared, q, pool, table, parts);\n"
@@ -157,31 +211,48 @@ size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_
     "FKV_SHARED_ARRAY(float, shared, FKV_MERGE_SHARED);\n"                                                                       \
     "fkv_attend_merge(place, shared, parts, table, out);\n"
 
-#define SOURCES(place)                                                                                                           \
+#define CUDA_SHARED "extern __shared__ fkv_u32 shared[];\n"
+#define OTHER_SHARED "FKV_SHARED_ARRAY(fkv_u32, shared, FKV_PREFILL_SHARED);\n"
+#define PREFILL "fkv_attend_prefill(place, shared, q, pool, table, out);\n"
+#define PREFILL_BESIDE                                                                                                           \
+    "if (fkv_carries(place, table))\n"                                                                                           \
+    "    fkv_carry_decoded(place, table, decoded, out);\n"                                                                       \
+    "else\n"                                                                                                                     \
+    "    fkv_attend_prefill(place, shared, q, pool, table, out);\n"
+
+#define SOURCES(place, shared)                                                                                                   \
     {[FKV_KERNEL_WRITE] = place WRITE,                                                                                           \
      [FKV_KERNEL_COPY_PAGES] = place COPY_PAGES,                                                                                 \
+     [FKV_KERNEL_PUT_NUMBERS] = place PUT_NUMBERS,                                                                               \
      [FKV_KERNEL_DECODE] = place DECODE,                                                                                         \
-     [FKV_KERNEL_MERGE] = place MERGE}
+     [FKV_KERNEL_MERGE] = place MERGE,                                                                                           \
+     [FKV_KERNEL_PREFILL] = place shared PREFILL,                                                                                \
+     [FKV_KERNEL_PREFILL_BESIDE] = place shared PREFILL_BESIDE}
 
 const char *fkv_kernel_source(fkv_kernel_device device, fkv_kernel kernel) {
-    static const char *const sources[][FKV_N_KERNELS] = {[FKV_KERNEL_CUDA] = SOURCES(CUDA_PLACE),
-                                                         [FKV_KERNEL_METAL] = SOURCES(METAL_PLACE),
-                                                         [FKV_KERNEL_HOST] = SOURCES(HOST_PLACE)};
+    static const char *const sources[][FKV_N_KERNELS] = {[FKV_KERNEL_CUDA] = SOURCES(CUDA_PLACE, CUDA_SHARED),
+                                                         [FKV_KERNEL_METAL] = SOURCES(METAL_PLACE, OTHER_SHARED),
+                                                         [FKV_KERNEL_HOST] = SOURCES(HOST_PLACE, OTHER_SHARED)};
     return sources[device][kernel];
 }
 
 const char *const *fkv_kernel_inputs(fkv_kernel kernel) {
-    static const char *const names[FKV_N_KERNELS][6] = {[FKV_KERNEL_WRITE] = {"k", "v", "pool", "table", "after", NULL},
-                                                        [FKV_KERNEL_COPY_PAGES] = {"pairs", "pool", "after", NULL},
-                                                        [FKV_KERNEL_DECODE] = {"q", "pool", "table", "after", NULL},
-                                                        [FKV_KERNEL_MERGE] = {"parts", "table", NULL}};
+    static const char *const names[FKV_N_KERNELS][6] = {
+        [FKV_KERNEL_WRITE] = {"k", "v", "pool", "table", "after", NULL},
+        [FKV_KERNEL_COPY_PAGES] = {"pairs", "pool", "after", NULL},
+        [FKV_KERNEL_PUT_NUMBERS] = {"numbers", "where", "pool", "after", NULL},
+        [FKV_KERNEL_DECODE] = {"q", "pool", "table", "after", NULL},
+        [FKV_KERNEL_MERGE] = {"parts", "table", NULL},
+        [FKV_KERNEL_PREFILL] = {"q", "pool", "table", "after", NULL},
+        [FKV_KERNEL_PREFILL_BESIDE] = {"q", "pool", "table", "decoded", "after", NULL}};
     return names[kernel];
 }
 
 const char *const *fkv_kernel_outputs(fkv_kernel kernel) {
-    static const char *const names[FKV_N_KERNELS][2] = {[FKV_KERNEL_WRITE] = {"ticket", NULL},
-                                                        [FKV_KERNEL_COPY_PAGES] = {"ticket", NULL},
-                                                        [FKV_KERNEL_DECODE] = {"parts", NULL},
-                                                        [FKV_KERNEL_MERGE] = {"out", NULL}};
+    static const char *const names[FKV_N_KERNELS][2] = {
+        [FKV_KERNEL_WRITE] = {"ticket", NULL},       [FKV_KERNEL_COPY_PAGES] = {"ticket", NULL},
+        [FKV_KERNEL_PUT_NUMBERS] = {"ticket", NULL}, [FKV_KERNEL_DECODE] = {"parts", NULL},
+        [FKV_KERNEL_MERGE] = {"out", NULL},          [FKV_KERNEL_PREFILL] = {"out", NULL},
+        [FKV_KERNEL_PREFILL_BESIDE] = {"out", NULL}};
     return names[kernel];
 }

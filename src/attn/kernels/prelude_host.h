@@ -37,7 +37,7 @@ struct alignas(16) fkv_words4 {
     fkv_u32 w[4];
 };
 
-enum { FKV_HOST_SHARED_BYTES = 48 * 1024, FKV_HOST_TEAMS = 8 };
+enum { FKV_HOST_SHARED_BYTES = 228 * 1024, FKV_HOST_TEAMS = 8 };
 
 struct fkv_host_warp {
     pthread_barrier_t barrier;

@@ -1,0 +1,150 @@
+/* Prefill on warpgroups, first part: shapes. What lies where in shared memory, in which order channels lie there, and which keys
+ * a block of queries meets. See prefill_wgmma.h for the whole.
+ *
+ * Shared memory: queries, their factors and sums, gates; stages of unpacked keys and values; stages of packed ones. As many
+ * stages as fit: unpacking runs ahead of the products by them.
+ */
+constexpr int PF_DP = FKV_D > 256 ? (FKV_D + 127) / 128 * 128 : (FKV_D + 63) / 64 * 64;
+constexpr bool PF_HALVES = PF_DP > 256; /* two warpgroups share rows and halve the channels */
+constexpr int PF_ROWS = FKV_PREFILL_ROWS;
+constexpr int PF_COLS = PF_HALVES ? PF_DP / 2 : PF_DP;
+constexpr int PF_PARTS = FKV_ROW_TYPE == 0 || FKV_ROTATE_K ? 2 : 1;
+constexpr int PF_THREADS = FKV_PREFILL_THREADS;
+static_assert(PF_ROWS == (PF_HALVES ? 64 : 128) && PF_THREADS == 384, "as kernel_text.c has it");
+constexpr int PF_ROOM = 227 * 1024;
+constexpr int PF_GROUPS = FKV_K_BITS == 16 ? 1 : FKV_D / FKV_K_GROUP;
+
+constexpr int PF_Q_BYTES = PF_ROWS * PF_DP * 2;
+constexpr int PF_FIXED_BYTES = 1024 + PF_PARTS * PF_Q_BYTES + PF_ROWS * 4 + PF_GROUPS * PF_ROWS * 4 + 256;
+constexpr int pf_tile_bytes(int keys) { return keys * PF_DP * 2; }
+constexpr int pf_scales_bytes(int keys) { return FKV_K_BITS == 16 ? 0 : PF_GROUPS * keys * 8; }
+constexpr int pf_packed_bytes(int keys) {
+    return FKV_PAGE_TOKENS <= keys
+               ? keys / FKV_PAGE_TOKENS * FKV_BLOCK_BYTES
+               : keys * (FKV_D * FKV_K_BITS / 8 + FKV_D * FKV_V_BITS / 8 + (FKV_K_BITS == 16 ? 0 : 4 * FKV_D / FKV_K_GROUP) +
+                         (FKV_V_BITS == 16 ? 0 : 4 * FKV_D / FKV_V_GROUP));
+}
+constexpr bool pf_fits(int keys, int stages, int packed) {
+    return PF_FIXED_BYTES + stages * (2 * pf_tile_bytes(keys) + pf_scales_bytes(keys)) + packed * pf_packed_bytes(keys) <=
+           PF_ROOM;
+}
+constexpr int PF_KEYS = PF_DP > 128 ? (pf_fits(32, 1, 1) ? 32 : 16) : 64;
+constexpr int PF_STAGES = pf_fits(PF_KEYS, 3, 2) ? 3 : pf_fits(PF_KEYS, 2, 1) ? 2 : 1;
+constexpr int PF_PACKED = pf_fits(PF_KEYS, PF_STAGES, 3) ? 3 : pf_fits(PF_KEYS, PF_STAGES, 2) ? 2 : 1;
+constexpr bool PF_Q_HELD = PF_DP <= 128 && PF_PARTS == 1 && PF_GROUPS <= 2; /* in registers */
+
+template <int BITS, int GROUP> struct pf_side {
+    static constexpr int row_bytes = FKV_D * BITS / 8;
+    static constexpr int chunk_bytes =
+        BITS == 2 && (GROUP == 32 || row_bytes % 16 != 0) ? 8 : 16; /* of one thread, in one group */
+    static constexpr int words = chunk_bytes / 4;
+    static constexpr int channels = chunk_bytes * 8 / BITS;
+    static constexpr int units = channels / 8; /* of eight halves */
+    static constexpr int chunks = FKV_D / channels;
+    static constexpr int groups = BITS == 16 ? 1 : FKV_D / GROUP;
+    static constexpr int per_group = chunks / groups;
+    static constexpr bool spread = BITS == 16 || per_group % 2 == 0; /* units of a chunk lie `chunks` apart: no bank conflicts */
+    static constexpr int per_thread = (chunks * PF_KEYS + 127) / 128;
+    static constexpr int batch = per_thread < 4 ? per_thread : 4; /* chunks in registers at a time */
+    static constexpr int batches = (per_thread + batch - 1) / batch;
+
+    /* Where unit u of a chunk lies. */
+    FKV_FN fkv_u32 unit_at(fkv_u32 chunk, fkv_u32 u, bool spread_out) {
+        return spread_out ? u * chunks + chunk : chunk * units + u;
+    }
+    /* The channel at `place` of the order in shared memory. */
+    FKV_FN fkv_u32 channel(fkv_u32 place, bool spread_out) {
+        fkv_u32 p = place / 8, e = place % 8;
+        fkv_u32 chunk = spread_out ? p % chunks : p / units;
+        fkv_u32 u = spread_out ? p / chunks : p % units;
+        fkv_u32 within = u * 8 + e;
+        if (BITS == 4) within = u * 8 + e / 2 + 4 * (e % 2);
+        if (BITS == 2) within = u / 2 * 16 + u % 2 * 4 + e / 2 + 8 * (e % 2);
+        return chunk * channels + within;
+    }
+    /* Key and chunk of one number of all: eight neighbours store to eight different units. */
+    FKV_FN fkv_u32 key_of(fkv_u32 c) {
+        if (chunks < 8 && 8 % chunks == 0) return c / 8 % chunks + c % 8 / chunks * chunks + c / (8 * chunks) * 8;
+        return c / chunks;
+    }
+};
+typedef pf_side<FKV_K_BITS, FKV_K_GROUP> pf_k;
+typedef pf_side<FKV_V_BITS, FKV_V_GROUP> pf_v;
+constexpr int PF_GROUP_STEPS = FKV_D / PF_GROUPS / 16; /* products of 16 channels of one group */
+
+/* shared memory, in bytes from the base */
+constexpr int PF_TILE_BYTES = pf_tile_bytes(PF_KEYS);
+constexpr int PF_SCALES_BYTES = pf_scales_bytes(PF_KEYS);
+constexpr int PF_PACKED_BYTES = pf_packed_bytes(PF_KEYS);
+constexpr int PF_AT_Q = 0;
+constexpr int PF_AT_K = PF_PARTS * PF_Q_BYTES;
+constexpr int PF_AT_V = PF_AT_K + PF_STAGES * PF_TILE_BYTES;
+constexpr int PF_AT_SCALES = PF_AT_V + PF_STAGES * PF_TILE_BYTES;
+constexpr int PF_AT_PACKED = PF_AT_SCALES + PF_STAGES * PF_SCALES_BYTES;
+constexpr int PF_AT_FACTORS = PF_AT_PACKED + PF_PACKED * PF_PACKED_BYTES; /* [rows]: of the scores */
+constexpr int PF_AT_SUMS = PF_AT_FACTORS + PF_ROWS * 4;                   /* [groups, rows]: of q */
+constexpr int PF_AT_GATES = PF_AT_SUMS + PF_GROUPS * PF_ROWS * 4;
+constexpr int PF_OUT_STRIDE = FKV_D + 4; /* floats; out's rows take the place of everything else */
+constexpr int PF_OUT_BYTES = PF_ROWS * PF_OUT_STRIDE * 4;
+constexpr int PF_USED_BYTES = PF_AT_GATES + 256;
+constexpr int PF_SHARED_BYTES = 1024 + (PF_USED_BYTES > PF_OUT_BYTES ? PF_USED_BYTES : PF_OUT_BYTES);
+static_assert(PF_SHARED_BYTES <= PF_ROOM, "does not fit");
+static_assert(12 * FKV_D * 4 <= PF_AT_FACTORS - PF_AT_K, "the rows on their way into q");
+
+enum { PF_K_FULL, PF_K_EMPTY, PF_V_FULL, PF_V_EMPTY, PF_PACKED_FULL, PF_PACKED_EMPTY };
+FKV_FN fkv_u32 pf_gate(int kind, int stage) { return (fkv_u32)(PF_AT_GATES + (kind * 3 + stage) * 8); }
+
+/* One block's share of the step: rows of queries, and the tiles of keys that they meet. */
+struct pf_item {
+    const fkv_u8 *pool; /* at the block of (page 0, this head) */
+    const fkv_u32 *pages;
+    fkv_u32 n_fixed, n_ring;
+    fkv_u32 first_token; /* of the step: row 0's */
+    fkv_u32 head;
+    fkv_u32 position;                     /* of the first query of the table's tile */
+    fkv_u32 first_row;                    /* of this block, of the tile's queries x heads */
+    fkv_u32 n_rows;                       /* of this block */
+    fkv_u32 begin, last;                  /* positions: the first that the window of the first row shows, the last row's own */
+    fkv_u32 n_front, first_back, n_tiles; /* of keys: those of the sinks, then from first_back on */
+};
+
+FKV_FN bool pf_is_sink(fkv_u32 token) { return token + 1 < FKV_SINKS + 1; }
+
+FKV_FN fkv_u32 pf_position(const pf_item &x, fkv_u32 row) {
+    fkv_u32 r = row < x.n_rows ? row : x.n_rows - 1;
+    return x.position + (x.first_row + r) / FKV_R;
+}
+
+FKV_FN pf_item pf_item_at(const fkv_u8 *pool, const fkv_u32 *table, fkv_u32 tile_number, fkv_u32 head, fkv_u32 slice) {
+    const fkv_u32 *tile = table + table[FKV_STEP_TILES] + tile_number * FKV_TILE_WORDS;
+    const fkv_u32 *row = table + table[FKV_STEP_ROWS] + tile[FKV_TILE_ROW] * FKV_ROW_WORDS;
+    pf_item x;
+    x.pool = pool + (fkv_u64)head * FKV_BLOCK_BYTES;
+    x.pages = table + row[FKV_ROW_PAGES];
+    x.n_fixed = row[FKV_ROW_N_FIXED];
+    x.n_ring = row[FKV_ROW_N_RING];
+    x.first_token = tile[FKV_TILE_FIRST_TOKEN];
+    x.head = head;
+    x.position = tile[FKV_TILE_POSITION];
+    x.first_row = slice * PF_ROWS;
+    fkv_u32 all = tile[FKV_TILE_N_QUERIES] * FKV_R;
+    x.n_rows = all <= x.first_row ? 0 : (all - x.first_row < PF_ROWS ? all - x.first_row : PF_ROWS);
+    if (x.n_rows == 0) return x;
+    fkv_u32 first = pf_position(x, 0);
+    x.last = pf_position(x, PF_ROWS);
+    x.begin = FKV_WINDOW != 0 && first + 1 > FKV_WINDOW ? first + 1 - FKV_WINDOW : 0;
+    x.first_back = x.begin / PF_KEYS;
+    x.n_front = (FKV_SINKS + PF_KEYS - 1) / PF_KEYS;
+    if (FKV_WINDOW == 0) x.n_front = 0;
+    if (x.n_front > x.first_back) x.n_front = x.first_back;
+    x.n_tiles = x.n_front + x.last / PF_KEYS + 1 - x.first_back;
+    return x;
+}
+
+FKV_FN fkv_u32 pf_first_key(const pf_item &x, fkv_u32 tile) {
+    return (tile < x.n_front ? tile : tile - x.n_front + x.first_back) * PF_KEYS;
+}
+
+FKV_FN fkv_u32 pf_page_at(const pf_item &x, fkv_u32 logical) {
+    return x.pages[logical < x.n_fixed ? logical : x.n_fixed + (logical - x.n_fixed) % x.n_ring];
+}

@@ -1,0 +1,264 @@
+/* Prefill on warpgroups, second part: from packed pages to halves in shared memory. One warpgroup does this for all rows of the
+ * block, each page once. Whole blocks come by the copy engine, PF_PACKED tiles ahead. A thread holds chunks of 16 packed bytes:
+ * all are read before the first half is stored, since a read behind a store waits for it. Codes become halves by arithmetic on
+ * two at a time: a code among the bits of 1024.0 is 1024 + code.
+ *
+ * K stays codes, which are exact; scales and biases beside it become floats. V becomes values, rounded to halves.
+ */
+/* Whether any row sees it: what lies where none does may be anything. */
+FKV_FN bool pf_seen(const pf_item &x, fkv_u32 token) {
+    return token <= x.last && (FKV_WINDOW == 0 || token >= x.begin || pf_is_sink(token));
+}
+
+/* Packed keys and values of a tile in shared memory: whole blocks where a page is no longer than a tile, else the tile's rows of
+ * the six parts. */
+constexpr bool PF_WHOLE = FKV_PAGE_TOKENS <= PF_KEYS;
+constexpr int PF_SUB_TOKENS = PF_WHOLE ? FKV_PAGE_TOKENS : PF_KEYS;
+constexpr int PF_SUB_BYTES = PF_WHOLE ? FKV_BLOCK_BYTES : PF_PACKED_BYTES;
+constexpr int PF_K_SCALE_BYTES = FKV_K_BITS == 16 ? 0 : 2 * FKV_D / FKV_K_GROUP; /* of a row */
+constexpr int PF_V_SCALE_BYTES = FKV_V_BITS == 16 ? 0 : 2 * FKV_D / FKV_V_GROUP;
+constexpr int PF_SUB_K_CODES = PF_WHOLE ? FKV_K_CODES : 0;
+constexpr int PF_SUB_K_SCALES = PF_WHOLE ? FKV_K_SCALES : PF_KEYS * pf_k::row_bytes;
+constexpr int PF_SUB_K_BIASES = PF_WHOLE ? FKV_K_BIASES : PF_SUB_K_SCALES + PF_KEYS * PF_K_SCALE_BYTES;
+constexpr int PF_SUB_V_CODES = PF_WHOLE ? FKV_V_CODES : PF_SUB_K_BIASES + PF_KEYS * PF_K_SCALE_BYTES;
+constexpr int PF_SUB_V_SCALES = PF_WHOLE ? FKV_V_SCALES : PF_SUB_V_CODES + PF_KEYS * pf_v::row_bytes;
+constexpr int PF_SUB_V_BIASES = PF_WHOLE ? FKV_V_BIASES : PF_SUB_V_SCALES + PF_KEYS * PF_V_SCALE_BYTES;
+
+FKV_FN void pf_bring_part(fkv_shared s, fkv_u32 gate, fkv_u32 at, const fkv_u8 *part, fkv_u32 slot, int row_bytes) {
+    if (row_bytes > 0) fkv_bring(s, gate, at, part + slot * (fkv_u32)row_bytes, (fkv_u32)(PF_KEYS * row_bytes));
+}
+
+/* By one thread: the packed bytes of a tile on their way. page: of its first key. */
+FKV_FN void pf_bring_tile(fkv_shared s, const pf_item &x, fkv_u32 key, fkv_u32 page, int stage) {
+    fkv_u32 gate = pf_gate(PF_PACKED_FULL, stage);
+    fkv_u32 at = (fkv_u32)(PF_AT_PACKED + stage * PF_PACKED_BYTES);
+    if (!PF_WHOLE) {
+        const fkv_u8 *block = x.pool + (fkv_u64)page * (FKV_G * (fkv_u64)FKV_BLOCK_BYTES);
+        fkv_u32 slot = key % FKV_PAGE_TOKENS;
+        fkv_bring_begin(s, gate, PF_PACKED_BYTES);
+        pf_bring_part(s, gate, at + PF_SUB_K_CODES, block + FKV_K_CODES, slot, pf_k::row_bytes);
+        pf_bring_part(s, gate, at + PF_SUB_K_SCALES, block + FKV_K_SCALES, slot, PF_K_SCALE_BYTES);
+        pf_bring_part(s, gate, at + PF_SUB_K_BIASES, block + FKV_K_BIASES, slot, PF_K_SCALE_BYTES);
+        pf_bring_part(s, gate, at + PF_SUB_V_CODES, block + FKV_V_CODES, slot, pf_v::row_bytes);
+        pf_bring_part(s, gate, at + PF_SUB_V_SCALES, block + FKV_V_SCALES, slot, PF_V_SCALE_BYTES);
+        pf_bring_part(s, gate, at + PF_SUB_V_BIASES, block + FKV_V_BIASES, slot, PF_V_SCALE_BYTES);
+    } else { /* pages that no row sees stay away */
+        fkv_u32 seen = 0, n_seen = 0;
+        for (fkv_u32 i = 0; i < PF_KEYS / PF_SUB_TOKENS; i++) {
+            fkv_u32 first = key + i * PF_SUB_TOKENS;
+            bool any = first <= x.last && (FKV_WINDOW == 0 || first + PF_SUB_TOKENS > x.begin || pf_is_sink(first));
+            seen |= (fkv_u32)any << i;
+            n_seen += any;
+        }
+        fkv_bring_begin(s, gate, n_seen * FKV_BLOCK_BYTES);
+        for (fkv_u32 i = 0; i < PF_KEYS / PF_SUB_TOKENS; i++) {
+            if ((seen >> i & 1) == 0) continue;
+            if (i > 0) page = pf_page_at(x, key / FKV_PAGE_TOKENS + i);
+            fkv_bring(s, gate, at + i * FKV_BLOCK_BYTES, x.pool + (fkv_u64)page * (FKV_G * (fkv_u64)FKV_BLOCK_BYTES),
+                      FKV_BLOCK_BYTES);
+        }
+    }
+    fkv_bring_end(s, gate);
+}
+
+FKV_FN const fkv_u8 *pf_packed_row(fkv_shared s, int stage, fkv_u32 key, int part, int row_bytes) {
+    return s.base + PF_AT_PACKED + (fkv_u32)stage * PF_PACKED_BYTES + key / PF_SUB_TOKENS * PF_SUB_BYTES + part +
+           key % PF_SUB_TOKENS * row_bytes;
+}
+
+struct alignas(16) pf_floats4 {
+    float x, y, z, w;
+};
+struct alignas(8) pf_floats2 {
+    float x, y;
+};
+struct alignas(16) pf_words4 {
+    fkv_u32 w[4];
+};
+struct alignas(8) pf_words2 {
+    fkv_u32 w[2];
+};
+
+/* Unit `u` of a chunk as codes in four pairs of halves; 16 bits: as values. */
+template <int BITS> FKV_FN void pf_unit_codes(const fkv_u32 *w, int u, fkv_u32 *h) {
+    if (BITS == 16) {
+        FKV_UNROLL for (int i = 0; i < 4; i++) h[i] =
+            FKV_PAGE_BF16 ? fkv_pack_f16(fkv_float_of(w[i] << 16), fkv_float_of(w[i] & 0xffff0000u)) : w[i];
+    } else if (BITS == 8) { /* 0x6400 is 1024 and its last bit 1 */
+        FKV_UNROLL for (int i = 0; i < 2; i++) {
+            h[2 * i] = fkv_fma_f16x2(fkv_permute(w[2 * u + i], 0x64646464u, 0x5140), 0x3c003c00u, 0xe400e400u);
+            h[2 * i + 1] = fkv_fma_f16x2(fkv_permute(w[2 * u + i], 0x64646464u, 0x5342), 0x3c003c00u, 0xe400e400u);
+        }
+    } else if (BITS == 4) {
+        fkv_u32 x = w[u], y = w[u] >> 8;
+        h[0] = fkv_fma_f16x2((x & 0x000f000fu) | 0x64006400u, 0x3c003c00u, 0xe400e400u);
+        h[1] = fkv_fma_f16x2((x & 0x00f000f0u) | 0x64006400u, 0x2c002c00u, 0xd400d400u); /* / 16 - 64 */
+        h[2] = fkv_fma_f16x2((y & 0x000f000fu) | 0x64006400u, 0x3c003c00u, 0xe400e400u);
+        h[3] = fkv_fma_f16x2((y & 0x00f000f0u) | 0x64006400u, 0x2c002c00u, 0xd400d400u);
+    } else {
+        fkv_u32 x = w[u / 2] >> (u % 2 * 8);
+        h[0] = fkv_fma_f16x2((x & 0x00030003u) | 0x64006400u, 0x3c003c00u, 0xe400e400u);
+        h[1] = fkv_fma_f16x2((x & 0x000c000cu) | 0x64006400u, 0x34003400u, 0xdc00dc00u); /* / 4 - 256 */
+        h[2] = fkv_fma_f16x2((x & 0x00300030u) | 0x64006400u, 0x2c002c00u, 0xd400d400u);
+        h[3] = fkv_fma_f16x2((x & 0x00c000c0u) | 0x64006400u, 0x24002400u, 0xcc00cc00u); /* / 64 - 16 */
+    }
+}
+
+FKV_FN fkv_u32 pf_affine(fkv_u32 codes, fkv_u32 scale, fkv_u32 bias) {
+    if (FKV_PAGE_BF16) {
+        float s = fkv_page_number(scale), b = fkv_page_number(bias);
+        return fkv_pack_f16(fkv_fma(fkv_f16_to_f32(codes & 0xffffu), s, b), fkv_fma(fkv_f16_to_f32(codes >> 16), s, b));
+    }
+    return fkv_fma_f16x2(codes, scale * 0x10001u, bias * 0x10001u);
+}
+
+/* What a thread unpacks of one side of a tile: chunks of packed rows, and their scales and biases. */
+template <class SIDE> struct pf_chunks {
+    fkv_u32 w[SIDE::batch][SIDE::words];
+    fkv_u32 scale[SIDE::batch], bias[SIDE::batch];
+};
+
+template <class SIDE> struct pf_spot {                    /* of a thread's i-th chunk */
+    static constexpr bool even = 128 % SIDE::chunks == 0; /* a thread's chunks lie in one column */
+    static constexpr fkv_u32 key_step = even ? 128 / SIDE::chunks : 0;
+    fkv_u32 chunk, key, turn;
+    bool any;
+    FKV_FN pf_spot at(fkv_u32 thread, fkv_u32 i) {
+        fkv_u32 number = thread + 128 * i;
+        pf_spot x;
+        x.any = SIDE::chunks * PF_KEYS % (128 * SIDE::batch) == 0 || number < SIDE::chunks * PF_KEYS;
+        x.chunk = even ? thread % SIDE::chunks : number % SIDE::chunks;
+        x.key = even ? SIDE::key_of(thread) + i * key_step : SIDE::key_of(number);
+        x.turn = even && key_step % 8 == 0 ? SIDE::key_of(thread) % 8 : x.key % 8;
+        return x;
+    }
+};
+
+template <class SIDE, int BITS, int GROUP, bool VALUES>
+FKV_FN void pf_take(fkv_shared s, int packed, fkv_u32 batch, pf_chunks<SIDE> &c) {
+    FKV_UNROLL for (fkv_u32 i = 0; i < SIDE::batch; i++) {
+        pf_spot<SIDE> spot = pf_spot<SIDE>::at(s.index % 128, batch * SIDE::batch + i);
+        if (!spot.any) break;
+        const fkv_u8 *codes = pf_packed_row(s, packed, spot.key, VALUES ? PF_SUB_V_CODES : PF_SUB_K_CODES, SIDE::row_bytes) +
+                              spot.chunk * SIDE::chunk_bytes;
+        if (SIDE::words == 4) {
+            pf_words4 x4 = *(const pf_words4 *)codes;
+            FKV_UNROLL for (int k = 0; k < SIDE::words; k++) c.w[i][k] = x4.w[k];
+        } else {
+            pf_words2 x2 = *(const pf_words2 *)codes;
+            FKV_UNROLL for (int k = 0; k < 2; k++) c.w[i][k] = x2.w[k];
+        }
+        if (VALUES && BITS != 16) {
+            fkv_u32 group = spot.chunk * SIDE::channels / GROUP * 2;
+            c.scale[i] = *(const fkv_u16 *)(pf_packed_row(s, packed, spot.key, PF_SUB_V_SCALES, PF_V_SCALE_BYTES) + group);
+            c.bias[i] = *(const fkv_u16 *)(pf_packed_row(s, packed, spot.key, PF_SUB_V_BIASES, PF_V_SCALE_BYTES) + group);
+        }
+    }
+}
+
+/* edge: keys that no row sees are among these; they become zeroes. Of V only: their scores are masked. */
+template <class SIDE, int BITS, bool VALUES, bool SPREAD>
+FKV_FN void pf_put(fkv_shared s, const pf_item &x, fkv_u32 first_key, bool edge, fkv_u32 at, fkv_u32 batch,
+                   const pf_chunks<SIDE> &c) {
+    FKV_UNROLL for (fkv_u32 i = 0; i < SIDE::batch; i++) {
+        pf_spot<SIDE> spot = pf_spot<SIDE>::at(s.index % 128, batch * SIDE::batch + i);
+        if (!spot.any) break;
+        bool none = edge && !pf_seen(x, first_key + spot.key);
+        FKV_UNROLL for (int u = 0; u < SIDE::units; u++) {
+            fkv_u32 h[4];
+            pf_unit_codes<BITS>(c.w[i], u, h);
+            if (VALUES && BITS != 16) FKV_UNROLL for (int k = 0; k < 4; k++) h[k] = pf_affine(h[k], c.scale[i], c.bias[i]);
+            if (VALUES) FKV_UNROLL for (int k = 0; k < 4; k++) h[k] = none ? 0 : h[k];
+            fkv_u32 unit = SIDE::unit_at(spot.chunk, (fkv_u32)u, SPREAD);
+            pf_words4 *to =
+                (pf_words4 *)(s.base + at + unit / 8 * (PF_KEYS * 128) + spot.key * 128 + ((unit % 8) ^ spot.turn) * 16);
+            *to = pf_words4{{h[0], h[1], h[2], h[3]}};
+        }
+    }
+}
+
+constexpr fkv_u32 PF_SCALES_EACH = (PF_GROUPS * PF_KEYS + 127) / 128; /* of a thread */
+
+FKV_FN void pf_take_scales(fkv_shared s, int packed, fkv_u32 *scale, fkv_u32 *bias) {
+    FKV_UNROLL for (fkv_u32 i = 0; i < PF_SCALES_EACH; i++) {
+        fkv_u32 number = s.index % 128 + 128 * i;
+        if (PF_GROUPS * PF_KEYS % 128 != 0 && number >= PF_GROUPS * PF_KEYS) break;
+        scale[i] = ((const fkv_u16 *)pf_packed_row(s, packed, number / PF_GROUPS, PF_SUB_K_SCALES,
+                                                   PF_K_SCALE_BYTES))[number % PF_GROUPS];
+        bias[i] = ((const fkv_u16 *)pf_packed_row(s, packed, number / PF_GROUPS, PF_SUB_K_BIASES,
+                                                  PF_K_SCALE_BYTES))[number % PF_GROUPS];
+    }
+}
+
+FKV_FN void pf_put_scales(fkv_shared s, int stage, const fkv_u32 *scale, const fkv_u32 *bias) {
+    FKV_UNROLL for (fkv_u32 i = 0; i < PF_SCALES_EACH; i++) {
+        fkv_u32 number = s.index % 128 + 128 * i;
+        if (PF_GROUPS * PF_KEYS % 128 != 0 && number >= PF_GROUPS * PF_KEYS) break;
+        pf_floats2 *to =
+            (pf_floats2 *)(s.base + PF_AT_SCALES + stage * PF_SCALES_BYTES) + number % PF_GROUPS * PF_KEYS + number / PF_GROUPS;
+        *to = pf_floats2{fkv_page_number(scale[i]), fkv_page_number(bias[i])};
+    }
+}
+
+/* What this warp stored is visible to the products of those whom the gate lets pass. */
+FKV_FN void pf_publish(fkv_shared s, fkv_u32 gate) {
+    fkv_publish();
+    fkv_sync_warp();
+    if (s.index % 32 == 0) fkv_gate_arrive(s, gate);
+}
+
+/* By one thread, once the gates are made: as many tiles as there is room for. */
+FKV_FN void pf_bring_first(fkv_shared s, const pf_item &x) {
+    for (fkv_u32 tile = 0; tile < PF_PACKED && tile < x.n_tiles; tile++) {
+        fkv_u32 key = pf_first_key(x, tile);
+        pf_bring_tile(s, x, key, pf_page_at(x, key / FKV_PAGE_TOKENS), (int)tile);
+    }
+}
+
+/* The role of the first warpgroup: tiles of keys, one after the other, through the stages. */
+FKV_FN void pf_unpack(fkv_shared s, const pf_item &x) {
+    int stage = 0, packed = 0;
+    fkv_u32 phase = 0, packed_phase = 0;
+    for (fkv_u32 tile = 0; tile < x.n_tiles; tile++) {
+        fkv_u32 key = pf_first_key(x, tile);
+        fkv_u32 after = pf_first_key(x, tile + PF_PACKED < x.n_tiles ? tile + PF_PACKED : tile);
+        fkv_u32 page = pf_page_at(x, after / FKV_PAGE_TOKENS);
+        fkv_gate_wait(s, pf_gate(PF_PACKED_FULL, packed), packed_phase);
+
+        pf_chunks<pf_k> k;
+        pf_chunks<pf_v> v;
+        fkv_u32 scale[PF_SCALES_EACH], bias[PF_SCALES_EACH];
+        pf_take<pf_k, FKV_K_BITS, FKV_K_GROUP, false>(s, packed, 0, k);
+        if (FKV_K_BITS != 16) pf_take_scales(s, packed, scale, bias);
+        pf_take<pf_v, FKV_V_BITS, FKV_V_GROUP, true>(s, packed, 0, v);
+
+        fkv_gate_wait(s, pf_gate(PF_K_EMPTY, stage), phase ^ 1);
+        fkv_u32 at = (fkv_u32)(PF_AT_K + stage * PF_TILE_BYTES);
+        pf_put<pf_k, FKV_K_BITS, false, pf_k::spread>(s, x, key, false, at, 0, k);
+        for (fkv_u32 b = 1; b < pf_k::batches; b++) {
+            pf_take<pf_k, FKV_K_BITS, FKV_K_GROUP, false>(s, packed, b, k);
+            pf_put<pf_k, FKV_K_BITS, false, pf_k::spread>(s, x, key, false, at, b, k);
+        }
+        if (FKV_K_BITS != 16) pf_put_scales(s, stage, scale, bias);
+        pf_publish(s, pf_gate(PF_K_FULL, stage));
+
+        fkv_gate_wait(s, pf_gate(PF_V_EMPTY, stage), phase ^ 1);
+        at = (fkv_u32)(PF_AT_V + stage * PF_TILE_BYTES);
+        bool edge = key + PF_KEYS - 1 > x.last || (FKV_WINDOW != 0 && key < x.begin && key + PF_KEYS > FKV_SINKS);
+        pf_put<pf_v, FKV_V_BITS, true, true>(s, x, key, edge, at, 0, v);
+        for (fkv_u32 b = 1; b < pf_v::batches; b++) {
+            pf_take<pf_v, FKV_V_BITS, FKV_V_GROUP, true>(s, packed, b, v);
+            pf_put<pf_v, FKV_V_BITS, true, true>(s, x, key, edge, at, b, v);
+        }
+        pf_publish(s, pf_gate(PF_V_FULL, stage));
+
+        if (s.index % 32 == 0) fkv_gate_arrive(s, pf_gate(PF_PACKED_EMPTY, packed));
+        if (s.index == 0 && tile + PF_PACKED < x.n_tiles) {
+            fkv_gate_wait(s, pf_gate(PF_PACKED_EMPTY, packed), packed_phase);
+            pf_bring_tile(s, x, after, page, packed);
+        }
+        fkv_sync_warp(); /* the first warp goes on as one */
+        if (++stage == PF_STAGES) stage = 0, phase ^= 1;
+        if (++packed == PF_PACKED) packed = 0, packed_phase ^= 1;
+    }
+}

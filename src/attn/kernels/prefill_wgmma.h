@@ -1,0 +1,431 @@
+/* Attention of queries over packed pages, for prefill: on warpgroups (sm_90a) and, played by hand, on the host. Blocks: (tile of
+ * the step table, KV head, slice of FKV_PREFILL_ROWS rows: queries x heads). No score ever leaves the block.
+ *
+ * Three warpgroups. The first unpacks (prefill_unpack.h). The other two multiply and do the softmax, 64 rows each (heads beyond
+ * 256: the same 64 rows, half of V's channels each). Products run beside their threads: while the weights of one tile of keys are
+ * worked out, the values of the tile before are summed and the other warpgroup's scores are made.
+ *
+ * Scores are exact up to float sums: codes of K are whole numbers, so halves without rounding; a product runs over the codes of
+ * one group, and its scale and bias are applied to the float sum:  score = sum over groups of s . (q . codes) + b . sum(q).
+ * Rounding K's values to halves instead would be faster, and off by 2e-2 where a few channels are 20 times larger, as real keys'
+ * are. Queries are halves after a power of two is taken out of each row; where a row's numbers have more bits (float rows,
+ * rotated rows) there are two halves of each, and two products.
+ *
+ * Channels lie in shared memory in the order that unpacking likes best (pf_side::channel()): q is stored in K's order, and out is
+ * read in V's.
+ *
+ * Same answer however it got there: tiles of keys begin at multiples of PF_KEYS; a row's reference maximum is kept until a score
+ * exceeds it by 2^8, and only then are its sums scaled. Each row decides for itself. A tile that a row does not see adds zeroes.
+ *
+ * Ladder, 512 queries x 32 heads on 131072 tokens, 8 KV heads of 128, K8/V4, H200 (docs/gpu_kernels.md has the rest):
+ *   4180 us   pages read into registers a tile ahead, queries from shared memory
+ *   3683 us   queries in registers
+ */
+/* ---- queries and outputs ---- */
+
+FKV_FN fkv_u64 pf_row_at(const pf_item &x, fkv_u32 row) {
+    fkv_u32 r = x.first_row + row;
+    return ((fkv_u64)(x.first_token + r / FKV_R) * FKV_H + x.head * FKV_R + r % FKV_R) * FKV_D;
+}
+
+FKV_FN float pf_warp_max(float x) {
+    for (int m = 16; m > 0; m /= 2) {
+        float y = fkv_shuffle_xor(x, m);
+        x = y > x ? y : x;
+    }
+    return x;
+}
+FKV_FN float pf_warp_sum(float x) {
+    for (int m = 16; m > 0; m /= 2) x += fkv_shuffle_xor(x, m);
+    return x;
+}
+
+/* A rotation of a row in shared memory by one warp, as docs/page_format.md says it; undo: the signs come last. */
+template <bool K> FKV_FN void pf_rotate(fkv_shared s, float *row, bool undo) {
+    fkv_u32 lane = s.index % 32;
+    for (fkv_u32 d = lane; d < FKV_D && !undo; d += 32)
+        row[d] = fkv_float_of(fkv_bits_of(row[d]) ^ (K ? fkv_k_sign(d) : fkv_v_sign(d)));
+    fkv_sync_warp();
+    for (fkv_u32 h = 1; h < FKV_ROTATION_BLOCK; h *= 2) {
+        for (fkv_u32 i = lane; i < FKV_D / 2; i += 32) {
+            fkv_u32 d = i / h * 2 * h + i % h;
+            float a = row[d], b = row[d + h];
+            row[d] = a + b;
+            row[d + h] = a - b;
+        }
+        fkv_sync_warp();
+    }
+    for (fkv_u32 d = lane; d < FKV_D; d += 32) {
+        float y = row[d] * fkv_rotation_norm();
+        row[d] = undo ? fkv_float_of(fkv_bits_of(y) ^ (K ? fkv_k_sign(d) : fkv_v_sign(d))) : y;
+    }
+    fkv_sync_warp();
+}
+
+/* Where the half at `place` of a row of queries lies. */
+FKV_FN fkv_u16 *pf_query_at(fkv_shared s, fkv_u32 row, fkv_u32 place) {
+    return (fkv_u16 *)(s.base + PF_AT_Q + place / 64 * (PF_ROWS * 128) + row * 128 + ((place % 64 / 8) ^ (row % 8)) * 16) +
+           place % 8;
+}
+
+constexpr int PF_LANE_CHANNELS = (FKV_D + 31) / 32;
+
+FKV_FN void pf_fetch_query(const pf_item &x, const void *q, fkv_u32 row, fkv_u32 lane, float *numbers) {
+    if (row >= x.n_rows) return;
+    FKV_UNROLL for (int i = 0; i < PF_LANE_CHANNELS; i++) {
+        fkv_u32 d = lane + 32 * (fkv_u32)i;
+        numbers[i] = d < FKV_D ? fkv_row_number(q, pf_row_at(x, row) + d) : 0.0f;
+    }
+}
+
+/* Queries into shared memory as halves, by all warps, a row at a time; the next one is on its way. */
+FKV_FN void pf_load_queries(fkv_shared s, const pf_item &x, const void *q) {
+    fkv_u32 warp = s.index / 32, lane = s.index % 32;
+    float *row = (float *)(s.base + PF_AT_K) + warp * FKV_D;
+    float scale = fkv_float_of(FKV_SCALE_BITS);
+    float sign = scale < 0 ? -1.0f : 1.0f;
+    float numbers[PF_LANE_CHANNELS];
+    pf_fetch_query(x, q, warp, lane, numbers);
+    for (fkv_u32 r = warp; r < PF_ROWS; r += PF_THREADS / 32) {
+        if (r >= x.n_rows) { /* whatever comes of these is not stored */
+            for (fkv_u32 place = lane; place < FKV_D; place += 32)
+                for (int part = 0; part < PF_PARTS; part++) pf_query_at(s, r, place)[part * (PF_Q_BYTES / 2)] = 0;
+            continue;
+        }
+        FKV_UNROLL for (int i = 0; i < PF_LANE_CHANNELS; i++) if (lane + 32 * (fkv_u32)i < FKV_D) row[lane + 32 * (fkv_u32)i] =
+            sign * numbers[i];
+        pf_fetch_query(x, q, r + PF_THREADS / 32, lane, numbers);
+        fkv_sync_warp();
+        if (FKV_ROTATE_K) pf_rotate<true>(s, row, false);
+        float largest = 0;
+        for (fkv_u32 d = lane; d < FKV_D; d += 32) largest = fkv_max(largest, fkv_abs(row[d]));
+        fkv_u32 exponent = fkv_bits_of(pf_warp_max(largest)) >> 23;
+        if (exponent == 0 || exponent > 253) exponent = 127;
+        float down = fkv_float_of((254 - exponent) << 23);
+        for (fkv_u32 d = lane; d < FKV_D; d += 32) { /* what the halves will say: the sums are of that */
+            float y = row[d] * down;
+            float high = fkv_f16_to_f32(fkv_f32_to_f16(y));
+            row[d] = PF_PARTS == 1 ? high : high + fkv_f16_to_f32(fkv_f32_to_f16(y - high));
+        }
+        fkv_sync_warp();
+        for (fkv_u32 place = lane; place < FKV_D; place += 32) {
+            float y = row[pf_k::channel(place, pf_k::spread)];
+            fkv_u32 high = fkv_f32_to_f16(y);
+            fkv_u16 *to = pf_query_at(s, r, place);
+            to[0] = (fkv_u16)high;
+            if (PF_PARTS == 2) to[PF_Q_BYTES / 2] = (fkv_u16)fkv_f32_to_f16(y - fkv_f16_to_f32(high));
+        }
+        for (fkv_u32 g = 0; g < PF_GROUPS && FKV_K_BITS != 16; g++) {
+            float sum = 0;
+            for (fkv_u32 d = g * FKV_K_GROUP + lane; d < (g + 1) * FKV_K_GROUP; d += 32) sum += row[d];
+            sum = pf_warp_sum(sum);
+            if (lane == 0) ((float *)(s.base + PF_AT_SUMS))[g * PF_ROWS + r] = sum;
+        }
+        if (lane == 0) ((float *)(s.base + PF_AT_FACTORS))[r] = scale * sign * fkv_float_of(exponent << 23);
+        fkv_sync_warp();
+    }
+}
+
+/* Rows of out from shared memory, by all warps. */
+FKV_FN void pf_store_outputs(fkv_shared s, const pf_item &x, void *out) {
+    int warp = (int)s.index / 32, lane = (int)s.index % 32;
+    for (int r = warp; (fkv_u32)r < x.n_rows; r += PF_THREADS / 32) {
+        float *row = (float *)s.base + r * PF_OUT_STRIDE;
+        if (FKV_ROTATE_V) pf_rotate<false>(s, row, true);
+        fkv_u64 at = pf_row_at(x, (fkv_u32)r);
+        for (int d = lane; d < FKV_D; d += 32) fkv_put_row_number(out, at + (fkv_u64)d, row[d]);
+    }
+}
+
+/* ---- products and softmax ---- */
+
+struct pf_row_state {
+    fkv_u32 position;
+    float factor; /* from a score's sum to the exponent of 2 */
+    float top;    /* reference maximum, as a sum */
+    float total;  /* of this thread's weights */
+};
+
+FKV_FN fkv_u32 pf_step_unit(int group, int step) { /* unit of the first of 16 channels */
+    if (!pf_k::spread || FKV_K_BITS == 16) return (fkv_u32)((group * PF_GROUP_STEPS + step) * 2);
+    constexpr int pairs = pf_k::per_group / 2 > 0 ? pf_k::per_group / 2 : 1;
+    return (fkv_u32)(step / pairs * pf_k::chunks + group * pf_k::per_group + step % pairs * 2);
+}
+
+constexpr int PF_REGS_MULTIPLY =
+    PF_Q_HELD ? 224 : 216; /* 504 in all, of one thread of each warpgroup: what the block began with */
+constexpr int PF_REGS_UNPACK = 504 - 2 * PF_REGS_MULTIPLY;
+
+/* Scores of one group of channels. q_at, k_at: units of 16 bytes. */
+FKV_FN void pf_issue_group(fkv_shared s, int group, fkv_u32 q_at, fkv_u32 k_at, float *acc, const fkv_u32 *held) {
+    FKV_UNROLL for (int part = 0; part < PF_PARTS; part++) {
+        FKV_UNROLL for (int step = 0; step < PF_GROUP_STEPS; step++) {
+            fkv_u32 unit = pf_step_unit(group, step);
+            fkv_u32 k = k_at + unit / 8 * (PF_KEYS * 8) + unit % 8;
+            if constexpr (PF_Q_HELD) {
+                if (step == 0)
+                    fkv_wg_scores_held<PF_KEYS, false>(s, acc, held + unit * 2, k);
+                else
+                    fkv_wg_scores_held<PF_KEYS, true>(s, acc, held + unit * 2, k);
+            } else {
+                fkv_u32 q = q_at + (fkv_u32)(part * (PF_Q_BYTES / 16)) + unit / 8 * (PF_ROWS * 8) + unit % 8;
+                if (part + step == 0)
+                    fkv_wg_scores<PF_KEYS, false>(s, acc, q, k);
+                else
+                    fkv_wg_scores<PF_KEYS, true>(s, acc, q, k);
+            }
+        }
+    }
+    fkv_wg_commit();
+}
+
+FKV_FN void pf_issue_values(fkv_shared s, fkv_u32 v_at, const fkv_u32 *p, float *o) {
+    FKV_UNROLL for (int step = 0; step < PF_KEYS / 16; step++)
+        fkv_wg_values<PF_KEYS, PF_COLS>(s, o, p + 4 * step, v_at + (fkv_u32)step * 128);
+    fkv_wg_commit();
+}
+
+/* Scale and bias of two keys each, of the keys of this thread's sums. */
+struct pf_scales {
+    pf_floats4 of[PF_KEYS / 8];
+};
+
+FKV_FN void pf_load_scales(fkv_shared s, int group, int stage, int from, int to, pf_scales &scales) {
+    const pf_floats4 *all =
+        (const pf_floats4 *)(s.base + PF_AT_SCALES + stage * PF_SCALES_BYTES) + group * (PF_KEYS / 2) + s.index % 4;
+    FKV_UNROLL for (int j = from; j < to; j++) scales.of[j] = all[4 * j];
+}
+
+/* x (+)= s . acc + b . sum(q) */
+FKV_FN void pf_fold_group(bool first, const pf_scales &scales, float sum0, float sum1, const float *acc, float *x) {
+    FKV_UNROLL for (int j = 0; j < PF_KEYS / 8; j++) {
+        pf_floats4 sb = scales.of[j];
+        x[4 * j] = fkv_fma(sb.x, acc[4 * j], first ? sb.y * sum0 : fkv_fma(sb.y, sum0, x[4 * j]));
+        x[4 * j + 1] = fkv_fma(sb.z, acc[4 * j + 1], first ? sb.w * sum0 : fkv_fma(sb.w, sum0, x[4 * j + 1]));
+        x[4 * j + 2] = fkv_fma(sb.x, acc[4 * j + 2], first ? sb.y * sum1 : fkv_fma(sb.y, sum1, x[4 * j + 2]));
+        x[4 * j + 3] = fkv_fma(sb.z, acc[4 * j + 3], first ? sb.w * sum1 : fkv_fma(sb.w, sum1, x[4 * j + 3]));
+    }
+}
+
+FKV_FN bool pf_sees(fkv_u32 position, fkv_u32 token) {
+    return token <= position && (FKV_WINDOW == 0 || pf_is_sink(token) || position - token + 1 < FKV_WINDOW + 1);
+}
+
+FKV_FN float pf_tanh(float x) { return 1.0f - 2.0f / (fkv_exp2(x * 2.88539008f) + 1.0f); }
+
+/* x: sums -> weights, of the keys of one tile. Returns by how much the rows' earlier sums must be scaled. */
+FKV_FN void pf_softmax(fkv_shared s, float *x, fkv_u32 first_key, bool masked, pf_row_state *row, float *shrink) {
+    const float none = fkv_float_of(0xff800000u);
+    if (FKV_SOFTCAP_BITS != 0) {
+        const float cap = fkv_float_of(FKV_SOFTCAP_BITS);
+        FKV_UNROLL for (int i = 0; i < PF_KEYS / 2; i++) x[i] =
+            cap * 1.44269504f * pf_tanh(x[i] * (row[i / 2 % 2].factor * (0.69314718f / cap)));
+    }
+    if (masked) {
+        FKV_UNROLL for (int i = 0; i < PF_KEYS / 2; i++) {
+            fkv_u32 token = first_key + (fkv_u32)(i / 4 * 8 + (int)s.index % 4 * 2 + i % 2);
+            if (!pf_sees(row[i / 2 % 2].position, token)) x[i] = none;
+        }
+    }
+    FKV_UNROLL for (int r = 0; r < 2; r++) {
+        float factor = FKV_SOFTCAP_BITS != 0 ? 1.0f : row[r].factor;
+        float top = x[2 * r];
+        FKV_UNROLL for (int j = 0; j < PF_KEYS / 8; j++) {
+            top = fkv_max(top, x[4 * j + 2 * r]);
+            top = fkv_max(top, x[4 * j + 2 * r + 1]);
+        }
+        top = fkv_max(top, fkv_shuffle_xor(top, 1));
+        top = fkv_max(top, fkv_shuffle_xor(top, 2));
+        shrink[r] = 1.0f;
+        if ((top - row[r].top) * factor > 8.0f) {
+            shrink[r] = fkv_exp2((row[r].top - top) * factor);
+            row[r].top = top;
+        }
+        float base = -row[r].top * factor;
+        float total = 0;
+        FKV_UNROLL for (int j = 0; j < PF_KEYS / 8; j++) {
+            x[4 * j + 2 * r] = fkv_exp2(fkv_fma(x[4 * j + 2 * r], factor, base));
+            x[4 * j + 2 * r + 1] = fkv_exp2(fkv_fma(x[4 * j + 2 * r + 1], factor, base));
+            total += x[4 * j + 2 * r] + x[4 * j + 2 * r + 1];
+        }
+        row[r].total = fkv_fma(row[r].total, shrink[r], total);
+    }
+}
+
+constexpr bool PF_SUMS_HELD = FKV_K_BITS != 16 && PF_GROUPS <= 2;
+constexpr int PF_AHEAD = PF_KEYS / 16; /* scales that are read before the sums are there */
+
+/* What a multiplying warpgroup keeps from tile to tile. */
+struct pf_rows {
+    int group;         /* of the two */
+    int row;           /* this thread's first; the other is 8 further */
+    fkv_u32 q_at;      /* places in units of 16 bytes */
+    fkv_u32 v_at;      /* of stage 0 */
+    fkv_u32 low, high; /* positions of the first and the last row */
+    pf_row_state state[2];
+    float sums[2][2];                        /* of q, by group */
+    fkv_u32 held[PF_Q_HELD ? FKV_D / 4 : 1]; /* q */
+    fkv_u32 p[PF_KEYS / 4];
+    float o[PF_COLS / 2];
+};
+
+/* One tile of keys: its scores while the values of the tile before are summed, its weights into p. */
+template <bool FIRST>
+FKV_FN void pf_meet(fkv_shared s, const pf_item &item, fkv_u32 tile, int stage, fkv_u32 phase, int last_stage, fkv_u32 last_phase,
+                    pf_rows &r) {
+    float acc[PF_GROUPS > 1 ? 2 : 1][PF_KEYS / 2];
+    float x[PF_KEYS / 2];
+    if (!FIRST) {
+        if (PF_STAGES == 1) fkv_gate_wait(s, pf_gate(PF_V_FULL, last_stage), last_phase); /* unpacked before these keys were */
+        fkv_wg_settle_bits<PF_KEYS / 4>(r.p);
+    }
+    fkv_gate_wait(s, pf_gate(PF_K_FULL, stage), phase);
+    fkv_wg_settle<PF_COLS / 2>(r.o);
+    fkv_u32 k_at = s.unit + (fkv_u32)(PF_AT_K / 16) + (fkv_u32)stage * (PF_TILE_BYTES / 16);
+    if (!PF_Q_HELD) fkv_wg_settle_bits<1>(&r.q_at); /* places are worked out anew: kept, they would spill */
+    fkv_wg_begin();
+    pf_issue_group(s, 0, r.q_at, k_at, acc[0], r.held);
+    if (PF_GROUPS > 1) pf_issue_group(s, 1, r.q_at, k_at, acc[PF_GROUPS > 1], r.held);
+    if (!FIRST) pf_issue_values(s, r.v_at + (fkv_u32)last_stage * (PF_TILE_BYTES / 16), r.p, r.o);
+    FKV_UNROLL for (int g = 0; g < PF_GROUPS; g++) {
+        constexpr int values = FIRST ? 0 : 1;
+        pf_scales scales;
+        if (FKV_K_BITS != 16) pf_load_scales(s, g, stage, 0, PF_AHEAD, scales);
+        if (g == 0)
+            fkv_wg_wait<(PF_GROUPS > 1) + values>();
+        else if (g == 1)
+            fkv_wg_wait<(PF_GROUPS > 2) + values>();
+        else if (g + 1 < PF_GROUPS)
+            fkv_wg_wait<1>();
+        else
+            fkv_wg_wait<0>();
+        fkv_wg_settle<PF_KEYS / 2>(acc[g % 2 * (PF_GROUPS > 1)]);
+        if (FKV_K_BITS == 16) {
+            FKV_UNROLL for (int i = 0; i < PF_KEYS / 2; i++) x[i] = acc[0][i];
+        } else {
+            const float *sums = (const float *)(s.base + PF_AT_SUMS) + g * PF_ROWS + r.row;
+            pf_load_scales(s, g, stage, PF_AHEAD, PF_KEYS / 8, scales);
+            pf_fold_group(g == 0, scales, PF_SUMS_HELD ? r.sums[0][g % 2] : sums[0], PF_SUMS_HELD ? r.sums[1][g % 2] : sums[8],
+                          acc[g % 2 * (PF_GROUPS > 1)], x);
+        }
+        if (g + 2 < PF_GROUPS) {
+            fkv_wg_settle<PF_KEYS / 2>(x);
+            fkv_wg_begin();
+            pf_issue_group(s, g + 2, r.q_at, k_at, acc[g % 2], r.held);
+        }
+    }
+    fkv_sync_warp();
+    if (s.index % 32 == 0) fkv_gate_arrive(s, pf_gate(PF_K_EMPTY, stage));
+
+    fkv_u32 key = pf_first_key(item, tile);
+    bool masked =
+        key + PF_KEYS - 1 > r.low || (FKV_WINDOW != 0 && r.high - key + 1 >= FKV_WINDOW + 1 && key + PF_KEYS > FKV_SINKS);
+    float shrink[2];
+    pf_softmax(s, x, key, masked, r.state, shrink);
+    fkv_wg_settle<PF_KEYS / 2>(x);
+    /* The values of this tile are there by now. Looking for them here keeps ptxas from moving the weights behind the wait for the
+     * products that they are to be worked out beside. */
+    if (PF_STAGES > 1) fkv_gate_wait(s, pf_gate(PF_V_FULL, stage), phase);
+    if (!FIRST) {
+        fkv_wg_wait<0>();
+        fkv_wg_settle<PF_COLS / 2>(r.o);
+        fkv_sync_warp();
+        if (s.index % 32 == 0) fkv_gate_arrive(s, pf_gate(PF_V_EMPTY, last_stage));
+        if (fkv_any(shrink[0] != 1.0f || shrink[1] != 1.0f))
+            FKV_UNROLL for (int i = 0; i < PF_COLS / 2; i++) r.o[i] *= shrink[i / 2 % 2];
+    }
+    FKV_UNROLL for (int i = 0; i < PF_KEYS / 4; i++) r.p[i] = fkv_pack_f16(x[2 * i], x[2 * i + 1]);
+}
+
+/* The role of the other warpgroups. */
+FKV_FN void pf_multiply(fkv_shared s, const pf_item &x) {
+    int lane = (int)s.index % 32;
+    pf_rows r;
+    r.group = (int)fkv_uniform(s.index / 128) - 1;
+    int first_row = PF_HALVES ? 0 : r.group * 64;
+    int first_col = PF_HALVES ? r.group * PF_COLS : 0;
+    r.row = first_row + (int)s.index % 128 / 32 * 16 + lane / 4;
+    r.q_at = s.unit + (fkv_u32)(PF_AT_Q / 16 + first_row * 8);
+    r.v_at = s.unit + (fkv_u32)(PF_AT_V / 16 + first_col / 64 * (PF_KEYS * 8));
+    r.low = pf_position(x, (fkv_u32)first_row), r.high = pf_position(x, (fkv_u32)first_row + 63);
+    FKV_UNROLL for (int i = 0; i < 2; i++) {
+        r.state[i].position = pf_position(x, (fkv_u32)(r.row + 8 * i));
+        r.state[i].factor = ((const float *)(s.base + PF_AT_FACTORS))[r.row + 8 * i] * 1.44269504f;
+        r.state[i].top = -1e30f;
+        r.state[i].total = 0;
+        if (PF_SUMS_HELD)
+            FKV_UNROLL for (int g = 0; g < PF_GROUPS; g++) r.sums[i][g % 2] =
+                ((const float *)(s.base + PF_AT_SUMS))[g * PF_ROWS + r.row + 8 * i];
+    }
+    FKV_UNROLL for (int i = 0; i < PF_COLS / 2; i++) r.o[i] = 0;
+    if (PF_Q_HELD) FKV_UNROLL for (int i = 0; i < FKV_D / 4; i++) {
+            int row = r.row + i % 2 * 8, place = i / 4 * 16 + i / 2 % 2 * 8;
+            r.held[i] = *(const fkv_u32 *)pf_query_at(s, (fkv_u32)row, (fkv_u32)(place + lane % 4 * 2));
+        }
+
+    int stage = 0;
+    fkv_u32 phase = 0;
+    pf_meet<true>(s, x, 0, 0, 0, 0, 0, r);
+    for (fkv_u32 tile = 1; tile < x.n_tiles; tile++) {
+        int last_stage = stage;
+        fkv_u32 last_phase = phase;
+        if (++stage == PF_STAGES) stage = 0, phase ^= 1;
+        pf_meet<false>(s, x, tile, stage, phase, last_stage, last_phase, r);
+    }
+    if (PF_STAGES == 1) fkv_gate_wait(s, pf_gate(PF_V_FULL, stage), phase);
+    fkv_wg_settle_bits<PF_KEYS / 4>(r.p);
+    fkv_wg_settle<PF_COLS / 2>(r.o);
+    fkv_wg_begin();
+    pf_issue_values(s, r.v_at + (fkv_u32)stage * (PF_TILE_BYTES / 16), r.p, r.o);
+    fkv_wg_wait<0>();
+    fkv_wg_settle<PF_COLS / 2>(r.o);
+
+    float factor[2];
+    FKV_UNROLL for (int i = 0; i < 2; i++) {
+        float total = r.state[i].total;
+        total += fkv_shuffle_xor(total, 1);
+        total += fkv_shuffle_xor(total, 2);
+        factor[i] = 1.0f / total;
+    }
+    fkv_sync_team(1, 256); /* the other warpgroup's products are done with shared memory too */
+    FKV_UNROLL for (int i = 0; i < PF_COLS / 2; i++) {
+        int place = first_col + i / 4 * 8 + lane % 4 * 2 + i % 2;
+        if (place < FKV_D)
+            ((float *)s.base)[(r.row + i / 2 % 2 * 8) * PF_OUT_STRIDE + pf_v::channel((fkv_u32)place, true)] =
+                r.o[i] * factor[i / 2 % 2];
+    }
+}
+
+FKV_FN void fkv_attend_prefill(fkv_place place, fkv_u32 *shared, const void *q, const void *pool, const fkv_u32 *table,
+                               void *out) {
+    fkv_shared s = fkv_shared_make(shared, place.index);
+    pf_item x = pf_item_at((const fkv_u8 *)pool, table, place.x, place.y, place.z);
+    if (x.n_rows == 0) return;
+    if ((int)s.index == 0) {
+        for (int stage = 0; stage < PF_STAGES; stage++) {
+            fkv_gate_make(s, pf_gate(PF_K_FULL, stage), 4);
+            fkv_gate_make(s, pf_gate(PF_V_FULL, stage), 4);
+            fkv_gate_make(s, pf_gate(PF_K_EMPTY, stage), 8);
+            fkv_gate_make(s, pf_gate(PF_V_EMPTY, stage), 8);
+        }
+        for (int stage = 0; stage < PF_PACKED; stage++) {
+            fkv_gate_make(s, pf_gate(PF_PACKED_FULL, stage), 1);
+            fkv_gate_make(s, pf_gate(PF_PACKED_EMPTY, stage), 4);
+        }
+        fkv_gates_made();
+        pf_bring_first(s, x);
+    }
+    fkv_sync_warp();
+    pf_load_queries(s, x, q);
+    fkv_publish();
+    fkv_sync();
+    if ((int)s.index < 128) {
+        fkv_fewer_registers<PF_REGS_UNPACK>();
+        pf_unpack(s, x);
+    } else {
+        fkv_more_registers<PF_REGS_MULTIPLY>();
+        pf_multiply(s, x);
+    }
+    fkv_sync();
+    pf_store_outputs(s, x, out);
+}

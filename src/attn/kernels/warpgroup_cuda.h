@@ -1,0 +1,145 @@
+/* Warpgroups of sm_90a for prefill: products of 64 rows that run beside their threads (wgmma), and the barriers by which
+ * threads of one role wait for those of another. What each function means is said once, in warpgroup_host.h, in plain loops.
+ *
+ * Tiles in shared memory are rows of 128 bytes (64 halves) whose 16-byte units are swizzled by the row: unit u of row r lies at
+ * u ^ (r % 8). The base is aligned to 1024 bytes and tiles begin at multiples of 1024 from it. Gates are named by their byte
+ * offset from the base.
+ */
+/* Descriptors of products' operands: the lower word is a place in units of 16 bytes (and, of values, from one block of 64
+ * channels to the next), the upper says 128-byte swizzle, 1024 bytes from 8 rows to 8 rows. */
+#define FKV_WG_DESCRIPTOR(low) ((fkv_u64)(1u << 30 | 1024 / 16) << 32 | (low))
+
+#define FKV_ACC8(how, d, i)                                                                                                      \
+    how(d[i]), how(d[i + 1]), how(d[i + 2]), how(d[i + 3]), how(d[i + 4]), how(d[i + 5]), how(d[i + 6]), how(d[i + 7])
+#define FKV_ACC16(how, d, i) FKV_ACC8(how, d, i), FKV_ACC8(how, d, i + 8)
+#define FKV_ACC32(how, d, i) FKV_ACC16(how, d, i), FKV_ACC16(how, d, i + 16)
+#define FKV_ACC64(how, d, i) FKV_ACC32(how, d, i), FKV_ACC32(how, d, i + 32)
+#define FKV_REGS8 "%0,%1,%2,%3,%4,%5,%6,%7"
+#define FKV_REGS16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define FKV_REGS32 FKV_REGS16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define FKV_REGS64                                                                                                               \
+    FKV_REGS32                                                                                                                   \
+        ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,"      \
+        "%60,%61,%62,%63"
+
+struct fkv_shared {
+    fkv_u8 *base;    /* aligned to 1024 bytes */
+    fkv_u32 address; /* of base, in the window of shared memory */
+    fkv_u32 unit;    /* that, in units of 16 bytes */
+    fkv_u32 index;
+};
+
+FKV_FN fkv_shared fkv_shared_make(void *dynamic, fkv_u32 index) {
+    fkv_u32 address = (fkv_u32)__cvta_generic_to_shared(dynamic);
+    fkv_u32 skip = (1024 - address % 1024) % 1024;
+    return {(fkv_u8 *)dynamic + skip, address + skip, (address + skip) / 16, index};
+}
+
+/* x of the warp's first thread. */
+FKV_FN fkv_u32 fkv_uniform(fkv_u32 x) { return __shfl_sync(0xffffffffu, x, 0); }
+
+template <int KEYS, bool ADD> FKV_FN void fkv_wg_scores(fkv_shared, float *d, fkv_u32 q_at, fkv_u32 k_at) {
+    fkv_u64 a = FKV_WG_DESCRIPTOR(q_at);
+    fkv_u64 b = FKV_WG_DESCRIPTOR(k_at);
+    if constexpr (KEYS == 64 && ADD)
+        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" FKV_REGS32 "}, %32, %33, 1, 1, 1, 0, 0;"
+                     : FKV_ACC32("+f", d, 0)
+                     : "l"(a), "l"(b));
+    else if constexpr (KEYS == 64)
+        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" FKV_REGS32 "}, %32, %33, 0, 1, 1, 0, 0;"
+                     : FKV_ACC32("=f", d, 0)
+                     : "l"(a), "l"(b));
+    else if constexpr (KEYS == 32 && ADD)
+        asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {" FKV_REGS16 "}, %16, %17, 1, 1, 1, 0, 0;"
+                     : FKV_ACC16("+f", d, 0)
+                     : "l"(a), "l"(b));
+    else if constexpr (KEYS == 32)
+        asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {" FKV_REGS16 "}, %16, %17, 0, 1, 1, 0, 0;"
+                     : FKV_ACC16("=f", d, 0)
+                     : "l"(a), "l"(b));
+    else if constexpr (KEYS == 16 && ADD)
+        asm volatile("wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {" FKV_REGS8 "}, %8, %9, 1, 1, 1, 0, 0;"
+                     : FKV_ACC8("+f", d, 0)
+                     : "l"(a), "l"(b));
+    else if constexpr (KEYS == 16)
+        asm volatile("wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {" FKV_REGS8 "}, %8, %9, 0, 1, 1, 0, 0;"
+                     : FKV_ACC8("=f", d, 0)
+                     : "l"(a), "l"(b));
+}
+
+template <int KEYS, bool ADD> FKV_FN void fkv_wg_scores_held(fkv_shared, float *d, const fkv_u32 *q, fkv_u32 k_at) {
+    static_assert(KEYS == 64, "queries are held beside 64 keys only");
+    fkv_u64 b = FKV_WG_DESCRIPTOR(k_at);
+    if constexpr (KEYS == 64 && ADD)
+        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" FKV_REGS32 "}, {%32,%33,%34,%35}, %36, 1, 1, 1, 0;"
+                     : FKV_ACC32("+f", d, 0)
+                     : "r"(q[0]), "r"(q[1]), "r"(q[2]), "r"(q[3]), "l"(b));
+    else if constexpr (KEYS == 64)
+        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" FKV_REGS32 "}, {%32,%33,%34,%35}, %36, 0, 1, 1, 0;"
+                     : FKV_ACC32("=f", d, 0)
+                     : "r"(q[0]), "r"(q[1]), "r"(q[2]), "r"(q[3]), "l"(b));
+}
+
+template <int KEYS, int COLS> FKV_FN void fkv_wg_values(fkv_shared, float *d, const fkv_u32 *p, fkv_u32 v_at) {
+    constexpr fkv_u32 block = KEYS * 128 / 16;
+    constexpr int width = COLS % 128 == 0 ? 128 : 64;
+#pragma unroll
+    for (int c = 0; c < COLS / width; c++) {
+        float *o = d + c * width / 2;
+        fkv_u64 b = FKV_WG_DESCRIPTOR((v_at + (fkv_u32)(c * (width / 64)) * block) | block << 16);
+        if constexpr (width == 128)
+            asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" FKV_REGS64
+                         "}, {%64,%65,%66,%67}, %68, 1, 1, 1, 1;"
+                         : FKV_ACC64("+f", o, 0)
+                         : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(b));
+        else
+            asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" FKV_REGS32
+                         "}, {%32,%33,%34,%35}, %36, 1, 1, 1, 1;"
+                         : FKV_ACC32("+f", o, 0)
+                         : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(b));
+    }
+}
+
+FKV_FN void fkv_wg_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+FKV_FN void fkv_wg_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int LEFT> FKV_FN void fkv_wg_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory"); }
+/* No instruction: keeps the compiler from touching d before this line. */
+template <int N> FKV_FN void fkv_wg_settle(float *d) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
+template <int N> FKV_FN void fkv_wg_settle_bits(fkv_u32 *d) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+r"(d[i])::"memory");
+}
+template <int N> FKV_FN void fkv_more_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
+template <int N> FKV_FN void fkv_fewer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
+
+/* mbarriers */
+FKV_FN void fkv_gate_make(fkv_shared s, fkv_u32 at, fkv_u32 n) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(s.address + at), "r"(n) : "memory");
+}
+FKV_FN void fkv_gate_arrive(fkv_shared s, fkv_u32 at) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(s.address + at) : "memory");
+}
+FKV_FN void fkv_gate_wait(fkv_shared s, fkv_u32 at, fkv_u32 phase) {
+    asm volatile(
+        "{\n.reg .pred p;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra DONE;\nbra AGAIN;\nDONE:\n}\n" ::
+            "r"(s.address + at),
+        "r"(phase)
+        : "memory");
+}
+/* Bytes from device to shared memory by the copy engine: all of them between begin and end pass the gate once. Multiples of 16.
+ */
+FKV_FN void fkv_bring_begin(fkv_shared s, fkv_u32 gate, fkv_u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(s.address + gate), "r"(bytes) : "memory");
+}
+FKV_FN void fkv_bring(fkv_shared s, fkv_u32 gate, fkv_u32 at, const fkv_u8 *from, fkv_u32 bytes) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(s.address + at),
+                 "l"(from), "r"(bytes), "r"(s.address + gate)
+                 : "memory");
+}
+FKV_FN void fkv_bring_end(fkv_shared, fkv_u32) {}
+/* Stores of this thread become visible to the products of others that a gate lets pass after them. */
+FKV_FN void fkv_publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+FKV_FN void fkv_gates_made() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
