@@ -10,6 +10,7 @@
  *
  * Owns its options, the roof, the rounds and the tables. The cases are those of the parity test (tests/attn_cases.h).
  */
+#include "bench_attn_mlx.h"
 #include "bench_roof.h"
 #include "bench_util.h"
 
@@ -116,6 +117,7 @@ typedef struct bench {
 static void print_help(void) {
     printf("usage: bench_attn [options]\n"
            "Times write, decode and prefill over packed pages for each codec and shape, checked against the truth first.\n\n"
+           "  --device NAME    cpu, or mlx, which has other options: see --device mlx --help\n"
            "  --shape H/G/D    query heads / KV heads / head dimension; may be repeated\n"
            "                   (32/8/128 at 16384, 9/3/64 at 8192, 4/1/256 at 32768, 8/1/512 at 8192)\n"
            "  --cached N       tokens in the pages, the new ones included (16384 for a shape not in that list)\n"
@@ -238,6 +240,9 @@ static void parse(options *o, int argc, char **argv) {
         if (bench_args_is(&args, "--help")) {
             print_help();
             exit(BENCH_GOOD);
+        } else if (bench_args_is(&args, "--device")) {
+            const char *name = bench_args_value(&args);
+            if (strcmp(name, "cpu") != 0) bench_die(PROGRAM, BENCH_USAGE, "--device %s: cpu or mlx", name);
         } else if (bench_args_is(&args, "--shape"))
             take_shape(o, bench_args_value(&args));
         else if (bench_args_is(&args, "--cached"))
@@ -613,9 +618,25 @@ static void run_shape(bench *b, bench_case c) {
     shape_close(b);
 }
 
+/* Whether the options ask for MLX, whose bench is another one. */
+static bool asks_for_mlx(int argc, char **argv) {
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--device=mlx") == 0) return true;
+        if (i + 1 < argc && strcmp(argv[i], "--device") == 0 && strcmp(argv[i + 1], "mlx") == 0) return true;
+    }
+    return false;
+}
+
 int main(int argc, char **argv) {
     static options o;
     static bench b;
+    if (asks_for_mlx(argc, argv)) {
+#ifdef FKV_BENCH_MLX
+        return bench_attn_mlx(argc, argv);
+#else
+        bench_die(PROGRAM, BENCH_USAGE, "this build has no MLX: run scripts/get-mlx and build with FKV_MLX=ON");
+#endif
+    }
     parse(&o, argc, argv);
     if (o.json.wanted) bench_writable(PROGRAM, o.json.path);
     b.options = &o;

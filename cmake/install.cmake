@@ -4,6 +4,9 @@ include(CMakePackageConfigHelpers)
 
 install(DIRECTORY include/flatkv DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(TARGETS flatkv EXPORT flatkvTargets)
+if(flatkv_has_mlx AND NOT flatkv_mlx_is_in_tree)
+  install(TARGETS flatkv_mlx EXPORT flatkvTargets)
+endif()
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/flatkv)
 install(EXPORT flatkvTargets NAMESPACE flatkv:: DESTINATION ${package_dir})

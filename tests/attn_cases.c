@@ -66,7 +66,8 @@ bool attn_world_describe(attn_world *w, const attn_case *c) {
     return true;
 }
 
-bool attn_world_open(attn_world *w, const attn_case *c, const fkv_cpu_kernels *kernels, fkv_workers *workers, uint64_t seed) {
+static bool open_world(attn_world *w, const attn_case *c, const fkv_cpu_kernels *kernels, fkv_workers *workers, uint64_t seed,
+                       bool keep) {
     if (!attn_world_describe(w, c)) return false;
     uint64_t state = seed;
     uint32_t n_pages = 0;
@@ -104,6 +105,11 @@ bool attn_world_open(attn_world *w, const attn_case *c, const fkv_cpu_kernels *k
         attn_random_rows(&state, c->row_type, c->shape.head_dim, c->outliers, n, k);
         attn_random_rows(&state, c->row_type, c->shape.head_dim, c->outliers, n, v);
         fkv_attn_write(kernels, &w->layer, &whole, 1, k, v, workers);
+        if (keep) {
+            w->k[r] = k;
+            w->v[r] = v;
+            continue;
+        }
         free(k);
         free(v);
     }
@@ -113,8 +119,21 @@ bool attn_world_open(attn_world *w, const attn_case *c, const fkv_cpu_kernels *k
     return true;
 }
 
+bool attn_world_open(attn_world *w, const attn_case *c, const fkv_cpu_kernels *kernels, fkv_workers *workers, uint64_t seed) {
+    return open_world(w, c, kernels, workers, seed, false);
+}
+
+bool attn_world_open_keeping(attn_world *w, const attn_case *c, const fkv_cpu_kernels *kernels, fkv_workers *workers,
+                             uint64_t seed) {
+    return open_world(w, c, kernels, workers, seed, true);
+}
+
 void attn_world_close(attn_world *w) {
     free(w->pages);
     free(w->tables);
     free(w->q);
+    for (uint32_t r = 0; r < MAX_MIX; r++) {
+        free(w->k[r]);
+        free(w->v[r]);
+    }
 }

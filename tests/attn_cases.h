@@ -60,15 +60,21 @@ typedef struct attn_world {
     fkv_attn_row rows[MAX_MIX];
     fkv_rotation rotate_k;
     fkv_rotation rotate_v;
-    uint32_t n_new;    /* T */
-    uint8_t *pages;    /* the slab */
-    uint32_t *tables;  /* of all rows */
-    void *q;           /* [T, H, D] */
+    uint32_t n_new;   /* T */
+    uint8_t *pages;   /* the slab */
+    uint32_t *tables; /* of all rows */
+    void *q;          /* [T, H, D] */
+    void *k[MAX_MIX]; /* of each row: [start + n_tokens, G, D]; NULL unless kept */
+    void *v[MAX_MIX];
     uint64_t kv_bytes; /* packed, of all tokens: what one pass reads */
 } attn_world;
 
 /* False where the shape cannot be (the group does not divide the head dimension). */
 bool attn_world_open(attn_world *world, const attn_case *c, const fkv_cpu_kernels *kernels, fkv_workers *workers, uint64_t seed);
+
+/* The same, and the world keeps k and v of every row, for a second writer. */
+bool attn_world_open_keeping(attn_world *world, const attn_case *c, const fkv_cpu_kernels *kernels, fkv_workers *workers,
+                             uint64_t seed);
 void attn_world_close(attn_world *world);
 
 /* The layer alone, without pages or rows; world holds its rotations. */

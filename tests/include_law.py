@@ -17,18 +17,21 @@ LAW = {
     "codec": {"base", "codec", "public"},
     "pager": {"base", "pager", "public"},
     "attn": {"base", "codec", "attn", "public"},
+    "mlx": {"base", "codec", "pager", "attn", "cache", "mlx", "public"},  # src/attn/mlx: a device, behind src/device.h
     "cache": {"base", "codec", "pager", "attn", "cache", "public"},  # the files directly in src
     "matrix": {"base", "codec", "attn", "matrix", "public"},  # of attn: the kernels, which it shares
     "model": {"base", "codec", "matrix", "model", "public"},
     "kit": {"kit"},  # what the programs share; knows nothing of flatkv
     "cli": {"cli", "kit", "public"},
     "bench": {"bench", "kit", "public"},
-    "tests": {"base", "codec", "pager", "attn", "cache", "matrix", "model", "kit", "cli", "tests", "public"},
+    "tests": {"base", "codec", "pager", "attn", "mlx", "cache", "matrix", "model", "kit", "cli", "tests", "public"},
     "fuzz": {"base", "codec", "pager", "attn", "cache", "matrix", "model", "fuzz", "tests", "public"},
 }
 # bench_attn checks its results against the truth and shares the case table of the parity test; products have no public header.
 EXCEPTIONS = {
     "bench/bench_attn.c": {"base", "codec", "attn", "tests"},
+    "bench/bench_attn_mlx.c": {"mlx"},  # graphs are built with the device's own helpers
+    "bench/bench_decode_mlx.c": {"mlx"},
     "bench/bench_product.c": {"base", "matrix"},
     "bench/bench_roof.h": {"base"},
     "bench/bench_roof.c": {"base"},
@@ -41,8 +44,8 @@ FENCED = {
     "jemalloc/": "src/base", "mach/": "src/base", "isa-l": "src/base", "openssl/": "src/base", "xxhash.h": "src/pager",
     "pcre2.h": "src/model", "jansson.h": "src/model",
 }
-# Fences hold inside the library; tests and programs use what they like.
-FENCE_EXEMPT = ("tests/", "bench/", "fuzz/", "src/cli/", "src/kit/")
+# Fences hold inside the library; tests and programs use what they like, and one public header speaks of mlx arrays.
+FENCE_EXEMPT = ("tests/", "bench/", "fuzz/", "src/cli/", "src/kit/", "include/flatkv/mlx.h")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
@@ -52,6 +55,8 @@ def module_of(path):
     parts = path.split("/")
     if parts[0] == "include":
         return "public"
+    if parts[:3] == ["src", "attn", "mlx"]:
+        return "mlx"
     if parts[0] == "src":
         return parts[1] if len(parts) > 2 else "cache"
     return parts[0] if parts[0] in LAW else None
@@ -116,6 +121,9 @@ GOOD_TREE = {
     "src/pager/pager.h": '#include "../base/base.h"\n',
     "src/attn/attn.h": '#include "../codec/codec.h"\n',
     "src/attn/cpu/vec_avx2.h": "#include <immintrin.h>\n",
+    "src/attn/mlx/mlx_device.c": '#include "../../device.h"\n#include <mlx/c/mlx.h>\n',
+    "include/flatkv/mlx.h": "#include <mlx/c/mlx.h>\n",
+    "src/device.h": '#include "attn/attn.h"\n',
     "src/cache.c": '#include "attn/attn.h"\n#include "pager/pager.h"\n',
     "src/cli/main.c": "#include <flatkv/flatkv.h>\n",
     "tests/test_pager.c": '#include "../src/pager/pager.h"\n#include <openssl/evp.h>\n',
@@ -129,6 +137,8 @@ BAD_FILES = [  # (file, its text, what must be said of it)
     ("src/cli/deep.c", '#include "../base/base.h"\n', "cli includes src/base/base.h"),
     ("src/kit/plot.c", '#include "../base/base.h"\n', "kit includes src/base/base.h"),
     ("bench/bench_flat.c", '#include "../src/base/base.h"\n', "bench includes src/base/base.h"),
+    ("src/attn/device.c", '#include "../device.h"\n', "attn includes src/device.h"),
+    ("src/attn/reach.c", "#include <mlx/c/mlx.h>\n", "belongs inside src/attn/mlx"),
     ("src/attn/all.c", '#include "cpu/one.c"\n', "includes the source file cpu/one.c"),
     ("src/codec/fast.c", "#include <immintrin.h>\n", "belongs inside src/attn/cpu"),
     ("src/pager/heap.c", "#include <jemalloc/jemalloc.h>\n", "belongs inside src/base"),

@@ -19,7 +19,7 @@ BREAKS = [  # (kernel, what stands there, what stands there instead)
     ("prefill", "FKV_SHARED float *weights = queries", "float *weights = queries"),
     ("prefill", "FKV_DEVICE const fkv_u8 *block =", "FKV_SHARED const fkv_u8 *block ="),
     ("merge", "fkv_sync();", "fkv_sink();"),
-    ("write", "FKV_DEVICE fkv_u8 *block = (FKV_DEVICE fkv_u8 *)pool", "FKV_DEVICE fkv_u8 *block = pool"),
+    ("write", "(FKV_DEVICE fkv_u8 *)pool", "(FKV_SHARED fkv_u8 *)pool"),
 ]
 
 

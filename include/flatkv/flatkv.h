@@ -72,7 +72,9 @@ typedef enum fkv_status {
     FKV_FILE_DAMAGED = -43, /* truncated, or a checksum does not agree */
     FKV_FILE_FOREIGN = -44, /* sound, but of another model, shape, codec, rotation or RoPE */
 
-    FKV_UNSUPPORTED = -60 /* this machine or this build cannot do it */
+    /* the machine */
+    FKV_UNSUPPORTED = -60, /* this machine or this build cannot do it */
+    FKV_DEVICE = -61       /* the library of a device failed; the message has its words */
 } fkv_status;
 
 /* The name of a status, as written above. Never NULL. */

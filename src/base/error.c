@@ -35,6 +35,7 @@ const char *fkv_status_name(fkv_status status) {
     case FKV_FILE_DAMAGED: return "FKV_FILE_DAMAGED";
     case FKV_FILE_FOREIGN: return "FKV_FILE_FOREIGN";
     case FKV_UNSUPPORTED: return "FKV_UNSUPPORTED";
+    case FKV_DEVICE: return "FKV_DEVICE";
     }
     return "unknown status";
 }

@@ -222,24 +222,23 @@ static fkv_status verify_pages(page_reader *reader) {
     return FKV_OK;
 }
 
-/* One page straight into the slab; *crc32c is that of the bytes read. Slots and gaps that no token wrote become 0, whatever the
- * file has there. */
+/* One page into the slab, piece by piece, so that the CRC finds the bytes in the core's cache; *crc32c is that of the bytes read.
+ * Slots and gaps that no token wrote become 0, whatever the file has there. */
 static fkv_status read_page(const page_reader *reader, const fkv_slab *slab, const fkv_file_entry *entry, uint32_t page,
                             uint32_t *crc32c) {
     const uint32_t n_live = fkv_min_u32(slab->page_tokens, reader->header.n_tokens - entry->logical * slab->page_tokens);
     uint64_t at = entry->offset;
     for (uint32_t l = 0; l < slab->n_layers; l++) {
         if (slab->layers[l].group != entry->group) continue;
-        uint8_t *run = fkv_slab_run(slab, l, page);
         const uint64_t run_bytes = fkv_slab_run_bytes(slab, l);
         uint64_t n = 0;
         for (uint64_t from = 0; from < run_bytes; from += n, at += n) {
-            /* pieces, so that the CRC finds them in the core's cache */
             n = run_bytes - from < reader->piece_bytes ? run_bytes - from : reader->piece_bytes;
-            FKV_TRY(read_at(reader, run + from, n, at));
-            *crc32c = fkv_crc32c(*crc32c, run + from, n);
+            FKV_TRY(read_at(reader, reader->piece, n, at));
+            *crc32c = fkv_crc32c(*crc32c, reader->piece, n);
+            fkv_slab_blank(slab, l, reader->piece, from, n, n_live);
+            FKV_TRY(fkv_slab_write(slab, l, page, from, n, reader->piece));
         }
-        fkv_slab_blank(slab, l, run, 0, run_bytes, n_live);
     }
     return FKV_OK;
 }

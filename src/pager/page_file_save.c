@@ -152,12 +152,11 @@ static fkv_status write_page(const page_writer *writer, fkv_file_entry *entry) {
     FKV_ASSERT(page != FKV_NO_PAGE && left == slab->group_page_bytes[entry->group]);
     for (uint32_t l = 0; l < slab->n_layers; l++) {
         if (slab->layers[l].group != entry->group) continue;
-        const uint8_t *run = fkv_slab_run(slab, l, page);
         const uint64_t run_bytes = fkv_slab_run_bytes(slab, l);
         uint64_t n = 0;
         for (uint64_t from = 0; from < run_bytes; from += n) {
             n = run_bytes - from < PIECE_BYTES - used ? run_bytes - from : PIECE_BYTES - used;
-            memcpy(writer->piece + used, run + from, n);
+            FKV_TRY(fkv_slab_read(slab, l, page, from, n, writer->piece + used));
             fkv_slab_blank(slab, l, writer->piece + used, from, n, n_live);
             used += n;
             left -= n;

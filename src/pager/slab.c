@@ -1,4 +1,5 @@
-/* Layout of the slab, copies of pages, and the blanking of slots that nobody wrote. Owns no memory: the cache maps base.
+/* Layout of the slab, copies of pages, their bytes in and out, and the blanking of slots that nobody wrote. Owns no memory: the
+ * cache maps base, or a device has the pages.
  *
  * Invariant: layer.offset of layer l = sum over the layers before it of group_pages * n_heads * block_bytes; bytes is the same
  * sum over all layers.
@@ -28,11 +29,27 @@ fkv_status fkv_slab_layout(fkv_slab *slab) {
     return FKV_OK;
 }
 
-void fkv_slab_copy_page(const fkv_slab *slab, uint32_t group, uint32_t from, uint32_t to) {
+fkv_status fkv_slab_copy_page(const fkv_slab *slab, uint32_t group, uint32_t from, uint32_t to) {
     FKV_ASSERT(from != to);
+    if (slab->store != NULL) return slab->store->copy(slab->store_self, group, from, to);
     for (uint32_t l = 0; l < slab->n_layers; l++)
         if (slab->layers[l].group == group)
             memcpy(fkv_slab_run(slab, l, to), fkv_slab_run(slab, l, from), fkv_slab_run_bytes(slab, l));
+    return FKV_OK;
+}
+
+fkv_status fkv_slab_read(const fkv_slab *slab, uint32_t layer, uint32_t page, uint64_t from, uint64_t bytes, uint8_t *out) {
+    FKV_ASSERT(from + bytes <= fkv_slab_run_bytes(slab, layer));
+    if (slab->store != NULL) return slab->store->read(slab->store_self, layer, page, from, bytes, out);
+    memcpy(out, fkv_slab_run(slab, layer, page) + from, bytes);
+    return FKV_OK;
+}
+
+fkv_status fkv_slab_write(const fkv_slab *slab, uint32_t layer, uint32_t page, uint64_t from, uint64_t bytes, const uint8_t *in) {
+    FKV_ASSERT(from + bytes <= fkv_slab_run_bytes(slab, layer));
+    if (slab->store != NULL) return slab->store->write(slab->store_self, layer, page, from, bytes, in);
+    memcpy(fkv_slab_run(slab, layer, page) + from, in, bytes);
+    return FKV_OK;
 }
 
 /* Zeroes the part of [start, end) of a run that lies in the piece. */

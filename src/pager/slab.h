@@ -4,6 +4,9 @@
  *
  * The pages of a layer lie side by side, so that attention over one layer stays in few OS pages. All layers of a group have the
  * same number of pages; page p of a group is page p of each of its layers.
+ *
+ * Where a device keeps the pages out of the host's reach there is no base: copies of pages and the bytes of page files go through
+ * its fkv_page_store. The layout is the same.
  */
 #ifndef FKV_SLAB_H
 #define FKV_SLAB_H
@@ -27,8 +30,17 @@ typedef struct fkv_slab_layer {
     fkv_slab_part parts[FKV_SLAB_PARTS];
 } fkv_slab_layer;
 
+/* Pages that the host reaches by asking. A run is all KV heads of (layer, page); bytes [from, from + bytes) of it. */
+typedef struct fkv_page_store {
+    fkv_status (*copy)(void *self, uint32_t group, uint32_t from, uint32_t to);
+    fkv_status (*read)(void *self, uint32_t layer, uint32_t page, uint64_t from, uint64_t bytes, uint8_t *out);
+    fkv_status (*write)(void *self, uint32_t layer, uint32_t page, uint64_t from, uint64_t bytes, const uint8_t *in);
+} fkv_page_store;
+
 typedef struct fkv_slab {
-    uint8_t *base; /* NULL until mapped */
+    uint8_t *base;               /* NULL until mapped, and where there is a store */
+    const fkv_page_store *store; /* NULL: the pages are at base */
+    void *store_self;
     uint64_t bytes;
     uint32_t page_tokens;
     uint32_t n_layers;
@@ -52,8 +64,12 @@ FKV_INLINE uint64_t fkv_slab_run_bytes(const fkv_slab *slab, uint32_t layer) {
     return (uint64_t)slab->layers[layer].n_heads * slab->layers[layer].block_bytes;
 }
 
-/* Copies a page of a group, all its layers: copy-on-write. */
-void fkv_slab_copy_page(const fkv_slab *slab, uint32_t group, uint32_t from, uint32_t to);
+/* Copies a page of a group, all its layers: copy-on-write. Fails only where the store does. */
+fkv_status fkv_slab_copy_page(const fkv_slab *slab, uint32_t group, uint32_t from, uint32_t to);
+
+/* Bytes [from, from + bytes) of the run of (layer, page), out of the pages and into them. Fail only where the store does. */
+fkv_status fkv_slab_read(const fkv_slab *slab, uint32_t layer, uint32_t page, uint64_t from, uint64_t bytes, uint8_t *out);
+fkv_status fkv_slab_write(const fkv_slab *slab, uint32_t layer, uint32_t page, uint64_t from, uint64_t bytes, const uint8_t *in);
 
 /* Zeroes what no token of the first n_tokens wrote, the gaps between parts included, in `piece`: a copy of the bytes
  * [from, from + bytes) of a run. */

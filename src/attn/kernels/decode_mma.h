@@ -24,6 +24,8 @@
  * of scales in turn, 2 o + r / 4, so that no column is idle.
  *
  * Same answer however it got there: a row's numbers never meet another row's, and FKV_ITEM_ROWS changes no operation on them.
+ * Where a product is added to something, fkv_mul or fkv_fma say whether it is rounded in between: left to the compiler, it would
+ * be in one text and not in the other.
  */
 #if FKV_D % 128 == 0
 #define FKV_SLAB 128
@@ -349,7 +351,7 @@ FKV_FN void fkv_prepare_row(const void *q, fkv_u64 from, fkv_u32 row, FKV_SHARED
     const float cap = fkv_float_of(FKV_SOFTCAP_BITS);
     const float scale = fkv_float_of(FKV_SCALE_BITS) * (FKV_SOFTCAP_BITS != 0 ? 1.0f / cap : 1.44269504f);
     FKV_UNROLL
-    for (int i = 0; i < FKV_LANE_CHANNELS; i++) x[i] = fkv_row_number(q, from + lane + 32 * (fkv_u32)i) * scale;
+    for (int i = 0; i < FKV_LANE_CHANNELS; i++) x[i] = fkv_mul(fkv_row_number(q, from + lane + 32 * (fkv_u32)i), scale);
 #if FKV_ROTATE_K
     FKV_UNROLL
     for (int i = 0; i < FKV_LANE_CHANNELS; i++) x[i] = fkv_float_of(fkv_bits_of(x[i]) ^ fkv_k_sign(lane + 32 * (fkv_u32)i));
@@ -373,7 +375,7 @@ FKV_FN void fkv_prepare_row(const void *q, fkv_u64 from, fkv_u32 row, FKV_SHARED
         }
     }
     FKV_UNROLL
-    for (int i = 0; i < FKV_LANE_CHANNELS; i++) x[i] *= fkv_rotation_norm();
+    for (int i = 0; i < FKV_LANE_CHANNELS; i++) x[i] = fkv_mul(x[i], fkv_rotation_norm());
 #endif
     fkv_u32 largest = 0; /* as bits, so that what is not a number is the largest */
     FKV_UNROLL
@@ -485,7 +487,7 @@ FKV_FN void fkv_tile_scores(const fkv_tile_k *k, FKV_SHARED const fkv_u32 *opera
 #if FKV_TWICE
         score[n][a][b] += fkv_shuffle_xor(score[n][a][b], 16);
 #else
-        score[n][a][b] += rests[n][a][b] * step[n][1];
+        score[n][a][b] += fkv_mul(rests[n][a][b], step[n][1]);
 #endif
     }
     (void)rests, (void)scales, (void)sum;
@@ -494,7 +496,7 @@ FKV_FN void fkv_tile_scores(const fkv_tile_k *k, FKV_SHARED const fkv_u32 *opera
 /* cap * tanh(x), in powers of two; the score came divided by cap. */
 FKV_FN float fkv_capped(float x) {
     float e = fkv_exp2(x * 2.88539008f); /* e^2x */
-    return fkv_float_of(FKV_SOFTCAP_BITS) * 1.44269504f * (1.0f - 2.0f / (e + 1.0f));
+    return fkv_mul(fkv_float_of(FKV_SOFTCAP_BITS) * 1.44269504f, 1.0f - 2.0f / (e + 1.0f));
 }
 
 /* ---- values ---- */
@@ -603,7 +605,7 @@ FKV_FN void fkv_grow(fkv_decode_state *state, const float *largest, const fkv_u3
     for (int n = 0; n < FKV_NR; n++) {
         float shrink = state->max[n] == largest[n] ? 1.0f : fkv_exp2(state->max[n] - largest[n]);
         state->max[n] = largest[n];
-        state->total[n] *= shrink;
+        state->total[n] = fkv_mul(state->total[n], shrink);
         FKV_UNROLL
         for (int o = 0; o < FKV_VT; o++) {
             fkv_u32 steps = exponent[n][o] - state->exponent[n][o];
@@ -824,8 +826,8 @@ FKV_FN void fkv_fold_streams(fkv_decode_state *state, fkv_u32 stream, fkv_u32 sl
                 float column_back = fkv_shuffle(back, c * 8 + 4 * i);
                 float column_bias = fkv_shuffle(state->bias[n][o], c * 8 + 4 * i);
                 float column_factor = fkv_shuffle(factor[n], c * 8 + 4 * i);
-                state->sums[t][n][i] = fkv_fma(state->sums[t][n][i], column_back, column_bias) * column_factor;
-                state->sums[t][n][2 + i] = fkv_fma(state->sums[t][n][2 + i], column_back, column_bias) * column_factor;
+                state->sums[t][n][i] = fkv_mul(fkv_fma(state->sums[t][n][i], column_back, column_bias), column_factor);
+                state->sums[t][n][2 + i] = fkv_mul(fkv_fma(state->sums[t][n][2 + i], column_back, column_bias), column_factor);
             }
         }
     }

@@ -153,7 +153,8 @@ uint32_t fkv_kernel_threads(fkv_kernel_device device, fkv_kernel kernel, const f
     case FKV_KERNEL_PREFILL:
     case FKV_KERNEL_PREFILL_BESIDE: return prefill_threads(device);
     case FKV_KERNEL_WRITE: return WARP;
-    case FKV_KERNEL_COPY_PAGES: return 128;
+    case FKV_KERNEL_COPY_PAGES:
+    case FKV_KERNEL_PUT_NUMBERS: return 128;
     case FKV_KERNEL_DECODE: return decode_threads(device, layer);
     default: return layer->head_dim < 128 ? 256 : layer->head_dim < 256 ? 512 : 1024; /* as attend_merge.h has it */
     }
@@ -184,7 +185,8 @@ size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_
     put(&w, preludes[device]);
     put(&w, fkv_kernel_file_step_words);
     put(&w, fkv_kernel_file_rows);
-    if (kernel == FKV_KERNEL_WRITE || kernel == FKV_KERNEL_COPY_PAGES) put(&w, fkv_kernel_file_write);
+    if (kernel == FKV_KERNEL_WRITE || kernel == FKV_KERNEL_COPY_PAGES || kernel == FKV_KERNEL_PUT_NUMBERS)
+        put(&w, fkv_kernel_file_write);
     if (kernel == FKV_KERNEL_MERGE) put(&w, fkv_kernel_file_attend_merge);
     if (kernel == FKV_KERNEL_DECODE) put(&w, has_mma(device, layer) ? fkv_kernel_file_decode_mma : fkv_kernel_file_decode_plain);
     if (is_prefill(kernel)) put_prefill(&w, device);
@@ -201,6 +203,7 @@ size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_
 
 #define WRITE "fkv_write(place, k, v, pool, table, ticket);\n"
 #define COPY_PAGES "fkv_copy_pages(place, pairs, pool, ticket);\n"
+#define PUT_NUMBERS "fkv_put_numbers(place, numbers, where, pool, ticket);\n"
 #define DECODE                                                                                                                   \
     "FKV_SHARED_ARRAY(fkv_u32, shared, FKV_DECODE_SHARED);\n"                                                                    \
     "fkv_attend_decode(place, shared, q, pool, table, parts);\n"
@@ -220,6 +223,7 @@ size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_
 #define SOURCES(place)                                                                                                           \
     {[FKV_KERNEL_WRITE] = place WRITE,                                                                                           \
      [FKV_KERNEL_COPY_PAGES] = place COPY_PAGES,                                                                                 \
+     [FKV_KERNEL_PUT_NUMBERS] = place PUT_NUMBERS,                                                                               \
      [FKV_KERNEL_DECODE] = place DECODE,                                                                                         \
      [FKV_KERNEL_MERGE] = place MERGE}
 
@@ -242,6 +246,7 @@ const char *const *fkv_kernel_inputs(fkv_kernel kernel) {
     static const char *const names[FKV_N_KERNELS][6] = {
         [FKV_KERNEL_WRITE] = {"k", "v", "pool", "table", "after", NULL},
         [FKV_KERNEL_COPY_PAGES] = {"pairs", "pool", "after", NULL},
+        [FKV_KERNEL_PUT_NUMBERS] = {"numbers", "where", "pool", "after", NULL},
         [FKV_KERNEL_DECODE] = {"q", "pool", "table", "after", NULL},
         [FKV_KERNEL_MERGE] = {"parts", "table", NULL},
         [FKV_KERNEL_PREFILL] = {"q", "pool", "table", "after", NULL},
@@ -251,8 +256,9 @@ const char *const *fkv_kernel_inputs(fkv_kernel kernel) {
 
 const char *const *fkv_kernel_outputs(fkv_kernel kernel) {
     static const char *const names[FKV_N_KERNELS][2] = {
-        [FKV_KERNEL_WRITE] = {"ticket", NULL}, [FKV_KERNEL_COPY_PAGES] = {"ticket", NULL},
-        [FKV_KERNEL_DECODE] = {"parts", NULL}, [FKV_KERNEL_MERGE] = {"out", NULL},
-        [FKV_KERNEL_PREFILL] = {"out", NULL},  [FKV_KERNEL_PREFILL_BESIDE] = {"out", NULL}};
+        [FKV_KERNEL_WRITE] = {"ticket", NULL},       [FKV_KERNEL_COPY_PAGES] = {"ticket", NULL},
+        [FKV_KERNEL_PUT_NUMBERS] = {"ticket", NULL}, [FKV_KERNEL_DECODE] = {"parts", NULL},
+        [FKV_KERNEL_MERGE] = {"out", NULL},          [FKV_KERNEL_PREFILL] = {"out", NULL},
+        [FKV_KERNEL_PREFILL_BESIDE] = {"out", NULL}};
     return names[kernel];
 }

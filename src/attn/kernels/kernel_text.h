@@ -11,6 +11,7 @@ typedef enum fkv_kernel_device { FKV_KERNEL_CUDA, FKV_KERNEL_METAL, FKV_KERNEL_H
 typedef enum fkv_kernel {
     FKV_KERNEL_WRITE,
     FKV_KERNEL_COPY_PAGES,
+    FKV_KERNEL_PUT_NUMBERS,
     FKV_KERNEL_DECODE,
     FKV_KERNEL_MERGE,
     FKV_KERNEL_PREFILL,
@@ -21,9 +22,6 @@ typedef enum fkv_kernel {
 /* Rows (queries times heads of a KV head) of a decode block: item_queries is the step table's word. */
 uint32_t fkv_decode_rows(fkv_kernel_device device, const fkv_attn_layer *layer, uint32_t item_queries);
 
-/* Blocks of decode that a CUDA multiprocessor is to have at a time. */
-uint32_t fkv_decode_blocks(const fkv_attn_layer *layer, uint32_t decode_rows);
-
 /* Rows (queries times heads of a KV head) of a prefill block. A tile of the step table has fkv_prefill_queries() queries: as many
  * as fill a block, and one where there are more heads; then a tile has several blocks. */
 uint32_t fkv_prefill_rows(fkv_kernel_device device, const fkv_attn_layer *layer);
@@ -31,6 +29,9 @@ uint32_t fkv_prefill_queries(fkv_kernel_device device, const fkv_attn_layer *lay
 
 /* Bytes of shared memory that the launch must ask for, beside what the text itself declares. */
 uint32_t fkv_kernel_shared_bytes(fkv_kernel_device device, fkv_kernel kernel);
+
+/* Blocks of decode that a CUDA multiprocessor is to have at a time. */
+uint32_t fkv_decode_blocks(const fkv_attn_layer *layer, uint32_t decode_rows);
 
 /* Threads of a block. */
 uint32_t fkv_kernel_threads(fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer);

@@ -92,10 +92,28 @@ FKV_FN float fkv_float_of(fkv_u32 u) {
     memcpy(&x, &u, sizeof x);
     return x;
 }
-FKV_FN float fkv_add(float a, float b) { return a + b; }
-FKV_FN float fkv_sub(float a, float b) { return a - b; }
-FKV_FN float fkv_mul(float a, float b) { return a * b; }
-FKV_FN float fkv_div(float a, float b) { return a / b; }
+/* Everything else may be contracted, and is where the compiler was told to: CUDA's does it too. */
+#ifdef __clang__
+#define FKV_HOST_EXACT _Pragma("clang fp contract(off)")
+#else
+#define FKV_HOST_EXACT
+#endif
+FKV_FN float fkv_add(float a, float b) {
+    FKV_HOST_EXACT
+    return a + b;
+}
+FKV_FN float fkv_sub(float a, float b) {
+    FKV_HOST_EXACT
+    return a - b;
+}
+FKV_FN float fkv_mul(float a, float b) {
+    FKV_HOST_EXACT
+    return a * b;
+}
+FKV_FN float fkv_div(float a, float b) {
+    FKV_HOST_EXACT
+    return a / b;
+}
 FKV_FN float fkv_fma(float a, float b, float c) { return fmaf(a, b, c); }
 FKV_FN float fkv_rint(float x) { return rintf(x); }
 FKV_FN float fkv_abs(float x) { return fabsf(x); }

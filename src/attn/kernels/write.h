@@ -214,3 +214,12 @@ FKV_FN void fkv_copy_pages(fkv_place place, FKV_DEVICE const fkv_u32 *pairs, FKV
     }
     if (place.x == 0 && place.y == 0 && place.index == 0) ticket[0] = 1;
 }
+
+/* Numbers of 16 bits into the pool, for page files. where: {first number, its upper half, how many}. */
+FKV_FN void fkv_put_numbers(fkv_place place, FKV_DEVICE const fkv_u16 *numbers, FKV_DEVICE const fkv_u32 *where,
+                            FKV_DEVICE const void *pool, FKV_DEVICE fkv_u32 *ticket) {
+    FKV_DEVICE fkv_u16 *to = (FKV_DEVICE fkv_u16 *)pool + ((fkv_u64)where[1] << 32 | where[0]);
+    fkv_u32 i = place.x * 128 + place.index;
+    if (i < where[2]) to[i] = numbers[i];
+    if (i == 0) ticket[0] = 1;
+}

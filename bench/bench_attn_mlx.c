@@ -1,0 +1,659 @@
+/* bench_attn --device mlx: how long a query's attention takes on MLX's device, beside MLX's own attention in the same process.
+ *
+ * Right first: the pages are written by the device from rows that MLX itself quantizes and dequantizes for the reference, whose
+ * attention is computed by MLX in float32. What is off by more than the tolerance gets no time.
+ *
+ * Two times for each: *chained*, many calls in one evaluation, each over the answer of the one before, divided; and *single*, one
+ * call for each evaluation, which has MLX's cost of an evaluation in it. The peers are measured the same two ways: MLX's bf16
+ * scaled_dot_product_attention, and its quantized way as mlx-lm has it (quantized_matmul, softmax, quantized_matmul). The roof is
+ * the read bandwidth of the device, measured before the first and after the last case. Extra memory is MLX's peak over its active
+ * memory while single calls run.
+ */
+#include "bench_attn_mlx.h"
+#include "bench_util.h"
+
+#include "../src/attn/mlx/mlx_graph.h"
+
+#include <flatkv/mlx.h>
+
+#include <math.h>
+#include <stdlib.h>
+
+static const char PROGRAM[] = "bench_attn";
+
+/* float32 sums in another order, and an answer of float16. */
+static const double TOLERANCE = 2e-3;
+
+enum { PAGE_TOKENS = 64, FILL_TOKENS = 512, MAX_ROUNDS = 200, MAX_CASES = 64, MAX_RESULTS = 256, ROOF_BYTES = 1 << 30 };
+
+typedef struct mlx_case {
+    const char *name;
+    int q_heads;
+    int kv_heads;
+    int dim;
+    int batch;
+    int cached;  /* of each sequence, the new tokens included */
+    int queries; /* new tokens of each sequence */
+    fkv_codec_config k;
+    fkv_codec_config v;
+} mlx_case;
+
+/* Those of docs/mlx.md's table. */
+static const mlx_case all_cases[] = {
+    {"decode 8/4", 32, 8, 128, 1, 131072, 1, {8, 64}, {4, 64}},
+    {"decode 4/4", 32, 8, 128, 1, 131072, 1, {4, 64}, {4, 64}},
+    {"decode 16/16", 32, 8, 128, 1, 131072, 1, {16, 0}, {16, 0}},
+    {"batch 8/4", 32, 8, 128, 8, 32768, 1, {8, 64}, {4, 64}},
+    {"wide heads 8/4", 32, 2, 256, 1, 131072, 1, {8, 64}, {4, 64}},
+    {"one wide head 8/4", 8, 1, 512, 1, 131072, 1, {8, 64}, {4, 64}},
+    {"prefill 8/4", 32, 8, 128, 1, 131072, 512, {8, 64}, {4, 64}},
+};
+enum { N_ALL_CASES = sizeof all_cases / sizeof all_cases[0] };
+
+typedef struct mlx_result {
+    mlx_case c;
+    const char *who;
+    bool right;
+    double error; /* NAN: a peer, which is not held against the reference */
+    double us_chained;
+    double us_single;
+    uint64_t bytes; /* of keys and values that one call reads */
+    uint64_t extra_bytes;
+} mlx_result;
+
+typedef struct mlx_bench {
+    fkv_mlx_graph g;
+    fkv_mlx_config device;
+    bool is_gpu;
+    uint32_t n_rounds; /* single calls */
+    uint32_t n_chain;
+    const char *only; /* part of a case's name; NULL: all */
+    bool peers;
+    int divide; /* cached tokens by this: to see that it runs */
+    bench_json json;
+    FILE *text;
+    double roof; /* bytes a second */
+    mlx_result results[MAX_RESULTS];
+    size_t n_results;
+
+    /* of the case at hand */
+    mlx_case c;
+    mlx_array k; /* float16 [B, G, S, D] */
+    mlx_array v;
+    mlx_array q; /* float16 [B, H, L, D] */
+    fkv_cache *cache;
+    fkv_seq *seqs;
+    fkv_step *step;
+    mlx_array peer[2][3]; /* what a peer reads of K and V: codes or rows, scales, biases */
+    int peer_bits;
+} mlx_bench;
+
+static void check(mlx_bench *b, const char *what) {
+    if (b->g.failed) bench_die(PROGRAM, BENCH_FAILED, "%s: MLX says: %s", what, fkv_mlx_last_error());
+}
+
+static void must(fkv_status status) {
+    if (status != FKV_OK) bench_die(PROGRAM, BENCH_FAILED, "%s: %s", fkv_status_name(status), fkv_message());
+}
+
+static void let_go(mlx_array *a) {
+    (void)mlx_array_free(*a);
+    *a = (mlx_array){NULL};
+}
+
+/* Keeps a, evaluated, and lets everything else go. */
+static void settle(mlx_bench *b, mlx_array *kept, mlx_array a) {
+    fkv_mlx_eval_one(&b->g, a);
+    fkv_mlx_keep(&b->g, kept, a);
+    fkv_mlx_graph_release(&b->g, 0);
+    check(b, b->c.name);
+}
+
+static mlx_array random_rows(mlx_bench *b, int heads, int tokens) {
+    const int shape[] = {b->c.batch, heads, tokens, b->c.dim};
+    mlx_array out = {NULL};
+    if (mlx_random_normal(&out, shape, 4, MLX_FLOAT16, 0.0f, 1.0f, (mlx_array){NULL}, b->g.stream) != 0) b->g.failed = true;
+    return fkv_mlx_adopt(&b->g, out);
+}
+
+static size_t memory(int (*which)(size_t *)) {
+    size_t bytes = 0;
+    if (which(&bytes) != 0) bench_die(PROGRAM, BENCH_FAILED, "MLX does not say what it holds: %s", fkv_mlx_last_error());
+    return bytes;
+}
+
+/* ---- the roof ---- */
+
+/* Reads everything, 16 bytes at a time, and leaves one word. The read before comes in as an input so that reads wait for it. */
+static const char READ_SOURCE[] =
+    "const uint4 *from = (const uint4 *)data;\n"
+    "unsigned x = 0;\n"
+    "for (long i = (long)blockIdx.x * 256 + threadIdx.x; i < (long)N; i += (long)BLOCKS * 256 * 8) {\n"
+    "  uint4 w[8];\n"
+    "#pragma unroll\n"
+    "  for (int j = 0; j < 8; j++) {\n"
+    "    long at = i + (long)j * BLOCKS * 256;\n"
+    "    w[j] = at < (long)N ? from[at] : make_uint4(0, 0, 0, 0);\n"
+    "  }\n"
+    "#pragma unroll\n"
+    "  for (int j = 0; j < 8; j++) x ^= w[j].x ^ w[j].y ^ w[j].z ^ w[j].w;\n"
+    "}\n"
+    "if (x == 0x9e3779b9u) out[0] = x;\n";
+
+static mlx_array read_all(mlx_bench *b, mlx_array data, mlx_array before, mlx_fast_cuda_kernel kernel,
+                          mlx_fast_cuda_kernel_config config) {
+    fkv_mlx_graph *g = &b->g;
+    if (!b->is_gpu || kernel.ctx == NULL) { /* every other backend: a sum, after the one before it */
+        mlx_array after = before.ctx != NULL ? fkv_mlx_after(g, data, before) : data;
+        return fkv_mlx_max_last(g, fkv_mlx_reshape(g, fkv_mlx_max_last(g, after), FKV_MLX_SHAPE(-1)));
+    }
+    mlx_vector_array inputs = mlx_vector_array_new_data((mlx_array[]){data, before.ctx != NULL ? before : data}, 2);
+    mlx_vector_array outputs = mlx_vector_array_new();
+    mlx_array out = {NULL};
+    int code = mlx_fast_cuda_kernel_apply(&outputs, kernel, inputs, config, g->stream);
+    if (code == 0) code = mlx_vector_array_get(&out, outputs, 0);
+    if (code != 0) g->failed = true;
+    (void)mlx_vector_array_free(inputs);
+    (void)mlx_vector_array_free(outputs);
+    return fkv_mlx_adopt(g, out);
+}
+
+static double measure_roof(mlx_bench *b) {
+    enum { BLOCKS = 132 * 16, READS = 10, ROUNDS = 5 };
+    const size_t bytes = b->divide == 1 ? (size_t)ROOF_BYTES * 2 : 64u << 20;
+    const int shape[] = {1024, (int)(bytes / 4096)};
+    fkv_mlx_graph *g = &b->g;
+    mlx_array data = {NULL};
+    mlx_array zeros = {NULL};
+    if (mlx_zeros(&zeros, shape, 2, MLX_UINT32, g->stream) != 0) g->failed = true;
+    settle(b, &data, fkv_mlx_adopt(g, zeros));
+    mlx_fast_cuda_kernel kernel = {NULL};
+    mlx_fast_cuda_kernel_config config = {NULL};
+    bool has_cuda = false;
+    (void)mlx_cuda_is_available(&has_cuda);
+    if (b->is_gpu && has_cuda) {
+        mlx_vector_string inputs = mlx_vector_string_new_data((const char *[]){"data", "before"}, 2);
+        mlx_vector_string outputs = mlx_vector_string_new_value("out");
+        kernel = mlx_fast_cuda_kernel_new("flatkv_read_roof", inputs, outputs, READ_SOURCE, "", false, 0);
+        config = mlx_fast_cuda_kernel_config_new();
+        (void)mlx_fast_cuda_kernel_config_add_output_arg(config, (const int[]){8}, 1, MLX_UINT32);
+        (void)mlx_fast_cuda_kernel_config_set_grid(config, BLOCKS * 256, 1, 1);
+        (void)mlx_fast_cuda_kernel_config_set_thread_group(config, 256, 1, 1);
+        (void)mlx_fast_cuda_kernel_config_add_template_arg_int(config, "N", (int)(bytes / 16));
+        (void)mlx_fast_cuda_kernel_config_add_template_arg_int(config, "BLOCKS", BLOCKS);
+        (void)mlx_vector_string_free(inputs);
+        (void)mlx_vector_string_free(outputs);
+    }
+    double best = 0;
+    for (int round = 0; round < ROUNDS; round++) {
+        mlx_array last = {NULL};
+        const double start = kit_seconds();
+        for (int i = 0; i < READS; i++) last = read_all(b, data, last, kernel, config);
+        fkv_mlx_eval_one(g, last);
+        check(b, "the read roof");
+        best = fmax(best, (double)(bytes * READS) / (kit_seconds() - start));
+        fkv_mlx_graph_release(g, 0);
+    }
+    if (config.ctx != NULL) mlx_fast_cuda_kernel_config_free(config);
+    if (kernel.ctx != NULL) mlx_fast_cuda_kernel_free(kernel);
+    let_go(&data);
+    (void)mlx_clear_cache();
+    return best;
+}
+
+/* ---- flatkv's cache of a case ---- */
+
+/* Tokens [from, from + n) of sequence s out of [B, heads, S, D] -> [n, heads, D]. */
+static mlx_array tokens_of(mlx_bench *b, mlx_array rows, int heads, int s, int from, int n) {
+    fkv_mlx_graph *g = &b->g;
+    mlx_array x = fkv_mlx_slice(g, rows, FKV_MLX_SHAPE(s, 0, from, 0), FKV_MLX_SHAPE(s + 1, heads, from + n, b->c.dim));
+    x = fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(heads, n, b->c.dim));
+    return fkv_mlx_transpose(g, x, FKV_MLX_SHAPE(1, 0, 2));
+}
+
+/* The same tokens of every sequence, one after the other: [B * n, heads, D]. */
+static mlx_array step_rows(mlx_bench *b, mlx_array rows, int heads, int from, int n) {
+    fkv_mlx_graph *g = &b->g;
+    mlx_array x = fkv_mlx_slice(g, rows, FKV_MLX_SHAPE(0, 0, from, 0), FKV_MLX_SHAPE(b->c.batch, heads, from + n, b->c.dim));
+    x = fkv_mlx_transpose(g, x, FKV_MLX_SHAPE(0, 2, 1, 3));
+    return fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(b->c.batch * n, heads, b->c.dim));
+}
+
+static void write_tokens(mlx_bench *b, fkv_step *step, mlx_array k, mlx_array v) {
+    check(b, "rows of a step");
+    must(fkv_mlx_write(step, 0, k, v));
+    mlx_vector_array pending = mlx_vector_array_new();
+    must(fkv_mlx_step_pending(step, pending));
+    if (mlx_eval(pending) != 0) b->g.failed = true;
+    (void)mlx_vector_array_free(pending);
+    fkv_mlx_graph_release(&b->g, 0);
+    check(b, "writing the history");
+}
+
+/* A cache whose sequences have all but the new tokens, and an open step with these written. */
+static void open_cache(mlx_bench *b) {
+    const mlx_case *c = &b->c;
+    fkv_config config = fkv_config_default();
+    config.n_layers = 1;
+    config.layer.n_q_heads = (uint32_t)c->q_heads;
+    config.layer.n_kv_heads = (uint32_t)c->kv_heads;
+    config.layer.head_dim = (uint32_t)c->dim;
+    config.layer.k = c->k;
+    config.layer.v = c->v;
+    config.page_tokens = PAGE_TOKENS;
+    config.max_seqs = (uint32_t)c->batch;
+    config.max_tokens = (uint32_t)(c->batch * c->cached);
+    config.max_step_tokens = (uint32_t)(c->batch * c->queries > FILL_TOKENS ? c->batch * c->queries : FILL_TOKENS);
+    must(fkv_mlx_cache_open(&config, &b->device, &b->cache));
+    fkv_row *rows = bench_take((size_t)c->batch * sizeof *rows);
+    b->seqs = bench_take((size_t)c->batch * sizeof *b->seqs);
+    const int history = c->cached - c->queries;
+    for (int s = 0; s < c->batch; s++) {
+        const fkv_seq_config life = {.max_tokens = (uint32_t)c->cached};
+        must(fkv_seq_open(b->cache, &life, &b->seqs[s], NULL));
+        for (int at = 0; at < history; at += FILL_TOKENS) {
+            const int n = history - at < FILL_TOKENS ? history - at : FILL_TOKENS;
+            const fkv_row chunk = {b->seqs[s], (uint32_t)n};
+            fkv_step *step = NULL;
+            must(fkv_step_begin(b->cache, &chunk, 1, &step));
+            write_tokens(b, step, tokens_of(b, b->k, c->kv_heads, s, at, n), tokens_of(b, b->v, c->kv_heads, s, at, n));
+            must(fkv_step_commit(step));
+        }
+        rows[s] = (fkv_row){b->seqs[s], (uint32_t)c->queries};
+    }
+    must(fkv_step_begin(b->cache, rows, (uint32_t)c->batch, &b->step));
+    write_tokens(b, b->step, step_rows(b, b->k, c->kv_heads, history, c->queries),
+                 step_rows(b, b->v, c->kv_heads, history, c->queries));
+    free(rows);
+}
+
+static void close_cache(mlx_bench *b) {
+    fkv_cache_close(b->cache);
+    free(b->seqs);
+    b->cache = NULL;
+}
+
+/* q: [T, H, D] */
+static mlx_array attend_ours(mlx_bench *b, mlx_array q) {
+    mlx_array out = mlx_array_new();
+    must(fkv_mlx_attend(b->step, 0, q, &out));
+    return fkv_mlx_adopt(&b->g, out);
+}
+
+/* ---- MLX's own attention ---- */
+
+static mlx_array sdpa(mlx_bench *b, mlx_array q, mlx_array k, mlx_array v) {
+    mlx_array out = {NULL};
+    if (b->g.failed) return out;
+    const float scale = 1.0f / sqrtf((float)b->c.dim);
+    const char *mask = b->c.queries > 1 ? "causal" : "";
+    int code = mlx_fast_scaled_dot_product_attention(&out, q, k, v, scale, mask, (mlx_array){NULL}, (mlx_array){NULL}, false,
+                                                     b->g.stream);
+    if (code != 0) b->g.failed = true;
+    return fkv_mlx_adopt(&b->g, out);
+}
+
+static mlx_array attend_bf16(mlx_bench *b, mlx_array q) { return sdpa(b, q, b->peer[0][0], b->peer[1][0]); }
+
+/* As mlx-lm's quantized_scaled_dot_product_attention(). q: [B, H, L, D] */
+static mlx_array attend_quantized(mlx_bench *b, mlx_array q) {
+    fkv_mlx_graph *g = &b->g;
+    const mlx_case *c = &b->c;
+    const int per_kv = c->q_heads / c->kv_heads;
+    fkv_mlx_affine side[2];
+    for (int s = 0; s < 2; s++) side[s] = (fkv_mlx_affine){b->peer[s][0], b->peer[s][1], b->peer[s][2], b->peer_bits, 64};
+    mlx_array scale = fkv_mlx_adopt(g, mlx_array_new_float32(1.0f / sqrtf((float)c->dim)));
+    mlx_array x = fkv_mlx_multiply(g, q, fkv_mlx_astype(g, scale, MLX_BFLOAT16));
+    const int batch_heads = c->batch * c->kv_heads;
+    x = fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(batch_heads, per_kv, c->queries, c->dim));
+    mlx_array scores = fkv_mlx_quantized_matmul(g, x, &side[0], true);
+    if (c->queries > 1) {
+        mlx_array positions = fkv_mlx_arange(g, (uint32_t)(c->cached - c->queries), (uint32_t)c->cached);
+        mlx_array seen = fkv_mlx_less_equal(g, fkv_mlx_arange(g, 0, (uint32_t)c->cached),
+                                            fkv_mlx_reshape(g, positions, FKV_MLX_SHAPE(c->queries, 1)));
+        mlx_array hidden = fkv_mlx_astype(g, fkv_mlx_adopt(g, mlx_array_new_float32(-3.3e38f)), MLX_BFLOAT16);
+        scores = fkv_mlx_where(g, seen, scores, hidden);
+    }
+    mlx_array p = {NULL};
+    if (!g->failed && mlx_softmax_axis(&p, scores, -1, true, g->stream) != 0) g->failed = true;
+    p = fkv_mlx_adopt(g, p);
+    return fkv_mlx_reshape(g, fkv_mlx_quantized_matmul(g, p, &side[1], false),
+                           FKV_MLX_SHAPE(c->batch, c->q_heads, c->queries, c->dim));
+}
+
+static void open_peer(mlx_bench *b, int bits) {
+    fkv_mlx_graph *g = &b->g;
+    const mlx_case *c = &b->c;
+    b->peer_bits = bits;
+    for (int s = 0; s < 2; s++) {
+        mlx_array rows = fkv_mlx_astype(g, s == 0 ? b->k : b->v, MLX_BFLOAT16);
+        if (bits == 16) {
+            settle(b, &b->peer[s][0], rows);
+            continue;
+        }
+        rows = fkv_mlx_reshape(g, rows, FKV_MLX_SHAPE(c->batch * c->kv_heads, 1, c->cached, c->dim));
+        fkv_mlx_affine made = fkv_mlx_quantize(g, rows, bits, 64);
+        fkv_mlx_keep(g, &b->peer[s][1], made.scales);
+        fkv_mlx_keep(g, &b->peer[s][2], made.biases);
+        settle(b, &b->peer[s][0], made.codes);
+        if (mlx_array_eval(b->peer[s][1]) != 0 || mlx_array_eval(b->peer[s][2]) != 0) b->g.failed = true;
+        check(b, "a peer's cache");
+    }
+}
+
+static void close_peer(mlx_bench *b) {
+    for (int s = 0; s < 2; s++)
+        for (int p = 0; p < 3; p++) let_go(&b->peer[s][p]);
+    (void)mlx_clear_cache();
+}
+
+/* ---- the reference ---- */
+
+/* Rows as pages hold them, in float32: quantized by MLX, scales and biases rounded to float16. */
+static mlx_array as_stored(mlx_bench *b, mlx_array rows, fkv_codec_config codec) {
+    fkv_mlx_graph *g = &b->g;
+    mlx_array x = fkv_mlx_astype(g, rows, MLX_FLOAT32);
+    if (codec.bits == 16) return x;
+    fkv_mlx_affine made = fkv_mlx_quantize(g, x, (int)codec.bits, (int)codec.group);
+    mlx_array scales = fkv_mlx_astype(g, fkv_mlx_astype(g, made.scales, MLX_FLOAT16), MLX_FLOAT32);
+    mlx_array biases = fkv_mlx_astype(g, fkv_mlx_astype(g, made.biases, MLX_FLOAT16), MLX_FLOAT32);
+    mlx_array out = {NULL};
+    if (g->failed) return out;
+    int code = mlx_dequantize(&out, made.codes, scales, biases, (mlx_optional_int){made.group, true},
+                              (mlx_optional_int){made.bits, true}, "affine", (mlx_array){NULL},
+                              (mlx_optional_dtype){.has_value = false}, g->stream);
+    if (code != 0) g->failed = true;
+    return fkv_mlx_adopt(g, out);
+}
+
+/* Relative L2 of the answer to the last query of every sequence. ours: [B * L, H, D] */
+static double error_of(mlx_bench *b, mlx_array ours) {
+    fkv_mlx_graph *g = &b->g;
+    const mlx_case *c = &b->c;
+    mlx_array k = {NULL};
+    mlx_array v = {NULL};
+    mlx_array mine = {NULL};
+    mlx_array reference = {NULL};
+    settle(b, &mine, fkv_mlx_astype(g, ours, MLX_FLOAT32));
+    settle(b, &k, as_stored(b, b->k, c->k));
+    settle(b, &v, as_stored(b, b->v, c->v));
+    mlx_array q =
+        fkv_mlx_slice(g, b->q, FKV_MLX_SHAPE(0, 0, c->queries - 1, 0), FKV_MLX_SHAPE(c->batch, c->q_heads, c->queries, c->dim));
+    mlx_array out = {NULL};
+    if (!g->failed &&
+        mlx_fast_scaled_dot_product_attention(&out, fkv_mlx_astype(g, q, MLX_FLOAT32), k, v, 1.0f / sqrtf((float)c->dim), "",
+                                              (mlx_array){NULL}, (mlx_array){NULL}, false, g->stream) != 0)
+        g->failed = true;
+    settle(b, &reference, fkv_mlx_reshape(g, fkv_mlx_adopt(g, out), FKV_MLX_SHAPE(c->batch, c->q_heads * c->dim)));
+    const float *truth = mlx_array_data_float32(reference);
+    const float *got = mlx_array_data_float32(mine);
+    double worst = 0;
+    const size_t n = (size_t)c->q_heads * (size_t)c->dim;
+    for (int s = 0; s < c->batch; s++) {
+        const float *x = got + ((size_t)s * (size_t)c->queries + (size_t)c->queries - 1) * n;
+        double off = 0;
+        double all = 0;
+        for (size_t i = 0; i < n; i++) {
+            const double d = (double)x[i] - (double)truth[(size_t)s * n + i];
+            off += d * d;
+            all += (double)truth[(size_t)s * n + i] * (double)truth[(size_t)s * n + i];
+        }
+        const double error = sqrt(off / all);
+        if (!(error <= worst)) worst = error;
+    }
+    let_go(&k);
+    let_go(&v);
+    let_go(&mine);
+    let_go(&reference);
+    (void)mlx_clear_cache();
+    return worst;
+}
+
+/* ---- time ---- */
+
+typedef mlx_array (*attend_fn)(mlx_bench *b, mlx_array q);
+
+/* Both times of one way to attend, and what it takes. q: whatever the way takes, evaluated. */
+static void measure(mlx_bench *b, attend_fn attend, mlx_array q, mlx_result *r) {
+    fkv_mlx_graph *g = &b->g;
+    double times[MAX_ROUNDS];
+    const uint32_t n_chains = 5;
+    for (uint32_t i = 0; i < n_chains + 1; i++) { /* the first one warms up */
+        const double start = kit_seconds();
+        mlx_array x = q;
+        for (uint32_t n = 0; n < b->n_chain; n++) x = attend(b, x);
+        fkv_mlx_eval_one(g, x);
+        if (i > 0) times[i - 1] = (kit_seconds() - start) / b->n_chain;
+        fkv_mlx_graph_release(g, 0);
+        check(b, r->who);
+    }
+    r->us_chained = kit_spread_of(times, n_chains).p50 * 1e6;
+    (void)mlx_clear_cache();
+    (void)mlx_reset_peak_memory();
+    const size_t before = memory(mlx_get_active_memory);
+    for (uint32_t i = 0; i < b->n_rounds; i++) {
+        const double start = kit_seconds();
+        fkv_mlx_eval_one(g, attend(b, q));
+        times[i] = kit_seconds() - start;
+        fkv_mlx_graph_release(g, 0);
+        check(b, r->who);
+    }
+    r->us_single = kit_spread_of(times, b->n_rounds).p50 * 1e6;
+    const size_t peak = memory(mlx_get_peak_memory);
+    r->extra_bytes = peak > before ? peak - before : 0;
+}
+
+static uint64_t side_bytes(const mlx_case *c, uint32_t bits, uint32_t group) {
+    const uint64_t numbers = (uint64_t)c->batch * (uint64_t)c->kv_heads * (uint64_t)c->cached * (uint64_t)c->dim;
+    return numbers * bits / 8 + (bits == 16 ? 0 : numbers / group * 4);
+}
+
+static void add_result(mlx_bench *b, const mlx_result *r) {
+    if (b->n_results == MAX_RESULTS) bench_die(PROGRAM, BENCH_FAILED, "more than %d results", MAX_RESULTS);
+    b->results[b->n_results++] = *r;
+    char extra[BENCH_TEXT];
+    (void)fprintf(b->text, "%-18s %-14s", r->c.name, r->who);
+    if (!r->right) {
+        (void)fprintf(b->text, "  WRONG: relative L2 error %.1e\n", r->error);
+        return;
+    }
+    (void)fprintf(b->text, " %10.1f us chained %10.1f us single %6.1f %% of the roof, +%s", r->us_chained, r->us_single,
+                  100 * (double)r->bytes / r->us_chained * 1e6 / b->roof, bench_bytes((double)r->extra_bytes, extra));
+    if (!isnan(r->error)) (void)fprintf(b->text, ", error %.1e", r->error);
+    (void)fputc('\n', b->text);
+    (void)fflush(b->text);
+}
+
+static void run_peers(mlx_bench *b) {
+    static const struct {
+        const char *who;
+        int bits;
+    } peers[] = {{"MLX bf16", 16}, {"MLX q8", 8}, {"MLX q4", 4}};
+    for (size_t i = 0; i < sizeof peers / sizeof peers[0]; i++) {
+        mlx_array q = {NULL};
+        open_peer(b, peers[i].bits);
+        settle(b, &q, fkv_mlx_astype(&b->g, b->q, MLX_BFLOAT16));
+        mlx_result r = {.c = b->c, .who = peers[i].who, .right = true, .error = NAN};
+        r.bytes = 2 * side_bytes(&b->c, (uint32_t)peers[i].bits, 64);
+        measure(b, peers[i].bits == 16 ? attend_bf16 : attend_quantized, q, &r);
+        add_result(b, &r);
+        let_go(&q);
+        close_peer(b);
+    }
+}
+
+static bool same_rows(const mlx_case *a, const mlx_case *c) {
+    return a->q_heads == c->q_heads && a->kv_heads == c->kv_heads && a->dim == c->dim && a->batch == c->batch &&
+           a->cached == c->cached && a->queries == c->queries;
+}
+
+static void run_case(mlx_bench *b, const mlx_case *given, bool with_peers) {
+    b->c = *given;
+    const mlx_case *c = &b->c;
+    settle(b, &b->k, random_rows(b, c->kv_heads, c->cached));
+    settle(b, &b->v, random_rows(b, c->kv_heads, c->cached));
+    settle(b, &b->q, random_rows(b, c->q_heads, c->queries));
+    open_cache(b);
+    mlx_array q = {NULL};
+    mlx_array out = {NULL};
+    settle(b, &q, step_rows(b, b->q, c->q_heads, 0, c->queries));
+    settle(b, &out, attend_ours(b, q));
+    mlx_result r = {.c = *c, .who = fkv_mlx_cache_way(b->cache) == FKV_MLX_FUSED ? "flatkv fused" : "flatkv plain"};
+    r.bytes = side_bytes(c, c->k.bits, c->k.group) + side_bytes(c, c->v.bits, c->v.group);
+    r.error = error_of(b, out);
+    r.right = r.error <= TOLERANCE;
+    if (r.right) measure(b, attend_ours, q, &r);
+    add_result(b, &r);
+    let_go(&q);
+    let_go(&out);
+    close_cache(b);
+    (void)mlx_clear_cache();
+    if (with_peers) run_peers(b);
+    let_go(&b->k);
+    let_go(&b->v);
+    let_go(&b->q);
+    (void)mlx_clear_cache();
+}
+
+/* ---- the program ---- */
+
+static void write_json(mlx_bench *b, const char *device_name) {
+    bench_json *json = &b->json;
+    bench_json_begin(json, PROGRAM);
+    bench_json_string(json, "flatkv", fkv_version());
+    bench_json_string(json, "device", device_name);
+    bench_json_integer(json, "chained_calls", b->n_chain);
+    bench_json_integer(json, "single_calls", b->n_rounds);
+    bench_json_number(json, "read_roof_gb_s", b->roof * 1e-9);
+    bench_json_array(json, "results");
+    for (size_t i = 0; i < b->n_results; i++) {
+        const mlx_result *r = &b->results[i];
+        const bool ours = !isnan(r->error);
+        bench_json_object(json, NULL);
+        bench_json_string(json, "case", r->c.name);
+        bench_json_string(json, "who", r->who);
+        bench_json_integer(json, "q_heads", (uint64_t)r->c.q_heads);
+        bench_json_integer(json, "kv_heads", (uint64_t)r->c.kv_heads);
+        bench_json_integer(json, "head_dim", (uint64_t)r->c.dim);
+        bench_json_integer(json, "batch", (uint64_t)r->c.batch);
+        bench_json_integer(json, "cached", (uint64_t)r->c.cached);
+        bench_json_integer(json, "queries", (uint64_t)r->c.queries);
+        if (ours) bench_json_integer(json, "k_bits", r->c.k.bits);
+        if (ours) bench_json_integer(json, "v_bits", r->c.v.bits);
+        bench_json_bool(json, "right", r->right);
+        bench_json_number(json, "error_l2", r->error);
+        bench_json_number(json, "us_chained", r->right ? r->us_chained : NAN);
+        bench_json_number(json, "us_single", r->right ? r->us_single : NAN);
+        bench_json_integer(json, "bytes", r->bytes);
+        bench_json_number(json, "gb_s", r->right ? (double)r->bytes / r->us_chained * 1e-3 : NAN);
+        bench_json_number(json, "roof_share", r->right ? (double)r->bytes / r->us_chained * 1e6 / b->roof : NAN);
+        bench_json_integer(json, "extra_bytes", r->extra_bytes);
+        bench_json_close(json);
+    }
+    bench_json_end(json, PROGRAM);
+}
+
+static void print_help(void) {
+    printf("usage: bench_attn --device mlx [options]\n"
+           "Times attention on MLX's device beside MLX's own, chained and single; checked first.\n\n"
+           "  --stream NAME    cpu or gpu (gpu where there is one)\n"
+           "  --way NAME       auto, plain or fused\n"
+           "  --case TEXT      only cases whose name contains it\n"
+           "  --no-peers       without MLX's own attention\n"
+           "  --chain N        calls in one evaluation (20)\n"
+           "  --rounds N       single calls (20)\n"
+           "  --divide N       histories N times shorter: to see that it runs\n"
+           "  --quick          as --divide 1024 --chain 1 --rounds 1\n"
+           "  --json [FILE]    results as JSON; without FILE to stdout, and the lines to stderr\n\n"
+           "cases:");
+    for (int i = 0; i < N_ALL_CASES; i++) printf("%s %s", i == 0 ? "" : ",", all_cases[i].name);
+    printf("\nexit status: 0 good, 1 a result was wrong, 2 bad usage\n");
+}
+
+static bool gpu_is_there(void) {
+    mlx_device gpu = mlx_device_new_type(MLX_GPU, 0);
+    bool there = false;
+    (void)mlx_device_is_available(&there, gpu);
+    (void)mlx_device_free(gpu);
+    return there;
+}
+
+static void parse(mlx_bench *b, int argc, char **argv) {
+    bench_args args = {PROGRAM, argc, argv, 0};
+    b->n_rounds = 20;
+    b->n_chain = 20;
+    b->divide = 1;
+    b->peers = true;
+    b->is_gpu = gpu_is_there();
+    while (bench_args_next(&args)) {
+        if (bench_args_is(&args, "--help")) {
+            print_help();
+            exit(BENCH_GOOD);
+        } else if (bench_args_is(&args, "--device"))
+            (void)bench_args_value(&args);
+        else if (bench_args_is(&args, "--stream")) {
+            const char *name = bench_args_value(&args);
+            b->is_gpu = strcmp(name, "gpu") == 0;
+            if (!b->is_gpu && strcmp(name, "cpu") != 0) bench_die(PROGRAM, BENCH_USAGE, "--stream %s: cpu or gpu", name);
+        } else if (bench_args_is(&args, "--way")) {
+            const char *name = bench_args_value(&args);
+            static const char *const names[] = {"auto", "plain", "fused"};
+            int way = 0;
+            while (way < 3 && strcmp(name, names[way]) != 0) way++;
+            if (way == 3) bench_die(PROGRAM, BENCH_USAGE, "--way %s: auto, plain or fused", name);
+            b->device.way = (fkv_mlx_way)way;
+        } else if (bench_args_is(&args, "--case"))
+            b->only = bench_args_value(&args);
+        else if (bench_args_is(&args, "--no-peers"))
+            b->peers = false;
+        else if (bench_args_is(&args, "--chain"))
+            b->n_chain = bench_args_number(&args, 1, 10000);
+        else if (bench_args_is(&args, "--rounds"))
+            b->n_rounds = bench_args_number(&args, 1, MAX_ROUNDS);
+        else if (bench_args_is(&args, "--divide"))
+            b->divide = (int)bench_args_number(&args, 1, 1024);
+        else if (bench_args_is(&args, "--quick")) {
+            b->divide = 1024;
+            b->n_chain = 1;
+            b->n_rounds = 1;
+        } else if (bench_args_is(&args, "--json")) {
+            b->json.wanted = true;
+            b->json.path = bench_args_optional(&args);
+        } else
+            bench_args_unknown(&args);
+    }
+}
+
+int bench_attn_mlx(int argc, char **argv) {
+    static mlx_bench b;
+    fkv_mlx_catch_errors();
+    parse(&b, argc, argv);
+    if (b.json.wanted) bench_writable(PROGRAM, b.json.path);
+    b.text = b.json.wanted && b.json.path == NULL ? stderr : stdout;
+    b.device.stream = b.is_gpu ? mlx_default_gpu_stream_new() : mlx_default_cpu_stream_new();
+    b.g.stream = b.device.stream;
+    if (b.device.stream.ctx == NULL) bench_die(PROGRAM, BENCH_USAGE, "this MLX has no such stream: %s", fkv_mlx_last_error());
+    b.roof = measure_roof(&b);
+    const char *name = b.is_gpu ? "mlx gpu" : "mlx cpu";
+    (void)fprintf(b.text, "flatkv %s on %s; read roof %.0f GB/s; %u calls chained, median of %u single ones\n", fkv_version(),
+                  name, b.roof * 1e-9, b.n_chain, b.n_rounds);
+    const mlx_case *before = NULL;
+    for (int i = 0; i < N_ALL_CASES; i++) {
+        if (b.only != NULL && strstr(all_cases[i].name, b.only) == NULL) continue;
+        mlx_case c = all_cases[i];
+        if (b.divide > 1) {
+            c.cached = c.cached / b.divide > 64 ? c.cached / b.divide : 64;
+            c.queries = c.queries > 16 ? 16 : c.queries;
+        }
+        /* peers do not depend on our codec: once for each shape */
+        run_case(&b, &c, b.peers && (before == NULL || !same_rows(before, &all_cases[i])));
+        before = &all_cases[i];
+    }
+    b.roof = fmax(b.roof, measure_roof(&b));
+    size_t n_wrong = 0;
+    for (size_t i = 0; i < b.n_results; i++) n_wrong += !b.results[i].right;
+    (void)fprintf(b.text, "read roof, best: %.0f GB/s; %zu results, %zu wrong\n", b.roof * 1e-9, b.n_results, n_wrong);
+    if (b.json.wanted) write_json(&b, name);
+    (void)mlx_stream_free(b.device.stream);
+    return n_wrong == 0 && b.n_results > 0 ? BENCH_GOOD : BENCH_FAILED;
+}

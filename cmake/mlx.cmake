@@ -1,0 +1,26 @@
+# Finds mlx-c: the system's (on macOS Homebrew's), else the one that scripts/get-mlx put into the build tree. Sets flatkv_has_mlx and
+# makes the target flatkv_mlxc, or stops where FKV_MLX is ON and there is none.
+set(flatkv_has_mlx OFF)
+if(FKV_MLX STREQUAL "OFF" OR FKV_PARITY_ONLY OR FKV_FUZZ)
+  return()
+endif()
+
+set(mlx_in_tree ${PROJECT_SOURCE_DIR}/build/mlx/cpu/mlx)
+find_path(FKV_MLX_INCLUDE_DIR mlx/c/mlx.h PATHS ${mlx_in_tree}/include DOC "Folder with mlx/c/mlx.h")
+find_library(FKV_MLX_LIBRARY mlxc PATHS ${mlx_in_tree}/lib DOC "mlx-c, as a shared library")
+mark_as_advanced(FKV_MLX_INCLUDE_DIR FKV_MLX_LIBRARY)
+if(NOT FKV_MLX_INCLUDE_DIR OR NOT FKV_MLX_LIBRARY)
+  if(FKV_MLX STREQUAL "ON")
+    message(FATAL_ERROR "FKV_MLX is ON and mlx-c was not found: run scripts/get-mlx (Linux) or brew install mlx-c (macOS)")
+  endif()
+  message(STATUS "mlx-c was not found: flatkv is built without its MLX device")
+  return()
+endif()
+message(STATUS "The MLX device is built with ${FKV_MLX_LIBRARY}")
+set(flatkv_has_mlx ON)
+# An installed library cannot lean on a library of this build tree.
+cmake_path(IS_PREFIX mlx_in_tree "${FKV_MLX_LIBRARY}" NORMALIZE flatkv_mlx_is_in_tree)
+
+add_library(flatkv_mlxc UNKNOWN IMPORTED)
+set_target_properties(flatkv_mlxc PROPERTIES
+  IMPORTED_LOCATION ${FKV_MLX_LIBRARY} INTERFACE_INCLUDE_DIRECTORIES ${FKV_MLX_INCLUDE_DIR})

@@ -1,0 +1,81 @@
+/* flatkv on mlx arrays: the same cache, with its pages in MLX's memory and its steps as lazy MLX operations.
+ *
+ * A cache opened here is a cache like any other: sequences, prefixes, steps, stats and page files are flatkv.h's calls, and a
+ * page file saved on one device loads on the other. Only the two calls that take rows differ: fkv_mlx_write() and
+ * fkv_mlx_attend() in place of fkv_write() and fkv_attend(), which answer FKV_UNSUPPORTED on such a cache.
+ *
+ * Lazy
+ *   Nothing is evaluated and nothing waits inside a step: write and attend add to the graph, and one evaluation of the step's
+ *   result runs them, in order. Commit does not wait either; an evaluation that fails afterwards has left the step's tokens
+ *   unwritten, and the caller truncates the sequences or closes them. Steps are evaluated in the order they were begun: by
+ *   evaluating a result of each step before the next begins, or all of them together. Saving and loading evaluate what is
+ * pending.
+ *
+ * In place
+ *   The pools, one array for each layer, are taken and committed at open; their bytes are in the plan, and no step copies them.
+ * On a GPU (FKV_MLX_FUSED) kernels write into the pool they were given and hand on a ticket that orders the reads after them.
+ * With plain operations MLX itself writes in place where nobody else holds the pool, which is so on its CPU stream when every
+ * step is evaluated before the next one begins; otherwise it copies the pool for that step: right, but not flat.
+ *
+ * Errors
+ *   mlx-c has one error handler for the whole process, and its own one exits. The first call here installs one that remembers the
+ *   words instead, so that every mlx-c call returns its code: what fails inside MLX is FKV_DEVICE with MLX's words in
+ * fkv_message(), and a program's own failing mlx-c calls can find theirs in fkv_mlx_last_error(). A program with a handler of its
+ * own sets it after its first call here; statuses stay right, words are then its own affair.
+ *
+ * Streams are thread affine in MLX: a cache is driven by the thread that made its stream.
+ */
+#ifndef FLATKV_MLX_H
+#define FLATKV_MLX_H
+
+#include "flatkv.h"
+
+#include <mlx/c/mlx.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum fkv_mlx_way {
+    FKV_MLX_AUTO = 0, /* fused where the stream is a GPU's */
+    FKV_MLX_PLAIN,    /* MLX's own operations, on any stream */
+    FKV_MLX_FUSED     /* flatkv's kernels: Metal and CUDA streams only */
+} fkv_mlx_way;
+
+typedef struct fkv_mlx_config {
+    mlx_stream stream; /* where everything runs, kept by reference count; empty (ctx NULL): the default stream */
+    fkv_mlx_way way;
+} fkv_mlx_config;
+
+FKV_API fkv_mlx_config fkv_mlx_config_default(void);
+
+/* As fkv_plan_make(). total_bytes is what flatkv takes, of which slab_bytes are MLX's (they show in its active memory from open
+ * to close). What MLX takes for the intermediate results of a step is not in it: it does not depend on the context length.
+ * mlx_config may be NULL: the default. */
+FKV_API fkv_status fkv_mlx_plan_make(const fkv_config *config, const fkv_mlx_config *mlx_config, fkv_plan *plan);
+
+/* As fkv_cache_open(); n_threads, isa and lazy are not looked at, and row_type is that of each array. FKV_UNSUPPORTED for a way
+ * that the stream does not have. Close with fkv_cache_close(). */
+FKV_API fkv_status fkv_mlx_cache_open(const fkv_config *config, const fkv_mlx_config *mlx_config, fkv_cache **cache);
+
+/* Quantizes the K and V rows of one layer into their pages. k, v: [T, G, D], float16, bfloat16 or float32. */
+FKV_API fkv_status fkv_mlx_write(fkv_step *step, uint32_t layer, mlx_array k, mlx_array v);
+
+/* As fkv_attend(). q: [T, H, D], float16, bfloat16 or float32; *out becomes an array of the same shape and type. *out is a valid
+ * handle (mlx_array_new() will do) whose old array is let go, as for every mlx-c call; q itself is allowed. */
+FKV_API fkv_status fkv_mlx_attend(fkv_step *step, uint32_t layer, mlx_array q, mlx_array *out);
+
+/* Appends what has to be evaluated for the writes of this step to have happened. */
+FKV_API fkv_status fkv_mlx_step_pending(fkv_step *step, mlx_vector_array arrays);
+
+/* The way in use: FKV_MLX_PLAIN or FKV_MLX_FUSED; FKV_MLX_AUTO where the cache is not on MLX. */
+FKV_API fkv_mlx_way fkv_mlx_cache_way(const fkv_cache *cache);
+
+/* What MLX said last, on this thread. "" if nothing failed yet. */
+FKV_API const char *fkv_mlx_last_error(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

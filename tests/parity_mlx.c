@@ -1,0 +1,355 @@
+/* The MLX device against the CPU's codec and the scalar truth of attention, over the case table of the core: what it writes is
+ * read back through a page file and compared byte by byte, what it attends is compared with the truth over the same pages.
+ *
+ * On MLX's CPU every byte must be the codec's. On a GPU, where the order of additions in a rotation and the rounding of a
+ * division may differ, codes may be off by one step; the differences are counted.
+ *
+ * usage: parity_mlx [plain|fused] [small]     small: the kernels' own cases, since each shape is compiled first on a GPU
+ */
+#include "kernel_cases.h"
+
+#include "../src/attn/truth.h"
+#include "../src/codec/half.h"
+#include "../src/pager/page_file_format.h"
+
+#include <flatkv/mlx.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+/* As for the CPU's kernels: sums in float against sums in double. */
+static const double DEVICE_TOLERANCE = 1e-3;
+/* What rounding an answer to 16 bits adds: half a step of float16, and of bfloat16. */
+static const double F16_ROUNDING = 6e-4;
+static const double BF16_ROUNDING = 4e-3;
+
+enum { CHUNK_TOKENS = 300, MAX_STEP_TOKENS = 512 };
+
+static fkv_mlx_config mlx_config;
+static fkv_workers *workers;
+static char file_path[128];
+static double worst_error;
+static uint64_t n_bytes_compared;
+static uint64_t n_codes_off;
+static uint64_t n_halves_off;
+static int n_passed;
+static int n_failed;
+
+static void must(bool good, const char *what) {
+    if (good) return;
+    printf("%s: %s\n", what, fkv_message());
+    abort();
+}
+
+static void report(bool good, const attn_case *c, const char *what, double value) {
+    if (good) {
+        n_passed++;
+        return;
+    }
+    n_failed++;
+    printf("FAILED %uq/%ukv/%u %s page %u window %u sinks %u cap %g rotate %d types %d/%d rows", c->shape.n_q_heads,
+           c->shape.n_kv_heads, c->shape.head_dim, attn_codecs[c->codec].name, c->page_tokens, c->window, c->n_sinks,
+           (double)c->softcap, (int)c->rotate, (int)c->page_type, (int)c->row_type);
+    for (uint32_t r = 0; r < c->n_rows; r++) printf(" %u+%u", c->rows[r].start, c->rows[r].n_tokens);
+    printf(": %s (%g)\n", what, value);
+}
+
+static mlx_dtype dtype_of(fkv_type type) { return type == FKV_F32 ? MLX_FLOAT32 : type == FKV_F16 ? MLX_FLOAT16 : MLX_BFLOAT16; }
+
+/* rows: [n, heads, D] */
+static mlx_array array_of(const void *rows, uint32_t n, uint32_t heads, uint32_t dim, fkv_type type) {
+    return mlx_array_new_data(rows, (const int[]){(int)n, (int)heads, (int)dim}, 3, dtype_of(type));
+}
+
+static fkv_cache *open_cache(const attn_case *c, const attn_world *w) {
+    fkv_config config = fkv_config_default();
+    config.n_layers = 1;
+    config.layer = (fkv_layer_config){.n_q_heads = c->shape.n_q_heads,
+                                      .n_kv_heads = c->shape.n_kv_heads,
+                                      .head_dim = c->shape.head_dim,
+                                      .window = c->window,
+                                      .n_sinks = c->n_sinks,
+                                      .softcap = c->softcap,
+                                      .k = attn_codecs[c->codec].k,
+                                      .v = attn_codecs[c->codec].v};
+    config.page_type = c->page_type;
+    config.rotate = c->rotate;
+    config.rotation_seed = 11; /* as attn_world_open() has it */
+    config.page_tokens = c->page_tokens;
+    config.max_seqs = c->n_rows;
+    config.max_step_tokens = MAX_STEP_TOKENS;
+    for (uint32_t r = 0; r < c->n_rows; r++) config.max_tokens += w->rows[r].start + w->rows[r].n_tokens;
+    fkv_cache *cache = NULL;
+    must(fkv_mlx_cache_open(&config, &mlx_config, &cache) == FKV_OK, "fkv_mlx_cache_open");
+    return cache;
+}
+
+static size_t kv_row_bytes(const attn_case *c) {
+    return (size_t)c->shape.n_kv_heads * c->shape.head_dim * fkv_type_bytes(c->row_type);
+}
+
+/* Tokens [from, from + n) of row r. */
+static void write_tokens(fkv_step *step, const attn_world *w, uint32_t r, uint32_t from, uint32_t n) {
+    const attn_case *c = &w->c;
+    const size_t at = from * kv_row_bytes(c);
+    mlx_array k = array_of((const uint8_t *)w->k[r] + at, n, c->shape.n_kv_heads, c->shape.head_dim, c->row_type);
+    mlx_array v = array_of((const uint8_t *)w->v[r] + at, n, c->shape.n_kv_heads, c->shape.head_dim, c->row_type);
+    must(fkv_mlx_write(step, 0, k, v) == FKV_OK, "fkv_mlx_write");
+    (void)mlx_array_free(k);
+    (void)mlx_array_free(v);
+}
+
+/* Each row's history, alone, in chunks; then the case's step over all of them. Returns its answer. */
+static mlx_array run_case(fkv_cache *cache, const attn_world *w, fkv_seq *seqs) {
+    const attn_case *c = &w->c;
+    fkv_row rows[MAX_MIX];
+    fkv_step *step = NULL;
+    for (uint32_t r = 0; r < c->n_rows; r++) {
+        const fkv_seq_config life = {.max_tokens = w->rows[r].start + w->rows[r].n_tokens};
+        must(fkv_seq_open(cache, &life, &seqs[r], NULL) == FKV_OK, "fkv_seq_open");
+        for (uint32_t done = 0; done < w->rows[r].start;) {
+            const fkv_row chunk = {seqs[r], fkv_min_u32(CHUNK_TOKENS, w->rows[r].start - done)};
+            must(fkv_step_begin(cache, &chunk, 1, &step) == FKV_OK, "fkv_step_begin");
+            write_tokens(step, w, r, done, chunk.n_tokens);
+            must(fkv_step_commit(step) == FKV_OK, "fkv_step_commit");
+            done += chunk.n_tokens;
+        }
+        rows[r] = (fkv_row){seqs[r], w->rows[r].n_tokens};
+    }
+    /* the step's k and v: the new tokens of all rows, side by side */
+    uint8_t *side[FKV_N_SIDES];
+    for (int s = 0; s < FKV_N_SIDES; s++) {
+        side[s] = malloc(w->n_new * kv_row_bytes(c));
+        size_t at = 0;
+        for (uint32_t r = 0; r < c->n_rows; r++) {
+            const uint8_t *from = (const uint8_t *)(s == FKV_SIDE_K ? w->k[r] : w->v[r]) + w->rows[r].start * kv_row_bytes(c);
+            memcpy(side[s] + at, from, w->rows[r].n_tokens * kv_row_bytes(c));
+            at += w->rows[r].n_tokens * kv_row_bytes(c);
+        }
+    }
+    mlx_array k = array_of(side[FKV_SIDE_K], w->n_new, c->shape.n_kv_heads, c->shape.head_dim, c->row_type);
+    mlx_array v = array_of(side[FKV_SIDE_V], w->n_new, c->shape.n_kv_heads, c->shape.head_dim, c->row_type);
+    mlx_array q = array_of(w->q, w->n_new, c->shape.n_q_heads, c->shape.head_dim, c->row_type);
+    mlx_array out = mlx_array_new();
+    must(fkv_step_begin(cache, rows, c->n_rows, &step) == FKV_OK, "fkv_step_begin");
+    must(fkv_mlx_write(step, 0, k, v) == FKV_OK, "fkv_mlx_write");
+    must(fkv_mlx_attend(step, 0, q, &out) == FKV_OK, "fkv_mlx_attend");
+    must(fkv_step_commit(step) == FKV_OK, "fkv_step_commit");
+    must(mlx_array_eval(out) == 0, fkv_mlx_last_error());
+    (void)mlx_array_free(k);
+    (void)mlx_array_free(v);
+    (void)mlx_array_free(q);
+    free(side[FKV_SIDE_K]);
+    free(side[FKV_SIDE_V]);
+    return out;
+}
+
+/* Codes of two rows of bytes: how many differ, and by how much at most. */
+static uint32_t compare_codes(const uint8_t *a, const uint8_t *b, uint32_t bytes, uint32_t bits, uint32_t *n_off) {
+    uint32_t worst = 0;
+    const uint32_t mask = (1u << bits) - 1u;
+    for (uint32_t i = 0; i < bytes; i++) {
+        for (uint32_t at = 0; at < 8; at += bits) {
+            const int off = (int)((uint32_t)a[i] >> at & mask) - (int)((uint32_t)b[i] >> at & mask);
+            *n_off += off != 0;
+            worst = fkv_max_u32(worst, (uint32_t)abs(off));
+        }
+    }
+    return worst;
+}
+
+/* Scales, biases and 16-bit rows: how many differ, and by how many steps of the type at most. */
+static uint32_t compare_halves(const uint8_t *a, const uint8_t *b, uint32_t bytes, uint32_t *n_off) {
+    uint32_t worst = 0;
+    for (uint32_t i = 0; i < bytes; i += 2) {
+        uint16_t x;
+        uint16_t y;
+        memcpy(&x, a + i, 2);
+        memcpy(&y, b + i, 2);
+        *n_off += x != y;
+        worst = fkv_max_u32(worst, (uint32_t)abs((int)x - (int)y));
+    }
+    return worst;
+}
+
+/* The page file of one sequence against the world's pages, live rows only. */
+static void check_bytes(const attn_world *w, uint32_t r, const uint8_t *file) {
+    const attn_case *c = &w->c;
+    const fkv_block *block = &w->layer.block;
+    fkv_file_header header;
+    memcpy(&header, file, sizeof header);
+    uint32_t worst = 0;
+    uint32_t codes_off = 0;
+    uint32_t halves_off = 0;
+    const uint8_t *got = file + header.data_offset;
+    for (uint32_t t = 0; t < header.n_tokens; t++) {
+        const uint32_t page = t / c->page_tokens;
+        const uint8_t *expected = w->pages + (size_t)fkv_page_at(w->rows[r].view, page) * c->shape.n_kv_heads * block->bytes;
+        for (uint32_t head = 0; head < c->shape.n_kv_heads; head++) {
+            for (int part = 0; part < (int)FKV_N_SIDES * FKV_N_PARTS; part++) {
+                const fkv_codec *codec = &block->codec[part / FKV_N_PARTS];
+                const uint32_t bytes = codec->row_bytes[part % FKV_N_PARTS];
+                const size_t at = (size_t)head * block->bytes + block->offset[part / FKV_N_PARTS][part % FKV_N_PARTS] +
+                                  (size_t)(t % c->page_tokens) * bytes;
+                const uint8_t *here = got + (size_t)page * c->shape.n_kv_heads * block->bytes + at;
+                const bool is_codes = codec->kind == FKV_CODEC_AFFINE && part % FKV_N_PARTS == FKV_PART_CODES;
+                worst = fkv_max_u32(worst, is_codes ? compare_codes(here, expected + at, bytes, codec->bits, &codes_off)
+                                                    : compare_halves(here, expected + at, bytes, &halves_off));
+                n_bytes_compared += bytes;
+            }
+        }
+    }
+    n_codes_off += codes_off;
+    n_halves_off += halves_off;
+    bool is_gpu = mlx_config.way == FKV_MLX_FUSED;
+    report(is_gpu ? worst <= 1 : worst == 0, c, "packed bytes are not the codec's, off by", worst);
+}
+
+static void check_files(fkv_cache *cache, const attn_world *w, const fkv_seq *seqs) {
+    for (uint32_t r = 0; r < w->c.n_rows; r++) {
+        uint32_t n_tokens = w->rows[r].start + w->rows[r].n_tokens;
+        uint32_t *tokens = calloc(n_tokens, sizeof *tokens);
+        must(fkv_seq_save(cache, seqs[r], tokens, 0, file_path) == FKV_OK, "fkv_seq_save");
+        FILE *file = fopen(file_path, "rb");
+        must(file != NULL && fseek(file, 0, SEEK_END) == 0, "reading the page file");
+        const long bytes = ftell(file);
+        rewind(file);
+        uint8_t *all = malloc((size_t)bytes);
+        must(fread(all, 1, (size_t)bytes, file) == (size_t)bytes, "reading the page file");
+        (void)fclose(file);
+        check_bytes(w, r, all);
+        free(all);
+        free(tokens);
+    }
+}
+
+static void check_case(const attn_case *given) {
+    const attn_case c = *given;
+    attn_world w;
+    if (!attn_world_open_keeping(&w, &c, fkv_cpu_kernels_for(FKV_ISA_SCALAR), workers, 20261115)) return;
+    fkv_cache *cache = open_cache(&c, &w);
+    fkv_seq seqs[MAX_MIX];
+    mlx_array out = run_case(cache, &w, seqs);
+
+    const size_t n = (size_t)w.n_new * c.shape.n_q_heads * c.shape.head_dim;
+    float *truth = malloc(n * sizeof *truth);
+    float *queries = malloc(n * sizeof *queries);
+    fkv_rows_to_f32(c.row_type, w.q, queries, n);
+    fkv_attn_layer layer = w.layer;
+    layer.row_type = FKV_F32;
+    fkv_attn_truth(&layer, w.rows, c.n_rows, queries, truth);
+    mlx_array floats = mlx_array_new();
+    must(mlx_astype(&floats, out, MLX_FLOAT32, mlx_config.stream) == 0 && mlx_array_eval(floats) == 0, fkv_mlx_last_error());
+    const float *got = mlx_array_data_float32(floats);
+    double worst = 0;
+    for (size_t row = 0; row < n; row += c.shape.head_dim) {
+        double error = relative_l2(got + row, truth + row, c.shape.head_dim);
+        if (!(error <= worst)) worst = error;
+    }
+    const double rounding = c.row_type == FKV_F32 ? 0 : c.row_type == FKV_F16 ? F16_ROUNDING : BF16_ROUNDING;
+    report(worst <= DEVICE_TOLERANCE + rounding, &c, "relative L2 error against the truth", worst);
+    report(mlx_array_dtype(out) == dtype_of(c.row_type), &c, "the answer is of another type than the queries", 0);
+    if (c.row_type == FKV_F32 && !(worst <= worst_error)) worst_error = worst;
+    if (c.window == 0) check_files(cache, &w, seqs);
+    report(fkv_cache_consistent(cache), &c, "the cache is not consistent", 0);
+
+    (void)mlx_array_free(floats);
+    (void)mlx_array_free(out);
+    free(truth);
+    free(queries);
+    fkv_cache_close(cache);
+    attn_world_close(&w);
+}
+
+static const attn_shape shapes[] = {{4, 4, 64},  {4, 1, 80},  {9, 3, 96},  {8, 2, 128},
+                                    {4, 1, 256}, {7, 1, 512}, {40, 1, 64}, {2, 2, 16}};
+
+static void every_codec_and_shape(void) {
+    for (uint32_t codec = 0; codec < N_ATTN_CODECS; codec++) {
+        for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++) {
+            attn_case c = {.shape = shapes[s], .codec = codec, .page_tokens = 64, .page_type = FKV_F16, .n_rows = 2};
+            c.rows[0] = (attn_mix){130, 1};
+            c.rows[1] = (attn_mix){61, 5};
+            c.outliers = (codec + s) % 2 == 1;
+            check_case(&c);
+            c.page_type = FKV_BF16;
+            c.row_type = codec % 3 == 0 ? FKV_F16 : codec % 3 == 1 ? FKV_BF16 : FKV_F32;
+            c.rotate = (fkv_rotate)(1 + (codec + s) % 3);
+            c.outliers = !c.outliers;
+            check_case(&c);
+        }
+    }
+}
+
+/* Lengths around everything that has a boundary: one token, a page, a tile. */
+static void every_length_and_mask(void) {
+    static const uint32_t starts[] = {0, 1, 15, 16, 17, 63, 64, 255, 257, 700, 1023, 1024, 1030};
+    static const struct {
+        uint32_t window;
+        uint32_t n_sinks;
+    } masks[] = {{0, 0}, {1, 0}, {7, 0}, {7, 4}, {64, 1}, {65, 70}, {200, 16}};
+    for (size_t m = 0; m < sizeof masks / sizeof masks[0]; m++) {
+        for (size_t s = 0; s < sizeof starts / sizeof starts[0]; s++) {
+            attn_case c = {.shape = {4, 2, 64}, .codec = 2, .page_tokens = 16u << (s + m) % 5, .page_type = FKV_F16, .n_rows = 3};
+            c.window = masks[m].window;
+            c.n_sinks = masks[m].n_sinks;
+            c.softcap = s % 3 == 0 ? 5.0f : 0.0f;
+            c.row_type = (fkv_type)(s % 3);
+            c.rows[0] = (attn_mix){starts[s], 1};
+            c.rows[1] = (attn_mix){starts[s] / 2, 1 + (uint32_t)(s % 9)};
+            c.rows[2] = (attn_mix){starts[sizeof starts / sizeof starts[0] - 1 - s], 19};
+            check_case(&c);
+        }
+    }
+}
+
+/* Long enough for several tiles and, on a GPU, pieces; and one chunk that is several blocks of queries. */
+static void long_histories(void) {
+    attn_case c = {.shape = {4, 2, 64}, .codec = 2, .page_tokens = 64, .page_type = FKV_F16, .n_rows = 3};
+    c.rows[0] = (attn_mix){5000, 1};
+    c.rows[1] = (attn_mix){8188, 8};
+    c.rows[2] = (attn_mix){300, 3};
+    check_case(&c);
+    c.window = 600;
+    c.n_sinks = 5;
+    check_case(&c);
+    c.n_rows = 1;
+    c.codec = 0;
+    check_case(&c);
+    c = (attn_case){.shape = {16, 2, 64}, .codec = 3, .page_tokens = 64, .page_type = FKV_F16, .n_rows = 1};
+    c.rows[0] = (attn_mix){1000, 300};
+    check_case(&c);
+    c.window = 100;
+    check_case(&c);
+}
+
+int main(int argc, char **argv) {
+    const char *way = argc > 1 ? argv[1] : "plain";
+    mlx_config = fkv_mlx_config_default();
+    mlx_config.way = strcmp(way, "fused") == 0 ? FKV_MLX_FUSED : FKV_MLX_PLAIN;
+    mlx_config.stream = mlx_config.way == FKV_MLX_FUSED ? mlx_default_gpu_stream_new() : mlx_default_cpu_stream_new();
+    (void)snprintf(file_path, sizeof file_path, "%s/flatkv-parity-mlx-%d.fkv", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp",
+                   (int)getpid());
+    void *place = aligned_alloc(64, fkv_align_up(fkv_workers_bytes(1), 64));
+    must(place != NULL, "memory");
+    memset(place, 0, fkv_workers_bytes(1));
+    must(fkv_workers_open(place, 1, &workers) == FKV_OK, "workers");
+
+    for (size_t i = 0; i < N_KERNEL_CASES; i++) check_case(&kernel_cases[i]);
+    if (argc < 3 || strcmp(argv[2], "small") != 0) {
+        every_codec_and_shape();
+        every_length_and_mask();
+    }
+    long_histories();
+    (void)unlink(file_path);
+    fkv_workers_close(workers);
+    free(place);
+    (void)mlx_stream_free(mlx_config.stream);
+    printf(
+        "%s: largest relative L2 error of float32 rows %.1e; of %llu bytes written %llu codes and %llu 16-bit numbers are off\n",
+        way, worst_error, (unsigned long long)n_bytes_compared, (unsigned long long)n_codes_off,
+        (unsigned long long)n_halves_off);
+    printf("%d passed, %d failed\n", n_passed, n_failed);
+    return n_failed == 0 && n_passed > 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}

@@ -1,0 +1,562 @@
+/* A cache on MLX, through its public headers: it lives as the host's does (forks, truncation, aborts, files), it is flat by MLX's
+ * own counters, and what is wrong is answered, never the end of the process. Runs on MLX's CPU; on a GPU, with the fused kernels,
+ * where FKV_TEST_MLX_GPU is set.
+ *
+ * Most tests drive a cache on the host and one on MLX with the same rows and the same calls. The files that the two save must
+ * then be equal byte for byte: the same pages hold the same bytes.
+ */
+#include "attn_cases.h"
+#include "test.h"
+
+#include "../src/attn/mlx/mlx_graph.h"
+
+#include <flatkv/mlx.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <unistd.h>
+
+enum { LAYERS = 2, Q_HEADS = 4, KV_HEADS = 2, DIM = 64, MAX_STEP = 128, MAX_TOKENS = 8192 };
+
+static const double DEVICE_TOLERANCE = 1e-3; /* sums in float, in another order than the host's */
+
+static fkv_config config_of(uint32_t max_tokens, uint32_t max_seqs) {
+    static const fkv_layer_config layers[LAYERS] = {
+        {.n_q_heads = Q_HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM, .k = {8, 64}, .v = {4, 64}},
+        {.n_q_heads = Q_HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM, .window = 40, .n_sinks = 3, .k = {4, 32}, .v = {16, 0}},
+    };
+    fkv_config config = fkv_config_default();
+    config.n_layers = LAYERS;
+    config.layers = layers;
+    config.rotate = FKV_ROTATE_K;
+    config.rotation_seed = 5;
+    config.page_tokens = 16;
+    config.max_tokens = max_tokens;
+    config.max_seqs = max_seqs;
+    config.max_step_tokens = MAX_STEP;
+    config.n_threads = 1;
+    return config;
+}
+
+static bool on_gpu(void) { return getenv("FKV_TEST_MLX_GPU") != NULL; }
+
+static fkv_mlx_config device(void) {
+    static mlx_stream stream; /* for the life of the program */
+    if (stream.ctx == NULL) stream = on_gpu() ? mlx_default_gpu_stream_new() : mlx_default_cpu_stream_new();
+    return (fkv_mlx_config){.stream = stream, .way = FKV_MLX_AUTO};
+}
+
+static fkv_cache *open_mlx(const fkv_config *config) {
+    const fkv_mlx_config mlx_config = device();
+    fkv_cache *cache = NULL;
+    ck_ok(fkv_mlx_cache_open(config, &mlx_config, &cache));
+    return cache;
+}
+
+/* ---- two caches side by side ---- */
+
+typedef struct pair {
+    fkv_cache *host;
+    fkv_cache *mlx;
+} pair;
+
+typedef struct pair_seq {
+    fkv_seq host;
+    fkv_seq mlx;
+    uint64_t seed; /* of its rows */
+    uint32_t length;
+} pair_seq;
+
+static pair pair_open(const fkv_config *config) {
+    pair p = {.mlx = open_mlx(config)};
+    ck_ok(fkv_cache_open(config, &p.host));
+    return p;
+}
+
+static void pair_close(pair *p) {
+    ck_assert(fkv_cache_consistent(p->host));
+    ck_assert(fkv_cache_consistent(p->mlx));
+    fkv_cache_close(p->host);
+    fkv_cache_close(p->mlx);
+}
+
+static pair_seq pair_seq_open(pair *p, uint64_t seed, uint32_t max_tokens) {
+    const fkv_seq_config life = {.max_tokens = max_tokens};
+    pair_seq s = {.seed = seed};
+    ck_ok(fkv_seq_open(p->host, &life, &s.host, NULL));
+    ck_ok(fkv_seq_open(p->mlx, &life, &s.mlx, NULL));
+    return s;
+}
+
+/* Rows of a side (0 k, 1 v, 2 q) of one token. */
+static void row_of(uint64_t seed, uint32_t position, uint32_t layer, uint32_t side, uint32_t n, float *row) {
+    uint64_t state = seed * 1000003u + (uint64_t)position * 31u + layer * 7u + side;
+    for (uint32_t i = 0; i < n; i++) row[i] = attn_gaussian(&state);
+}
+
+static mlx_array array_of(const float *rows, uint32_t n, uint32_t heads) {
+    return mlx_array_new_data(rows, (const int[]){(int)n, (int)heads, DIM}, 3, MLX_FLOAT32);
+}
+
+static float side_rows[3][MAX_STEP * Q_HEADS * DIM];
+static float host_out[MAX_STEP * Q_HEADS * DIM];
+
+static void layer_rows(pair_seq *const *seqs, const uint32_t *n_tokens, uint32_t n_seqs, uint32_t layer) {
+    for (uint32_t side = 0; side < 3; side++) {
+        const uint32_t n = (side == 2 ? Q_HEADS : KV_HEADS) * DIM;
+        float *at = side_rows[side];
+        for (uint32_t s = 0; s < n_seqs; s++)
+            for (uint32_t i = 0; i < n_tokens[s]; i++, at += n) row_of(seqs[s]->seed, seqs[s]->length + i, layer, side, n, at);
+    }
+}
+
+/* One step on both, all layers; the answers agree. */
+static void pair_step(pair *p, pair_seq *const *seqs, const uint32_t *n_tokens, uint32_t n_seqs, bool commit) {
+    fkv_row on_host[8];
+    fkv_row on_mlx[8];
+    uint32_t total = 0;
+    for (uint32_t s = 0; s < n_seqs; s++) {
+        on_host[s] = (fkv_row){seqs[s]->host, n_tokens[s]};
+        on_mlx[s] = (fkv_row){seqs[s]->mlx, n_tokens[s]};
+        total += n_tokens[s];
+    }
+    fkv_step *host = NULL;
+    fkv_step *mlx = NULL;
+    ck_ok(fkv_step_begin(p->host, on_host, n_seqs, &host));
+    ck_ok(fkv_step_begin(p->mlx, on_mlx, n_seqs, &mlx));
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        layer_rows(seqs, n_tokens, n_seqs, layer);
+        ck_ok(fkv_write(host, layer, side_rows[0], side_rows[1]));
+        ck_ok(fkv_attend(host, layer, side_rows[2], host_out));
+        mlx_array k = array_of(side_rows[0], total, KV_HEADS);
+        mlx_array v = array_of(side_rows[1], total, KV_HEADS);
+        mlx_array q = array_of(side_rows[2], total, Q_HEADS);
+        ck_ok(fkv_mlx_write(mlx, layer, k, v));
+        ck_ok(fkv_mlx_attend(mlx, layer, q, &q));
+        ck_assert_int_eq(mlx_array_eval(q), 0);
+        const float *out = mlx_array_data_float32(q);
+        for (uint32_t row = 0; row < total * Q_HEADS; row++)
+            ck_assert_double_le(relative_l2(out + (size_t)row * DIM, host_out + (size_t)row * DIM, DIM), DEVICE_TOLERANCE);
+        (void)mlx_array_free(k);
+        (void)mlx_array_free(v);
+        (void)mlx_array_free(q);
+    }
+    ck_ok(commit ? fkv_step_commit(host) : fkv_step_abort(host));
+    ck_ok(commit ? fkv_step_commit(mlx) : fkv_step_abort(mlx));
+    for (uint32_t s = 0; commit && s < n_seqs; s++) seqs[s]->length += n_tokens[s];
+}
+
+static void pair_run(pair *p, pair_seq *seq, uint32_t n_tokens, uint32_t chunk) {
+    while (n_tokens > 0) {
+        const uint32_t n = fkv_min_u32(n_tokens, chunk);
+        pair_step(p, (pair_seq *const[]){seq}, &n, 1, true);
+        n_tokens -= n;
+    }
+}
+
+static const char *path_of(const char *name) {
+    static char paths[4][160];
+    static int next;
+    char *path = paths[next++ % 4];
+    (void)snprintf(path, sizeof paths[0], "%s/flatkv-test-mlx-%d-%s", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp", (int)getpid(),
+                   name);
+    return path;
+}
+
+static const uint32_t no_tokens[MAX_TOKENS];
+
+static void files_are_equal(const char *a, const char *b) {
+    FILE *one = fopen(a, "rb");
+    FILE *other = fopen(b, "rb");
+    ck_assert(one != NULL && other != NULL);
+    uint64_t at = 0;
+    for (int x = 0, y = 0; x != EOF; at++) {
+        x = fgetc(one);
+        y = fgetc(other);
+        ck_assert_msg(x == y, "the files differ at byte %llu", (unsigned long long)at);
+    }
+    (void)fclose(one);
+    (void)fclose(other);
+}
+
+static void pair_same_pages(pair *p, const pair_seq *s) {
+    const char *host = path_of("host.fkv");
+    const char *mlx = path_of("mlx.fkv");
+    ck_ok(fkv_seq_save(p->host, s->host, no_tokens, 0, host));
+    ck_ok(fkv_seq_save(p->mlx, s->mlx, no_tokens, 0, mlx));
+    files_are_equal(host, mlx);
+    (void)unlink(host);
+    (void)unlink(mlx);
+}
+
+/* ---- the life of a cache ---- */
+
+START_TEST(chunks_batches_and_windows_are_the_hosts) {
+    const fkv_config config = config_of(1024, 4);
+    pair p = pair_open(&config);
+    pair_seq a = pair_seq_open(&p, 1, 300);
+    pair_seq b = pair_seq_open(&p, 2, 300);
+    pair_seq c = pair_seq_open(&p, 3, 300);
+    pair_run(&p, &a, 150, 64);
+    pair_run(&p, &b, 17, 17);
+    for (uint32_t i = 0; i < 30; i++)
+        pair_step(&p, (pair_seq *const[]){&a, &b, &c}, (const uint32_t[]){1, 1 + i % 3, 1 + i % 5}, 3, true);
+    pair_same_pages(&p, &a);
+    pair_same_pages(&p, &b);
+    pair_same_pages(&p, &c);
+    pair_close(&p);
+}
+END_TEST
+
+START_TEST(a_fork_copies_the_page_it_writes_and_the_parent_keeps_its_own) {
+    const fkv_config config = config_of(1024, 4);
+    pair p = pair_open(&config);
+    pair_seq parent = pair_seq_open(&p, 1, 200);
+    pair_run(&p, &parent, 55, 55);
+    pair_seq child = parent;
+    ck_ok(fkv_seq_fork(p.host, parent.host, 200, &child.host));
+    ck_ok(fkv_seq_fork(p.mlx, parent.mlx, 200, &child.mlx));
+    child.seed = 9;
+    fkv_stats before;
+    fkv_stats after;
+    ck_ok(fkv_cache_stats(p.mlx, &before));
+    pair_step(&p, (pair_seq *const[]){&child, &parent}, (const uint32_t[]){3, 2}, 2, true);
+    ck_ok(fkv_cache_stats(p.mlx, &after));
+    ck_assert_uint_gt(after.page_copies, before.page_copies);
+    pair_run(&p, &child, 30, 7);
+    pair_run(&p, &parent, 30, 1);
+    pair_same_pages(&p, &child);
+    pair_same_pages(&p, &parent);
+    pair_close(&p);
+}
+END_TEST
+
+START_TEST(truncated_and_aborted_tokens_leave_nothing) {
+    const fkv_config config = config_of(1024, 2);
+    pair p = pair_open(&config);
+    pair_seq s = pair_seq_open(&p, 1, 300);
+    pair_run(&p, &s, 39, 39);
+    s.seed = 77; /* other rows, which must not stay */
+    pair_step(&p, (pair_seq *const[]){&s}, (const uint32_t[]){20}, 1, false);
+    ck_ok(fkv_seq_truncate(p.host, s.host, 21));
+    ck_ok(fkv_seq_truncate(p.mlx, s.mlx, 21));
+    s.length = 21;
+    s.seed = 1;
+    pair_run(&p, &s, 40, 11);
+    pair_same_pages(&p, &s);
+    pair_close(&p);
+}
+END_TEST
+
+START_TEST(random_lives_leave_the_hosts_pages) {
+    const fkv_config config = config_of(700, 4);
+    pair p = pair_open(&config);
+    uint64_t state = 20261115;
+    pair_seq seqs[3];
+    for (uint32_t i = 0; i < 3; i++) seqs[i] = pair_seq_open(&p, 10 + i, 160);
+    for (uint32_t round = 0; round < 60; round++) {
+        pair_seq *s = &seqs[attn_random(&state) % 3];
+        const uint32_t room = 160 - s->length;
+        const uint64_t what = attn_random(&state) % 8;
+        if (what == 0 && s->length > 5) { /* windowed layers may have dropped what a truncation needs: both say so */
+            const uint32_t keep = s->length - 1 - (uint32_t)(attn_random(&state) % 5);
+            const fkv_status status = fkv_seq_truncate(p.host, s->host, keep);
+            ck_status(fkv_seq_truncate(p.mlx, s->mlx, keep), status);
+            if (status == FKV_OK) s->length = keep;
+        } else if (what == 1 && room > 0) {
+            pair_step(&p, (pair_seq *const[]){s}, (const uint32_t[]){1 + (uint32_t)(attn_random(&state) % room) % 40}, 1, false);
+        } else if (room == 0) {
+            ck_ok(fkv_seq_close(p.host, s->host));
+            ck_ok(fkv_seq_close(p.mlx, s->mlx));
+            *s = pair_seq_open(&p, 100 + round, 160);
+        } else {
+            pair_run(&p, s, 1 + (uint32_t)(attn_random(&state) % fkv_min_u32(room, 50)), 33);
+        }
+    }
+    for (uint32_t i = 0; i < 3; i++)
+        if (seqs[i].length > 0) pair_same_pages(&p, &seqs[i]);
+    pair_close(&p);
+}
+END_TEST
+
+START_TEST(a_file_saved_on_one_device_loads_on_the_other) {
+    const fkv_config config = config_of(1024, 4);
+    pair p = pair_open(&config);
+    pair_seq s = pair_seq_open(&p, 1, 300);
+    pair_run(&p, &s, 101, 50);
+    const char *host = path_of("from-host.fkv");
+    const char *mlx = path_of("from-mlx.fkv");
+    ck_ok(fkv_seq_save(p.host, s.host, no_tokens, 0, host));
+    ck_ok(fkv_seq_save(p.mlx, s.mlx, no_tokens, 0, mlx));
+    const fkv_seq_config life = {.max_tokens = 300};
+    pair_seq crossed = {.seed = 1, .length = s.length};
+    ck_ok(fkv_seq_load(p.host, &life, mlx, &crossed.host));
+    ck_ok(fkv_seq_load(p.mlx, &life, host, &crossed.mlx));
+    pair_run(&p, &crossed, 40, 9);
+    pair_run(&p, &s, 40, 40);
+    pair_same_pages(&p, &crossed);
+    pair_same_pages(&p, &s);
+    (void)unlink(host);
+    (void)unlink(mlx);
+    pair_close(&p);
+}
+END_TEST
+
+/* ---- the same answer ---- */
+
+/* The answer of layer 0 for one decode row of `seq`, beside n_others other rows of the step. */
+static void decode_bits(fkv_cache *cache, const fkv_row *rows, uint32_t n_rows, uint32_t mine, float *out) {
+    fkv_step *step = NULL;
+    ck_ok(fkv_step_begin(cache, rows, n_rows, &step));
+    for (uint32_t r = 0; r < n_rows; r++)
+        for (uint32_t side = 0; side < 3; side++) {
+            const uint32_t n = (side == 2 ? Q_HEADS : KV_HEADS) * DIM;
+            row_of(r == mine ? 50 : 60 + r, 0, 0, side, n, side_rows[side] + (size_t)r * n);
+        }
+    mlx_array k = array_of(side_rows[0], n_rows, KV_HEADS);
+    mlx_array v = array_of(side_rows[1], n_rows, KV_HEADS);
+    mlx_array q = array_of(side_rows[2], n_rows, Q_HEADS);
+    ck_ok(fkv_mlx_write(step, 0, k, v));
+    ck_ok(fkv_mlx_attend(step, 0, q, &q));
+    ck_assert_int_eq(mlx_array_eval(q), 0);
+    memcpy(out, mlx_array_data_float32(q) + (size_t)mine * Q_HEADS * DIM, Q_HEADS * DIM * sizeof *out);
+    (void)mlx_array_free(k);
+    (void)mlx_array_free(v);
+    (void)mlx_array_free(q);
+    ck_ok(fkv_step_abort(step));
+}
+
+START_TEST(alone_in_a_batch_or_forked_the_bits_are_the_same) {
+    const fkv_config config = config_of(4096, 4);
+    pair p = pair_open(&config);
+    pair_seq a = pair_seq_open(&p, 1, 1500);
+    pair_seq b = pair_seq_open(&p, 2, 100);
+    pair_run(&p, &a, 1100, MAX_STEP);
+    pair_run(&p, &b, 33, 33);
+    fkv_seq child = 0;
+    ck_ok(fkv_seq_fork(p.mlx, a.mlx, 1500, &child));
+    float alone[Q_HEADS * DIM];
+    float other[Q_HEADS * DIM];
+    decode_bits(p.mlx, (const fkv_row[]){{a.mlx, 1}}, 1, 0, alone);
+    decode_bits(p.mlx, (const fkv_row[]){{b.mlx, 1}, {a.mlx, 1}}, 2, 1, other);
+    ck_assert_mem_eq(alone, other, sizeof alone);
+    decode_bits(p.mlx, (const fkv_row[]){{child, 1}}, 1, 0, other);
+    ck_assert_mem_eq(alone, other, sizeof alone);
+    pair_close(&p);
+}
+END_TEST
+
+START_TEST(a_query_that_is_not_a_number_has_no_answer_and_spoils_no_other) {
+    const fkv_config config = config_of(256, 1);
+    fkv_cache *cache = open_mlx(&config);
+    const fkv_seq_config life = {.max_tokens = 256};
+    fkv_seq seq = 0;
+    fkv_step *step = NULL;
+    ck_ok(fkv_seq_open(cache, &life, &seq, NULL));
+    ck_ok(fkv_step_begin(cache, &(fkv_row){seq, 3}, 1, &step));
+    pair_seq rows = {.seed = 4};
+    layer_rows((pair_seq *const[]){&rows}, (const uint32_t[]){3}, 1, 0);
+    for (uint32_t head = 0; head < Q_HEADS; head++) side_rows[2][(Q_HEADS + head) * DIM + 5] = NAN;
+    mlx_array k = array_of(side_rows[0], 3, KV_HEADS);
+    mlx_array v = array_of(side_rows[1], 3, KV_HEADS);
+    mlx_array q = array_of(side_rows[2], 3, Q_HEADS);
+    ck_ok(fkv_mlx_write(step, 0, k, v));
+    ck_ok(fkv_mlx_attend(step, 0, q, &q));
+    ck_assert_int_eq(mlx_array_eval(q), 0);
+    const float *out = mlx_array_data_float32(q);
+    for (uint32_t i = 0; i < 3 * Q_HEADS * DIM; i++) ck_assert_int_eq(isfinite(out[i]) != 0, i / (Q_HEADS * DIM) != 1);
+    (void)mlx_array_free(k);
+    (void)mlx_array_free(v);
+    (void)mlx_array_free(q);
+    fkv_cache_close(cache); /* with the step open */
+}
+END_TEST
+
+/* ---- flat ---- */
+
+static size_t active_memory(void) {
+    size_t bytes = 0;
+    ck_assert_int_eq(mlx_get_active_memory(&bytes), 0);
+    return bytes;
+}
+
+static size_t peak_memory(void) {
+    size_t bytes = 0;
+    ck_assert_int_eq(mlx_get_peak_memory(&bytes), 0);
+    return bytes;
+}
+
+START_TEST(the_pools_are_what_the_plan_says) {
+    const fkv_config config = config_of(MAX_TOKENS, 1);
+    fkv_plan plan;
+    ck_ok(fkv_mlx_plan_make(&config, NULL, &plan));
+    const size_t before = active_memory();
+    fkv_cache *cache = open_mlx(&config);
+    const size_t pools = active_memory() - before;
+    uint64_t pages = 0;
+    for (uint32_t g = 0; g < plan.n_groups; g++) pages += plan.group_pages[g] * plan.group_page_bytes[g];
+    ck_assert_uint_ge(pools, pages);
+    ck_assert_uint_le(pools, plan.slab_bytes + 4096); /* and the constants beside them */
+    fkv_stats stats;
+    ck_ok(fkv_cache_stats(cache, &stats));
+    ck_assert_uint_eq(stats.planned_bytes, plan.total_bytes);
+    ck_assert_int_eq(strcmp(stats.isa, "mlx cpu") != 0, on_gpu());
+    ck_assert_int_eq(fkv_mlx_cache_way(cache), on_gpu() ? FKV_MLX_FUSED : FKV_MLX_PLAIN);
+    fkv_cache_close(cache);
+    ck_assert_uint_eq(active_memory(), before);
+}
+END_TEST
+
+/* A step that copied a pool would show in the peak: the smaller one is above what a step may take. */
+START_TEST(thousands_of_steps_move_no_counter) {
+    enum { FIRST = 1100, STEPS = 3000, MOST_OF_A_CHUNK = 8 << 20, MOST_OF_A_STEP = 2 << 20 };
+    fkv_config config = config_of(100000, 1);
+    static const fkv_layer_config layer = {
+        .n_q_heads = Q_HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM, .k = {8, 64}, .v = {4, 64}};
+    config.layers = NULL;
+    config.layer = layer;
+    config.page_tokens = 64;
+    fkv_plan plan;
+    ck_ok(fkv_mlx_plan_make(&config, NULL, &plan));
+    ck_assert_uint_gt(plan.slab_bytes / LAYERS, 2u * MOST_OF_A_CHUNK);
+    fkv_cache *cache = open_mlx(&config);
+    const fkv_seq_config life = {.max_tokens = FIRST + STEPS};
+    fkv_seq seq = 0;
+    ck_ok(fkv_seq_open(cache, &life, &seq, NULL));
+    size_t flat = 0;
+    ck_assert_int_eq(mlx_reset_peak_memory(), 0);
+    for (uint32_t length = 0; length < FIRST + STEPS;) {
+        const uint32_t n = length < FIRST ? fkv_min_u32(MAX_STEP, FIRST - length) : 1;
+        fkv_step *step = NULL;
+        ck_ok(fkv_step_begin(cache, &(fkv_row){seq, n}, 1, &step));
+        pair_seq rows = {.seed = 3, .length = length};
+        for (uint32_t l = 0; l < LAYERS; l++) {
+            layer_rows((pair_seq *const[]){&rows}, &n, 1, l);
+            mlx_array k = array_of(side_rows[0], n, KV_HEADS);
+            mlx_array v = array_of(side_rows[1], n, KV_HEADS);
+            mlx_array q = array_of(side_rows[2], n, Q_HEADS);
+            ck_ok(fkv_mlx_write(step, l, k, v));
+            ck_ok(fkv_mlx_attend(step, l, q, &q));
+            ck_assert_int_eq(mlx_array_eval(q), 0);
+            (void)mlx_array_free(k);
+            (void)mlx_array_free(v);
+            (void)mlx_array_free(q);
+        }
+        ck_ok(fkv_step_commit(step));
+        length += n;
+        if (length == n) flat = active_memory();
+        ck_assert_uint_eq(active_memory(), flat);
+        if (length != FIRST) continue;
+        ck_assert_uint_lt(peak_memory() - flat, MOST_OF_A_CHUNK);
+        ck_assert_int_eq(mlx_reset_peak_memory(), 0);
+    }
+    ck_assert_uint_lt(peak_memory() - flat, MOST_OF_A_STEP);
+    fkv_cache_close(cache);
+}
+END_TEST
+
+/* ---- answers to what is wrong ---- */
+
+START_TEST(each_devices_calls_name_those_of_the_other) {
+    const fkv_config config = config_of(256, 1);
+    pair p = pair_open(&config);
+    pair_seq s = pair_seq_open(&p, 1, 100);
+    fkv_step *host = NULL;
+    fkv_step *mlx = NULL;
+    ck_ok(fkv_step_begin(p.host, &(fkv_row){s.host, 1}, 1, &host));
+    ck_ok(fkv_step_begin(p.mlx, &(fkv_row){s.mlx, 1}, 1, &mlx));
+    layer_rows((pair_seq *const[]){&s}, (const uint32_t[]){1}, 1, 0);
+    mlx_array k = array_of(side_rows[0], 1, KV_HEADS);
+    mlx_array q = array_of(side_rows[2], 1, Q_HEADS);
+    ck_status(fkv_write(mlx, 0, side_rows[0], side_rows[1]), FKV_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(fkv_message(), "fkv_mlx_write"));
+    ck_status(fkv_attend(mlx, 0, side_rows[2], host_out), FKV_UNSUPPORTED);
+    ck_status(fkv_mlx_write(host, 0, k, k), FKV_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(fkv_message(), "fkv_write()"));
+    ck_status(fkv_mlx_attend(host, 0, q, &q), FKV_UNSUPPORTED);
+    ck_assert_int_eq(fkv_mlx_cache_way(p.host), FKV_MLX_AUTO);
+    (void)mlx_array_free(k);
+    (void)mlx_array_free(q);
+    pair_close(&p);
+}
+END_TEST
+
+START_TEST(arrays_of_the_wrong_shape_type_or_moment_are_refused) {
+    const fkv_config config = config_of(256, 1);
+    fkv_cache *cache = open_mlx(&config);
+    const fkv_seq_config life = {.max_tokens = 100};
+    fkv_seq seq = 0;
+    fkv_step *step = NULL;
+    ck_ok(fkv_seq_open(cache, &life, &seq, NULL));
+    ck_ok(fkv_step_begin(cache, &(fkv_row){seq, 2}, 1, &step));
+    mlx_array k = array_of(side_rows[0], 2, KV_HEADS);
+    mlx_array q = array_of(side_rows[2], 2, Q_HEADS);
+    mlx_array short_k = array_of(side_rows[0], 1, KV_HEADS);
+    mlx_array flat_k = mlx_array_new_data(side_rows[0], (const int[]){2, KV_HEADS * DIM}, 2, MLX_FLOAT32);
+    mlx_array whole_k = mlx_array_new_data(side_rows[0], (const int[]){2, KV_HEADS, DIM}, 3, MLX_INT32);
+    ck_status(fkv_mlx_write(step, 0, short_k, k), FKV_BAD_ARGUMENT);
+    ck_status(fkv_mlx_write(step, 0, k, flat_k), FKV_BAD_ARGUMENT);
+    ck_status(fkv_mlx_write(step, 0, whole_k, k), FKV_BAD_ARGUMENT);
+    ck_status(fkv_mlx_write(step, 0, (mlx_array){NULL}, k), FKV_BAD_ARGUMENT);
+    ck_status(fkv_mlx_write(step, LAYERS, k, k), FKV_BAD_ARGUMENT);
+    ck_status(fkv_mlx_write(NULL, 0, k, k), FKV_BAD_ARGUMENT);
+    ck_status(fkv_mlx_attend(step, 0, q, &q), FKV_BAD_STATE);
+    ck_ok(fkv_mlx_write(step, 0, k, k));
+    ck_status(fkv_mlx_write(step, 0, k, k), FKV_BAD_STATE);
+    ck_status(fkv_mlx_attend(step, 0, k, &q), FKV_BAD_ARGUMENT);
+    ck_status(fkv_mlx_attend(step, 0, q, NULL), FKV_BAD_ARGUMENT);
+    ck_status(fkv_step_commit(step), FKV_BAD_STATE);
+    ck_ok(fkv_step_abort(step));
+    mlx_array *const all[] = {&k, &q, &short_k, &flat_k, &whole_k};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) (void)mlx_array_free(*all[i]);
+    fkv_cache_close(cache);
+}
+END_TEST
+
+START_TEST(what_fails_inside_mlx_is_a_status_with_its_words) {
+    const fkv_config config = config_of(256, 1);
+    fkv_cache *cache = open_mlx(&config);
+    fkv_mlx_graph graph = {.stream = device().stream};
+    mlx_array x = fkv_mlx_adopt(&graph, array_of(side_rows[0], 2, KV_HEADS));
+    ck_ok(fkv_mlx_graph_status(&graph, "a good build"));
+    (void)fkv_mlx_add(&graph, x, fkv_mlx_reshape(&graph, x, FKV_MLX_SHAPE(7, 7)));
+    ck_status(fkv_mlx_graph_status(&graph, "a bad build"), FKV_DEVICE);
+    ck_assert_ptr_nonnull(strstr(fkv_message(), "a bad build: MLX says: [reshape]"));
+    ck_ok(fkv_mlx_graph_status(&graph, "the next build"));
+    /* a program's own call, which would have ended the process */
+    mlx_array out = mlx_array_new();
+    ck_assert_int_ne(mlx_matmul(&out, x, x, device().stream), 0);
+    ck_assert_ptr_nonnull(strstr(fkv_mlx_last_error(), "matmul"));
+    (void)mlx_array_free(out);
+    fkv_mlx_graph_release(&graph, 0);
+    fkv_cache_close(cache);
+}
+END_TEST
+
+START_TEST(a_plan_that_does_not_fit_and_a_way_that_is_not_there_are_refused) {
+    fkv_config config = config_of(256, 1);
+    mlx_stream cpu = mlx_default_cpu_stream_new();
+    const fkv_mlx_config fused = {.stream = cpu, .way = FKV_MLX_FUSED};
+    fkv_cache *cache = NULL;
+    const size_t before = active_memory();
+    ck_status(fkv_mlx_cache_open(&config, &fused, &cache), FKV_UNSUPPORTED);
+    (void)mlx_stream_free(cpu);
+    config.memory_limit = 1000;
+    const fkv_mlx_config mlx_config = device();
+    ck_status(fkv_mlx_cache_open(&config, &mlx_config, &cache), FKV_NO_MEMORY);
+    config.memory_limit = 0;
+    config.max_tokens = 0;
+    ck_status(fkv_mlx_cache_open(&config, &mlx_config, &cache), FKV_BAD_CONFIG);
+    ck_status(fkv_mlx_cache_open(NULL, &mlx_config, &cache), FKV_BAD_ARGUMENT);
+    ck_assert_ptr_null(cache);
+    ck_assert_uint_eq(active_memory(), before);
+}
+END_TEST
+
+TEST_MAIN("mlx", chunks_batches_and_windows_are_the_hosts, a_fork_copies_the_page_it_writes_and_the_parent_keeps_its_own,
+          truncated_and_aborted_tokens_leave_nothing, random_lives_leave_the_hosts_pages,
+          a_file_saved_on_one_device_loads_on_the_other, alone_in_a_batch_or_forked_the_bits_are_the_same,
+          a_query_that_is_not_a_number_has_no_answer_and_spoils_no_other, the_pools_are_what_the_plan_says,
+          thousands_of_steps_move_no_counter, each_devices_calls_name_those_of_the_other,
+          arrays_of_the_wrong_shape_type_or_moment_are_refused, what_fails_inside_mlx_is_a_status_with_its_words,
+          a_plan_that_does_not_fit_and_a_way_that_is_not_there_are_refused)
