@@ -45,7 +45,7 @@ enum { N_KERNEL_CASES = sizeof kernel_cases / sizeof kernel_cases[0] };
 /* The first of them: their decode kernel is also compiled for tables of one query each, whose blocks have fewer rows. */
 enum { N_KERNEL_CASES_ALONE = 3 };
 
-enum { KERNEL_PLAIN_PREFILL = 6 }; /* an entry's kernel behind those of fkv_kernel: prefill in plain loops */
+enum { KERNEL_PLAIN_PREFILL = 7 }; /* an entry's kernel behind those of fkv_kernel: prefill in plain loops */
 
 /* The entry of one compiled case: in and out in the order of fkv_kernel_inputs(), without `after`. grid in blocks. */
 typedef void kernel_entry(int kernel, const uint32_t grid[3], uint32_t n_threads, uint32_t team_threads, const void *const *in,

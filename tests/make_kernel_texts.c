@@ -11,7 +11,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static const char *const kernel_names[FKV_N_KERNELS] = {"write", "copy_pages", "decode", "merge", "prefill", "prefill_beside"};
+static const char *const kernel_names[FKV_N_KERNELS] = {"write", "copy_pages", "put_numbers",   "decode",
+                                                        "merge", "prefill",    "prefill_beside"};
 
 static FILE *open_text(const char *folder, uint32_t i, const char *ending) {
     char path[512];
@@ -72,8 +73,9 @@ static void write_host(const char *folder, uint32_t i, const fkv_attn_layer *lay
         fprintf(file, "if (kernel == %d) fkv_host_run(grid, n_threads, team, [=](fkv_place place) {\n", number);
         if (number == KERNEL_PLAIN_PREFILL) fputs("auto fkv_attend_prefill = plain::fkv_attend_prefill;\n", file);
         for (int k = 0; inputs[k] != NULL && strcmp(inputs[k], "after") != 0; k++) {
-            bool words = strcmp(inputs[k], "table") == 0 || strcmp(inputs[k], "pairs") == 0;
+            bool words = strcmp(inputs[k], "table") == 0 || strcmp(inputs[k], "pairs") == 0 || strcmp(inputs[k], "where") == 0;
             const char *type = words ? "fkv_u32" : strcmp(inputs[k], "parts") == 0 ? "float" : "void";
+            if (strcmp(inputs[k], "numbers") == 0) type = "fkv_u16";
             fprintf(file, "const %s *%s = (const %s *)in[%d];\n", type, inputs[k], type, k);
         }
         const char *output = fkv_kernel_outputs((fkv_kernel)kernel)[0];
@@ -89,6 +91,7 @@ static void write_host(const char *folder, uint32_t i, const fkv_attn_layer *lay
 static const char *type_of(const char *name, fkv_type rows, fkv_kernel_device device) {
     static const char *const types[2][3] = {{"float", "__half", "__nv_bfloat16"}, {"float", "float16_t", "bfloat16_t"}};
     if (strcmp(name, "parts") == 0) return "float";
+    if (strcmp(name, "numbers") == 0) return "uint16_t";
     bool is_row = strlen(name) == 1 || strcmp(name, "out") == 0;
     return is_row ? types[device == FKV_KERNEL_METAL][rows] : "uint32_t";
 }

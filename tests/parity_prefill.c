@@ -23,7 +23,7 @@ EACH_CASE(ENTRY)
 #define POINTER(i) kernel_case_##i,
 static kernel_entry *const entries[] = {EACH_CASE(POINTER)};
 _Static_assert(sizeof entries / sizeof entries[0] == N_KERNEL_CASES, "a case of kernel_cases has no entry here");
-_Static_assert(KERNEL_PLAIN_PREFILL == FKV_N_KERNELS, "the plain loops' number");
+_Static_assert(KERNEL_PLAIN_PREFILL == (int)FKV_N_KERNELS, "the plain loops' number");
 
 static int n_passed;
 static int n_failed;
