@@ -210,6 +210,7 @@ FKV_INLINE void few_score_turns(int bits, few_score_job *j) {
         FEW_SCORE_STORE(3);
     }
     few_scores_from(j, (n_turns - 1) / row_blocks, (n_turns - 1) % row_blocks, &j->sums[(n_turns - 1) % 2]);
+    few_stay_awake();
 }
 
 static void few_scores(const fkv_codec *codec, const tile *t, uint32_t n_tokens, const void *prepared, uint32_t n_rows,
