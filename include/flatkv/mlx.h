@@ -6,22 +6,22 @@
  *
  * Lazy
  *   Nothing is evaluated and nothing waits inside a step: write and attend add to the graph, and one evaluation of the step's
- *   result runs them, in order. Commit does not wait either; an evaluation that fails afterwards has left the step's tokens
- *   unwritten, and the caller truncates the sequences or closes them. Steps are evaluated in the order they were begun: by
- *   evaluating a result of each step before the next begins, or all of them together. Saving and loading evaluate what is
- * pending.
+ *   result runs them, in order. (With plain operations a shared page about to be written is copied by fkv_step_begin(), which
+ *   waits for it.) Commit does not wait either; an evaluation that fails afterwards has left the step's tokens unwritten, and the
+ *   caller truncates the sequences or closes them. Steps are evaluated in the order they were begun: by evaluating a result of
+ *   each step before the next begins, or all of them together. Saving and loading evaluate what is pending.
  *
  * In place
  *   The pools, one array for each layer, are taken and committed at open; their bytes are in the plan, and no step copies them.
- * On a GPU (FKV_MLX_FUSED) kernels write into the pool they were given and hand on a ticket that orders the reads after them.
- * With plain operations MLX itself writes in place where nobody else holds the pool, which is so on its CPU stream when every
- * step is evaluated before the next one begins; otherwise it copies the pool for that step: right, but not flat.
+ *   On a GPU (FKV_MLX_FUSED) kernels write into the pool they were given and hand on a ticket that orders the reads after them.
+ *   With plain operations MLX itself writes in place where nobody else holds the pool, which is so on its CPU stream when every
+ *   step is evaluated before the next one begins; otherwise it copies the pool for that step: right, but not flat.
  *
  * Errors
  *   mlx-c has one error handler for the whole process, and its own one exits. The first call here installs one that remembers the
  *   words instead, so that every mlx-c call returns its code: what fails inside MLX is FKV_DEVICE with MLX's words in
- * fkv_message(), and a program's own failing mlx-c calls can find theirs in fkv_mlx_last_error(). A program with a handler of its
- * own sets it after its first call here; statuses stay right, words are then its own affair.
+ *   fkv_message(), and a program's own failing mlx-c calls can find theirs in fkv_mlx_last_error(). A program with a handler of
+ *   its own sets it after its first call here; statuses stay right, words are then its own affair.
  *
  * Streams are thread affine in MLX: a cache is driven by the thread that made its stream.
  */
