@@ -35,7 +35,7 @@ typedef struct fkv_softmax {
 
 /* The tile after the one at hand, to be fetched meanwhile: its parts, or all of them at once where a tile is a page. Kernels ask
  * for it bit by bit, so that memory is busy all the time and never waited for. */
-enum { FKV_FETCH_RANGES = FKV_N_SIDES * FKV_N_PARTS, FKV_FETCH_SHARES = 128 };
+enum { FKV_FETCH_RANGES = (int)FKV_N_SIDES * (int)FKV_N_PARTS, FKV_FETCH_SHARES = 128 };
 typedef struct fkv_fetch {
     const uint8_t *at[FKV_FETCH_RANGES];
     uint32_t lines[FKV_FETCH_RANGES]; /* of 64 bytes, that are left */

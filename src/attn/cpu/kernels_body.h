@@ -35,8 +35,7 @@ typedef struct tile {
     float biases[FKV_TILE_TOKENS * MAX_GROUPS_PER_ROW];
 } tile;
 
-/* Scales and biases of the tile to floats, 16 at a time: the counts are rounded up, which stays inside the part because a full
- * tile is a multiple of 16 tokens. */
+/* Scales and biases of the tile to floats, 16 at a time. */
 static void widen(fkv_type type, const uint8_t *from, uint32_t n, float *to) {
     for (uint32_t i = 0; i < n; i += 16) {
         vf unit[UNIT_VECS];
@@ -56,10 +55,12 @@ static void tile_open(tile *t, const fkv_codec *codec, const uint8_t *const part
     t->n_units = codec->dim / 16;
     if (codec->kind == FKV_CODEC_HALF) return; /* no groups */
     t->n_groups = codec->dim / codec->group;
-    FKV_ASSERT(n_tokens > 0 && t->n_groups > 0);
+    /* whole slices, which are inside the part because a full tile is a multiple of 16 tokens */
+    uint32_t n = (uint32_t)fkv_align_up(n_tokens, 16) * t->n_groups;
+    FKV_ASSERT(n > 0);
     t->group_shift = codec->group == 32 ? 5 : codec->group == 64 ? 6 : 7;
-    widen(codec->type, part[FKV_PART_SCALES], n_tokens * t->n_groups, t->scales);
-    widen(codec->type, part[FKV_PART_BIASES], n_tokens * t->n_groups, t->biases);
+    widen(codec->type, part[FKV_PART_SCALES], n, t->scales);
+    widen(codec->type, part[FKV_PART_BIASES], n, t->biases);
 }
 
 /* n_tokens x n_units units from (token, unit) on. group_units: units that surely share a group; divides n_units. All counts and
@@ -187,14 +188,18 @@ FKV_INLINE void slice_tokens(int form, int group_units, int n_block, const tile 
     for (; unit + CHUNK_UNITS <= t->n_units; unit += CHUNK_UNITS) {
         decode_block(form, group_units, n_block, CHUNK_UNITS, t, token, unit, value);
         FKV_UNROLL
-        for (int i = 0; i < n_block; i++) FKV_UNROLL
-        for (int v = 0; v < CHUNK_VECS; v++) vf_store(&s->x[at + (uint32_t)i][unit * 16 + (uint32_t)(v * VL)], value[i][v]);
+        for (int i = 0; i < n_block; i++) {
+            FKV_UNROLL
+            for (int v = 0; v < CHUNK_VECS; v++) vf_store(&s->x[at + (uint32_t)i][unit * 16 + (uint32_t)(v * VL)], value[i][v]);
+        }
     }
     for (; unit < t->n_units; unit++) {
         decode_block(form, 1, n_block, 1, t, token, unit, value);
         FKV_UNROLL
-        for (int i = 0; i < n_block; i++) FKV_UNROLL
-        for (int v = 0; v < UNIT_VECS; v++) vf_store(&s->x[at + (uint32_t)i][unit * 16 + (uint32_t)(v * VL)], value[i][v]);
+        for (int i = 0; i < n_block; i++) {
+            FKV_UNROLL
+            for (int v = 0; v < UNIT_VECS; v++) vf_store(&s->x[at + (uint32_t)i][unit * 16 + (uint32_t)(v * VL)], value[i][v]);
+        }
     }
 }
 
@@ -209,8 +214,10 @@ FKV_INLINE void slice_open(int form, int group_units, const tile *t, uint32_t to
 FKV_INLINE void slice_scores(int n_rows, const slice *s, uint32_t at, const float *q, uint32_t dim, float *scores) {
     vf sum[MANY_ROWS][SLICE_STEP];
     FKV_UNROLL
-    for (int r = 0; r < n_rows; r++) FKV_UNROLL
-    for (int i = 0; i < SLICE_STEP; i++) sum[r][i] = vf_set(0.0f);
+    for (int r = 0; r < n_rows; r++) {
+        FKV_UNROLL
+        for (int i = 0; i < SLICE_STEP; i++) sum[r][i] = vf_set(0.0f);
+    }
     for (uint32_t d = 0; d < dim; d += VL) {
         vf k[SLICE_STEP];
         FKV_UNROLL
@@ -223,8 +230,10 @@ FKV_INLINE void slice_scores(int n_rows, const slice *s, uint32_t at, const floa
         }
     }
     FKV_UNROLL
-    for (int r = 0; r < n_rows; r++) FKV_UNROLL
-    for (int i = 0; i < SLICE_STEP; i += BLOCK_TOKENS) vf_sums(&sum[r][i], scores + r * FKV_TILE_TOKENS + i);
+    for (int r = 0; r < n_rows; r++) {
+        FKV_UNROLL
+        for (int i = 0; i < SLICE_STEP; i += BLOCK_TOKENS) vf_sums(&sum[r][i], scores + r * FKV_TILE_TOKENS + i);
+    }
 }
 
 FKV_INLINE void many_scores_form(int form, int group_units, const tile *t, uint32_t n_tokens, const float *q, uint32_t n_rows,
@@ -233,8 +242,8 @@ FKV_INLINE void many_scores_form(int form, int group_units, const tile *t, uint3
     uint32_t dim = t->n_units * 16;
     for (uint32_t token = 0; token < n_tokens; token += SLICE_TOKENS) {
         fkv_fetch_some(t->next, SLICE_TOKENS);
-        slice_open(form, group_units, t, token, SLICE_TOKENS,
-                   &s); /* slots behind n_tokens are there; their scores are not read */
+        /* slots behind n_tokens are there; their scores are not read */
+        slice_open(form, group_units, t, token, SLICE_TOKENS, &s);
         uint32_t r = 0;
         for (; r + MANY_ROWS <= n_rows; r += MANY_ROWS)
             for (uint32_t i = 0; i < SLICE_TOKENS; i += SLICE_STEP)
@@ -250,8 +259,10 @@ FKV_INLINE void slice_values(int n_rows, int n_vecs, const slice *s, uint32_t n,
                              uint32_t dim) {
     vf sum[MANY_ROWS][SLICE_STEP];
     FKV_UNROLL
-    for (int r = 0; r < n_rows; r++) FKV_UNROLL
-    for (int v = 0; v < n_vecs; v++) sum[r][v] = vf_load(out + (size_t)r * dim + d + v * VL);
+    for (int r = 0; r < n_rows; r++) {
+        FKV_UNROLL
+        for (int v = 0; v < n_vecs; v++) sum[r][v] = vf_load(out + (size_t)r * dim + d + v * VL);
+    }
     for (uint32_t i = 0; i < n; i++) {
         vf value[SLICE_STEP];
         FKV_UNROLL
@@ -264,8 +275,10 @@ FKV_INLINE void slice_values(int n_rows, int n_vecs, const slice *s, uint32_t n,
         }
     }
     FKV_UNROLL
-    for (int r = 0; r < n_rows; r++) FKV_UNROLL
-    for (int v = 0; v < n_vecs; v++) vf_store(out + (size_t)r * dim + d + v * VL, sum[r][v]);
+    for (int r = 0; r < n_rows; r++) {
+        FKV_UNROLL
+        for (int v = 0; v < n_vecs; v++) vf_store(out + (size_t)r * dim + d + v * VL, sum[r][v]);
+    }
 }
 
 FKV_INLINE void slice_values_rows(int n_rows, const slice *s, uint32_t n, const float *p, float *out, uint32_t dim) {

@@ -236,9 +236,11 @@ static const char *prefill_source(fkv_kernel_device device, bool beside) {
 }
 
 const char *fkv_kernel_source(fkv_kernel_device device, fkv_kernel kernel) {
+    /* NOLINTBEGIN(bugprone-suspicious-missing-comma): they are meant to be one string */
     static const char *const sources[][FKV_N_KERNELS] = {[FKV_KERNEL_CUDA] = SOURCES(CUDA_PLACE),
                                                          [FKV_KERNEL_METAL] = SOURCES(METAL_PLACE),
                                                          [FKV_KERNEL_HOST] = SOURCES(HOST_PLACE)};
+    /* NOLINTEND(bugprone-suspicious-missing-comma) */
     return is_prefill(kernel) ? prefill_source(device, kernel == FKV_KERNEL_PREFILL_BESIDE) : sources[device][kernel];
 }
 
