@@ -152,7 +152,7 @@ FKV_INLINE void few_scores_rows(const few_score_job *j, uint32_t chunk, uint32_t
         for (int b = 0; b < N_BYTES; b++) load_columns((const uint8_t *)sums->at[token / LANE_TOKENS] + 16 * b, 64, x[b]);
         FKV_UNROLL
         for (uint32_t i = 0; i < COLUMN_ROWS; i++) {
-            if (i >= n_rows) break;
+            if (i >= n_rows) continue;
             uint32_t r = first + i;
             __m512i sum = _mm512_add_epi32(join(x[0][i], x[1][i]), _mm512_srai_epi32(x[2][i], 8));
             float *to = j->scores + (size_t)r * FKV_TILE_TOKENS + token;
