@@ -49,7 +49,7 @@ static void launch(kernel_entry *entry, const fkv_attn_layer *layer, fkv_kernel 
                    const void *const *in, void *out) {
     uint32_t threads = fkv_kernel_threads(FKV_KERNEL_HOST, kernel, layer);
     uint32_t team = threads / 4; /* decode: the warps of a stream */
-    entry(kernel, (const uint32_t[]){x, y, z}, threads, team, in, out);
+    entry((int)kernel, (const uint32_t[]){x, y, z}, threads, team, in, out);
 }
 
 static uint32_t *table_of(const fkv_attn_layer *layer, const fkv_attn_row *rows, uint32_t n_rows) {
