@@ -237,20 +237,19 @@ FKV_INLINE void slice_scores(int n_rows, const slice *s, uint32_t at, const floa
 }
 
 FKV_INLINE void many_scores_form(int form, int group_units, const tile *t, uint32_t n_tokens, const float *q, uint32_t n_rows,
-                                 float *scores) {
-    slice s;
+                                 float *scores, slice *s) {
     uint32_t dim = t->n_units * 16;
     for (uint32_t token = 0; token < n_tokens; token += SLICE_TOKENS) {
         fkv_fetch_some(t->next, SLICE_TOKENS);
         /* slots behind n_tokens are there; their scores are not read */
-        slice_open(form, group_units, t, token, SLICE_TOKENS, &s);
+        slice_open(form, group_units, t, token, SLICE_TOKENS, s);
         uint32_t r = 0;
         for (; r + MANY_ROWS <= n_rows; r += MANY_ROWS)
             for (uint32_t i = 0; i < SLICE_TOKENS; i += SLICE_STEP)
-                slice_scores(MANY_ROWS, &s, i, q + (size_t)r * dim, dim, scores + (size_t)r * FKV_TILE_TOKENS + token + i);
+                slice_scores(MANY_ROWS, s, i, q + (size_t)r * dim, dim, scores + (size_t)r * FKV_TILE_TOKENS + token + i);
         for (; r < n_rows; r++)
             for (uint32_t i = 0; i < SLICE_TOKENS; i += SLICE_STEP)
-                slice_scores(1, &s, i, q + (size_t)r * dim, dim, scores + (size_t)r * FKV_TILE_TOKENS + token + i);
+                slice_scores(1, s, i, q + (size_t)r * dim, dim, scores + (size_t)r * FKV_TILE_TOKENS + token + i);
     }
 }
 
@@ -288,17 +287,16 @@ FKV_INLINE void slice_values_rows(int n_rows, const slice *s, uint32_t n, const 
 }
 
 FKV_INLINE void many_values_form(int form, int group_units, const tile *t, uint32_t n_tokens, const float *p, uint32_t n_rows,
-                                 float *out) {
-    slice s;
+                                 float *out, slice *s) {
     uint32_t dim = t->n_units * 16;
     for (uint32_t token = 0; token < n_tokens; token += SLICE_TOKENS) {
         uint32_t n = fkv_min_u32(SLICE_TOKENS, n_tokens - token);
         fkv_fetch_some(t->next, SLICE_TOKENS);
-        slice_open(form, group_units, t, token, n, &s);
+        slice_open(form, group_units, t, token, n, s);
         uint32_t r = 0;
         for (; r + MANY_ROWS <= n_rows; r += MANY_ROWS)
-            slice_values_rows(MANY_ROWS, &s, n, p + (size_t)r * FKV_TILE_TOKENS + token, out + (size_t)r * dim, dim);
-        for (; r < n_rows; r++) slice_values_rows(1, &s, n, p + (size_t)r * FKV_TILE_TOKENS + token, out + (size_t)r * dim, dim);
+            slice_values_rows(MANY_ROWS, s, n, p + (size_t)r * FKV_TILE_TOKENS + token, out + (size_t)r * dim, dim);
+        for (; r < n_rows; r++) slice_values_rows(1, s, n, p + (size_t)r * FKV_TILE_TOKENS + token, out + (size_t)r * dim, dim);
     }
 }
 
@@ -339,9 +337,10 @@ static void kernel_scores(const fkv_codec *codec, const uint8_t *const part[FKV_
                           const float *q, const void *prepared, uint32_t n_rows, float *scores) {
     (void)prepared;
     tile t;
+    slice s; /* one for all forms: where they do not share it, it overflows a stack */
     tile_open(&t, codec, part, next, n_tokens);
 #define SCORES(form, units) scores_form(form, units, &t, n_tokens, q, n_rows, scores)
-#define MANY_SCORES(form, units) many_scores_form(form, units, &t, n_tokens, q, n_rows, scores)
+#define MANY_SCORES(form, units) many_scores_form(form, units, &t, n_tokens, q, n_rows, scores, &s)
     if (n_rows < LEAST_MANY)
         EACH_FORM(SCORES);
     else
@@ -353,9 +352,10 @@ static void kernel_scores(const fkv_codec *codec, const uint8_t *const part[FKV_
 static void kernel_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
                           const float *p, uint32_t n_rows, float *out) {
     tile t;
+    slice s;
     tile_open(&t, codec, part, next, n_tokens);
 #define VALUES(form, units) values_form(form, units, &t, n_tokens, p, n_rows, out)
-#define MANY_VALUES(form, units) many_values_form(form, units, &t, n_tokens, p, n_rows, out)
+#define MANY_VALUES(form, units) many_values_form(form, units, &t, n_tokens, p, n_rows, out, &s)
     if (n_rows < LEAST_MANY)
         EACH_FORM(VALUES);
     else
