@@ -344,6 +344,23 @@ void model_world_truth(const model_world *w, const uint32_t *tokens, uint32_t n_
 
 /* ---- running ---- */
 
+fkv_runner_config model_runner_config(uint32_t bits, uint32_t max_tokens, uint32_t step_tokens) {
+    fkv_runner_config config = fkv_runner_config_default();
+    config.k = (fkv_codec_config){bits, 32};
+    config.v = (fkv_codec_config){bits, 32};
+    config.page_tokens = 16;
+    config.max_tokens = max_tokens;
+    config.max_step_tokens = step_tokens;
+    config.max_logit_rows = step_tokens;
+    return config;
+}
+
+fkv_runner *model_runner(const fkv_model *model, fkv_runner_config config) {
+    fkv_runner *runner = NULL;
+    must(fkv_runner_open(model, &config, &runner) == FKV_OK, "fkv_runner_open");
+    return runner;
+}
+
 fkv_seq model_seq(fkv_runner *runner, uint32_t max_tokens) {
     fkv_seq seq = 0;
     must(fkv_seq_open(fkv_runner_cache(runner), &(fkv_seq_config){.max_tokens = max_tokens}, &seq, NULL) == FKV_OK,

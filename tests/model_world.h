@@ -59,6 +59,11 @@ void model_run(fkv_runner *runner, fkv_seq seq, const uint32_t *tokens, uint32_t
 
 fkv_seq model_seq(fkv_runner *runner, uint32_t max_tokens);
 
+/* Keys and values of so many bits in groups of 32, small pages, logits of every token of a step. */
+fkv_runner_config model_runner_config(uint32_t bits, uint32_t max_tokens, uint32_t step_tokens);
+
+fkv_runner *model_runner(const fkv_model *model, fkv_runner_config config);
+
 /* Text of the book as the needle model was trained on it: lines joined, one space, at most one empty line. How many bytes. */
 uint32_t model_book(uint8_t *text, uint32_t capacity);
 

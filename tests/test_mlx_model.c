@@ -33,23 +33,6 @@ static fkv_model *load_on(fkv_backend backend, const char *path) {
     return model;
 }
 
-static fkv_runner *open_runner(const fkv_model *model, fkv_runner_config config) {
-    fkv_runner *runner = NULL;
-    ck_ok(fkv_runner_open(model, &config, &runner));
-    return runner;
-}
-
-static fkv_runner_config small_config(uint32_t bits, uint32_t max_tokens, uint32_t step_tokens) {
-    fkv_runner_config config = fkv_runner_config_default();
-    config.k = (fkv_codec_config){bits, 32};
-    config.v = (fkv_codec_config){bits, 32};
-    config.page_tokens = 16;
-    config.max_tokens = max_tokens;
-    config.max_step_tokens = step_tokens;
-    config.max_logit_rows = step_tokens;
-    return config;
-}
-
 /* ---- weights ---- */
 
 enum { ROWS = 3, COLS = 512 };
@@ -187,7 +170,7 @@ START_TEST(logits_agree_with_a_plain_pass_of_every_architecture) {
         model_world_make(&w, &SPECS[i], 5);
         model_world_truth(&w, tokens, PLAIN_TOKENS, expected);
         fkv_model *model = load_on(FKV_BACKEND_MLX, model_world_write(&w));
-        fkv_runner *runner = open_runner(model, small_config(16, PLAIN_TOKENS, 16));
+        fkv_runner *runner = model_runner(model, model_runner_config(16, PLAIN_TOKENS, 16));
         model_run(runner, model_seq(runner, PLAIN_TOKENS), tokens, PLAIN_TOKENS, 13, MODEL_WORLD_VOCAB, got);
         double apart = relative_l2(got, expected, PLAIN_TOKENS * MODEL_WORLD_VOCAB);
         printf("%s head %u: %.2e apart\n", SPECS[i].type, SPECS[i].head_dim, apart);
@@ -246,13 +229,13 @@ static void check_backends(fkv_runner_config config, const char *name, double bo
     char what[64];
     model_book_tokens(1000, tokens, SAME_TOKENS);
     fkv_model *on_cpu = load_on(FKV_BACKEND_CPU, "models/needle");
-    fkv_runner *runner = open_runner(on_cpu, config);
+    fkv_runner *runner = model_runner(on_cpu, config);
     model_run(runner, model_seq(runner, SAME_TOKENS), tokens, SAME_TOKENS, SAME_TOKENS, NEEDLE_VOCAB, cpu);
     fkv_runner_close(runner);
     fkv_model_close(on_cpu);
 
     fkv_model *on_mlx = load_on(FKV_BACKEND_MLX, "models/needle");
-    runner = open_runner(on_mlx, config);
+    runner = model_runner(on_mlx, config);
     model_run(runner, model_seq(runner, SAME_TOKENS), tokens, SAME_TOKENS, SAME_TOKENS, NEEDLE_VOCAB, whole);
     (void)snprintf(what, sizeof what, "%s, MLX and the CPU", name);
     check_apart(whole, cpu, bound, what);
@@ -284,12 +267,12 @@ START_TEST(pages_go_from_one_backend_to_the_other) {
     for (int to = FKV_BACKEND_CPU; to <= FKV_BACKEND_MLX; to++) {
         fkv_model *giver = load_on(to == FKV_BACKEND_CPU ? FKV_BACKEND_MLX : FKV_BACKEND_CPU, "models/needle");
         fkv_model *taker = load_on((fkv_backend)to, "models/needle");
-        fkv_runner *from = open_runner(giver, needle_config());
+        fkv_runner *from = model_runner(giver, needle_config());
         fkv_seq seq = model_seq(from, SAME_TOKENS);
         model_run(from, seq, tokens, SAME_TOKENS, 50, NEEDLE_VOCAB, expected);
         ck_ok(fkv_seq_save(fkv_runner_cache(from), seq, tokens, saved, cache_path(path, "crossing.fkv")));
         fkv_runner_close(from);
-        fkv_runner *into = open_runner(taker, needle_config());
+        fkv_runner *into = model_runner(taker, needle_config());
         ck_ok(fkv_seq_load(fkv_runner_cache(into), &(fkv_seq_config){.max_tokens = SAME_TOKENS}, path, &seq));
         memcpy(got, expected, n_saved * sizeof *got);
         model_run(into, seq, tokens + saved, SAME_TOKENS - saved, 50, NEEDLE_VOCAB, got + n_saved);
@@ -323,7 +306,7 @@ START_TEST(stories_are_told_as_llama2c_tells_them) {
     while (n_expected > 0 && expected[n_expected - 1] == '\n') expected[--n_expected] = 0;
     fkv_model *model = load_on(FKV_BACKEND_MLX, "tests/data/stories260K.gguf");
     const fkv_model_info *about = fkv_model_about(model);
-    fkv_runner *runner = open_runner(model, small_config(16, STEPS, 8));
+    fkv_runner *runner = model_runner(model, model_runner_config(16, STEPS, 8));
     fkv_seq seq = model_seq(runner, STEPS);
     uint32_t token = about->bos;
     for (uint32_t step = 0; step < STEPS; step++) {
@@ -359,7 +342,7 @@ START_TEST(a_planted_fact_is_found_again) {
     fkv_runner_config config = fkv_runner_config_default();
     config.max_tokens = TOKENS;
     config.max_step_tokens = 256;
-    fkv_runner *runner = open_runner(model, config);
+    fkv_runner *runner = model_runner(model, config);
     fkv_seq seq = model_seq(runner, TOKENS);
     model_run(runner, seq, tokens, n - 1, 256, NEEDLE_VOCAB, NULL);
     char answer[ANSWER + 1] = "";
@@ -402,7 +385,7 @@ START_TEST(counters_stay_where_the_plan_puts_them) {
     fkv_runner_plan plan;
     ck_ok(fkv_runner_plan_make(model, &config, &plan));
     ck_assert_uint_eq(plan.total_bytes, plan.cache.total_bytes + plan.activations_bytes);
-    fkv_runner *runner = open_runner(model, config);
+    fkv_runner *runner = model_runner(model, config);
     uint64_t opened = memory_now().active_bytes;
     ck_assert_uint_ge(opened - weights, plan.cache.slab_bytes);
     ck_assert_uint_le(opened - weights, plan.cache.slab_bytes + slack);
@@ -460,7 +443,7 @@ START_TEST(a_refused_step_leaves_no_trace) {
     fkv_runner_config config = needle_config();
     config.max_step_tokens = 50;
     config.max_logit_rows = 50;
-    fkv_runner *runner = open_runner(model, config);
+    fkv_runner *runner = model_runner(model, config);
     model_run(runner, model_seq(runner, SAME_TOKENS), tokens, SAME_TOKENS, 50, NEEDLE_VOCAB, expected);
     fkv_seq seq = model_seq(runner, SAME_TOKENS);
     fkv_seq other = model_seq(runner, 4);

@@ -20,20 +20,8 @@ static fkv_model *load(const char *path) {
     return model;
 }
 
-static fkv_runner *open_runner(const fkv_model *model, fkv_runner_config config) {
-    fkv_runner *runner = NULL;
-    ck_ok(fkv_runner_open(model, &config, &runner));
-    return runner;
-}
-
 static fkv_runner_config config_of_bits(uint32_t bits, uint32_t max_tokens, uint32_t step_tokens) {
-    fkv_runner_config config = fkv_runner_config_default();
-    config.k = (fkv_codec_config){bits, 32};
-    config.v = (fkv_codec_config){bits, 32};
-    config.page_tokens = 16;
-    config.max_tokens = max_tokens;
-    config.max_step_tokens = step_tokens;
-    config.max_logit_rows = step_tokens;
+    fkv_runner_config config = model_runner_config(bits, max_tokens, step_tokens);
     config.n_threads = 2;
     return config;
 }
@@ -56,7 +44,7 @@ static void check_plain(const model_spec *spec, fkv_runner_config config) {
     model_world_make(&w, spec, 5);
     model_world_truth(&w, tokens, PLAIN_TOKENS, expected);
     fkv_model *model = load(model_world_write(&w));
-    fkv_runner *runner = open_runner(model, config);
+    fkv_runner *runner = model_runner(model, config);
     model_run(runner, model_seq(runner, PLAIN_TOKENS), tokens, PLAIN_TOKENS, 13, MODEL_WORLD_VOCAB, got);
     double apart = relative_l2(got, expected, PLAIN_TOKENS * MODEL_WORLD_VOCAB);
     printf("%s head %u, %u/%u bits: %.2e apart\n", spec->type, spec->head_dim, config.k.bits, config.v.bits, apart);
@@ -118,7 +106,7 @@ START_TEST(heads_that_no_group_divides_are_padded_inside_pages) {
         fkv_runner_config config = config_of_bits(8, PLAIN_TOKENS, 16);
         config.v.group = 64;
         config.rotate = rotations[i];
-        fkv_runner *runner = open_runner(model, config);
+        fkv_runner *runner = model_runner(model, config);
         model_run(runner, model_seq(runner, PLAIN_TOKENS), tokens, PLAIN_TOKENS, 16, MODEL_WORLD_VOCAB, got);
         double apart = relative_l2(got, expected, PLAIN_TOKENS * MODEL_WORLD_VOCAB);
         printf("8 bits, heads of 24 in groups of 32 and 64, rotation %d: %.2e apart\n", (int)rotations[i], apart);
@@ -148,7 +136,7 @@ START_TEST(large_biases_of_keys_cost_the_other_numbers_nothing) {
     }
     model_world_truth(&w, tokens, PLAIN_TOKENS, expected);
     fkv_model *model = load(model_world_write(&w));
-    fkv_runner *runner = open_runner(model, config_of_bits(8, PLAIN_TOKENS, 16));
+    fkv_runner *runner = model_runner(model, config_of_bits(8, PLAIN_TOKENS, 16));
     model_run(runner, model_seq(runner, PLAIN_TOKENS), tokens, PLAIN_TOKENS, 16, MODEL_WORLD_VOCAB, got);
     double apart = relative_l2(got, expected, PLAIN_TOKENS * MODEL_WORLD_VOCAB);
     printf("8 bits, K biases of 300: %.2e apart\n", apart);
@@ -201,7 +189,7 @@ START_TEST(logits_are_the_same_bits_however_a_token_got_there) {
     config.max_logit_rows = SAME_TOKENS;
     for (uint32_t n_threads = 1; n_threads <= 2; n_threads++) {
         config.n_threads = n_threads;
-        fkv_runner *runner = open_runner(model, config);
+        fkv_runner *runner = model_runner(model, config);
         if (n_threads == 1)
             model_run(runner, model_seq(runner, SAME_TOKENS), tokens, SAME_TOKENS, SAME_TOKENS, NEEDLE_VOCAB, whole);
         model_run(runner, model_seq(runner, SAME_TOKENS), tokens, SAME_TOKENS, 1, NEEDLE_VOCAB, other);
@@ -228,7 +216,7 @@ START_TEST(a_saved_prompt_goes_on_with_the_same_bits_and_in_no_other_model) {
     config.max_tokens = 3 * SAME_TOKENS;
     config.max_seqs = 2;
     config.max_logit_rows = SAME_TOKENS;
-    fkv_runner *runner = open_runner(model, config);
+    fkv_runner *runner = model_runner(model, config);
     uint32_t saved = SAME_TOKENS - 20;
     fkv_seq seq = model_seq(runner, SAME_TOKENS);
     model_run(runner, seq, tokens, SAME_TOKENS, 64, NEEDLE_VOCAB, expected);
@@ -246,7 +234,7 @@ START_TEST(a_saved_prompt_goes_on_with_the_same_bits_and_in_no_other_model) {
     model_world w;
     model_world_make(&w, &spec, 1);
     fkv_model *stranger = load(model_world_write(&w));
-    fkv_runner *strange = open_runner(stranger, config);
+    fkv_runner *strange = model_runner(stranger, config);
     ck_status(fkv_seq_load(fkv_runner_cache(strange), &opened, path, &reloaded), FKV_FILE_FOREIGN);
     fkv_runner_close(strange);
     fkv_model_close(stranger);
@@ -271,7 +259,7 @@ START_TEST(stories_are_told_as_llama2c_tells_them) {
     fkv_model *model = load("tests/data/stories260K.gguf");
     uint32_t n_vocab = fkv_model_about(model)->n_vocab;
     fkv_runner_config config = config_of_bits(16, STEPS, 8);
-    fkv_runner *runner = open_runner(model, config);
+    fkv_runner *runner = model_runner(model, config);
     fkv_seq seq = model_seq(runner, STEPS);
     fkv_sampler_config greedy = fkv_sampler_config_default();
     fkv_sampler *sampler = NULL;
@@ -309,7 +297,7 @@ START_TEST(a_planted_fact_is_found_again) {
     fkv_runner_config config = fkv_runner_config_default();
     config.max_tokens = TOKENS;
     config.max_step_tokens = 512;
-    fkv_runner *runner = open_runner(model, config);
+    fkv_runner *runner = model_runner(model, config);
     fkv_seq seq = model_seq(runner, TOKENS);
     uint32_t n = 0;
     for (uint32_t i = 0; i < n_book; i++) {
@@ -349,9 +337,9 @@ START_TEST(a_runner_takes_what_it_planned_and_no_more) {
     fkv_runner_plan plan;
     ck_ok(fkv_runner_plan_make(model, &config, &plan));
     ck_assert_uint_eq(plan.total_bytes, plan.cache.total_bytes + plan.activations_bytes);
-    fkv_runner_close(open_runner(model, config)); /* what libraries set up at their first use */
+    fkv_runner_close(model_runner(model, config)); /* what libraries set up at their first use */
     uint64_t before = cache_anonymous_bytes();
-    fkv_runner *runner = open_runner(model, config);
+    fkv_runner *runner = model_runner(model, config);
     uint64_t opened = cache_anonymous_bytes();
     fkv_seq seq = model_seq(runner, TOKENS);
     model_run(runner, seq, tokens, TOKENS - 8, 256, NEEDLE_VOCAB, NULL);
@@ -403,7 +391,7 @@ START_TEST(a_refused_step_leaves_no_trace) {
     config.max_seqs = 3;
     config.max_step_tokens = 64;
     config.max_logit_rows = 10;
-    fkv_runner *runner = open_runner(model, config);
+    fkv_runner *runner = model_runner(model, config);
     model_run(runner, model_seq(runner, SAME_TOKENS), tokens, SAME_TOKENS, 10, NEEDLE_VOCAB, expected);
     fkv_seq seq = model_seq(runner, SAME_TOKENS);
     fkv_seq other = model_seq(runner, 4);

@@ -572,14 +572,6 @@ struct fkv_sight {
     fkv_u32 last;
 };
 
-FKV_FN bool fkv_sees(fkv_u32 position, fkv_u32 token) {
-#if FKV_WINDOW == 0
-    return token <= position;
-#else
-    return token <= position && (token + 1 < FKV_SINKS + 1 || position - token < FKV_WINDOW);
-#endif
-}
-
 /* The scale, and the bias of the middle, of a thread's token i for its group o. */
 FKV_FN void fkv_v_scales(FKV_SHARED const float *scales, fkv_u32 lane, int i, int o, float *scale, float *middle) {
 #if FKV_V_BITS == 16

@@ -16,24 +16,6 @@
 #define FKV_SHARED_SUMS (FKV_SHARED_STATS + FKV_STREAMS * FKV_ITEM_ROWS * 2)
 #define FKV_DECODE_SHARED (FKV_SHARED_SUMS + FKV_ITEM_ROWS * FKV_D)
 
-/* Number d of a row of codes, as a float. */
-FKV_FN float fkv_value_at(FKV_DEVICE const fkv_u8 *codes, FKV_DEVICE const fkv_u8 *scales, FKV_DEVICE const fkv_u8 *biases,
-                          fkv_u32 d, fkv_u32 bits, fkv_u32 group) {
-    if (bits == 16) return fkv_page_number(((FKV_DEVICE const fkv_u16 *)codes)[d]);
-    fkv_u32 of_byte = 8 / bits;
-    fkv_u32 code = (fkv_u32)codes[d / of_byte] >> (d % of_byte * bits) & ((1u << bits) - 1u);
-    float scale = fkv_page_number(((FKV_DEVICE const fkv_u16 *)scales)[d / group]);
-    return fkv_fma(scale, (float)code, fkv_page_number(((FKV_DEVICE const fkv_u16 *)biases)[d / group]));
-}
-
-FKV_FN bool fkv_sees(fkv_u32 position, fkv_u32 token) {
-#if FKV_WINDOW == 0
-    return token <= position;
-#else
-    return token <= position && (token + 1 < FKV_SINKS + 1 || position - token < FKV_WINDOW);
-#endif
-}
-
 /* One row of queries to shared memory, scaled for a softmax of powers of two and rotated as the keys are. The whole block. */
 FKV_FN void fkv_prepare_row(fkv_place place, FKV_DEVICE const void *q, fkv_u64 from, FKV_SHARED float *row) {
     const float cap = fkv_float_of(FKV_SOFTCAP_BITS);

@@ -16,24 +16,6 @@
 #define FKV_WARP_WORDS (FKV_WARP_ROWS * FKV_D + FKV_WARP_ROWS * 32)
 #define FKV_PREFILL_SHARED (FKV_PREFILL_WARPS * FKV_WARP_WORDS)
 
-/* Number d of a row of codes, as a float. */
-FKV_FN float fkv_prefill_value(FKV_DEVICE const fkv_u8 *codes, FKV_DEVICE const fkv_u8 *scales, FKV_DEVICE const fkv_u8 *biases,
-                               fkv_u32 d, fkv_u32 bits, fkv_u32 group) {
-    if (bits == 16) return fkv_page_number(((FKV_DEVICE const fkv_u16 *)codes)[d]);
-    fkv_u32 of_byte = 8 / bits;
-    fkv_u32 code = (fkv_u32)codes[d / of_byte] >> (d % of_byte * bits) & ((1u << bits) - 1u);
-    float scale = fkv_page_number(((FKV_DEVICE const fkv_u16 *)scales)[d / group]);
-    return fkv_fma(scale, (float)code, fkv_page_number(((FKV_DEVICE const fkv_u16 *)biases)[d / group]));
-}
-
-FKV_FN bool fkv_prefill_sees(fkv_u32 position, fkv_u32 token) {
-#if FKV_WINDOW == 0
-    return token <= position;
-#else
-    return token <= position && (token + 1 < FKV_SINKS + 1 || position - token < FKV_WINDOW);
-#endif
-}
-
 /* The butterflies of a rotation, by one warp: see docs/page_format.md. */
 FKV_FN void fkv_turn_row(fkv_u32 lane, FKV_SHARED float *row) {
     for (fkv_u32 h = 1; h < FKV_ROTATION_BLOCK; h *= 2) {
@@ -104,7 +86,7 @@ FKV_FN void fkv_prefill_rows(fkv_place place, FKV_SHARED float *queries, FKV_DEV
             FKV_DEVICE const fkv_u8 *scales = block + FKV_K_SCALES + k_at * (FKV_D / FKV_K_GROUP * 2);
             FKV_DEVICE const fkv_u8 *biases = block + FKV_K_BIASES + k_at * (FKV_D / FKV_K_GROUP * 2);
             for (fkv_u32 d = 0; d < FKV_D; d++) {
-                float k = fkv_prefill_value(codes, scales, biases, d, FKV_K_BITS, FKV_K_GROUP);
+                float k = fkv_value_at(codes, scales, biases, d, FKV_K_BITS, FKV_K_GROUP);
                 FKV_UNROLL
                 for (int row = 0; row < FKV_WARP_ROWS; row++)
                     score[row] = fkv_fma(queries[(fkv_u32)row * FKV_D + d], k, score[row]);
@@ -116,7 +98,7 @@ FKV_FN void fkv_prefill_rows(fkv_place place, FKV_SHARED float *queries, FKV_DEV
 #if FKV_SOFTCAP_BITS != 0
             x = fkv_float_of(FKV_SOFTCAP_BITS) * 1.44269504f * (1.0f - 2.0f / (fkv_exp2(x * 2.88539008f) + 1.0f));
 #endif
-            x = lane < n_keys && fkv_prefill_sees(position[row], base + lane) ? x : FKV_NO_SCORE;
+            x = lane < n_keys && fkv_sees(position[row], base + lane) ? x : FKV_NO_SCORE;
             float largest = fkv_max(max[row], x);
             FKV_UNROLL
             for (fkv_u32 h = 1; h < 32; h *= 2) largest = fkv_max(largest, fkv_shuffle_xor(largest, h));
@@ -137,7 +119,7 @@ FKV_FN void fkv_prefill_rows(fkv_place place, FKV_SHARED float *queries, FKV_DEV
             FKV_UNROLL
             for (int i = 0; i < FKV_OWN_CHANNELS; i++) {
                 fkv_u32 d = lane + 32 * (fkv_u32)i;
-                float v = d < FKV_D ? fkv_prefill_value(codes, scales, biases, d, FKV_V_BITS, FKV_V_GROUP) : 0.0f;
+                float v = d < FKV_D ? fkv_value_at(codes, scales, biases, d, FKV_V_BITS, FKV_V_GROUP) : 0.0f;
                 FKV_UNROLL
                 for (int row = 0; row < FKV_WARP_ROWS; row++)
                     sum[row][i] = fkv_fma(weights[(fkv_u32)row * 32 + t], v, sum[row][i]);

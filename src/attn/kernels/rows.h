@@ -81,3 +81,22 @@ FKV_FN fkv_u64 fkv_stats_at(FKV_DEVICE const fkv_u32 *table, fkv_u32 row, fkv_u3
     fkv_u64 rows = (fkv_u64)FKV_H * table[FKV_STEP_ITEM_QUERIES];
     return n_pieces * rows * FKV_D + (row * n_pieces + piece) * 2;
 }
+
+/* Number d of a row of codes, as a float. */
+FKV_FN float fkv_value_at(FKV_DEVICE const fkv_u8 *codes, FKV_DEVICE const fkv_u8 *scales, FKV_DEVICE const fkv_u8 *biases,
+                          fkv_u32 d, fkv_u32 bits, fkv_u32 group) {
+    if (bits == 16) return fkv_page_number(((FKV_DEVICE const fkv_u16 *)codes)[d]);
+    fkv_u32 of_byte = 8 / bits;
+    fkv_u32 code = (fkv_u32)codes[d / of_byte] >> (d % of_byte * bits) & ((1u << bits) - 1u);
+    float scale = fkv_page_number(((FKV_DEVICE const fkv_u16 *)scales)[d / group]);
+    return fkv_fma(scale, (float)code, fkv_page_number(((FKV_DEVICE const fkv_u16 *)biases)[d / group]));
+}
+
+/* Whether the query at a position sees a token. */
+FKV_FN bool fkv_sees(fkv_u32 position, fkv_u32 token) {
+#if FKV_WINDOW == 0
+    return token <= position;
+#else
+    return token <= position && (token + 1 < FKV_SINKS + 1 || position - token < FKV_WINDOW);
+#endif
+}
