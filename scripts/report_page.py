@@ -136,8 +136,8 @@ def peers_quality(machine):
                     f"flatkv {codec_name(c)}",
                     f"{c['ppl']:.4f}",
                     signed(c["ppl"] / ours["ppl_16bit"] - 1),
-                    f"{c['kl_mean']:.2e}",
-                    percent(c["top1"]),
+                    f"{c['kl_mean']:.2e}" if "kl_mean" in c else "-",
+                    percent(c["top1"]) if "top1" in c else "-",
                 ]
                 for c in ours["codecs"]
             ]
@@ -150,7 +150,7 @@ def peers_quality(machine):
             lines.append(missing(f"flatkv on the same {peer['windows']} windows"))
         if peer["peer"] == "mlx-lm":
             lines += mlx_distance(peer, same)
-        lines.append(made_by([record]))
+        lines += [made_by([record]), *([record["note"]] if "note" in record else [])]
     return lines
 
 

@@ -7,8 +7,9 @@
 The weights of the GGUF file are expanded to float32, so both sides compute the same model with float32 activations and only the
 caches differ. Q and K rows of llama models are stored for RoPE over adjacent pairs, and mlx-lm is told so. tokens.json is what
 `llama_cpp_peer.py tokens` prints. Windows are cut as llama.cpp's perplexity tool cuts them: the second half of each is scored;
-they are prefilled in chunks, so that later chunks attend to quantized history. MLX's CPU takes minutes a window; on a GPU set
-MLX_ENABLE_TF32=0, or products round to 10 bits. One JSON object is printed.
+they are prefilled in chunks, so that later chunks attend to quantized history. MLX's CPU takes minutes a window. On a GPU set
+MLX_ENABLE_TF32=0, or products round to 10 bits; quantized_matmul has no float32 kernel for CUDA, so the cache's codes are made by
+the CPU as ever and attention is over what they stand for. One JSON object is printed.
 """
 
 import argparse
@@ -22,7 +23,7 @@ import time
 import gguf
 import mlx.core as mx
 import numpy as np
-from mlx_lm.models import llama
+from mlx_lm.models import base, llama
 from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
 LAYER_NAMES = {
@@ -71,6 +72,18 @@ def load(path):
     return model
 
 
+def attend_without_quantized_matmul():
+    """mlx-lm's attention over a QuantizedKVCache with its two quantized products taken apart: dequantize, then a product."""
+    quantize = mx.quantize
+    mx.quantize = lambda x, **how: quantize(x, stream=mx.cpu, **how)
+
+    def attend(queries, keys, values, scale, mask, group_size, bits):
+        k, v = (mx.dequantize(*side, group_size=group_size, bits=bits, stream=mx.cpu) for side in (keys, values))
+        return mx.fast.scaled_dot_product_attention(queries, k, v, scale=scale, mask=mask)
+
+    base.quantized_scaled_dot_product_attention = attend
+
+
 def make_cache(model, text):
     """16 is mlx-lm's plain cache; BITS:GROUP is its quantized one."""
     if text == "16":
@@ -108,6 +121,8 @@ def main():
     tokens = json.loads(options.tokens.read_text())["tokens"]
     n_windows = min(options.windows, len(tokens) // options.context)
     mx.set_default_device(mx.cpu if options.device == "cpu" else mx.gpu)
+    if options.device == "gpu":
+        attend_without_quantized_matmul()
     model = load(options.model)
     n_scored = options.context - 1 - options.context // 2
     found = []
