@@ -374,8 +374,10 @@ END_TEST
 
 /* ---- flat ---- */
 
+/* MLX lets go of what a step used on a thread of its own: waiting for the stream is waiting for that too. */
 static size_t active_memory(void) {
     size_t bytes = 0;
+    ck_assert_int_eq(mlx_synchronize(device().stream), 0);
     ck_assert_int_eq(mlx_get_active_memory(&bytes), 0);
     return bytes;
 }
@@ -396,7 +398,7 @@ START_TEST(the_pools_are_what_the_plan_says) {
     uint64_t pages = 0;
     for (uint32_t g = 0; g < plan.n_groups; g++) pages += plan.group_pages[g] * plan.group_page_bytes[g];
     ck_assert_uint_ge(pools, pages);
-    ck_assert_uint_le(pools, plan.slab_bytes + 4096); /* and the constants beside them */
+    ck_assert_uint_le(pools, plan.slab_bytes + 16384); /* and the constants beside them, each rounded up by MLX */
     fkv_stats stats;
     ck_ok(fkv_cache_stats(cache, &stats));
     ck_assert_uint_eq(stats.planned_bytes, plan.total_bytes);
