@@ -1,7 +1,7 @@
 # Finds mlx-c: the system's (on macOS Homebrew's), else the one that scripts/get-mlx put into the build tree. Sets flatkv_has_mlx and
 # makes the target flatkv_mlxc, or stops where FKV_MLX is ON and there is none.
 set(flatkv_has_mlx OFF)
-if(FKV_MLX STREQUAL "OFF" OR FKV_PARITY_ONLY OR FKV_FUZZ)
+if(FKV_MLX STREQUAL "OFF" OR FKV_PARITY_ONLY)
   return()
 endif()
 
