@@ -105,10 +105,8 @@ def quality(machine):
             if not records:
                 lines.append(missing(f"{model}, windows of {window}"))
                 continue
-            most = max(r["result"]["windows"] for r in records)
-            for record in records:
-                if record["result"]["windows"] == most:
-                    lines += quality_table(record)
+            for record in sorted(records, key=lambda r: -r["result"]["windows"]):
+                lines += quality_table(record)
     return lines
 
 
