@@ -45,7 +45,14 @@ enum { N_KERNEL_CASES = sizeof kernel_cases / sizeof kernel_cases[0] };
 /* The first of them: their decode kernel is also compiled for tables of one query each, whose blocks have fewer rows. */
 enum { N_KERNEL_CASES_ALONE = 3 };
 
-enum { KERNEL_PLAIN_PREFILL = 7 }; /* an entry's kernel behind those of fkv_kernel: prefill in plain loops */
+/* Kernels of an entry behind those of fkv_kernel, which are as CUDA has them: as Metal has them, and prefill in plain loops. */
+enum { KERNEL_SIMDGROUP_DECODE = 7, KERNEL_SIMDGROUP_PREFILL, KERNEL_PLAIN_PREFILL, N_KERNEL_ENTRIES };
+
+/* Whether a case has such a kernel: decode only where Metal would use it, plain loops in some, since decode's are the same. */
+static inline bool kernel_case_has(uint32_t i, int kernel) {
+    if (kernel == KERNEL_SIMDGROUP_DECODE) return kernel_cases[i].shape.n_q_heads / kernel_cases[i].shape.n_kv_heads > 4;
+    return kernel != KERNEL_PLAIN_PREFILL || i % 4 == 0;
+}
 
 /* The entry of one compiled case: in and out in the order of fkv_kernel_inputs(), without `after`. grid in blocks. */
 typedef void kernel_entry(int kernel, const uint32_t grid[3], uint32_t n_threads, uint32_t team_threads, const void *const *in,

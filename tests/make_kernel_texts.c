@@ -33,24 +33,34 @@ static void put_header(FILE *file, fkv_kernel_device device, fkv_kernel kernel, 
     free(text);
 }
 
-/* Prefill twice: as a Hopper does it, and in the plain loops, in a namespace of their own, as Metal would call them. */
-static void put_prefill(FILE *file, const fkv_attn_layer *layer) {
-    static const fkv_kernel_device shapes[] = {FKV_KERNEL_HOST, FKV_KERNEL_METAL};
-    for (int i = 0; i < 2; i++) {
-        fprintf(
-            file,
-            "#undef FKV_PREFILL_ROWS\n#undef FKV_PREFILL_THREADS\n#define FKV_PREFILL_ROWS %u\n#define FKV_PREFILL_THREADS %u\n",
-            fkv_prefill_rows(shapes[i], layer), fkv_kernel_threads(shapes[i], FKV_KERNEL_PREFILL, layer));
-        if (i == 0) {
-            fputs(fkv_kernel_file_warpgroup_host, file);
-            fputs(fkv_kernel_file_prefill_shape, file);
-            fputs(fkv_kernel_file_prefill_unpack, file);
-            fputs(fkv_kernel_file_prefill_wgmma, file);
-            fputs(fkv_kernel_file_prefill_beside, file);
-        } else {
-            fprintf(file, "namespace plain {\n%s}\n", fkv_kernel_file_prefill_plain);
-        }
+static void put_number(FILE *file, const char *name, uint32_t number) {
+    fprintf(file, "#undef FKV_%s\n#define FKV_%s %u\n", name, name, number);
+}
+
+static void put_prefill_shape(FILE *file, fkv_kernel_device device, const fkv_attn_layer *layer) {
+    put_number(file, "PREFILL_ROWS", fkv_prefill_rows(device, layer));
+    put_number(file, "PREFILL_THREADS", fkv_kernel_threads(device, FKV_KERNEL_PREFILL, layer));
+}
+
+/* Prefill as a Hopper does it; then, in namespaces of their own, decode and prefill as Metal does them, and prefill in plain
+ * loops, under Metal's launch. */
+static void put_ways(FILE *file, uint32_t i, const fkv_attn_layer *layer) {
+    put_prefill_shape(file, FKV_KERNEL_HOST, layer);
+    fputs(fkv_kernel_file_warpgroup_host, file);
+    fputs(fkv_kernel_file_prefill_shape, file);
+    fputs(fkv_kernel_file_prefill_unpack, file);
+    fputs(fkv_kernel_file_prefill_wgmma, file);
+    fputs(fkv_kernel_file_prefill_beside, file);
+
+    put_prefill_shape(file, FKV_KERNEL_METAL, layer);
+    fprintf(file, "namespace simdgroup {\n%s%s", fkv_kernel_file_simdgroup_host, fkv_kernel_file_simdgroup_walk);
+    if (kernel_case_has(i, KERNEL_SIMDGROUP_DECODE)) {
+        put_number(file, "ITEM_ROWS", fkv_decode_rows(FKV_KERNEL_METAL, layer, 1));
+        fprintf(file, "#undef FKV_DECODE_SHARED\n%s", fkv_kernel_file_decode_simdgroup);
     }
+    fprintf(file, "%s}\n#undef FKV_PREFILL_SHARED\n", fkv_kernel_file_prefill_simdgroup);
+    if (kernel_case_has(i, KERNEL_PLAIN_PREFILL))
+        fprintf(file, "namespace plain {\n%s%s}\n", fkv_kernel_file_plain_tile, fkv_kernel_file_prefill_plain);
 }
 
 static const char *host_type_of(const char *name) {
@@ -60,34 +70,45 @@ static const char *host_type_of(const char *name) {
     return strcmp(name, "parts") == 0 ? "float" : strcmp(name, "numbers") == 0 ? "fkv_u16" : "void";
 }
 
-/* All kernels of a case in one source: the texts behind the prelude stand side by side. */
-static void write_host(const char *folder, uint32_t i, const fkv_attn_layer *layer, uint32_t rows, const char *alone) {
-    char ending[32];
-    snprintf(ending, sizeof ending, "%s.cpp", alone);
-    FILE *file = open_text(folder, i, ending);
+/* One kernel of the entry. number: of fkv_kernel, or of kernel_cases.h behind them. */
+static void put_entry(FILE *file, int number) {
+    static const char *const metal[N_KERNEL_ENTRIES] = {
+        [KERNEL_SIMDGROUP_DECODE] = "auto fkv_attend_decode = simdgroup::fkv_attend_decode;\n",
+        [KERNEL_SIMDGROUP_PREFILL] = "auto fkv_attend_prefill = simdgroup::fkv_attend_prefill;\n",
+        [KERNEL_PLAIN_PREFILL] = "auto fkv_attend_prefill = plain::fkv_attend_prefill;\n"};
+    fkv_kernel kernel = number < FKV_N_KERNELS              ? (fkv_kernel)number
+                        : number == KERNEL_SIMDGROUP_DECODE ? FKV_KERNEL_DECODE
+                                                            : FKV_KERNEL_PREFILL;
+    const char *const *inputs = fkv_kernel_inputs(kernel);
+    fprintf(file, "if (kernel == %d) fkv_host_run(grid, n_threads, team, [=](fkv_place place) {\n", number);
+    if (metal[number] != NULL) fputs(metal[number], file);
+    for (int k = 0; inputs[k] != NULL && strcmp(inputs[k], "after") != 0; k++) {
+        const char *type = host_type_of(inputs[k]);
+        fprintf(file, "const %s *%s = (const %s *)in[%d];\n", type, inputs[k], type, k);
+    }
+    const char *output = fkv_kernel_outputs(kernel)[0];
+    const char *type = host_type_of(output);
+    fprintf(file, "%s *%s = (%s *)result;\n%s});\n", type, output, type, fkv_kernel_source(FKV_KERNEL_HOST, kernel));
+}
+
+/* All kernels of a case in one source: the texts behind the prelude stand side by side. alone: decode and its merge, for one
+ * query. */
+static void write_host(const char *folder, uint32_t i, const fkv_attn_layer *layer, uint32_t rows, bool alone) {
+    FILE *file = open_text(folder, i, alone ? "_alone.cpp" : ".cpp");
     put_header(file, FKV_KERNEL_HOST, FKV_KERNEL_DECODE, layer, rows);
-    fputs(fkv_kernel_file_write, file);
     fputs(fkv_kernel_file_attend_merge, file);
-    put_prefill(file, layer);
+    if (!alone) {
+        fputs(fkv_kernel_file_write, file);
+        put_ways(file, i, layer);
+    }
     fprintf(
         file,
         "extern \"C\" void kernel_case_%u%s(int kernel, const fkv_u32 grid[3], fkv_u32 n_threads, fkv_u32 team, const void *const *in, "
         "void *result) {\n",
-        i, alone);
-    for (int number = 0; number <= KERNEL_PLAIN_PREFILL; number++) {
-        int kernel = number == KERNEL_PLAIN_PREFILL ? FKV_KERNEL_PREFILL : number;
-        const char *const *inputs = fkv_kernel_inputs((fkv_kernel)kernel);
-        fprintf(file, "if (kernel == %d) fkv_host_run(grid, n_threads, team, [=](fkv_place place) {\n", number);
-        if (number == KERNEL_PLAIN_PREFILL) fputs("auto fkv_attend_prefill = plain::fkv_attend_prefill;\n", file);
-        for (int k = 0; inputs[k] != NULL && strcmp(inputs[k], "after") != 0; k++) {
-            const char *type = host_type_of(inputs[k]);
-            fprintf(file, "const %s *%s = (const %s *)in[%d];\n", type, inputs[k], type, k);
-        }
-        const char *output = fkv_kernel_outputs((fkv_kernel)kernel)[0];
-        const char *type = host_type_of(output);
-        fprintf(file, "%s *%s = (%s *)result;\n%s});\n", type, output, type,
-                fkv_kernel_source(FKV_KERNEL_HOST, (fkv_kernel)kernel));
-    }
+        i, alone ? "_alone" : "");
+    for (int number = 0; number < N_KERNEL_ENTRIES; number++)
+        if (alone ? number == FKV_KERNEL_DECODE || number == FKV_KERNEL_MERGE : kernel_case_has(i, number))
+            put_entry(file, number);
     fputs("}\n", file);
     fclose(file);
 }
@@ -138,11 +159,11 @@ int main(int argc, char **argv) {
         if (!attn_world_describe(&world, &kernel_cases[i])) return EXIT_FAILURE;
         uint32_t rows = fkv_decode_rows((fkv_kernel_device)device, &world.layer, kernel_case_queries(&kernel_cases[i]));
         if (device == FKV_KERNEL_HOST)
-            write_host(argv[2], i, &world.layer, rows, "");
+            write_host(argv[2], i, &world.layer, rows, false);
         else
             write_device(argv[2], i, (fkv_kernel_device)device, &world.layer, rows);
         if (device == FKV_KERNEL_HOST && i < N_KERNEL_CASES_ALONE)
-            write_host(argv[2], i, &world.layer, fkv_decode_rows(FKV_KERNEL_HOST, &world.layer, 1), "_alone");
+            write_host(argv[2], i, &world.layer, fkv_decode_rows(FKV_KERNEL_HOST, &world.layer, 1), true);
     }
     return EXIT_SUCCESS;
 }

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""The texts that Metal would compile, compiled by clang++ over a shim of metal_stdlib: names, types, address spaces.
+"""The texts that Metal would compile, compiled by clang++ over a shim of metal_stdlib: names, types, address spaces. Clang takes a
+pointer or reference without an address space for `thread`, which Metal does not: those are looked for in the text.
 
 usage: metal_texts.py <make_kernel_texts> <clang++> [--self-test]
 
 --self-test breaks a text in ways that must be noticed: a check that cannot fail is none.
 """
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -13,17 +15,26 @@ import tempfile
 SHIM = pathlib.Path(__file__).parent / "metal_shim"
 FLAGS = ["-x", "c++", "-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas",
          "-Wno-unused-parameter", "-Wno-unused-function", "-isystem", str(SHIM)]
-BREAKS = [  # (kernel, what stands there, what stands there instead)
-    ("decode", "FKV_DEVICE const fkv_u8 *block = blocks", "FKV_SHARED const fkv_u8 *block = blocks"),
-    ("decode", "FKV_SHARED float *p = queries", "float *p = queries"),
-    ("prefill", "FKV_SHARED float *weights = queries", "float *weights = queries"),
-    ("prefill", "FKV_DEVICE const fkv_u8 *block =", "FKV_SHARED const fkv_u8 *block ="),
-    ("merge", "fkv_sync();", "fkv_sink();"),
-    ("write", "(FKV_DEVICE fkv_u8 *)pool", "(FKV_SHARED fkv_u8 *)pool"),
+COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+PART = re.compile(r"[,;{}]|(?<!\w)\(|\((?![&*])")
+NO_SPACE = re.compile(r"\s*(?!return )(?:const |static |FKV_FN )*\w+(?:<[^<>]*>)?(?: const)? \(?[*&]+\w+")
+BREAKS = [  # (case, kernel, what stands there, what stands there instead)
+    (0, "decode", "FKV_DEVICE const fkv_u8 *block = blocks", "FKV_SHARED const fkv_u8 *block = blocks"),
+    (0, "decode", "FKV_SHARED float *weights = queries", "float *weights = queries"),
+    (2, "decode", "FKV_SHARED const float *stats = sums", "FKV_DEVICE const float *stats = sums"),
+    (0, "prefill", "FKV_DEVICE const fkv_u8 *block;", "FKV_SHARED const fkv_u8 *block;"),
+    (0, "prefill", "fkv_left_load(FKV_SHARED const float *at", "fkv_left_load(const float *at"),
+    (0, "prefill", "typedef metal::simdgroup_float8x8 fkv_sums;", "typedef metal::simdgroup_half8x8 fkv_sums;"),
+    (0, "prefill", "FKV_LOCAL const sg_keys &keys", "const sg_keys &keys"),
+    (0, "merge", "fkv_sync();", "fkv_sink();"),
+    (0, "write", "(FKV_DEVICE fkv_u8 *)pool", "(FKV_SHARED fkv_u8 *)pool"),
 ]
 
 
 def compiles(compiler, path):
+    for part in PART.split(COMMENT.sub("", path.read_text())):
+        if NO_SPACE.match(part):
+            return False, f"no address space: {part.strip()}"
     run = subprocess.run([compiler, *FLAGS, path], capture_output=True, text=True, check=False)
     return run.returncode == 0, run.stderr
 
@@ -35,14 +46,14 @@ def main():
         subprocess.run([maker, "metal", folder], check=True)
         texts = sorted(pathlib.Path(folder).glob("*.metal"))
         if "--self-test" in sys.argv:
-            for kernel, old, new in BREAKS:
-                path = pathlib.Path(folder) / f"kernel_case_0_{kernel}.metal"
+            for case, kernel, old, new in BREAKS:
+                path = pathlib.Path(folder) / f"kernel_case_{case}_{kernel}.metal"
                 text = path.read_text()
                 assert old in text, old
                 path.write_text(text.replace(old, new))
                 if compiles(compiler, path)[0]:
                     failed += 1
-                    print(f"{kernel}: '{new}' instead of '{old}' was not noticed")
+                    print(f"case {case}, {kernel}: '{new}' instead of '{old}' was not noticed")
                 path.write_text(text)
         else:
             for path in texts:

@@ -1,5 +1,8 @@
 /* The GPU kernels' own text, compiled for the host with one thread for each thread of a block, against the scalar truth, the
- * codec and themselves. A number as argument runs one case only.
+ * codec and themselves: as a Hopper has them, its matrix units and warpgroups played by hand; as Metal has them, on the matrices
+ * of simdgroups; and in plain loops.
+ *
+ * usage: parity_kernels decode|prefill [case]
  */
 #include "kernel_cases.h"
 
@@ -11,7 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* As parity_attn's: floats against doubles, and here also p rounded to a half. */
+/* Floats against doubles; and where the kernel has them, weights and values rounded to halves. */
 static const double KERNEL_TOLERANCE = 1e-3;
 
 #define ENTRY(i) kernel_entry kernel_case_##i;
@@ -26,17 +29,31 @@ kernel_entry kernel_case_1_alone;
 kernel_entry kernel_case_2_alone;
 static kernel_entry *const entries_alone[N_KERNEL_CASES_ALONE] = {kernel_case_0_alone, kernel_case_1_alone, kernel_case_2_alone};
 _Static_assert(sizeof entries / sizeof entries[0] == N_KERNEL_CASES, "a case of kernel_cases has no entry here");
+_Static_assert(KERNEL_SIMDGROUP_DECODE == (int)FKV_N_KERNELS, "kernels behind those of fkv_kernel");
+
+/* One way to attend: the kernel's number as an entry knows it, and the device whose shape the launch has. */
+typedef struct way {
+    const char *name;
+    int kernel;
+    fkv_kernel_device shape;
+} way;
+
+static const way decode_ways[] = {{"decode as CUDA", FKV_KERNEL_DECODE, FKV_KERNEL_HOST},
+                                  {"decode as Metal", KERNEL_SIMDGROUP_DECODE, FKV_KERNEL_METAL}};
+static const way prefill_ways[] = {{"prefill as a Hopper", FKV_KERNEL_PREFILL, FKV_KERNEL_HOST},
+                                   {"prefill as Metal", KERNEL_SIMDGROUP_PREFILL, FKV_KERNEL_METAL},
+                                   {"plain prefill", KERNEL_PLAIN_PREFILL, FKV_KERNEL_METAL}};
 
 static int n_passed;
 static int n_failed;
 static double worst_error;
 
-static void report(bool good, uint32_t i, const char *what, double value) {
+static void report(bool good, uint32_t i, const char *name, const char *what, double value) {
     if (good)
         n_passed++;
     else
         n_failed++;
-    if (!good) printf("FAILED case %u: %s (%g)\n", i, what, value);
+    if (!good) printf("FAILED case %u, %s: %s (%g)\n", i, name, what, value);
 }
 
 static void *take(size_t bytes) {
@@ -45,15 +62,8 @@ static void *take(size_t bytes) {
     return block;
 }
 
-static void launch(kernel_entry *entry, const fkv_attn_layer *layer, fkv_kernel kernel, uint32_t x, uint32_t y, uint32_t z,
-                   const void *const *in, void *out) {
-    uint32_t threads = fkv_kernel_threads(FKV_KERNEL_HOST, kernel, layer);
-    uint32_t team = threads / 4; /* decode: the warps of a stream */
-    entry((int)kernel, (const uint32_t[]){x, y, z}, threads, team, in, out);
-}
-
-static uint32_t *table_of(const fkv_attn_layer *layer, const fkv_attn_row *rows, uint32_t n_rows) {
-    fkv_step_cut cut = fkv_step_cut_of(layer, 64);
+static uint32_t *table_of(const fkv_attn_layer *layer, uint32_t tile_queries, const fkv_attn_row *rows, uint32_t n_rows) {
+    fkv_step_cut cut = fkv_step_cut_of(layer, tile_queries);
     uint32_t n = fkv_step_table_words(&cut, rows, n_rows);
     uint32_t *words = take((n + 1) * sizeof *words);
     words[n] = 0xdecade;
@@ -62,18 +72,78 @@ static uint32_t *table_of(const fkv_attn_layer *layer, const fkv_attn_row *rows,
     return words;
 }
 
+/* The first n_rows rows of a case's world, and the truth about their queries. */
+typedef struct answer {
+    const attn_world *w;
+    uint32_t i;    /* the case */
+    size_t n;      /* numbers of all rows */
+    float *truth;  /* [T, H, D] */
+    uint8_t *got;  /* [T, H, D], of the row type */
+    uint8_t *also; /* the same, made another way */
+} answer;
+
+static answer answer_open(uint32_t i, const attn_world *w, uint32_t n_rows) {
+    const attn_case *c = &w->c;
+    size_t row = (size_t)c->shape.n_q_heads * c->shape.head_dim;
+    answer a = {.w = w, .i = i};
+    for (uint32_t r = 0; r < n_rows; r++) a.n += w->rows[r].n_tokens * row;
+    float *q = take(a.n * sizeof *q);
+    a.truth = take(a.n * sizeof *a.truth);
+    a.got = take(w->n_new * row * fkv_type_bytes(c->row_type));
+    a.also = take(w->n_new * row * fkv_type_bytes(c->row_type));
+    fkv_rows_to_f32(c->row_type, w->q, q, a.n);
+    fkv_attn_layer layer = w->layer;
+    layer.row_type = FKV_F32;
+    fkv_attn_truth(&layer, w->rows, n_rows, q, a.truth);
+    free(q);
+    return a;
+}
+
+static void answer_close(answer *a) {
+    free(a->truth);
+    free(a->got);
+    free(a->also);
+}
+
+static void check_truth(const answer *a, const char *name) {
+    const attn_case *c = &a->w->c;
+    float *got = take(a->n * sizeof *got);
+    fkv_rows_to_f32(c->row_type, a->got, got, a->n);
+    double rounding = c->row_type == FKV_F32   ? 0
+                      : c->row_type == FKV_F16 ? 0x1p-11
+                                               : 0x1p-8; /* what the row type alone may cost */
+    double worst = 0;
+    for (size_t at = 0; at < a->n; at += c->shape.head_dim) {
+        double error = relative_l2(got + at, a->truth + at, c->shape.head_dim);
+        if (!(error <= worst)) worst = error;
+    }
+    report(worst <= KERNEL_TOLERANCE + rounding, a->i, name, "relative L2 error against the truth", worst);
+    printf("case %u, %s: %.1e\n", a->i, name, worst);
+    if (c->row_type == FKV_F32 && !(worst <= worst_error)) worst_error = worst;
+    free(got);
+}
+
+/* ---- rows into pages, decode ---- */
+
+static void launch(kernel_entry *entry, const fkv_attn_layer *layer, fkv_kernel kernel, uint32_t x, uint32_t y, uint32_t z,
+                   const void *const *in, void *out) {
+    entry((int)kernel, (const uint32_t[]){x, y, z}, fkv_kernel_threads(FKV_KERNEL_HOST, kernel, layer), 1, in, out);
+}
+
 /* queries: of an item, for which the entry's decode kernel was compiled. */
-static void attend(kernel_entry *entry, uint32_t queries, const attn_world *w, const fkv_attn_row *rows, uint32_t n_rows,
+static void decode(kernel_entry *entry, way how, uint32_t queries, const attn_world *w, const fkv_attn_row *rows, uint32_t n_rows,
                    const void *q, void *out) {
     const fkv_attn_layer *layer = &w->layer;
-    uint32_t *table = table_of(layer, rows, n_rows);
+    uint32_t *table = table_of(layer, 64, rows, n_rows);
     uint64_t n = fkv_step_parts_floats(layer, table);
     float *parts = take(n * sizeof *parts);
     memset(parts, 0xff, n * sizeof *parts);
     uint32_t rows_of_item = layer->n_q_heads / layer->n_kv_heads * table[FKV_STEP_ITEM_QUERIES];
-    uint32_t chunk = fkv_decode_rows(FKV_KERNEL_HOST, layer, queries);
-    launch(entry, layer, FKV_KERNEL_DECODE, table[FKV_STEP_N_PIECES] * fkv_ceil_div(rows_of_item, chunk), layer->n_kv_heads, 1,
-           (const void *const[]){q, layer->pages, table}, parts);
+    uint32_t chunks = fkv_ceil_div(rows_of_item, fkv_decode_rows(how.shape, layer, queries));
+    uint32_t threads = fkv_kernel_threads(how.shape, FKV_KERNEL_DECODE, layer);
+    entry(how.kernel, (const uint32_t[]){table[FKV_STEP_N_PIECES] * chunks, layer->n_kv_heads, 1}, threads,
+          threads / 4, /* the warps of a stream */
+          (const void *const[]){q, layer->pages, table}, parts);
     launch(entry, layer, FKV_KERNEL_MERGE, table[FKV_STEP_N_ITEMS], layer->n_q_heads, table[FKV_STEP_ITEM_QUERIES],
            (const void *const[]){parts, table}, out);
     free(parts);
@@ -99,85 +169,140 @@ static void check_write(uint32_t i, const attn_world *w, fkv_workers *workers) {
         memcpy(by[b].pages, layer->pages, bytes);
     }
     fkv_attn_write(fkv_cpu_kernels_for(FKV_ISA_SCALAR), &by[0], w->rows, w->c.n_rows, k, v, workers);
-    uint32_t *table = table_of(layer, w->rows, w->c.n_rows);
+    uint32_t *table = table_of(layer, 64, w->rows, w->c.n_rows);
     uint32_t ticket[1] = {0};
     launch(entry, layer, FKV_KERNEL_WRITE, w->n_new, layer->n_kv_heads, 2, (const void *const[]){k, v, by[1].pages, table},
            ticket);
     size_t differ = 0;
     for (size_t b = 0; b < bytes; b++) differ += by[0].pages[b] != by[1].pages[b];
-    report(differ == 0, i, "bytes that are not the codec's", (double)differ);
-    report(memcmp(by[1].pages, layer->pages, bytes) != 0 && ticket[0] != 0, i, "nothing was written", 0);
+    report(differ == 0, i, "write", "bytes that are not the codec's", (double)differ);
+    report(memcmp(by[1].pages, layer->pages, bytes) != 0 && ticket[0] != 0, i, "write", "nothing was written", 0);
 
     const uint32_t pair[2] = {0, n_pages - 1};
     launch(entry, layer, FKV_KERNEL_COPY_PAGES, 1, layer->n_kv_heads, 1, (const void *const[]){pair, by[1].pages}, ticket);
     size_t page = (size_t)layer->n_kv_heads * layer->block.bytes;
-    report(memcmp(by[1].pages, by[1].pages + (n_pages - 1) * page, page) == 0, i, "a page was not copied", 0);
+    report(memcmp(by[1].pages, by[1].pages + (n_pages - 1) * page, page) == 0, i, "copy", "a page was not copied", 0);
     for (int b = 0; b < 2; b++) free(by[b].pages);
     free(table);
     free(k);
     free(v);
 }
 
-static void check_case(uint32_t i, fkv_workers *workers) {
+/* The same bits when each token goes alone. */
+static void check_alone(const answer *a, way how) {
+    const attn_world *w = a->w;
+    size_t row_bytes = (size_t)w->c.shape.n_q_heads * w->c.shape.head_dim * fkv_type_bytes(w->c.row_type);
+    bool own_entry = how.kernel == FKV_KERNEL_DECODE && a->i < N_KERNEL_CASES_ALONE;
+    size_t at = 0;
+    for (uint32_t r = 0; r < w->c.n_rows; r++) {
+        for (uint32_t t = 0; t < w->rows[r].n_tokens; t++, at += row_bytes) {
+            fkv_attn_row one = w->rows[r];
+            one.start += t;
+            one.n_tokens = 1;
+            decode(own_entry ? entries_alone[a->i] : entries[a->i], how, own_entry ? 1 : kernel_case_queries(&w->c), w, &one, 1,
+                   (const uint8_t *)w->q + at, a->also + at);
+        }
+    }
+    report(memcmp(a->also, a->got, at) == 0, a->i, how.name, "bits change when tokens go alone", 0);
+}
+
+static void check_decode(uint32_t i, fkv_workers *workers) {
     const attn_case *c = &kernel_cases[i];
     attn_world w;
     if (!attn_world_open(&w, c, fkv_cpu_kernels_for(FKV_ISA_SCALAR), workers, 20261115)) abort();
     check_write(i, &w, workers);
-
-    size_t row = (size_t)c->shape.n_q_heads * c->shape.head_dim;
-    size_t n = w.n_new * row;
-    attn_world w32 = w;
-    w32.layer.row_type = FKV_F32;
-    float *q32 = take(n * sizeof *q32);
-    float *truth = take(n * sizeof *truth);
-    float *got32 = take(n * sizeof *got32);
-    uint8_t *got = take(n * fkv_type_bytes(c->row_type));
-    uint8_t *alone = take(n * fkv_type_bytes(c->row_type));
-    fkv_rows_to_f32(c->row_type, w.q, q32, n);
-    fkv_attn_truth(&w32.layer, w.rows, c->n_rows, q32, truth);
-    memset(got, 0xff, n * fkv_type_bytes(c->row_type));
-    attend(entries[i], kernel_case_queries(c), &w, w.rows, c->n_rows, w.q, got);
-    fkv_rows_to_f32(c->row_type, got, got32, n);
-    /* what rounding to the row type alone may cost */
-    double rounding = c->row_type == FKV_F32 ? 0 : c->row_type == FKV_F16 ? 0x1p-11 : 0x1p-8;
-    double worst = 0;
-    for (size_t at = 0; at < n; at += c->shape.head_dim) {
-        double error = relative_l2(got32 + at, truth + at, c->shape.head_dim);
-        if (!(error <= worst)) worst = error;
+    answer a = answer_open(i, &w, c->n_rows);
+    for (size_t k = 0; k < sizeof decode_ways / sizeof decode_ways[0]; k++) {
+        if (!kernel_case_has(i, decode_ways[k].kernel)) continue;
+        memset(a.got, 0xff, a.n * fkv_type_bytes(c->row_type));
+        decode(entries[i], decode_ways[k], kernel_case_queries(c), &w, w.rows, c->n_rows, w.q, a.got);
+        check_truth(&a, decode_ways[k].name);
+        check_alone(&a, decode_ways[k]);
     }
-    report(worst <= KERNEL_TOLERANCE + rounding, i, "relative L2 error against the truth", worst);
-    printf("case %u: %.1e\n", i, worst);
-    if (c->row_type == FKV_F32 && !(worst <= worst_error)) worst_error = worst;
+    answer_close(&a);
+    attn_world_close(&w);
+}
 
+/* ---- prefill ---- */
+
+/* decoded: rows of decode items, carried over; NULL: there are none. */
+static void prefill(uint32_t i, way how, const fkv_attn_layer *layer, const fkv_attn_row *rows, uint32_t n_rows, const void *q,
+                    const void *decoded, void *out) {
+    uint32_t tile_queries = fkv_prefill_queries(how.shape, layer);
+    uint32_t *table = table_of(layer, tile_queries, rows, n_rows);
+    uint32_t slices = fkv_ceil_div(tile_queries * (layer->n_q_heads / layer->n_kv_heads), fkv_prefill_rows(how.shape, layer));
+    uint32_t grid[3] = {table[FKV_STEP_N_TILES] + (decoded != NULL), layer->n_kv_heads, slices};
+    int kernel = decoded != NULL ? (int)FKV_KERNEL_PREFILL_BESIDE : how.kernel;
+    entries[i](kernel, grid, fkv_kernel_threads(how.shape, FKV_KERNEL_PREFILL, layer), 256, /* the warpgroups that multiply */
+               (const void *const[]){q, layer->pages, table, decoded}, out);
+    free(table);
+}
+
+/* The same bits when each row goes alone, in two chunks. */
+static void check_chunks(const answer *a, way how, uint32_t n_rows) {
+    const attn_world *w = a->w;
+    size_t row_bytes = (size_t)w->c.shape.n_q_heads * w->c.shape.head_dim * fkv_type_bytes(w->c.row_type);
     size_t at = 0;
-    size_t row_bytes = row * fkv_type_bytes(c->row_type);
-    for (uint32_t r = 0; r < c->n_rows; r++) {
-        for (uint32_t t = 0; t < w.rows[r].n_tokens; t++, at += row_bytes) {
-            fkv_attn_row one = w.rows[r];
-            one.start += t;
-            one.n_tokens = 1;
-            if (i < N_KERNEL_CASES_ALONE)
-                attend(entries_alone[i], 1, &w, &one, 1, (const uint8_t *)w.q + at, alone + at);
-            else
-                attend(entries[i], kernel_case_queries(c), &w, &one, 1, (const uint8_t *)w.q + at, alone + at);
+    for (uint32_t r = 0; r < n_rows; r++) {
+        uint32_t n = w->rows[r].n_tokens;
+        for (uint32_t first = 0; first < n; first = first == 0 ? FKV_ITEM_QUERIES + 2 : n) {
+            fkv_attn_row chunk = w->rows[r];
+            chunk.start += first;
+            chunk.n_tokens = first == 0 ? FKV_ITEM_QUERIES + 2 : n - first;
+            prefill(a->i, how, &w->layer, &chunk, 1, (const uint8_t *)w->q + at, NULL, a->also + at);
+            at += chunk.n_tokens * row_bytes;
         }
     }
-    report(memcmp(alone, got, w.n_new * row_bytes) == 0, i, "bits change when tokens go alone", 0);
-    free(q32);
-    free(truth);
-    free(got32);
-    free(got);
-    free(alone);
+    report(memcmp(a->also, a->got, at) == 0, a->i, how.name, "bits change with the chunks", 0);
+}
+
+/* The rows of prefill beside those of decode, for which any will do. */
+static void check_beside(const answer *a, way how) {
+    const attn_world *w = a->w;
+    size_t row = (size_t)w->c.shape.n_q_heads * w->c.shape.head_dim;
+    size_t number = fkv_type_bytes(w->c.row_type);
+    memset(a->also, 0xff, w->n_new * row * number);
+    prefill(a->i, how, &w->layer, w->rows, w->c.n_rows, w->q, w->q, a->also);
+    report(memcmp(a->also, a->got, a->n * number) == 0, a->i, how.name, "bits change beside decode items", 0);
+    report(memcmp(a->also + a->n * number, (const uint8_t *)w->q + a->n * number, (w->n_new * row - a->n) * number) == 0, a->i,
+           how.name, "decode's rows were not carried", 0);
+}
+
+static void check_prefill(uint32_t i, fkv_workers *workers) {
+    attn_case c = kernel_cases[i];
+    c.n_rows = 3; /* the last is decode's */
+    c.rows[0].n_tokens = 2 * FKV_ITEM_QUERIES + 3;
+    uint32_t tile = 128 * c.shape.n_kv_heads / c.shape.n_q_heads;
+    c.rows[1] = (attn_mix){0, tile <= 32 ? fkv_max_u32(tile + 2, c.rows[0].n_tokens)
+                                         : c.rows[0].n_tokens}; /* of two tiles where few make one */
+    c.rows[2] = (attn_mix){5, 2};
+    attn_world w;
+    if (!attn_world_open(&w, &c, fkv_cpu_kernels_for(FKV_ISA_SCALAR), workers, 20261115)) abort();
+    answer a = answer_open(i, &w, 2);
+    for (size_t k = 0; k < sizeof prefill_ways / sizeof prefill_ways[0]; k++) {
+        if (!kernel_case_has(i, prefill_ways[k].kernel)) continue;
+        memset(a.got, 0xff, a.n * fkv_type_bytes(c.row_type));
+        prefill(i, prefill_ways[k], &w.layer, w.rows, 2, w.q, NULL, a.got);
+        check_truth(&a, prefill_ways[k].name);
+        check_chunks(&a, prefill_ways[k], 2);
+        if (prefill_ways[k].kernel == FKV_KERNEL_PREFILL) check_beside(&a, prefill_ways[k]);
+    }
+    answer_close(&a);
     attn_world_close(&w);
 }
 
 int main(int argc, char **argv) {
+    bool is_decode = argc > 1 && strcmp(argv[1], "decode") == 0;
+    if (!is_decode && (argc < 2 || strcmp(argv[1], "prefill") != 0)) {
+        fprintf(stderr, "usage: parity_kernels decode|prefill [case]\n");
+        return EXIT_FAILURE;
+    }
     void *place = take(fkv_workers_bytes(1));
     memset(place, 0, fkv_workers_bytes(1));
     fkv_workers *workers;
     if (fkv_workers_open(place, 1, &workers) != FKV_OK) return EXIT_FAILURE;
     for (uint32_t i = 0; i < N_KERNEL_CASES; i++)
-        if (argc == 1 || (uint32_t)atoi(argv[1]) == i) check_case(i, workers);
+        if (argc == 2 || (uint32_t)atoi(argv[2]) == i) (is_decode ? check_decode : check_prefill)(i, workers);
     printf("largest relative L2 error %.1e\n%d passed, %d failed\n", worst_error, n_passed, n_failed);
     return n_failed == 0 && n_passed > 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }

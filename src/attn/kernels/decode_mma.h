@@ -118,7 +118,6 @@
      (FKV_SHARED_EXCHANGE > FKV_SHARED_SUMS ? FKV_SHARED_EXCHANGE : FKV_SHARED_SUMS))
 
 #define FKV_MINUS_INFINITY fkv_float_of(0xff800000u)
-#define FKV_SINK_PAGES ((FKV_SINKS + FKV_PAGE_TOKENS - 1) / FKV_PAGE_TOKENS)
 
 /* What a thread holds of a tile. */
 struct fkv_tile_k {

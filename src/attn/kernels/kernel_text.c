@@ -82,7 +82,7 @@ _Static_assert(FKV_F32 == 0 && FKV_F16 == 1 && FKV_BF16 == 2, "FKV_ROW_TYPE");
 
 /* ---- decode's shape ---- */
 
-enum { STREAMS = 4, WARP = 32, SLAB = 128, SMALL_SLAB = 64, MOST_SLABS = 4 };
+enum { STREAMS = 4, WARP = 32, SLAB = 128, SMALL_SLAB = 64, MOST_SLABS = 4, SIMDGROUP_ROWS = 8 };
 
 static uint32_t heads_per_kv(const fkv_attn_layer *layer) { return layer->n_q_heads / layer->n_kv_heads; }
 
@@ -93,8 +93,14 @@ static bool has_mma(fkv_kernel_device device, const fkv_attn_layer *layer) {
     return device != FKV_KERNEL_METAL && layer->head_dim % SMALL_SLAB == 0 && layer->head_dim / slab_of(layer) <= MOST_SLABS;
 }
 
+/* Whether decode_simdgroup.h is used: of its eight rows more than half must be there with a single query. */
+static bool has_simdgroup_decode(fkv_kernel_device device, const fkv_attn_layer *layer) {
+    return device == FKV_KERNEL_METAL && heads_per_kv(layer) > SIMDGROUP_ROWS / 2;
+}
+
 uint32_t fkv_decode_rows(fkv_kernel_device device, const fkv_attn_layer *layer, uint32_t item_queries) {
     uint32_t rows = heads_per_kv(layer) * item_queries;
+    if (has_simdgroup_decode(device, layer)) return SIMDGROUP_ROWS;
     uint32_t most = 4;
     if (has_mma(device, layer)) most = layer->head_dim <= 2 * SLAB ? 16 : 8;
     return rows <= 4 || most == 4 ? 4 : rows <= 8 || most == 8 ? 8 : 16;
@@ -112,21 +118,21 @@ enum {
     PREFILL_WIDE_ROWS = 64, /* of heads whose sums take two warpgroups */
     WIDE_HEAD = 256,
     PREFILL_SHARED_BYTES = 227 * 1024, /* all that a block can have */
-    PLAIN_THREADS = 128,
-    PLAIN_ROWS = 32
+    METAL_THREADS = 128                /* four simdgroups */
 };
 
-/* Metal has the plain loops; a CUDA device that is no Hopper too, under the same launch. */
+/* Metal has simdgroups, whose rows are what fits its threadgroup memory; a CUDA device that is no Hopper has plain loops, under
+ * the same launch as one that is. */
 uint32_t fkv_prefill_rows(fkv_kernel_device device, const fkv_attn_layer *layer) {
-    if (device == FKV_KERNEL_METAL) return PLAIN_ROWS;
+    if (device == FKV_KERNEL_METAL) return layer->head_dim <= 128 ? 32 : layer->head_dim <= 256 ? 16 : 8;
     return layer->head_dim > WIDE_HEAD ? PREFILL_WIDE_ROWS : PREFILL_ROWS;
 }
 
 uint32_t fkv_prefill_queries(fkv_kernel_device device, const fkv_attn_layer *layer) {
-    return fkv_max_u32(1, fkv_prefill_rows(device, layer) / (layer->n_q_heads / layer->n_kv_heads));
+    return fkv_max_u32(1, fkv_prefill_rows(device, layer) / heads_per_kv(layer));
 }
 
-static uint32_t prefill_threads(fkv_kernel_device device) { return device == FKV_KERNEL_METAL ? PLAIN_THREADS : PREFILL_THREADS; }
+static uint32_t prefill_threads(fkv_kernel_device device) { return device == FKV_KERNEL_METAL ? METAL_THREADS : PREFILL_THREADS; }
 
 static bool is_prefill(fkv_kernel kernel) { return kernel == FKV_KERNEL_PREFILL || kernel == FKV_KERNEL_PREFILL_BESIDE; }
 
@@ -134,17 +140,43 @@ uint32_t fkv_kernel_shared_bytes(fkv_kernel_device device, fkv_kernel kernel) {
     return device == FKV_KERNEL_CUDA && is_prefill(kernel) ? PREFILL_SHARED_BYTES : 0;
 }
 
-static void put_prefill(writer *w, fkv_kernel_device device) {
-    if (device == FKV_KERNEL_CUDA) put(w, "#ifdef __CUDA_ARCH_FEAT_SM90_ALL\n");
-    if (device != FKV_KERNEL_METAL) {
-        put(w, device == FKV_KERNEL_CUDA ? fkv_kernel_file_warpgroup_cuda : fkv_kernel_file_warpgroup_host);
-        put(w, fkv_kernel_file_prefill_shape);
-        put(w, fkv_kernel_file_prefill_unpack);
-        put(w, fkv_kernel_file_prefill_wgmma);
+static void put_decode(writer *w, fkv_kernel_device device, const fkv_attn_layer *layer) {
+    if (has_mma(device, layer)) {
+        put(w, fkv_kernel_file_decode_mma);
+    } else if (has_simdgroup_decode(device, layer)) {
+        put(w, fkv_kernel_file_simdgroup_metal);
+        put(w, fkv_kernel_file_simdgroup_walk);
+        put(w, fkv_kernel_file_decode_simdgroup);
+    } else {
+        put(w, fkv_kernel_file_plain_tile);
+        put(w, fkv_kernel_file_decode_plain);
     }
-    if (device == FKV_KERNEL_CUDA) put(w, "#else\n");
-    if (device != FKV_KERNEL_HOST) put(w, fkv_kernel_file_prefill_plain);
-    if (device == FKV_KERNEL_CUDA) put(w, "#endif\n");
+}
+
+static void put_warpgroup_prefill(writer *w, const char *warpgroup) {
+    put(w, warpgroup);
+    put(w, fkv_kernel_file_prefill_shape);
+    put(w, fkv_kernel_file_prefill_unpack);
+    put(w, fkv_kernel_file_prefill_wgmma);
+}
+
+static void put_prefill(writer *w, fkv_kernel_device device) {
+    switch (device) {
+    case FKV_KERNEL_CUDA:
+        put(w, "#ifdef __CUDA_ARCH_FEAT_SM90_ALL\n");
+        put_warpgroup_prefill(w, fkv_kernel_file_warpgroup_cuda);
+        put(w, "#else\n");
+        put(w, fkv_kernel_file_plain_tile);
+        put(w, fkv_kernel_file_prefill_plain);
+        put(w, "#endif\n");
+        break;
+    case FKV_KERNEL_METAL:
+        put(w, fkv_kernel_file_simdgroup_metal);
+        put(w, fkv_kernel_file_simdgroup_walk);
+        put(w, fkv_kernel_file_prefill_simdgroup);
+        break;
+    default: put_warpgroup_prefill(w, fkv_kernel_file_warpgroup_host);
+    }
     put(w, fkv_kernel_file_prefill_beside);
 }
 
@@ -188,7 +220,7 @@ size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_
     if (kernel == FKV_KERNEL_WRITE || kernel == FKV_KERNEL_COPY_PAGES || kernel == FKV_KERNEL_PUT_NUMBERS)
         put(&w, fkv_kernel_file_write);
     if (kernel == FKV_KERNEL_MERGE) put(&w, fkv_kernel_file_attend_merge);
-    if (kernel == FKV_KERNEL_DECODE) put(&w, has_mma(device, layer) ? fkv_kernel_file_decode_mma : fkv_kernel_file_decode_plain);
+    if (kernel == FKV_KERNEL_DECODE) put_decode(&w, device, layer);
     if (is_prefill(kernel)) put_prefill(&w, device);
     return w.length;
 }

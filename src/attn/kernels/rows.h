@@ -1,8 +1,9 @@
 /* What the kernels share beside the prelude: rows of any type to and from floats, numbers of the page type, where the pages of a
- * sequence lie, the rotation's signs.
+ * sequence lie, rotations, and rows of queries and answers in shared memory, each by one warp.
  */
 #define FKV_R (FKV_H / FKV_G) /* query heads of one KV head */
 #define FKV_ROW_BYTES (FKV_ROW_TYPE == 0 ? 4 : 2)
+#define FKV_SINK_PAGES ((FKV_SINKS + FKV_PAGE_TOKENS - 1) / FKV_PAGE_TOKENS)
 
 FKV_FN float fkv_row_number(FKV_DEVICE const void *rows, fkv_u64 i) {
 #if FKV_ROW_TYPE == 0
@@ -99,4 +100,53 @@ FKV_FN bool fkv_sees(fkv_u32 position, fkv_u32 token) {
 #else
     return token <= position && (token + 1 < FKV_SINKS + 1 || position - token < FKV_WINDOW);
 #endif
+}
+
+#define FKV_NO_SCORE fkv_float_of(0xff800000u) /* of a key that is not seen: minus infinity */
+
+/* A score, capped where the layer says so: in either case the exponent of a power of two. */
+FKV_FN float fkv_cap(float x) {
+#if FKV_SOFTCAP_BITS != 0
+    return fkv_float_of(FKV_SOFTCAP_BITS) * 1.44269504f * (1.0f - 2.0f / (fkv_exp2(x * 2.88539008f) + 1.0f));
+#else
+    return x;
+#endif
+}
+
+/* The butterflies of a rotation: see docs/page_format.md. */
+FKV_FN void fkv_turn_row(fkv_u32 lane, FKV_SHARED float *row) {
+    for (fkv_u32 h = 1; h < FKV_ROTATION_BLOCK; h *= 2) {
+        for (fkv_u32 i = lane; i < FKV_D / 2; i += 32) {
+            fkv_u32 d = i / h * 2 * h + i % h;
+            float a = row[d];
+            float b = row[d + h];
+            row[d] = a + b;
+            row[d + h] = a - b;
+        }
+        fkv_sync_warp();
+    }
+    for (fkv_u32 d = lane; d < FKV_D; d += 32) row[d] *= fkv_rotation_norm();
+    fkv_sync_warp();
+}
+
+/* A row of queries, scaled for fkv_cap() and rotated as the keys are. */
+FKV_FN void fkv_take_query(fkv_u32 lane, FKV_DEVICE const void *q, fkv_u64 from, FKV_SHARED float *row) {
+    const float cap = fkv_float_of(FKV_SOFTCAP_BITS);
+    const float scale = fkv_float_of(FKV_SCALE_BITS) * (FKV_SOFTCAP_BITS != 0 ? 1.0f / cap : 1.44269504f);
+    for (fkv_u32 d = lane; d < FKV_D; d += 32)
+        row[d] = fkv_float_of(fkv_bits_of(fkv_row_number(q, from + d) * scale) ^ fkv_k_sign(d));
+    fkv_sync_warp();
+#if FKV_ROTATE_K
+    fkv_turn_row(lane, row);
+#endif
+}
+
+/* A row of sums, times a factor, the rotation of the values undone. */
+FKV_FN void fkv_give_row(fkv_u32 lane, FKV_SHARED float *row, float factor, FKV_DEVICE void *out, fkv_u64 to) {
+    for (fkv_u32 d = lane; d < FKV_D; d += 32) row[d] *= factor;
+    fkv_sync_warp();
+#if FKV_ROTATE_V
+    fkv_turn_row(lane, row);
+#endif
+    for (fkv_u32 d = lane; d < FKV_D; d += 32) fkv_put_row_number(out, to + d, fkv_float_of(fkv_bits_of(row[d]) ^ fkv_v_sign(d)));
 }

@@ -1,0 +1,39 @@
+/* Prefill on the matrices of a simdgroup: see simdgroup_walk.h. Blocks: (tile of the step table, KV head, slice of
+ * FKV_PREFILL_ROWS rows: queries x heads). No score leaves the block.
+ *
+ * Same answer however it got there: tiles of keys begin at multiples of 32 tokens, and one that a row does not see adds zeroes;
+ * tiles behind the last row, or between the sinks and the first row's window, are not met at all.
+ */
+#define FKV_PREFILL_SHARED SG_SHARED(FKV_PREFILL_ROWS)
+
+FKV_FN void fkv_attend_prefill(fkv_place place, FKV_SHARED fkv_u32 *shared, FKV_DEVICE const void *q, FKV_DEVICE const void *pool,
+                               FKV_DEVICE const fkv_u32 *table, FKV_DEVICE void *out) {
+    FKV_DEVICE const fkv_u32 *tile = table + table[FKV_STEP_TILES] + place.x * FKV_TILE_WORDS;
+    FKV_DEVICE const fkv_u32 *of_row = table + table[FKV_STEP_ROWS] + tile[FKV_TILE_ROW] * FKV_ROW_WORDS;
+    sg_item item;
+    item.first_row = place.z * FKV_PREFILL_ROWS;
+    item.n_rows = tile[FKV_TILE_N_QUERIES] * FKV_R;
+    if (item.first_row >= item.n_rows) return;
+    item.n_rows = item.n_rows - item.first_row < FKV_PREFILL_ROWS ? item.n_rows - item.first_row : FKV_PREFILL_ROWS;
+    item.first_token = tile[FKV_TILE_FIRST_TOKEN];
+    item.position = tile[FKV_TILE_POSITION];
+
+    sg_keys keys;
+    keys.blocks = (FKV_DEVICE const fkv_u8 *)pool + (fkv_u64)place.y * FKV_BLOCK_BYTES;
+    keys.pages = table + of_row[FKV_ROW_PAGES];
+    keys.n_fixed = of_row[FKV_ROW_N_FIXED];
+    keys.n_ring = of_row[FKV_ROW_N_RING];
+    fkv_u32 low = sg_position(item, 0);
+    keys.begin = FKV_WINDOW != 0 && low + 1 > FKV_WINDOW ? low + 1 - FKV_WINDOW : 0;
+    keys.gap_at = (FKV_SINKS + SG_KEYS - 1) / SG_KEYS * SG_KEYS;
+    fkv_u32 back = keys.begin / SG_KEYS * SG_KEYS;
+    keys.gap = back > keys.gap_at ? back - keys.gap_at : 0;
+    keys.first = 0;
+    keys.end = sg_position(item, item.n_rows - 1) + 1 - keys.gap;
+
+    FKV_SHARED float *sums = (FKV_SHARED float *)shared;
+    sg_attend<FKV_PREFILL_ROWS>(place, sums, item, keys, q);
+    FKV_SHARED const float *stats = sums + SG_AT_FACTORS(FKV_PREFILL_ROWS);
+    for (fkv_u32 row = place.index / 32; row < item.n_rows; row += SG_WARPS)
+        fkv_give_row(place.index % 32, sums + row * SG_ROW, 1.0f / stats[row * 8 + 1], out, sg_row_at(item, place.y, row));
+}
