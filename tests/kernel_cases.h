@@ -48,9 +48,11 @@ enum { N_KERNEL_CASES_ALONE = 3 };
 /* Kernels of an entry behind those of fkv_kernel, which are as CUDA has them: as Metal has them, and prefill in plain loops. */
 enum { KERNEL_SIMDGROUP_DECODE = 7, KERNEL_SIMDGROUP_PREFILL, KERNEL_PLAIN_PREFILL, N_KERNEL_ENTRIES };
 
-/* Whether a case has such a kernel: decode only where Metal would use it, plain loops in some, since decode's are the same. */
+/* Whether a case has such a kernel. Metal's prefill is in all of them; its decode, only where Metal would use it, and the plain
+ * loops walk the same keys as it and as decode_plain.h: some are enough. */
 static inline bool kernel_case_has(uint32_t i, int kernel) {
-    if (kernel == KERNEL_SIMDGROUP_DECODE) return kernel_cases[i].shape.n_q_heads / kernel_cases[i].shape.n_kv_heads > 4;
+    const attn_shape *shape = &kernel_cases[i].shape;
+    if (kernel == KERNEL_SIMDGROUP_DECODE) return shape->n_q_heads / shape->n_kv_heads > 4 && i % 2 == 0;
     return kernel != KERNEL_PLAIN_PREFILL || i % 4 == 0;
 }
 
