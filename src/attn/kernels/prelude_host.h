@@ -5,9 +5,11 @@
  * The same names as prelude_cuda.h; blocks are run one after the other by fkv_host_run().
  */
 #include <cmath>
+#include <condition_variable>
 #include <cstdint>
 #include <cstring>
-#include <pthread.h>
+#include <functional>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -39,14 +41,36 @@ struct alignas(16) fkv_words4 {
 
 enum { FKV_HOST_SHARED_BYTES = 228 * 1024, FKV_HOST_TEAMS = 8 };
 
+/* pthread_barrier_t, which macOS does not have. */
+struct fkv_host_barrier {
+    std::mutex mutex;
+    std::condition_variable full;
+    fkv_u32 n = 32;
+    fkv_u32 n_waiting = 0;
+    fkv_u32 round = 0;
+
+    void wait() {
+        std::unique_lock<std::mutex> lock(mutex);
+        fkv_u32 own = round;
+        if (++n_waiting == n) {
+            n_waiting = 0;
+            round++;
+            lock.unlock();
+            full.notify_all();
+        } else {
+            full.wait(lock, [&] { return round != own; });
+        }
+    }
+};
+
 struct fkv_host_warp {
-    pthread_barrier_t barrier;
+    fkv_host_barrier barrier;
     fkv_u32 given[2][32][8]; /* what each lane gives, in two turns: one barrier for each operation is enough */
 };
 
 struct fkv_host_block {
-    pthread_barrier_t barrier;
-    pthread_barrier_t teams[FKV_HOST_TEAMS];
+    fkv_host_barrier barrier;
+    fkv_host_barrier teams[FKV_HOST_TEAMS];
     std::vector<fkv_host_warp> warps;
     alignas(16) fkv_u8 shared[FKV_HOST_SHARED_BYTES];
 };
@@ -60,25 +84,22 @@ struct fkv_host_lane {
 static thread_local fkv_host_lane fkv_host_thread;
 
 /* body(place) on each thread of each block: grid [3] in blocks. Teams of `team_threads` for fkv_sync_team(). */
-template <typename Body> static void fkv_host_run(const fkv_u32 grid[3], fkv_u32 n_threads, fkv_u32 team_threads, Body body) {
+FKV_FN void fkv_host_run(const fkv_u32 grid[3], fkv_u32 n_threads, fkv_u32 team_threads,
+                         const std::function<void(fkv_place)> &body) {
     fkv_host_block *block = new fkv_host_block;
-    block->warps.resize((n_threads + 31) / 32);
-    pthread_barrier_init(&block->barrier, nullptr, n_threads);
-    for (pthread_barrier_t &team : block->teams) pthread_barrier_init(&team, nullptr, team_threads);
-    for (fkv_host_warp &warp : block->warps) pthread_barrier_init(&warp.barrier, nullptr, 32);
+    block->barrier.n = n_threads;
+    for (fkv_host_barrier &team : block->teams) team.n = team_threads;
+    block->warps = std::vector<fkv_host_warp>((n_threads + 31) / 32);
     std::vector<std::thread> threads;
     for (fkv_u32 t = 0; t < n_threads; t++)
-        threads.emplace_back([=] {
+        threads.emplace_back([=, &body] {
             fkv_host_thread = {block, &block->warps[t / 32], t % 32, 0};
             for (fkv_u32 i = 0; i < grid[0] * grid[1] * grid[2]; i++) {
                 body(fkv_place{t, i % grid[0], i / grid[0] % grid[1], i / grid[0] / grid[1]});
-                pthread_barrier_wait(&block->barrier); /* the next block has the same shared memory */
+                block->barrier.wait(); /* the next block has the same shared memory */
             }
         });
     for (std::thread &thread : threads) thread.join();
-    pthread_barrier_destroy(&block->barrier);
-    for (pthread_barrier_t &team : block->teams) pthread_barrier_destroy(&team);
-    for (fkv_host_warp &warp : block->warps) pthread_barrier_destroy(&warp.barrier);
     delete block;
 }
 
@@ -152,7 +173,7 @@ FKV_FN const fkv_host_given *fkv_host_exchange(const fkv_u32 *words, int n) {
     fkv_host_lane *at = &fkv_host_thread;
     fkv_u32 turn = at->turn++ % 2;
     memcpy(at->warp->given[turn][at->lane], words, (size_t)n * sizeof *words);
-    pthread_barrier_wait(&at->warp->barrier);
+    at->warp->barrier.wait();
     return at->warp->given[turn];
 }
 
@@ -175,9 +196,9 @@ FKV_FN bool fkv_any(bool x) {
     return any;
 }
 
-FKV_FN void fkv_sync() { pthread_barrier_wait(&fkv_host_thread.block->barrier); }
-FKV_FN void fkv_sync_warp() { pthread_barrier_wait(&fkv_host_thread.warp->barrier); }
-FKV_FN void fkv_sync_team(fkv_u32 team, fkv_u32) { pthread_barrier_wait(&fkv_host_thread.block->teams[team]); }
+FKV_FN void fkv_sync() { fkv_host_thread.block->barrier.wait(); }
+FKV_FN void fkv_sync_warp() { fkv_host_thread.warp->barrier.wait(); }
+FKV_FN void fkv_sync_team(fkv_u32 team, fkv_u32) { fkv_host_thread.block->teams[team].wait(); }
 
 template <typename T> static T fkv_host_load(const fkv_u8 *at) {
     T x;

@@ -12,8 +12,8 @@
  * floats: rounded to halves a few large channels (real keys have them) would cost 2e-2, and codes as exact halves would need
  * their sums scaled for each group, which is more work than halves would save here: half the bytes of one of two operands.
  *
- * Sums stay with the simdgroups. Where a row's largest score grew they are multiplied, number by number, with a matrix whose rows
- * are the rows' factors.
+ * Sums stay with the simdgroups. After each softmax they are multiplied, number by number, with a matrix whose rows are the rows'
+ * factors: 1 where the largest score did not grow.
  *
  * Threadgroup memory is what bounds the rows: 32 of heads up to 128 channels, 16 up to 256, 8 up to 512, in 32 KB.
  */

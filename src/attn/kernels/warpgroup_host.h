@@ -1,9 +1,6 @@
 /* Warpgroups played on the host, in plain loops: what warpgroup_cuda.h's functions mean. A product is done when it is issued,
  * which is one of the orders the device may choose; gates are real, so that a missing one is a race that ThreadSanitizer names.
  */
-#include <condition_variable>
-#include <mutex>
-
 struct fkv_shared {
     fkv_u8 *base; /* aligned to 1024 bytes */
     fkv_u32 unit; /* places count from it, in units of 16 bytes */
