@@ -91,16 +91,16 @@ template <int BITS> FKV_FN void pf_unit_codes(const fkv_u32 *w, int u, fkv_u32 *
         }
     } else if (BITS == 4) {
         fkv_u32 x = w[u], y = w[u] >> 8;
-        h[0] = fkv_fma_f16x2((x & 0x000f000fu) | 0x64006400u, 0x3c003c00u, 0xe400e400u);
-        h[1] = fkv_fma_f16x2((x & 0x00f000f0u) | 0x64006400u, 0x2c002c00u, 0xd400d400u); /* / 16 - 64 */
-        h[2] = fkv_fma_f16x2((y & 0x000f000fu) | 0x64006400u, 0x3c003c00u, 0xe400e400u);
-        h[3] = fkv_fma_f16x2((y & 0x00f000f0u) | 0x64006400u, 0x2c002c00u, 0xd400d400u);
+        h[0] = fkv_fma_f16x2(fkv_mask_or(x, 0x000f000fu, 0x64006400u), 0x3c003c00u, 0xe400e400u);
+        h[1] = fkv_fma_f16x2(fkv_mask_or(x, 0x00f000f0u, 0x64006400u), 0x2c002c00u, 0xd400d400u); /* / 16 - 64 */
+        h[2] = fkv_fma_f16x2(fkv_mask_or(y, 0x000f000fu, 0x64006400u), 0x3c003c00u, 0xe400e400u);
+        h[3] = fkv_fma_f16x2(fkv_mask_or(y, 0x00f000f0u, 0x64006400u), 0x2c002c00u, 0xd400d400u);
     } else {
         fkv_u32 x = w[u / 2] >> (u % 2 * 8);
-        h[0] = fkv_fma_f16x2((x & 0x00030003u) | 0x64006400u, 0x3c003c00u, 0xe400e400u);
-        h[1] = fkv_fma_f16x2((x & 0x000c000cu) | 0x64006400u, 0x34003400u, 0xdc00dc00u); /* / 4 - 256 */
-        h[2] = fkv_fma_f16x2((x & 0x00300030u) | 0x64006400u, 0x2c002c00u, 0xd400d400u);
-        h[3] = fkv_fma_f16x2((x & 0x00c000c0u) | 0x64006400u, 0x24002400u, 0xcc00cc00u); /* / 64 - 16 */
+        h[0] = fkv_fma_f16x2(fkv_mask_or(x, 0x00030003u, 0x64006400u), 0x3c003c00u, 0xe400e400u);
+        h[1] = fkv_fma_f16x2(fkv_mask_or(x, 0x000c000cu, 0x64006400u), 0x34003400u, 0xdc00dc00u); /* / 4 - 256 */
+        h[2] = fkv_fma_f16x2(fkv_mask_or(x, 0x00300030u, 0x64006400u), 0x2c002c00u, 0xd400d400u);
+        h[3] = fkv_fma_f16x2(fkv_mask_or(x, 0x00c000c0u, 0x64006400u), 0x24002400u, 0xcc00cc00u); /* / 64 - 16 */
     }
 }
 
@@ -156,19 +156,18 @@ FKV_FN void pf_take(fkv_shared s, int packed, fkv_u32 batch, pf_chunks<SIDE> &c)
     }
 }
 
-/* edge: keys that no row sees are among these; they become zeroes. Of V only: their scores are masked. */
-template <class SIDE, int BITS, bool VALUES, bool SPREAD>
-FKV_FN void pf_put(fkv_shared s, const pf_item &x, fkv_u32 first_key, bool edge, fkv_u32 at, fkv_u32 batch,
-                   const pf_chunks<SIDE> &c) {
+/* EDGE: keys that no row sees are among these; they become zeroes. Of V only: their scores are masked. */
+template <class SIDE, int BITS, bool VALUES, bool SPREAD, bool EDGE>
+FKV_FN void pf_put(fkv_shared s, const pf_item &x, fkv_u32 first_key, fkv_u32 at, fkv_u32 batch, const pf_chunks<SIDE> &c) {
     FKV_UNROLL for (fkv_u32 i = 0; i < SIDE::batch; i++) {
         pf_spot<SIDE> spot = pf_spot<SIDE>::at(s.index % 128, batch * SIDE::batch + i);
         if (!spot.any) break;
-        bool none = edge && !pf_seen(x, first_key + spot.key);
+        bool none = EDGE && !pf_seen(x, first_key + spot.key);
         FKV_UNROLL for (int u = 0; u < SIDE::units; u++) {
             fkv_u32 h[4];
             pf_unit_codes<BITS>(c.w[i], u, h);
             if (VALUES && BITS != 16) FKV_UNROLL for (int k = 0; k < 4; k++) h[k] = pf_affine(h[k], c.scale[i], c.bias[i]);
-            if (VALUES) FKV_UNROLL for (int k = 0; k < 4; k++) h[k] = none ? 0 : h[k];
+            if (EDGE) FKV_UNROLL for (int k = 0; k < 4; k++) h[k] = none ? 0 : h[k];
             fkv_u32 unit = SIDE::unit_at(spot.chunk, (fkv_u32)u, SPREAD);
             pf_words4 *to =
                 (pf_words4 *)(s.base + at + unit / 8 * (PF_KEYS * 128) + spot.key * 128 + ((unit % 8) ^ spot.turn) * 16);
@@ -215,49 +214,65 @@ FKV_FN void pf_bring_first(fkv_shared s, const pf_item &x) {
     }
 }
 
+FKV_FN void pf_put_keys(fkv_shared s, const pf_item &x, int stage, int packed, pf_chunks<pf_k> &k) {
+    fkv_u32 at = (fkv_u32)(PF_AT_K + stage * PF_TILE_BYTES);
+    pf_put<pf_k, FKV_K_BITS, false, pf_k::spread, false>(s, x, 0, at, 0, k);
+    for (fkv_u32 b = 1; b < pf_k::batches; b++) {
+        pf_take<pf_k, FKV_K_BITS, FKV_K_GROUP, false>(s, packed, b, k);
+        pf_put<pf_k, FKV_K_BITS, false, pf_k::spread, false>(s, x, 0, at, b, k);
+    }
+}
+
+template <bool EDGE>
+FKV_FN void pf_put_values(fkv_shared s, const pf_item &x, fkv_u32 first_key, int stage, int packed, pf_chunks<pf_v> &v) {
+    fkv_u32 at = (fkv_u32)(PF_AT_V + stage * PF_TILE_BYTES);
+    pf_put<pf_v, FKV_V_BITS, true, true, EDGE>(s, x, first_key, at, 0, v);
+    for (fkv_u32 b = 1; b < pf_v::batches; b++) {
+        pf_take<pf_v, FKV_V_BITS, FKV_V_GROUP, true>(s, packed, b, v);
+        pf_put<pf_v, FKV_V_BITS, true, true, EDGE>(s, x, first_key, at, b, v);
+    }
+}
+
+/* Page of the first key of a tile; behind the last tile there is nothing to ask for. */
+FKV_FN fkv_u32 pf_tile_page(const pf_item &x, fkv_u32 tile) {
+    return pf_page_at(x, pf_first_key(x, tile < x.n_tiles ? tile : x.n_tiles - 1) / FKV_PAGE_TOKENS);
+}
+
 /* The role of the first warpgroup: tiles of keys, one after the other, through the stages. */
 FKV_FN void pf_unpack(fkv_shared s, const pf_item &x) {
     int stage = 0, packed = 0;
     fkv_u32 phase = 0, packed_phase = 0;
+    fkv_u32 page = pf_tile_page(x, PF_PACKED); /* of the tile that will take the room of this one */
     for (fkv_u32 tile = 0; tile < x.n_tiles; tile++) {
         fkv_u32 key = pf_first_key(x, tile);
-        fkv_u32 after = pf_first_key(x, tile + PF_PACKED < x.n_tiles ? tile + PF_PACKED : tile);
-        fkv_u32 page = pf_page_at(x, after / FKV_PAGE_TOKENS);
         fkv_gate_wait(s, pf_gate(PF_PACKED_FULL, packed), packed_phase);
 
         pf_chunks<pf_k> k;
-        pf_chunks<pf_v> v;
         fkv_u32 scale[PF_SCALES_EACH], bias[PF_SCALES_EACH];
         pf_take<pf_k, FKV_K_BITS, FKV_K_GROUP, false>(s, packed, 0, k);
         if (FKV_K_BITS != 16) pf_take_scales(s, packed, scale, bias);
-        pf_take<pf_v, FKV_V_BITS, FKV_V_GROUP, true>(s, packed, 0, v);
-
         fkv_gate_wait(s, pf_gate(PF_K_EMPTY, stage), phase ^ 1);
-        fkv_u32 at = (fkv_u32)(PF_AT_K + stage * PF_TILE_BYTES);
-        pf_put<pf_k, FKV_K_BITS, false, pf_k::spread>(s, x, key, false, at, 0, k);
-        for (fkv_u32 b = 1; b < pf_k::batches; b++) {
-            pf_take<pf_k, FKV_K_BITS, FKV_K_GROUP, false>(s, packed, b, k);
-            pf_put<pf_k, FKV_K_BITS, false, pf_k::spread>(s, x, key, false, at, b, k);
-        }
+        pf_put_keys(s, x, stage, packed, k);
         if (FKV_K_BITS != 16) pf_put_scales(s, stage, scale, bias);
         pf_publish(s, pf_gate(PF_K_FULL, stage));
 
+        pf_chunks<pf_v> v;
+        pf_take<pf_v, FKV_V_BITS, FKV_V_GROUP, true>(s, packed, 0, v);
         fkv_gate_wait(s, pf_gate(PF_V_EMPTY, stage), phase ^ 1);
-        at = (fkv_u32)(PF_AT_V + stage * PF_TILE_BYTES);
         bool edge = key + PF_KEYS - 1 > x.last || (FKV_WINDOW != 0 && key < x.begin && key + PF_KEYS > FKV_SINKS);
-        pf_put<pf_v, FKV_V_BITS, true, true>(s, x, key, edge, at, 0, v);
-        for (fkv_u32 b = 1; b < pf_v::batches; b++) {
-            pf_take<pf_v, FKV_V_BITS, FKV_V_GROUP, true>(s, packed, b, v);
-            pf_put<pf_v, FKV_V_BITS, true, true>(s, x, key, edge, at, b, v);
-        }
+        if (edge)
+            pf_put_values<true>(s, x, key, stage, packed, v);
+        else
+            pf_put_values<false>(s, x, key, stage, packed, v);
         pf_publish(s, pf_gate(PF_V_FULL, stage));
 
         if (s.index % 32 == 0) fkv_gate_arrive(s, pf_gate(PF_PACKED_EMPTY, packed));
         if (s.index == 0 && tile + PF_PACKED < x.n_tiles) {
             fkv_gate_wait(s, pf_gate(PF_PACKED_EMPTY, packed), packed_phase);
-            pf_bring_tile(s, x, after, page, packed);
+            pf_bring_tile(s, x, pf_first_key(x, tile + PF_PACKED), page, packed);
         }
         fkv_sync_warp(); /* the first warp goes on as one */
+        page = pf_tile_page(x, tile + 1 + PF_PACKED); /* here: pf_publish() waits for all that was asked for */
         if (++stage == PF_STAGES) stage = 0, phase ^= 1;
         if (++packed == PF_PACKED) packed = 0, packed_phase ^= 1;
     }

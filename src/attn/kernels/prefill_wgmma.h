@@ -143,8 +143,13 @@ FKV_FN void pf_store_outputs(fkv_shared s, const pf_item &x, void *out) {
 
 /* ---- products and softmax ---- */
 
+/* The first row of a multiplying thread; its other one is 8 further. */
+FKV_FN fkv_u32 pf_first_row(fkv_shared s) {
+    fkv_u32 of_group = s.index % 128 / 32 * 16 + s.index % 32 / 4;
+    return PF_HALVES ? of_group : (s.index / 128 - 1) * 64 + of_group;
+}
+
 struct pf_row_state {
-    fkv_u32 position;
     float factor; /* from a score's sum to the exponent of 2 */
     float top;    /* largest, as a sum */
     float total;  /* of this thread's weights */
@@ -156,8 +161,11 @@ FKV_FN fkv_u32 pf_step_unit(int group, int step) { /* unit of the first of 16 ch
     return (fkv_u32)(step / pairs * pf_k::chunks + group * pf_k::per_group + step % pairs * 2);
 }
 
+#ifndef REGS
+#define REGS 224
+#endif
 constexpr int PF_REGS_MULTIPLY =
-    PF_Q_HELD ? 224 : 216; /* 504 in all, of one thread of each warpgroup: what the block began with */
+    PF_Q_HELD ? REGS : 216; /* 504 in all, of one thread of each warpgroup: what the block began with */
 constexpr int PF_REGS_UNPACK = 504 - 2 * PF_REGS_MULTIPLY;
 
 /* Scores of one group of channels. q_at, k_at: units of 16 bytes. */
@@ -218,7 +226,8 @@ FKV_FN bool pf_sees(fkv_u32 position, fkv_u32 token) {
 FKV_FN float pf_tanh(float x) { return 1.0f - 2.0f / (fkv_exp2(x * 2.88539008f) + 1.0f); }
 
 /* x: sums -> weights, of the keys of one tile. Returns by how much the rows' earlier sums must be scaled. */
-FKV_FN void pf_softmax(fkv_shared s, float *x, fkv_u32 first_key, bool masked, pf_row_state *row, float *shrink) {
+FKV_FN void pf_softmax(fkv_shared s, const pf_item &item, float *x, fkv_u32 first_key, bool masked, pf_row_state *row,
+                       float *shrink) {
     const float none = fkv_float_of(0xff800000u);
     if (FKV_SOFTCAP_BITS != 0) {
         const float cap = fkv_float_of(FKV_SOFTCAP_BITS);
@@ -226,9 +235,10 @@ FKV_FN void pf_softmax(fkv_shared s, float *x, fkv_u32 first_key, bool masked, p
             cap * 1.44269504f * pf_tanh(x[i] * (row[i / 2 % 2].factor * (0.69314718f / cap)));
     }
     if (masked) {
+        fkv_u32 position[2] = {pf_position(item, pf_first_row(s)), pf_position(item, pf_first_row(s) + 8)};
         FKV_UNROLL for (int i = 0; i < PF_KEYS / 2; i++) {
             fkv_u32 token = first_key + (fkv_u32)(i / 4 * 8 + (int)s.index % 4 * 2 + i % 2);
-            if (!pf_sees(row[i / 2 % 2].position, token)) x[i] = none;
+            if (!pf_sees(position[i / 2 % 2], token)) x[i] = none;
         }
     }
     FKV_UNROLL for (int r = 0; r < 2; r++) {
@@ -262,7 +272,6 @@ constexpr int PF_AHEAD = PF_KEYS / 16; /* scales that are read before the sums a
 /* What a multiplying warpgroup keeps from tile to tile. */
 struct pf_rows {
     int group;         /* of the two */
-    int row;           /* this thread's first; the other is 8 further */
     fkv_u32 q_at;      /* places in units of 16 bytes */
     fkv_u32 v_at;      /* of stage 0 */
     fkv_u32 low, high; /* positions of the first and the last row */
@@ -307,7 +316,7 @@ FKV_FN void pf_meet(fkv_shared s, const pf_item &item, fkv_u32 tile, int stage, 
         if (FKV_K_BITS == 16) {
             FKV_UNROLL for (int i = 0; i < PF_KEYS / 2; i++) x[i] = acc[0][i];
         } else {
-            const float *sums = (const float *)(s.base + PF_AT_SUMS) + g * PF_ROWS + r.row;
+            const float *sums = (const float *)(s.base + PF_AT_SUMS) + g * PF_ROWS + pf_first_row(s);
             pf_load_scales(s, g, stage, PF_AHEAD, PF_KEYS / 8, scales);
             pf_fold_group(g == 0, scales, PF_SUMS_HELD ? r.sums[0][g % 2] : sums[0], PF_SUMS_HELD ? r.sums[1][g % 2] : sums[8],
                           acc[g % 2 * (PF_GROUPS > 1)], x);
@@ -325,7 +334,7 @@ FKV_FN void pf_meet(fkv_shared s, const pf_item &item, fkv_u32 tile, int stage, 
     bool masked =
         key + PF_KEYS - 1 > r.low || (FKV_WINDOW != 0 && r.high - key + 1 >= FKV_WINDOW + 1 && key + PF_KEYS > FKV_SINKS);
     float shrink[2];
-    pf_softmax(s, x, key, masked, r.state, shrink);
+    pf_softmax(s, item, x, key, masked, r.state, shrink);
     fkv_wg_settle<PF_KEYS / 2>(x);
     /* The values of this tile are there by now. Looking for them here keeps ptxas from moving the weights behind the wait for the
      * products that they are to be worked out beside. */
@@ -348,23 +357,22 @@ FKV_FN void pf_multiply(fkv_shared s, const pf_item &x) {
     r.group = (int)fkv_uniform(s.index / 128) - 1;
     int first_row = PF_HALVES ? 0 : r.group * 64;
     int first_col = PF_HALVES ? r.group * PF_COLS : 0;
-    r.row = first_row + (int)s.index % 128 / 32 * 16 + lane / 4;
+    fkv_u32 row = pf_first_row(s);
     r.q_at = s.unit + (fkv_u32)(PF_AT_Q / 16 + first_row * 8);
     r.v_at = s.unit + (fkv_u32)(PF_AT_V / 16 + first_col / 64 * (PF_KEYS * 8));
     r.low = pf_position(x, (fkv_u32)first_row), r.high = pf_position(x, (fkv_u32)first_row + 63);
     FKV_UNROLL for (int i = 0; i < 2; i++) {
-        r.state[i].position = pf_position(x, (fkv_u32)(r.row + 8 * i));
-        r.state[i].factor = ((const float *)(s.base + PF_AT_FACTORS))[r.row + 8 * i] * 1.44269504f;
+        r.state[i].factor = ((const float *)(s.base + PF_AT_FACTORS))[row + 8 * (fkv_u32)i] * 1.44269504f;
         r.state[i].top = -1e30f;
         r.state[i].total = 0;
         if (PF_SUMS_HELD)
             FKV_UNROLL for (int g = 0; g < PF_GROUPS; g++) r.sums[i][g % 2] =
-                ((const float *)(s.base + PF_AT_SUMS))[g * PF_ROWS + r.row + 8 * i];
+                ((const float *)(s.base + PF_AT_SUMS))[(fkv_u32)g * PF_ROWS + row + 8 * (fkv_u32)i];
     }
     FKV_UNROLL for (int i = 0; i < PF_COLS / 2; i++) r.o[i] = 0;
     if (PF_Q_HELD) FKV_UNROLL for (int i = 0; i < FKV_D / 4; i++) {
-            int row = r.row + i % 2 * 8, place = i / 4 * 16 + i / 2 % 2 * 8;
-            r.held[i] = *(const fkv_u32 *)pf_query_at(s, (fkv_u32)row, (fkv_u32)(place + lane % 4 * 2));
+            fkv_u32 place = (fkv_u32)(i / 4 * 16 + i / 2 % 2 * 8 + lane % 4 * 2);
+            r.held[i] = *(const fkv_u32 *)pf_query_at(s, row + (fkv_u32)(i % 2) * 8, place);
         }
 
     int stage = 0;
@@ -395,7 +403,7 @@ FKV_FN void pf_multiply(fkv_shared s, const pf_item &x) {
     FKV_UNROLL for (int i = 0; i < PF_COLS / 2; i++) {
         int place = first_col + i / 4 * 8 + lane % 4 * 2 + i % 2;
         if (place < FKV_D)
-            ((float *)s.base)[(r.row + i / 2 % 2 * 8) * PF_OUT_STRIDE + pf_v::channel((fkv_u32)place, true)] =
+            ((float *)s.base)[(row + (fkv_u32)(i / 2 % 2) * 8) * PF_OUT_STRIDE + pf_v::channel((fkv_u32)place, true)] =
                 r.o[i] * factor[i / 2 % 2];
     }
 }
