@@ -13,11 +13,14 @@ constexpr int PF_THREADS = FKV_PREFILL_THREADS;
 static_assert(PF_ROWS == (PF_HALVES ? 64 : 128) && PF_THREADS == 384, "as kernel_text.c has it");
 constexpr int PF_ROOM = 227 * 1024;
 constexpr int PF_GROUPS = FKV_K_BITS == 16 ? 1 : FKV_D / FKV_K_GROUP;
+constexpr bool PF_Q_HELD = PF_DP <= 128 && PF_PARTS == 1 && PF_GROUPS <= 2; /* in registers */
+constexpr bool PF_BIASED = PF_Q_HELD && FKV_K_BITS != 16;                   /* K's biases are channels of the products */
 
 constexpr int PF_Q_BYTES = PF_ROWS * PF_DP * 2;
 constexpr int PF_FIXED_BYTES = 1024 + PF_PARTS * PF_Q_BYTES + PF_ROWS * 4 + PF_GROUPS * PF_ROWS * 4 + 256;
 constexpr int pf_tile_bytes(int keys) { return keys * PF_DP * 2; }
-constexpr int pf_scales_bytes(int keys) { return FKV_K_BITS == 16 ? 0 : PF_GROUPS * keys * 8; }
+constexpr int pf_scales_bytes(int keys) { return FKV_K_BITS == 16 ? 0 : PF_GROUPS * keys * (PF_BIASED ? 4 : 8); }
+constexpr int pf_biases_bytes(int keys) { return PF_BIASED ? keys * 128 : 0; }
 constexpr int pf_packed_bytes(int keys) {
     return FKV_PAGE_TOKENS <= keys
                ? keys / FKV_PAGE_TOKENS * FKV_BLOCK_BYTES
@@ -25,13 +28,13 @@ constexpr int pf_packed_bytes(int keys) {
                          (FKV_V_BITS == 16 ? 0 : 4 * FKV_D / FKV_V_GROUP));
 }
 constexpr bool pf_fits(int keys, int stages, int packed) {
-    return PF_FIXED_BYTES + stages * (2 * pf_tile_bytes(keys) + pf_scales_bytes(keys)) + packed * pf_packed_bytes(keys) <=
+    return PF_FIXED_BYTES + stages * (2 * pf_tile_bytes(keys) + pf_scales_bytes(keys) + pf_biases_bytes(keys)) +
+               packed * pf_packed_bytes(keys) <=
            PF_ROOM;
 }
 constexpr int PF_KEYS = PF_DP > 128 ? (pf_fits(32, 1, 1) ? 32 : 16) : 64;
 constexpr int PF_STAGES = pf_fits(PF_KEYS, 3, 2) ? 3 : pf_fits(PF_KEYS, 2, 1) ? 2 : 1;
 constexpr int PF_PACKED = pf_fits(PF_KEYS, PF_STAGES, 3) ? 3 : pf_fits(PF_KEYS, PF_STAGES, 2) ? 2 : 1;
-constexpr bool PF_Q_HELD = PF_DP <= 128 && PF_PARTS == 1 && PF_GROUPS <= 2; /* in registers */
 
 template <int BITS, int GROUP> struct pf_side {
     static constexpr int row_bytes = FKV_D * BITS / 8;
@@ -75,11 +78,13 @@ constexpr int PF_GROUP_STEPS = FKV_D / PF_GROUPS / 16; /* products of 16 channel
 /* shared memory, in bytes from the base */
 constexpr int PF_TILE_BYTES = pf_tile_bytes(PF_KEYS);
 constexpr int PF_SCALES_BYTES = pf_scales_bytes(PF_KEYS);
+constexpr int PF_BIASES_BYTES = pf_biases_bytes(PF_KEYS);
 constexpr int PF_PACKED_BYTES = pf_packed_bytes(PF_KEYS);
 constexpr int PF_AT_Q = 0;
 constexpr int PF_AT_K = PF_PARTS * PF_Q_BYTES;
 constexpr int PF_AT_V = PF_AT_K + PF_STAGES * PF_TILE_BYTES;
-constexpr int PF_AT_SCALES = PF_AT_V + PF_STAGES * PF_TILE_BYTES;
+constexpr int PF_AT_BIASES = PF_AT_V + PF_STAGES * PF_TILE_BYTES;
+constexpr int PF_AT_SCALES = PF_AT_BIASES + PF_STAGES * PF_BIASES_BYTES;
 constexpr int PF_AT_PACKED = PF_AT_SCALES + PF_STAGES * PF_SCALES_BYTES;
 constexpr int PF_AT_FACTORS = PF_AT_PACKED + PF_PACKED * PF_PACKED_BYTES; /* [rows]: of the scores */
 constexpr int PF_AT_SUMS = PF_AT_FACTORS + PF_ROWS * 4;                   /* [groups, rows]: of q */
@@ -91,7 +96,8 @@ constexpr int PF_SHARED_BYTES = 1024 + (PF_USED_BYTES > PF_OUT_BYTES ? PF_USED_B
 static_assert(PF_SHARED_BYTES <= PF_ROOM, "does not fit");
 static_assert(12 * FKV_D * 4 <= PF_AT_FACTORS - PF_AT_K, "the rows on their way into q");
 
-enum { PF_K_FULL, PF_K_EMPTY, PF_V_FULL, PF_V_EMPTY, PF_PACKED_FULL, PF_PACKED_EMPTY };
+/* PF_FULL: the keys of a tile are there, and the values of the tile before. PF_TURN: of a warpgroup, to make scores. */
+enum { PF_FULL, PF_K_EMPTY, PF_V_EMPTY, PF_PACKED_FULL, PF_PACKED_EMPTY, PF_TURN };
 FKV_FN fkv_u32 pf_gate(int kind, int stage) { return (fkv_u32)(PF_AT_GATES + (kind * 3 + stage) * 8); }
 
 /* One block's share of the step: rows of queries, and the tiles of keys that they meet. */

@@ -3,7 +3,8 @@
  * all are read before the first half is stored, since a read behind a store waits for it. Codes become halves by arithmetic on
  * two at a time: a code among the bits of 1024.0 is 1024 + code.
  *
- * K stays codes, which are exact; scales and biases beside it become floats. V becomes values, rounded to halves.
+ * K stays codes, which are exact; scales beside it become floats, and biases floats or channels of their own. V becomes values,
+ * rounded to halves. One fence for each tile shows the keys of this tile and the values of the tile before to the products.
  */
 /* Whether any row sees it: what lies where none does may be anything. */
 FKV_FN bool pf_seen(const pf_item &x, fkv_u32 token) {
@@ -199,6 +200,60 @@ FKV_FN void pf_put_scales(fkv_shared s, int stage, const fkv_u32 *scale, const f
     }
 }
 
+/* The same where biases are channels (PF_BIASED): x = s0 . (q . codes of group 0 + sum over groups of (b / s0) . sum(q)) + s1 .
+ * ... A ratio b / s0 is two halves, and so is a sum of q: four channels of each group, 22 bits of both. The sums come in units of
+ * 1 / PF_SUM_UNIT and the ratios in PF_SUM_UNIT, so that neither leaves the halves' range: a row of q is below 2 everywhere, and
+ * s0 is taken as at least 2^-23 (groups of 64) of the largest bias, which changes that key by 2^-15 of it at most.
+ */
+constexpr float PF_SUM_UNIT = 16384.0f / FKV_K_GROUP;
+
+/* Where a key's scale lies: the four of a thread's sums of 16 keys side by side. */
+FKV_FN fkv_u32 pf_scale_place(fkv_u32 key) { return key / 16 * 16 + key % 8 / 2 * 4 + key / 8 % 2 * 2 + key % 2; }
+
+/* Scales and biases of a key, and which group of them is this thread's. */
+struct pf_key_scales {
+    fkv_u32 key, group;
+    fkv_u32 scale[PF_GROUPS], bias[PF_GROUPS];
+};
+
+FKV_FN pf_key_scales pf_take_biases(fkv_shared s, int packed) {
+    pf_key_scales x;
+    fkv_u32 number = s.index % (PF_GROUPS * PF_KEYS < 128 ? PF_GROUPS * PF_KEYS : 128); /* some are read twice */
+    x.key = number / PF_GROUPS, x.group = number % PF_GROUPS;
+    const fkv_u16 *scales = (const fkv_u16 *)pf_packed_row(s, packed, x.key, PF_SUB_K_SCALES, PF_K_SCALE_BYTES);
+    const fkv_u16 *biases = (const fkv_u16 *)pf_packed_row(s, packed, x.key, PF_SUB_K_BIASES, PF_K_SCALE_BYTES);
+    FKV_UNROLL for (int g = 0; g < PF_GROUPS; g++) x.scale[g] = scales[g], x.bias[g] = biases[g];
+    return x;
+}
+
+FKV_FN void pf_put_biases(fkv_shared s, int stage, const pf_key_scales &x) {
+    if (PF_GROUPS * PF_KEYS < 128 && s.index % 128 >= PF_GROUPS * PF_KEYS) return;
+    float unit = fkv_page_number(x.scale[0]), scale = unit, bias = fkv_page_number(x.bias[0]);
+    float largest = fkv_abs(bias);
+    FKV_UNROLL for (int g = 1; g < PF_GROUPS; g++) {
+        float other_scale = fkv_page_number(x.scale[g]), other = fkv_page_number(x.bias[g]);
+        largest = fkv_max(largest, fkv_abs(other));
+        scale = x.group == (fkv_u32)g ? other_scale : scale;
+        bias = x.group == (fkv_u32)g ? other : bias;
+    }
+    float least = largest * (1.0f / (32768.0f * PF_SUM_UNIT));
+    unit = fkv_abs(unit) < least ? least : unit;
+    float ratio = bias * (fkv_reciprocal(unit) * (1.0f / PF_SUM_UNIT));
+    ratio = largest > 0.0f ? ratio : 0.0f;
+    fkv_u32 high = fkv_f32_to_f16(ratio);
+    fkv_u32 low = fkv_f32_to_f16(ratio - fkv_f16_to_f32(high));
+    pf_words2 *to = (pf_words2 *)(s.base + PF_AT_BIASES + stage * PF_BIASES_BYTES + x.key * 128 + x.key % 8 * 16) + x.group;
+    *to = pf_words2{{high * 0x10001u, low * 0x10001u}};
+    ((float *)(s.base + PF_AT_SCALES + stage * PF_SCALES_BYTES))[x.group * PF_KEYS + pf_scale_place(x.key)] =
+        x.group == 0 ? unit : scale;
+}
+
+/* The channels behind the biases stay zeroes. By all threads, before the first tile. */
+FKV_FN void pf_clear_biases(fkv_shared s) {
+    for (fkv_u32 at = s.index * 16; at < PF_STAGES * PF_BIASES_BYTES; at += PF_THREADS * 16)
+        *(pf_words4 *)(s.base + PF_AT_BIASES + at) = pf_words4{{0, 0, 0, 0}};
+}
+
 /* What this warp stored is visible to the products of those whom the gate lets pass. */
 FKV_FN void pf_publish(fkv_shared s, fkv_u32 gate) {
     fkv_publish();
@@ -250,11 +305,19 @@ FKV_FN void pf_unpack(fkv_shared s, const pf_item &x) {
         pf_chunks<pf_k> k;
         fkv_u32 scale[PF_SCALES_EACH], bias[PF_SCALES_EACH];
         pf_take<pf_k, FKV_K_BITS, FKV_K_GROUP, false>(s, packed, 0, k);
-        if (FKV_K_BITS != 16) pf_take_scales(s, packed, scale, bias);
+        pf_key_scales biases;
+        if (PF_BIASED)
+            biases = pf_take_biases(s, packed);
+        else if (FKV_K_BITS != 16)
+            pf_take_scales(s, packed, scale, bias);
         fkv_gate_wait(s, pf_gate(PF_K_EMPTY, stage), phase ^ 1);
         pf_put_keys(s, x, stage, packed, k);
-        if (FKV_K_BITS != 16) pf_put_scales(s, stage, scale, bias);
-        pf_publish(s, pf_gate(PF_K_FULL, stage));
+        if (PF_BIASED)
+            pf_put_biases(s, stage, biases);
+        else if (FKV_K_BITS != 16)
+            pf_put_scales(s, stage, scale, bias);
+        pf_publish(s, pf_gate(PF_FULL, stage));
+        fkv_u32 next_page = pf_tile_page(x, tile + 1 + PF_PACKED); /* here: the next fence, far ahead, waits for it */
 
         pf_chunks<pf_v> v;
         pf_take<pf_v, FKV_V_BITS, FKV_V_GROUP, true>(s, packed, 0, v);
@@ -264,16 +327,18 @@ FKV_FN void pf_unpack(fkv_shared s, const pf_item &x) {
             pf_put_values<true>(s, x, key, stage, packed, v);
         else
             pf_put_values<false>(s, x, key, stage, packed, v);
-        pf_publish(s, pf_gate(PF_V_FULL, stage));
 
+        fkv_sync_warp();
         if (s.index % 32 == 0) fkv_gate_arrive(s, pf_gate(PF_PACKED_EMPTY, packed));
         if (s.index == 0 && tile + PF_PACKED < x.n_tiles) {
             fkv_gate_wait(s, pf_gate(PF_PACKED_EMPTY, packed), packed_phase);
             pf_bring_tile(s, x, pf_first_key(x, tile + PF_PACKED), page, packed);
         }
         fkv_sync_warp(); /* the first warp goes on as one */
-        page = pf_tile_page(x, tile + 1 + PF_PACKED); /* here: pf_publish() waits for all that was asked for */
+        page = next_page;
         if (++stage == PF_STAGES) stage = 0, phase ^= 1;
         if (++packed == PF_PACKED) packed = 0, packed_phase ^= 1;
     }
+    fkv_gate_wait(s, pf_gate(PF_K_EMPTY, stage), phase ^ 1);
+    pf_publish(s, pf_gate(PF_FULL, stage)); /* the last values */
 }

@@ -3,10 +3,12 @@
  *
  * Three warpgroups. The first unpacks (prefill_unpack.h). The other two multiply and do the softmax, 64 rows each (heads beyond
  * 256: the same 64 rows, half of V's channels each). Products run beside their threads: while the weights of one tile of keys are
- * worked out, the values of the tile before are summed and the other warpgroup's scores are made.
+ * worked out, the values of the tile before are summed and the other warpgroup's scores are made. The two take turns at that.
  *
  * Scores are exact up to float sums: codes of K are whole numbers, so halves without rounding; a product runs over the codes of
  * one group, and its scale and bias are applied to the float sum:  score = sum over groups of s . (q . codes) + b . sum(q).
+ * Where there are one or two groups and q is one half a number, the biases are channels too (pf_put_biases()): that spares a
+ * read of shared memory and half of the arithmetic for each sum, where all else waits for it.
  * Rounding K's values to halves instead would be faster, and off by 2e-2 where a few channels are 20 times larger, as real keys'
  * are. Queries are halves after a power of two is taken out of each row; where a row's numbers have more bits (float rows,
  * rotated rows) there are two halves of each, and two products.
@@ -24,6 +26,7 @@
  *   3683 us   queries in registers
  *   3120 us   pages by the copy engine, places of operands as sums of constants, weights worked out before the wait for values,
  *             packed bytes and scales read ahead of what they wait behind
+ *   2239 us   biases as channels, scales read ahead of the products, scores by turns, nothing spilled
  */
 /* ---- queries and outputs ---- */
 
@@ -161,26 +164,43 @@ FKV_FN fkv_u32 pf_step_unit(int group, int step) { /* unit of the first of 16 ch
     return (fkv_u32)(step / pairs * pf_k::chunks + group * pf_k::per_group + step % pairs * 2);
 }
 
-#ifndef REGS
-#define REGS 224
-#endif
-constexpr int PF_REGS_MULTIPLY =
-    PF_Q_HELD ? REGS : 216; /* 504 in all, of one thread of each warpgroup: what the block began with */
+constexpr int PF_REGS_MULTIPLY = 216; /* 504 in all, of one thread of each warpgroup: what the block began with */
 constexpr int PF_REGS_UNPACK = 504 - 2 * PF_REGS_MULTIPLY;
 
-/* Scores of one group of channels. q_at, k_at: units of 16 bytes. */
-FKV_FN void pf_issue_group(fkv_shared s, int group, fkv_u32 q_at, fkv_u32 k_at, float *acc, const fkv_u32 *held) {
+constexpr bool PF_SUMS_HELD = FKV_K_BITS != 16 && PF_GROUPS <= 2 && !PF_BIASED;
+
+/* What a multiplying warpgroup keeps from tile to tile. */
+struct pf_rows {
+    int group;         /* of the two */
+    fkv_u32 q_at;      /* places in units of 16 bytes */
+    fkv_u32 v_at;      /* of stage 0 */
+    fkv_u32 low, high; /* positions of the first and the last row */
+    pf_row_state state[2];
+    float sums[2][2];                        /* of q, by group */
+    fkv_u32 sum_halves[PF_BIASED ? 4 : 1];   /* the same, as q of the biases */
+    fkv_u32 held[PF_Q_HELD ? FKV_D / 4 : 1]; /* q */
+    fkv_u32 p[PF_KEYS / 4];
+    float o[PF_COLS / 2];
+};
+
+/* Scores of one group of channels; where biases are channels, those of all groups belong to the first. */
+FKV_FN void pf_issue_group(fkv_shared s, int group, int stage, const pf_rows &r, float *acc) {
+    fkv_u32 k_at = s.unit + (fkv_u32)(PF_AT_K / 16) + (fkv_u32)stage * (PF_TILE_BYTES / 16);
+    if constexpr (PF_BIASED) {
+        fkv_u32 biases_at = s.unit + (fkv_u32)(PF_AT_BIASES / 16) + (fkv_u32)stage * (PF_BIASES_BYTES / 16);
+        if (group == 0) fkv_wg_scores_held<PF_KEYS, false>(s, acc, r.sum_halves, biases_at);
+    }
     FKV_UNROLL for (int part = 0; part < PF_PARTS; part++) {
         FKV_UNROLL for (int step = 0; step < PF_GROUP_STEPS; step++) {
             fkv_u32 unit = pf_step_unit(group, step);
             fkv_u32 k = k_at + unit / 8 * (PF_KEYS * 8) + unit % 8;
             if constexpr (PF_Q_HELD) {
-                if (step == 0)
-                    fkv_wg_scores_held<PF_KEYS, false>(s, acc, held + unit * 2, k);
+                if (step == 0 && !(PF_BIASED && group == 0))
+                    fkv_wg_scores_held<PF_KEYS, false>(s, acc, r.held + unit * 2, k);
                 else
-                    fkv_wg_scores_held<PF_KEYS, true>(s, acc, held + unit * 2, k);
+                    fkv_wg_scores_held<PF_KEYS, true>(s, acc, r.held + unit * 2, k);
             } else {
-                fkv_u32 q = q_at + (fkv_u32)(part * (PF_Q_BYTES / 16)) + unit / 8 * (PF_ROWS * 8) + unit % 8;
+                fkv_u32 q = r.q_at + (fkv_u32)(part * (PF_Q_BYTES / 16)) + unit / 8 * (PF_ROWS * 8) + unit % 8;
                 if (part + step == 0)
                     fkv_wg_scores<PF_KEYS, false>(s, acc, q, k);
                 else
@@ -197,25 +217,41 @@ FKV_FN void pf_issue_values(fkv_shared s, fkv_u32 v_at, const fkv_u32 *p, float 
     fkv_wg_commit();
 }
 
-/* Scale and bias of two keys each, of the keys of this thread's sums. */
+/* Scales of the keys of this thread's sums: scale and bias of two keys each, of one group; where biases are channels, four
+ * scales each, of all groups. */
+constexpr int PF_SCALES_HELD = PF_BIASED ? PF_GROUPS * PF_KEYS / 16 : PF_KEYS / 8;
 struct pf_scales {
-    pf_floats4 of[PF_KEYS / 8];
+    pf_floats4 of[PF_SCALES_HELD];
 };
+constexpr int PF_AHEAD = PF_BIASED && PF_SCALES_HELD > 5 ? 5 : PF_SCALES_HELD; /* read ahead of the products: more would spill */
 
-FKV_FN void pf_load_scales(fkv_shared s, int group, int stage, int from, int to, pf_scales &scales) {
-    const pf_floats4 *all =
-        (const pf_floats4 *)(s.base + PF_AT_SCALES + stage * PF_SCALES_BYTES) + group * (PF_KEYS / 2) + s.index % 4;
-    FKV_UNROLL for (int j = from; j < to; j++) scales.of[j] = all[4 * j];
+FKV_FN const pf_floats4 *pf_scales_at(fkv_shared s, int group, int stage) {
+    return (const pf_floats4 *)(s.base + PF_AT_SCALES + stage * PF_SCALES_BYTES) + group * (PF_KEYS / 2) + s.index % 4;
 }
 
-/* x (+)= s . acc + b . sum(q) */
-FKV_FN void pf_fold_group(bool first, const pf_scales &scales, float sum0, float sum1, const float *acc, float *x) {
+FKV_FN void pf_load_scales(fkv_shared s, int stage, int from, int to, pf_scales &scales) {
+    FKV_UNROLL for (int j = from; j < to; j++) scales.of[j] = pf_scales_at(s, 0, stage)[4 * j];
+}
+
+/* x (+)= s . acc */
+FKV_FN void pf_fold_scaled(int group, const pf_scales &scales, const float *acc, float *x) {
+    FKV_UNROLL for (int i = 0; i < PF_KEYS / 2; i++) {
+        pf_floats4 four = scales.of[group * (PF_KEYS / 16) + i / 8];
+        float scale = i / 4 % 2 == 0 ? (i % 2 == 0 ? four.x : four.y) : (i % 2 == 0 ? four.z : four.w);
+        x[i] = group == 0 ? scale * acc[i] : fkv_fma(scale, acc[i], x[i]);
+    }
+}
+
+/* x (+)= s . acc + b . sum(q). Each scale makes room for the next group's. */
+FKV_FN void pf_fold_group(fkv_shared s, int group, int stage, pf_scales &scales, float sum0, float sum1, const float *acc,
+                          float *x) {
     FKV_UNROLL for (int j = 0; j < PF_KEYS / 8; j++) {
         pf_floats4 sb = scales.of[j];
-        x[4 * j] = fkv_fma(sb.x, acc[4 * j], first ? sb.y * sum0 : fkv_fma(sb.y, sum0, x[4 * j]));
-        x[4 * j + 1] = fkv_fma(sb.z, acc[4 * j + 1], first ? sb.w * sum0 : fkv_fma(sb.w, sum0, x[4 * j + 1]));
-        x[4 * j + 2] = fkv_fma(sb.x, acc[4 * j + 2], first ? sb.y * sum1 : fkv_fma(sb.y, sum1, x[4 * j + 2]));
-        x[4 * j + 3] = fkv_fma(sb.z, acc[4 * j + 3], first ? sb.w * sum1 : fkv_fma(sb.w, sum1, x[4 * j + 3]));
+        x[4 * j] = fkv_fma(sb.x, acc[4 * j], group == 0 ? sb.y * sum0 : fkv_fma(sb.y, sum0, x[4 * j]));
+        x[4 * j + 1] = fkv_fma(sb.z, acc[4 * j + 1], group == 0 ? sb.w * sum0 : fkv_fma(sb.w, sum0, x[4 * j + 1]));
+        x[4 * j + 2] = fkv_fma(sb.x, acc[4 * j + 2], group == 0 ? sb.y * sum1 : fkv_fma(sb.y, sum1, x[4 * j + 2]));
+        x[4 * j + 3] = fkv_fma(sb.z, acc[4 * j + 3], group == 0 ? sb.w * sum1 : fkv_fma(sb.w, sum1, x[4 * j + 3]));
+        if (group + 1 < PF_GROUPS) scales.of[j] = pf_scales_at(s, group + 1, stage)[4 * j];
     }
 }
 
@@ -225,9 +261,9 @@ FKV_FN bool pf_sees(fkv_u32 position, fkv_u32 token) {
 
 FKV_FN float pf_tanh(float x) { return 1.0f - 2.0f / (fkv_exp2(x * 2.88539008f) + 1.0f); }
 
-/* x: sums -> weights, of the keys of one tile. Returns by how much the rows' earlier sums must be scaled. */
-FKV_FN void pf_softmax(fkv_shared s, const pf_item &item, float *x, fkv_u32 first_key, bool masked, pf_row_state *row,
-                       float *shrink) {
+/* x: sums of the keys of one tile. The rows' largest follow them; shrink: by how much their earlier sums must be scaled. */
+FKV_FN void pf_follow_top(fkv_shared s, const pf_item &item, float *x, fkv_u32 first_key, bool masked, pf_row_state *row,
+                          float *shrink) {
     const float none = fkv_float_of(0xff800000u);
     if (FKV_SOFTCAP_BITS != 0) {
         const float cap = fkv_float_of(FKV_SOFTCAP_BITS);
@@ -241,20 +277,20 @@ FKV_FN void pf_softmax(fkv_shared s, const pf_item &item, float *x, fkv_u32 firs
             if (!pf_sees(position[i / 2 % 2], token)) x[i] = none;
         }
     }
+    float top[2] = {row[0].top, row[1].top};
+    FKV_UNROLL for (int i = 0; i < PF_KEYS / 2; i++) top[i / 2 % 2] = fkv_max(top[i / 2 % 2], x[i]);
+    FKV_UNROLL for (int m = 1; m <= 2; m++) FKV_UNROLL for (int r = 0; r < 2; r++) top[r] =
+        fkv_max(top[r], fkv_shuffle_xor(top[r], (fkv_u32)m));
+    FKV_UNROLL for (int r = 0; r < 2; r++) {
+        shrink[r] = fkv_exp2((row[r].top - top[r]) * (FKV_SOFTCAP_BITS != 0 ? 1.0f : row[r].factor));
+        row[r].top = top[r];
+    }
+}
+
+/* x: sums -> weights. */
+FKV_FN void pf_weigh(float *x, pf_row_state *row, const float *shrink) {
     FKV_UNROLL for (int r = 0; r < 2; r++) {
         float factor = FKV_SOFTCAP_BITS != 0 ? 1.0f : row[r].factor;
-        float top = x[2 * r];
-        FKV_UNROLL for (int j = 0; j < PF_KEYS / 8; j++) {
-            top = fkv_max(top, x[4 * j + 2 * r]);
-            top = fkv_max(top, x[4 * j + 2 * r + 1]);
-        }
-        top = fkv_max(top, fkv_shuffle_xor(top, 1));
-        top = fkv_max(top, fkv_shuffle_xor(top, 2));
-        shrink[r] = 1.0f;
-        if (top > row[r].top) {
-            shrink[r] = fkv_exp2((row[r].top - top) * factor);
-            row[r].top = top;
-        }
         float base = -row[r].top * factor;
         float total = 0;
         FKV_UNROLL for (int j = 0; j < PF_KEYS / 8; j++) {
@@ -266,79 +302,73 @@ FKV_FN void pf_softmax(fkv_shared s, const pf_item &item, float *x, fkv_u32 firs
     }
 }
 
-constexpr bool PF_SUMS_HELD = FKV_K_BITS != 16 && PF_GROUPS <= 2;
-constexpr int PF_AHEAD = PF_KEYS / 16; /* scales that are read before the sums are there */
-
-/* What a multiplying warpgroup keeps from tile to tile. */
-struct pf_rows {
-    int group;         /* of the two */
-    fkv_u32 q_at;      /* places in units of 16 bytes */
-    fkv_u32 v_at;      /* of stage 0 */
-    fkv_u32 low, high; /* positions of the first and the last row */
-    pf_row_state state[2];
-    float sums[2][2];                        /* of q, by group */
-    fkv_u32 held[PF_Q_HELD ? FKV_D / 4 : 1]; /* q */
-    fkv_u32 p[PF_KEYS / 4];
-    float o[PF_COLS / 2];
-};
-
-/* One tile of keys: its scores while the values of the tile before are summed, its weights into p. */
+/* One tile of keys: its scores, its weights into p while the values of the tile before are summed. Its keys are there.
+ *
+ * Reads of shared memory, shuffles and exponentials wait in one queue with the products that were issued before them. So scales
+ * are read ahead of the scores, and values are issued behind the shuffles. The warpgroups take turns at the scores: one makes
+ * them while the other works out its weights.
+ */
 template <bool FIRST>
-FKV_FN void pf_meet(fkv_shared s, const pf_item &item, fkv_u32 tile, int stage, fkv_u32 phase, int last_stage, fkv_u32 last_phase,
-                    pf_rows &r) {
+FKV_FN void pf_meet(fkv_shared s, const pf_item &item, fkv_u32 tile, int stage, int last_stage, int next_stage,
+                    fkv_u32 next_phase, pf_rows &r) {
     float acc[PF_GROUPS > 1 ? 2 : 1][PF_KEYS / 2];
     float x[PF_KEYS / 2];
-    if (!FIRST) {
-        if (PF_STAGES == 1) fkv_gate_wait(s, pf_gate(PF_V_FULL, last_stage), last_phase); /* unpacked before these keys were */
-        fkv_wg_settle_bits<PF_KEYS / 4>(r.p);
-    }
-    fkv_gate_wait(s, pf_gate(PF_K_FULL, stage), phase);
+    float shrink[2];
+    pf_scales scales;
+    fkv_u32 v_at = r.v_at + (fkv_u32)last_stage * (PF_TILE_BYTES / 16);
+    if (FKV_K_BITS != 16) pf_load_scales(s, stage, 0, PF_AHEAD, scales);
+    if (!FIRST) fkv_wg_settle_bits<PF_KEYS / 4>(r.p);
     fkv_wg_settle<PF_COLS / 2>(r.o);
-    fkv_u32 k_at = s.unit + (fkv_u32)(PF_AT_K / 16) + (fkv_u32)stage * (PF_TILE_BYTES / 16);
     if (!PF_Q_HELD) fkv_wg_settle_bits<1>(&r.q_at); /* places are worked out anew: kept, they would spill */
+    fkv_gate_wait(s, pf_gate(PF_TURN, r.group), (tile + 1 + (fkv_u32)r.group) % 2);
     fkv_wg_begin();
-    pf_issue_group(s, 0, r.q_at, k_at, acc[0], r.held);
-    if (PF_GROUPS > 1) pf_issue_group(s, 1, r.q_at, k_at, acc[PF_GROUPS > 1], r.held);
-    if (!FIRST) pf_issue_values(s, r.v_at + (fkv_u32)last_stage * (PF_TILE_BYTES / 16), r.p, r.o);
+    pf_issue_group(s, 0, stage, r, acc[0]);
+    if (PF_GROUPS > 1) pf_issue_group(s, 1, stage, r, acc[PF_GROUPS > 1]);
     FKV_UNROLL for (int g = 0; g < PF_GROUPS; g++) {
-        constexpr int values = FIRST ? 0 : 1;
-        pf_scales scales;
-        if (FKV_K_BITS != 16) pf_load_scales(s, g, stage, 0, PF_AHEAD, scales);
-        if (g == 0)
-            fkv_wg_wait<(PF_GROUPS > 1) + values>();
-        else if (g == 1)
-            fkv_wg_wait<(PF_GROUPS > 2) + values>();
-        else if (g + 1 < PF_GROUPS)
+        if (g + 1 < PF_GROUPS)
             fkv_wg_wait<1>();
         else
             fkv_wg_wait<0>();
         fkv_wg_settle<PF_KEYS / 2>(acc[g % 2 * (PF_GROUPS > 1)]);
         if (FKV_K_BITS == 16) {
             FKV_UNROLL for (int i = 0; i < PF_KEYS / 2; i++) x[i] = acc[0][i];
+        } else if (PF_BIASED) {
+            pf_fold_scaled(g, scales, acc[g % 2 * (PF_GROUPS > 1)], x);
+            if (g == 0) {
+                fkv_wg_settle<PF_KEYS / 2>(x);
+                pf_load_scales(s, stage, PF_AHEAD, PF_SCALES_HELD, scales);
+            }
         } else {
-            const float *sums = (const float *)(s.base + PF_AT_SUMS) + g * PF_ROWS + pf_first_row(s);
-            pf_load_scales(s, g, stage, PF_AHEAD, PF_KEYS / 8, scales);
-            pf_fold_group(g == 0, scales, PF_SUMS_HELD ? r.sums[0][g % 2] : sums[0], PF_SUMS_HELD ? r.sums[1][g % 2] : sums[8],
-                          acc[g % 2 * (PF_GROUPS > 1)], x);
+            const float *sums = (const float *)(s.base + PF_AT_SUMS) + (fkv_u32)g * PF_ROWS + pf_first_row(s);
+            pf_fold_group(s, g, stage, scales, PF_SUMS_HELD ? r.sums[0][g % 2] : sums[0],
+                          PF_SUMS_HELD ? r.sums[1][g % 2] : sums[8], acc[g % 2 * (PF_GROUPS > 1)], x);
         }
+        fkv_wg_settle<PF_KEYS / 2>(x);
         if (g + 2 < PF_GROUPS) {
-            fkv_wg_settle<PF_KEYS / 2>(x);
             fkv_wg_begin();
-            pf_issue_group(s, g + 2, r.q_at, k_at, acc[g % 2], r.held);
+            pf_issue_group(s, g + 2, stage, r, acc[g % 2]);
         }
     }
     fkv_sync_warp();
-    if (s.index % 32 == 0) fkv_gate_arrive(s, pf_gate(PF_K_EMPTY, stage));
+    if (s.index % 32 == 0) {
+        fkv_gate_arrive(s, pf_gate(PF_TURN, 1 - r.group));
+        fkv_gate_arrive(s, pf_gate(PF_K_EMPTY, stage));
+    }
 
     fkv_u32 key = pf_first_key(item, tile);
     bool masked =
         key + PF_KEYS - 1 > r.low || (FKV_WINDOW != 0 && r.high - key + 1 >= FKV_WINDOW + 1 && key + PF_KEYS > FKV_SINKS);
-    float shrink[2];
-    pf_softmax(s, item, x, key, masked, r.state, shrink);
+    pf_follow_top(s, item, x, key, masked, r.state, shrink);
+    if (!FIRST) {
+        fkv_wg_settle<PF_KEYS / 2>(x);
+        fkv_wg_begin();
+        pf_issue_values(s, v_at, r.p, r.o);
+    }
+    pf_weigh(x, r.state, shrink);
     fkv_wg_settle<PF_KEYS / 2>(x);
-    /* The values of this tile are there by now. Looking for them here keeps ptxas from moving the weights behind the wait for the
-     * products that they are to be worked out beside. */
-    if (PF_STAGES > 1) fkv_gate_wait(s, pf_gate(PF_V_FULL, stage), phase);
+    /* Looking for the next keys here keeps ptxas from moving the weights behind the wait for the products that they are to be
+     * worked out beside. */
+    if (PF_STAGES > 1) fkv_gate_wait(s, pf_gate(PF_FULL, next_stage), next_phase);
     if (!FIRST) {
         fkv_wg_wait<0>();
         fkv_wg_settle<PF_COLS / 2>(r.o);
@@ -347,6 +377,7 @@ FKV_FN void pf_meet(fkv_shared s, const pf_item &item, fkv_u32 tile, int stage, 
         if (fkv_any(shrink[0] != 1.0f || shrink[1] != 1.0f))
             FKV_UNROLL for (int i = 0; i < PF_COLS / 2; i++) r.o[i] *= shrink[i / 2 % 2];
     }
+    if (PF_STAGES == 1) fkv_gate_wait(s, pf_gate(PF_FULL, next_stage), next_phase);
     FKV_UNROLL for (int i = 0; i < PF_KEYS / 4; i++) r.p[i] = fkv_pack_f16(x[2 * i], x[2 * i + 1]);
 }
 
@@ -369,22 +400,30 @@ FKV_FN void pf_multiply(fkv_shared s, const pf_item &x) {
             FKV_UNROLL for (int g = 0; g < PF_GROUPS; g++) r.sums[i][g % 2] =
                 ((const float *)(s.base + PF_AT_SUMS))[(fkv_u32)g * PF_ROWS + row + 8 * (fkv_u32)i];
     }
+    if (PF_BIASED) FKV_UNROLL for (int i = 0; i < 4; i++) {
+            int group = lane % 4 / 2;
+            float sum =
+                i < 2 && group < PF_GROUPS
+                    ? PF_SUM_UNIT * ((const float *)(s.base + PF_AT_SUMS))[(fkv_u32)group * PF_ROWS + row + 8 * (fkv_u32)i]
+                    : 0.0f;
+            float high = fkv_f16_to_f32(fkv_f32_to_f16(sum));
+            r.sum_halves[i] = fkv_pack_f16(high, sum - high);
+        }
     FKV_UNROLL for (int i = 0; i < PF_COLS / 2; i++) r.o[i] = 0;
     if (PF_Q_HELD) FKV_UNROLL for (int i = 0; i < FKV_D / 4; i++) {
             fkv_u32 place = (fkv_u32)(i / 4 * 16 + i / 2 % 2 * 8 + lane % 4 * 2);
             r.held[i] = *(const fkv_u32 *)pf_query_at(s, row + (fkv_u32)(i % 2) * 8, place);
         }
 
-    int stage = 0;
-    fkv_u32 phase = 0;
-    pf_meet<true>(s, x, 0, 0, 0, 0, 0, r);
+    int last_stage = 0, stage = 0, next_stage = PF_STAGES == 1 ? 0 : 1;
+    fkv_u32 next_phase = PF_STAGES == 1 ? 1 : 0;
+    fkv_gate_wait(s, pf_gate(PF_FULL, 0), 0);
+    pf_meet<true>(s, x, 0, stage, last_stage, next_stage, next_phase, r);
     for (fkv_u32 tile = 1; tile < x.n_tiles; tile++) {
-        int last_stage = stage;
-        fkv_u32 last_phase = phase;
-        if (++stage == PF_STAGES) stage = 0, phase ^= 1;
-        pf_meet<false>(s, x, tile, stage, phase, last_stage, last_phase, r);
+        last_stage = stage, stage = next_stage;
+        if (++next_stage == PF_STAGES) next_stage = 0, next_phase ^= 1;
+        pf_meet<false>(s, x, tile, stage, last_stage, next_stage, next_phase, r);
     }
-    if (PF_STAGES == 1) fkv_gate_wait(s, pf_gate(PF_V_FULL, stage), phase);
     fkv_wg_settle_bits<PF_KEYS / 4>(r.p);
     fkv_wg_settle<PF_COLS / 2>(r.o);
     fkv_wg_begin();
@@ -415,11 +454,11 @@ FKV_FN void fkv_attend_prefill(fkv_place place, fkv_u32 *shared, const void *q, 
     if (x.n_rows == 0) return;
     if ((int)s.index == 0) {
         for (int stage = 0; stage < PF_STAGES; stage++) {
-            fkv_gate_make(s, pf_gate(PF_K_FULL, stage), 4);
-            fkv_gate_make(s, pf_gate(PF_V_FULL, stage), 4);
+            fkv_gate_make(s, pf_gate(PF_FULL, stage), 4);
             fkv_gate_make(s, pf_gate(PF_K_EMPTY, stage), 8);
             fkv_gate_make(s, pf_gate(PF_V_EMPTY, stage), 8);
         }
+        for (int group = 0; group < 2; group++) fkv_gate_make(s, pf_gate(PF_TURN, group), 4);
         for (int stage = 0; stage < PF_PACKED; stage++) {
             fkv_gate_make(s, pf_gate(PF_PACKED_FULL, stage), 1);
             fkv_gate_make(s, pf_gate(PF_PACKED_EMPTY, stage), 4);
@@ -429,6 +468,7 @@ FKV_FN void fkv_attend_prefill(fkv_place place, fkv_u32 *shared, const void *q, 
     }
     fkv_sync_warp();
     pf_load_queries(s, x, q);
+    if (PF_BIASED) pf_clear_biases(s);
     fkv_publish();
     fkv_sync();
     if ((int)s.index < 128) {

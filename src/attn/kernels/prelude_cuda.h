@@ -48,6 +48,12 @@ FKV_FN float fkv_div(float a, float b) { return __fdiv_rn(a, b); }
 FKV_FN float fkv_fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 FKV_FN float fkv_rint(float x) { return rintf(x); }
 FKV_FN float fkv_abs(float x) { return fabsf(x); }
+/* 1 / x, the last bit aside. */
+FKV_FN float fkv_reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 FKV_FN float fkv_max(float a, float b) { return fmaxf(a, b); } /* the number where one is none */
 FKV_FN fkv_u32 fkv_max_bits(fkv_u32 a, fkv_u32 b) { return max(a, b); }
 

@@ -138,6 +138,7 @@ FKV_FN float fkv_div(float a, float b) {
 FKV_FN float fkv_fma(float a, float b, float c) { return fmaf(a, b, c); }
 FKV_FN float fkv_rint(float x) { return rintf(x); }
 FKV_FN float fkv_abs(float x) { return fabsf(x); }
+FKV_FN float fkv_reciprocal(float x) { return 1.0f / x; }
 FKV_FN float fkv_max(float a, float b) { return fmaxf(a, b); }
 FKV_FN fkv_u32 fkv_max_bits(fkv_u32 a, fkv_u32 b) { return a > b ? a : b; }
 FKV_FN float fkv_exp2(float x) { return exp2f(x); }

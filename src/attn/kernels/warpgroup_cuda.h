@@ -86,7 +86,7 @@ template <int KEYS, int COLS> FKV_FN void fkv_wg_values(fkv_shared, float *d, co
 #pragma unroll
     for (int c = 0; c < COLS / width; c++) {
         float *o = d + c * width / 2;
-        fkv_u64 b = FKV_WG_DESCRIPTOR((v_at + (fkv_u32)(c * (width / 64)) * block) | block << 16);
+        fkv_u64 b = FKV_WG_DESCRIPTOR(v_at + (fkv_u32)(c * (width / 64)) * block + (block << 16));
         if constexpr (width == 128)
             asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" FKV_REGS64
                          "}, {%64,%65,%66,%67}, %68, 1, 1, 1, 1;"
