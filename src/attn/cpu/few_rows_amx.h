@@ -1,8 +1,9 @@
 /* Attention of few rows (decode) over AMX: the codes of a page are the matrix, and the few rows that look at it are its columns.
  * Included by kernels_amx.c. Bits are those of kernels_vnni.h, as for many rows.
  *
- * Scores: A = 16 tokens x a chunk of the head dimension, which for 8 bits is the page itself, not touched before; B = the three
- * bytes of four queries, a column each. The sums come out token by token and are transposed as they become floats.
+ * Scores: A = 16 tokens x a chunk of the head dimension, the page itself, not touched before; for 4 bits once more with the low
+ * halves of its bytes alone. B = the three bytes of four queries, a column each. The sums come out token by token and are
+ * transposed as they become floats.
  *
  * Values: A = two bytes of the weights of four rows, for each group of a strip; B = a strip's quads of tokens. A vector of
  * numbers has lanes of several groups, so that all groups are multiplied and each lane picks its own.
@@ -25,7 +26,8 @@ enum {
  * much as half the products of a tile. */
 static void few_tiles_open(const fkv_codec *k_codec) {
     fkv_tile_shapes shapes = {0};
-    uint32_t chunk = has_integer_kernel(k_codec) ? chunk_units(k_codec->group) * UNIT_NUMBERS : 64;
+    uint32_t chunk =
+        has_integer_kernel(k_codec) ? chunk_units(k_codec->group) * UNIT_NUMBERS * k_codec->bits / 8 : 64; /* bytes */
     for (int i = 0; i < 4; i++) fkv_tile_shape(&shapes, i, 16, 64);
     fkv_tile_shape(&shapes, 4, chunk / 4, 64);
     fkv_tile_shape(&shapes, 5, LANE_TOKENS, chunk);
@@ -40,7 +42,7 @@ FKV_INLINE void few_stay_awake(void) { _tile_dpbsud(3, 7, 6); }
 
 /* ---- scores ---- */
 
-/* Rows of queries as columns. For 4 bits the quads of a chunk are in the order of few_codes(). */
+/* Rows of queries as columns. For 4 bits, first the quads of a chunk that meet whole bytes, then those that meet low halves. */
 typedef struct column_queries {
     float *step;   /* [rows] */
     float *sum;    /* [rows, chunks] */
@@ -60,6 +62,31 @@ static column_queries columns_in(void *prepared, uint32_t n_rows, uint32_t n_chu
 
 FKV_INLINE uint32_t chunk_numbers(const fkv_codec *codec) { return chunk_units(codec->group) * UNIT_NUMBERS; }
 
+/* A byte of two codes, low and high, is b = low + 16 * high, so even * low + odd * high = odd / 16 * b + (even - odd / 16) * low:
+ * whole bytes, as they lie in the page, and low halves are what queries meet. Of each unit, its 16 even and 16 odd numbers become
+ * these two factors. */
+static void queries_for_bytes(const int_queries *iq, size_t n) {
+    for (size_t at = 0; at < n; at += UNIT_NUMBERS) {
+        __m512i x[2];
+        FKV_UNROLL
+        for (size_t i = 0; i < 2; i++) {
+            __m512i high = _mm512_cvtepi8_epi32(load16((const uint8_t *)iq->high + at + 16 * i));
+            __m512i low = _mm512_cvtepi8_epi32(load16((const uint8_t *)iq->low + at + 16 * i));
+            x[i] = join(join(high, low), _mm512_cvtepi8_epi32(load16((const uint8_t *)iq->rest + at + 16 * i)));
+        }
+        x[1] = _mm512_srai_epi32(x[1], 4); /* exact */
+        x[0] = _mm512_sub_epi32(x[0], x[1]);
+        FKV_UNROLL
+        for (size_t i = 0; i < 2; i++) {
+            __m512i above = _mm512_srai_epi32(_mm512_add_epi32(x[1 - i], _mm512_set1_epi32(128)), 8);
+            bytes2 bytes = split(above);
+            _mm_storeu_si128((__m128i *)(iq->high + at + 16 * i), bytes.high);
+            _mm_storeu_si128((__m128i *)(iq->low + at + 16 * i), bytes.low);
+            _mm_storeu_si128((__m128i *)(iq->rest + at + 16 * i), _mm512_cvtepi32_epi8(x[1 - i]));
+        }
+    }
+}
+
 static void few_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows, void *prepared) {
     enum { MOST = FEW_ROWS * (3 * FKV_MAX_HEAD_DIM + FKV_MAX_HEAD_DIM / 8 + 4) + 5 * 64 };
     alignas(64) uint8_t as_rows[MOST];
@@ -68,6 +95,7 @@ static void few_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows,
     uint32_t n_blocks = fkv_ceil_div(n_rows, COLUMN_ROWS);
     int_prepare(codec, q, n_rows, as_rows);
     int_queries iq = queries_in(as_rows, n_rows, dim);
+    if (codec->bits == 4) queries_for_bytes(&iq, (size_t)n_rows * dim);
     column_queries cq = columns_in(prepared, n_rows, dim / chunk);
     memcpy(cq.step, iq.step, n_rows * sizeof *cq.step);
     memcpy(cq.sum, iq.sum, (size_t)n_rows * (dim / chunk) * sizeof *cq.sum);
@@ -106,35 +134,18 @@ typedef struct few_score_job {
     uint32_t chunk;       /* numbers */
     uint32_t turn_shares; /* to fetch with 16 tokens of a turn */
     float *scores;
-    token_sums sums[2]; /* of this turn and of the one before */
-    alignas(
-        64) uint8_t codes[2][FKV_TILE_TOKENS][64]; /* of 4 bits: a chunk of every token, a byte each; and the chunk after it */
+    token_sums sums[2];                                                     /* of this turn and of the one before */
+    alignas(64) uint8_t low_halves[FKV_TILE_TOKENS * FKV_MAX_HEAD_DIM / 2]; /* of 4 bits */
 } few_score_job;
 
-/* The codes of a chunk of 4 bits to bytes, first all low halves, then all high ones; of two chunks of 64 where there are two. */
-static void few_codes(few_score_job *j, uint32_t chunk) {
-    const uint8_t *from = j->t->codes + (size_t)chunk * j->chunk / 2;
+/* The low halves of the codes of 4 bits, each where its byte is in the page. */
+static void few_low_halves(const tile *t, uint32_t n_tokens, uint8_t *to) {
+    const uint8_t *from = t->codes;
+    const uint8_t *end = from + fkv_align_up((size_t)n_tokens, LANE_TOKENS) * t->row_bytes;
     __m512i half = _mm512_set1_epi8(15);
-    if (j->chunk == 64 && chunk + 1 < j->n_chunks) {
-        for (uint32_t token = 0; token < j->n_tokens; token++, from += j->t->row_bytes) {
-            __m512i packed = _mm512_loadu_si512(from);
-            __m512i low = _mm512_and_si512(packed, half);
-            __m512i high = _mm512_and_si512(_mm512_srli_epi16(packed, 4), half);
-            _mm512_store_si512(j->codes[0][token], _mm512_shuffle_i64x2(low, high, 0x44));
-            _mm512_store_si512(j->codes[1][token], _mm512_shuffle_i64x2(low, high, 0xee));
-        }
-    } else if (j->chunk == 64) {
-        for (uint32_t token = 0; token < j->n_tokens; token++, from += j->t->row_bytes) {
-            __m256i packed = _mm256_loadu_si256((const __m256i *)from);
-            __m512i halves = _mm512_inserti64x4(_mm512_castsi256_si512(packed), _mm256_srli_epi16(packed, 4), 1);
-            _mm512_store_si512(j->codes[0][token], _mm512_and_si512(halves, half));
-        }
-    } else {
-        for (uint32_t token = 0; token < j->n_tokens; token++, from += j->t->row_bytes) {
-            __m128i packed = load16(from);
-            __m256i halves = _mm256_inserti128_si256(_mm256_castsi128_si256(packed), _mm_srli_epi16(packed, 4), 1);
-            _mm256_store_si256((__m256i *)j->codes[0][token], _mm256_and_si256(halves, _mm512_castsi512_si256(half)));
-        }
+    for (; from < end; from += 256, to += 256) { /* 16 rows are a multiple of that */
+        FKV_UNROLL
+        for (int i = 0; i < 256; i += 64) _mm512_store_si512(to + i, _mm512_and_si512(_mm512_loadu_si512(from + i), half));
     }
     fkv_tiles_see_stores();
 }
@@ -146,18 +157,23 @@ FKV_INLINE void few_scores_rows(const few_score_job *j, uint32_t chunk, uint32_t
     for (uint32_t token = 0; token < j->n_tokens; token += LANE_TOKENS) {
         vf scale = token_lanes(j->t->scales, j->t->n_groups, group, token);
         vf bias = token_lanes(j->t->biases, j->t->n_groups, group, token);
-        __m512i x[N_BYTES][COLUMN_ROWS];
+        __m512i by_token[COLUMN_ROWS]; /* four rows of every fourth token */
+        __m512i by_row[COLUMN_ROWS];
         fkv_fetch_some(j->t->next, j->turn_shares);
         FKV_UNROLL
-        for (int b = 0; b < N_BYTES; b++) load_columns((const uint8_t *)sums->at[token / LANE_TOKENS] + 16 * b, 64, x[b]);
+        for (int i = 0; i < 4; i++) {
+            const uint8_t *from = (const uint8_t *)sums->at[token / LANE_TOKENS][i];
+            by_token[i] = _mm512_add_epi32(join(load_lanes(from, 64), load_lanes(from + 16, 64)),
+                                           _mm512_srai_epi32(load_lanes(from + 32, 64), 8));
+        }
+        transpose_dwords(by_token, by_row);
         FKV_UNROLL
         for (uint32_t i = 0; i < COLUMN_ROWS; i++) {
             if (i >= n_rows) continue;
             uint32_t r = first + i;
-            __m512i sum = _mm512_add_epi32(join(x[0][i], x[1][i]), _mm512_srai_epi32(x[2][i], 8));
             float *to = j->scores + (size_t)r * FKV_TILE_TOKENS + token;
             vf score = vf_fma(bias, vf_set(j->queries.sum[r * j->n_chunks + chunk]), _mm512_maskz_loadu_ps(later, to));
-            vf_store(to, vf_fma(_mm512_cvtepi32_ps(sum), vf_mul(scale, vf_set(j->queries.step[r])), score));
+            vf_store(to, vf_fma(_mm512_cvtepi32_ps(by_row[i]), vf_mul(scale, vf_set(j->queries.step[r])), score));
         }
     }
 }
@@ -173,7 +189,11 @@ static void few_scores_from(const few_score_job *j, uint32_t chunk, uint32_t blo
 #define FEW_SCORE_START(block)                                                                                                   \
     if (n_blocks > (block)) {                                                                                                    \
         _tile_zero(block);                                                                                                       \
-        _tile_loadd(5, codes + (size_t)(block) * LANE_TOKENS * stride, stride);                                                  \
+        FEW_SCORE_MORE(block, codes)                                                                                             \
+    }
+#define FEW_SCORE_MORE(block, from)                                                                                              \
+    if (n_blocks > (block)) {                                                                                                    \
+        _tile_loadd(5, (from) + (size_t)(block) * LANE_TOKENS * stride, stride);                                                 \
         _tile_dpbusd(block, 5, 4);                                                                                               \
     }
 #define FEW_SCORE_STORE(block)                                                                                                   \
@@ -185,24 +205,28 @@ FKV_INLINE void few_score_turns(int bits, few_score_job *j) {
     uint32_t row_blocks = fkv_ceil_div(j->n_rows, COLUMN_ROWS);
     uint32_t n_turns = j->n_chunks * row_blocks;
     j->turn_shares = FKV_FETCH_SHARES / 2 / (n_turns * n_blocks);
-    bool two_chunks = bits == 4 && j->chunk == 64; /* at once */
-    const uint8_t *codes = NULL;
-    size_t stride = 64;
+    size_t stride = j->t->row_bytes;
+    size_t query_bytes = (size_t)j->chunk / 4 * 64; /* of a turn; of 4 bits, the second half meets low halves */
     for (uint32_t turn = 0; turn < n_turns; turn++) {
         uint32_t chunk = turn / row_blocks;
+        size_t at = (size_t)chunk * j->chunk * (size_t)bits / 8;
+        const uint8_t *codes = j->t->codes + at;
+        const int8_t *queries = j->queries.bytes + turn * query_bytes;
         token_sums *to = &j->sums[turn % 2];
-        if (bits == 8) {
-            codes = j->t->codes + (size_t)chunk * j->chunk;
-            stride = j->t->row_bytes;
-        } else {
-            codes = j->codes[two_chunks ? chunk % 2 : 0][0];
-            if (turn % row_blocks == 0 && (!two_chunks || chunk % 2 == 0)) few_codes(j, chunk);
-        }
-        _tile_loadd(4, j->queries.bytes + (size_t)turn * j->chunk / 4 * 64, 64);
+        _tile_loadd(4, queries, 64);
         FEW_SCORE_START(0)
         FEW_SCORE_START(1)
         FEW_SCORE_START(2)
         FEW_SCORE_START(3)
+        if (bits == 4) {
+            const uint8_t *low_halves = j->low_halves + at;
+            if (turn == 0) few_low_halves(j->t, j->n_tokens, j->low_halves);
+            _tile_loadd(4, queries + query_bytes / 2, 64);
+            FEW_SCORE_MORE(0, low_halves)
+            FEW_SCORE_MORE(1, low_halves)
+            FEW_SCORE_MORE(2, low_halves)
+            FEW_SCORE_MORE(3, low_halves)
+        }
         if (turn > 0) few_scores_from(j, (turn - 1) / row_blocks, (turn - 1) % row_blocks, &j->sums[1 - turn % 2]);
         FEW_SCORE_STORE(0);
         FEW_SCORE_STORE(1);
