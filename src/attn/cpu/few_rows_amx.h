@@ -152,14 +152,26 @@ static void few_low_halves(const tile *t, uint32_t n_tokens, uint8_t *to) {
 
 /* Rows [first, first + n_rows) of a chunk, as int_scores_chunk() ends. */
 FKV_INLINE void few_scores_rows(const few_score_job *j, uint32_t chunk, uint32_t first, uint32_t n_rows, const token_sums *sums) {
-    uint32_t group = chunk * j->chunk >> j->t->group_shift;
+    const tile *t = j->t;
+    uint32_t n_tokens = j->n_tokens;
+    uint32_t group = chunk * j->chunk >> t->group_shift;
+    uint32_t n_groups = t->n_groups;
+    uint32_t shares = j->turn_shares;
     __mmask16 later = chunk == 0 ? 0 : 0xffff;
-    for (uint32_t token = 0; token < j->n_tokens; token += LANE_TOKENS) {
-        vf scale = token_lanes(j->t->scales, j->t->n_groups, group, token);
-        vf bias = token_lanes(j->t->biases, j->t->n_groups, group, token);
+    float *scores = j->scores + (size_t)first * FKV_TILE_TOKENS;
+    vf step[COLUMN_ROWS];
+    vf query_sum[COLUMN_ROWS];
+    FKV_UNROLL
+    for (uint32_t i = 0; i < n_rows; i++) {
+        step[i] = vf_set(j->queries.step[first + i]);
+        query_sum[i] = vf_set(j->queries.sum[(first + i) * j->n_chunks + chunk]);
+    }
+    for (uint32_t token = 0; token < n_tokens; token += LANE_TOKENS) {
+        vf scale = token_lanes(t->scales, n_groups, group, token);
+        vf bias = token_lanes(t->biases, n_groups, group, token);
         __m512i by_token[COLUMN_ROWS]; /* four rows of every fourth token */
         __m512i by_row[COLUMN_ROWS];
-        fkv_fetch_some(j->t->next, j->turn_shares);
+        fkv_fetch_some(t->next, shares);
         FKV_UNROLL
         for (int i = 0; i < 4; i++) {
             const uint8_t *from = (const uint8_t *)sums->at[token / LANE_TOKENS][i];
@@ -168,22 +180,25 @@ FKV_INLINE void few_scores_rows(const few_score_job *j, uint32_t chunk, uint32_t
         }
         transpose_dwords(by_token, by_row);
         FKV_UNROLL
-        for (uint32_t i = 0; i < COLUMN_ROWS; i++) {
-            if (i >= n_rows) continue;
-            uint32_t r = first + i;
-            float *to = j->scores + (size_t)r * FKV_TILE_TOKENS + token;
-            vf score = vf_fma(bias, vf_set(j->queries.sum[r * j->n_chunks + chunk]), _mm512_maskz_loadu_ps(later, to));
-            vf_store(to, vf_fma(_mm512_cvtepi32_ps(by_row[i]), vf_mul(scale, vf_set(j->queries.step[r])), score));
+        for (uint32_t i = 0; i < n_rows; i++) {
+            float *to = scores + i * FKV_TILE_TOKENS + token;
+            vf score = vf_fma(bias, query_sum[i], _mm512_maskz_loadu_ps(later, to));
+            vf_store(to, vf_fma(_mm512_cvtepi32_ps(by_row[i]), vf_mul(scale, step[i]), score));
         }
     }
 }
 
 static void few_scores_from(const few_score_job *j, uint32_t chunk, uint32_t block, const token_sums *sums) {
     uint32_t first = block * COLUMN_ROWS;
-    if (j->n_rows - first >= COLUMN_ROWS)
+    uint32_t n_rows = j->n_rows - first;
+    if (n_rows >= COLUMN_ROWS)
         few_scores_rows(j, chunk, first, COLUMN_ROWS, sums);
+    else if (n_rows == 3)
+        few_scores_rows(j, chunk, first, 3, sums);
+    else if (n_rows == 2)
+        few_scores_rows(j, chunk, first, 2, sums);
     else
-        few_scores_rows(j, chunk, first, j->n_rows - first, sums);
+        few_scores_rows(j, chunk, first, 1, sums);
 }
 
 #define FEW_SCORE_START(block)                                                                                                   \
@@ -351,22 +366,31 @@ typedef struct few_value_job {
     alignas(64) int32_t sums[2][MAX_STRIP_VECS][16][16]; /* [pairs of groups, vectors, rows of few_weights.bytes] */
 } few_value_job;
 
+/* Tokens of the last 16 that are behind n_tokens weigh nothing, whatever their slots hold. */
 FKV_INLINE void few_strip_open(int bits, few_value_job *j, uint32_t at) {
     j->place = strip_at(bits, j->t, at);
+    fkv_fetch *next = j->t->next;
     __m512i high_half = _mm512_set1_epi8((char)0xf0);
-    for (uint32_t token = 0; token < j->n_tokens; token += 4) {
-        if (at == 0) fkv_fetch_some(j->t->next, 2);
-        __m512i v[4];
-        strip_quads(j->t, &j->place, token, v);
-        uint32_t quad = quad_place(token / 4);
+    __mmask64 there = strip_mask(&j->place);
+    const uint8_t *rows = j->t->codes + at;
+    size_t stride = j->t->row_bytes;
+    uint8_t(*to)[TILE_QUADS][STRIP_BYTES] = j->codes;
+    uint32_t n_blocks = fkv_ceil_div(j->n_tokens, LANE_TOKENS);
+    for (uint32_t block = 0; block < n_blocks; block++) {
+        if (at == 0) fkv_fetch_some(next, FKV_FETCH_SHARES / 4 / TOKEN_BLOCKS);
         FKV_UNROLL
-        for (int i = 0; i < 4; i++) {
-            _mm512_store_si512(j->codes[i][quad], v[i]);
-            if (bits == 4) _mm512_store_si512(j->codes[4 + i][quad], _mm512_and_si512(v[i], high_half));
+        for (uint32_t quad = 0; quad < 4; quad++, rows += 4 * stride) {
+            __m512i v[4];
+            strip_quads(rows, stride, there, v);
+            FKV_UNROLL
+            for (int i = 0; i < 4; i++) {
+                _mm512_store_si512(to[i][4 * quad + block], v[i]); /* quad_place(4 * block + quad) */
+                if (bits == 4) _mm512_store_si512(to[4 + i][4 * quad + block], _mm512_and_si512(v[i], high_half));
+            }
         }
     }
-    for (uint32_t quad = fkv_ceil_div(j->n_tokens, 4); quad < TILE_QUADS; quad++)
-        for (int i = 0; i < 32 / bits; i++) _mm512_store_si512(j->codes[i][quad_place(quad)], _mm512_setzero_si512());
+    for (uint32_t quad = 4 * n_blocks; quad < TILE_QUADS; quad++)
+        for (int i = 0; i < 32 / bits; i++) _mm512_store_si512(to[i][quad_place(quad)], _mm512_setzero_si512());
 }
 
 #define FEW_VALUE_START(tile, vec)                                                                                               \

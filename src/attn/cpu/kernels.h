@@ -57,9 +57,15 @@ FKV_INLINE void fkv_fetch_add(fkv_fetch *next, const uint8_t *at, uint64_t bytes
 FKV_INLINE void fkv_fetch_some(fkv_fetch *next, uint32_t n_shares) {
     if (next->n_done == next->n_ranges) return;
     next->due += n_shares * next->n_lines;
-    uint32_t n = fkv_min_u32(next->due / FKV_FETCH_SHARES, next->lines[next->n_done]);
+    uint32_t n = fkv_min_u32(next->due / FKV_FETCH_SHARES & ~3u, next->lines[next->n_done]); /* few instructions for each line */
     const uint8_t *at = next->at[next->n_done];
     const uint8_t *end = at + (size_t)n * 64;
+    for (; end - at >= 256; at += 256) {
+        FKV_PREFETCH_FAR(at);
+        FKV_PREFETCH_FAR(at + 64);
+        FKV_PREFETCH_FAR(at + 128);
+        FKV_PREFETCH_FAR(at + 192);
+    }
     for (; at < end; at += 64) FKV_PREFETCH_FAR(at);
     next->due -= n * FKV_FETCH_SHARES;
     next->at[next->n_done] = at;
