@@ -132,9 +132,9 @@ typedef struct few_score_job {
     uint32_t n_rows;
     uint32_t n_chunks;
     uint32_t chunk;       /* numbers */
-    uint32_t turn_shares; /* to fetch with 16 tokens of a turn */
+    uint32_t step_shares; /* to fetch with 16 tokens of a turn */
     float *scores;
-    token_sums sums[2];                                                     /* of this turn and of the one before */
+    token_sums sums;                                                        /* of this turn */
     alignas(64) uint8_t low_halves[FKV_TILE_TOKENS * FKV_MAX_HEAD_DIM / 2]; /* of 4 bits */
 } few_score_job;
 
@@ -150,105 +150,103 @@ static void few_low_halves(const tile *t, uint32_t n_tokens, uint8_t *to) {
     fkv_tiles_see_stores();
 }
 
-/* Rows [first, first + n_rows) of a chunk, as int_scores_chunk() ends. */
-FKV_INLINE void few_scores_rows(const few_score_job *j, uint32_t chunk, uint32_t first, uint32_t n_rows, const token_sums *sums) {
+/* 16 tokens of a chunk for rows [first, first + n_rows), as int_scores_chunk() ends. */
+FKV_INLINE void few_scores_rows(const few_score_job *j, uint32_t token, uint32_t chunk, uint32_t first, uint32_t n_rows) {
     const tile *t = j->t;
-    uint32_t n_tokens = j->n_tokens;
     uint32_t group = chunk * j->chunk >> t->group_shift;
-    uint32_t n_groups = t->n_groups;
-    uint32_t shares = j->turn_shares;
+    const float *step = j->queries.step + first;
+    const float *query_sum = j->queries.sum + (size_t)first * j->n_chunks + chunk;
+    size_t n_chunks = j->n_chunks;
+    float *to = j->scores + (size_t)first * FKV_TILE_TOKENS + token;
+    vf scale = token_lanes(t->scales, t->n_groups, group, token);
+    vf bias = token_lanes(t->biases, t->n_groups, group, token);
     __mmask16 later = chunk == 0 ? 0 : 0xffff;
-    float *scores = j->scores + (size_t)first * FKV_TILE_TOKENS;
-    vf step[COLUMN_ROWS];
-    vf query_sum[COLUMN_ROWS];
+    __m512i by_token[COLUMN_ROWS]; /* four rows of every fourth token */
+    __m512i by_row[COLUMN_ROWS];
     FKV_UNROLL
-    for (uint32_t i = 0; i < n_rows; i++) {
-        step[i] = vf_set(j->queries.step[first + i]);
-        query_sum[i] = vf_set(j->queries.sum[(first + i) * j->n_chunks + chunk]);
+    for (int i = 0; i < 4; i++) {
+        const uint8_t *from = (const uint8_t *)j->sums.at[token / LANE_TOKENS][i];
+        by_token[i] = _mm512_add_epi32(join(load_lanes(from, 64), load_lanes(from + 16, 64)),
+                                       _mm512_srai_epi32(load_lanes(from + 32, 64), 8));
     }
-    for (uint32_t token = 0; token < n_tokens; token += LANE_TOKENS) {
-        vf scale = token_lanes(t->scales, n_groups, group, token);
-        vf bias = token_lanes(t->biases, n_groups, group, token);
-        __m512i by_token[COLUMN_ROWS]; /* four rows of every fourth token */
-        __m512i by_row[COLUMN_ROWS];
-        fkv_fetch_some(t->next, shares);
-        FKV_UNROLL
-        for (int i = 0; i < 4; i++) {
-            const uint8_t *from = (const uint8_t *)sums->at[token / LANE_TOKENS][i];
-            by_token[i] = _mm512_add_epi32(join(load_lanes(from, 64), load_lanes(from + 16, 64)),
-                                           _mm512_srai_epi32(load_lanes(from + 32, 64), 8));
-        }
-        transpose_dwords(by_token, by_row);
-        FKV_UNROLL
-        for (uint32_t i = 0; i < n_rows; i++) {
-            float *to = scores + i * FKV_TILE_TOKENS + token;
-            vf score = vf_fma(bias, query_sum[i], _mm512_maskz_loadu_ps(later, to));
-            vf_store(to, vf_fma(_mm512_cvtepi32_ps(by_row[i]), vf_mul(scale, step[i]), score));
-        }
+    transpose_dwords(by_token, by_row);
+    FKV_UNROLL
+    for (uint32_t i = 0; i < COLUMN_ROWS; i++, to += FKV_TILE_TOKENS) {
+        if (i >= n_rows) continue;
+        vf score = vf_fma(bias, vf_set(query_sum[i * n_chunks]), _mm512_maskz_loadu_ps(later, to));
+        vf_store(to, vf_fma(_mm512_cvtepi32_ps(by_row[i]), vf_mul(scale, vf_set(step[i])), score));
     }
 }
 
-static void few_scores_from(const few_score_job *j, uint32_t chunk, uint32_t block, const token_sums *sums) {
-    uint32_t first = block * COLUMN_ROWS;
-    uint32_t n_rows = j->n_rows - first;
-    if (n_rows >= COLUMN_ROWS)
-        few_scores_rows(j, chunk, first, COLUMN_ROWS, sums);
-    else if (n_rows == 3)
-        few_scores_rows(j, chunk, first, 3, sums);
-    else if (n_rows == 2)
-        few_scores_rows(j, chunk, first, 2, sums);
+static void few_scores_from(const few_score_job *j, uint32_t token, uint32_t chunk, uint32_t first) {
+    fkv_fetch_some(j->t->next, j->step_shares);
+    if (j->n_rows - first >= COLUMN_ROWS)
+        few_scores_rows(j, token, chunk, first, COLUMN_ROWS);
     else
-        few_scores_rows(j, chunk, first, 1, sums);
+        few_scores_rows(j, token, chunk, first, j->n_rows - first);
 }
 
-#define FEW_SCORE_START(block)                                                                                                   \
+/* Products of 16 tokens with the queries in tile 4. */
+#define FEW_SCORE_PRODUCT(block, codes)                                                                                          \
+    do {                                                                                                                         \
+        _tile_loadd(5, (codes) + (size_t)(block) * LANE_TOKENS * stride, stride);                                                \
+        _tile_dpbusd(block, 5, 4);                                                                                               \
+    } while (0)
+#define FEW_SCORE_FIRST(block)                                                                                                   \
     if (n_blocks > (block)) {                                                                                                    \
         _tile_zero(block);                                                                                                       \
-        FEW_SCORE_MORE(block, codes)                                                                                             \
+        FEW_SCORE_PRODUCT(block, j->t->codes);                                                                                   \
     }
-#define FEW_SCORE_MORE(block, from)                                                                                              \
+#define FEW_SCORE_FIRST_LOW(block)                                                                                               \
+    if (n_blocks > (block)) FEW_SCORE_PRODUCT(block, j->low_halves)
+#define FEW_SCORE_STEP(block)                                                                                                    \
     if (n_blocks > (block)) {                                                                                                    \
-        _tile_loadd(5, (from) + (size_t)(block) * LANE_TOKENS * stride, stride);                                                 \
-        _tile_dpbusd(block, 5, 4);                                                                                               \
+        _tile_stored(block, j->sums.at[block], 64);                                                                              \
+        if (turn + 1 < n_turns) {                                                                                                \
+            if (bits == 4 || (block) == 0) _tile_loadd(4, queries, 64);                                                          \
+            _tile_zero(block);                                                                                                   \
+            FEW_SCORE_PRODUCT(block, j->t->codes + at);                                                                          \
+            if (bits == 4) {                                                                                                     \
+                _tile_loadd(4, queries + query_bytes / 2, 64);                                                                   \
+                FEW_SCORE_PRODUCT(block, j->low_halves + at);                                                                    \
+            }                                                                                                                    \
+        }                                                                                                                        \
+        few_scores_from(j, (block) * LANE_TOKENS, chunk, first);                                                                 \
     }
-#define FEW_SCORE_STORE(block)                                                                                                   \
-    if (n_blocks > (block)) _tile_stored(block, to->at[block], 64)
 
-/* A turn is one chunk and one block of rows. Its products are started before the sums of the turn before become floats. */
+/* A turn is one chunk and one block of rows, a step 16 tokens of it: its sums are stored, its products of the next turn started,
+ * and the sums become floats. */
 FKV_INLINE void few_score_turns(int bits, few_score_job *j) {
     uint32_t n_blocks = fkv_ceil_div(j->n_tokens, LANE_TOKENS);
     uint32_t row_blocks = fkv_ceil_div(j->n_rows, COLUMN_ROWS);
     uint32_t n_turns = j->n_chunks * row_blocks;
-    j->turn_shares = FKV_FETCH_SHARES / 2 / (n_turns * n_blocks);
+    j->step_shares = FKV_FETCH_SHARES / 2 / (n_turns * n_blocks);
     size_t stride = j->t->row_bytes;
     size_t query_bytes = (size_t)j->chunk / 4 * 64; /* of a turn; of 4 bits, the second half meets low halves */
-    for (uint32_t turn = 0; turn < n_turns; turn++) {
-        uint32_t chunk = turn / row_blocks;
-        size_t at = (size_t)chunk * j->chunk * (size_t)bits / 8;
-        const uint8_t *codes = j->t->codes + at;
-        const int8_t *queries = j->queries.bytes + turn * query_bytes;
-        token_sums *to = &j->sums[turn % 2];
-        _tile_loadd(4, queries, 64);
-        FEW_SCORE_START(0)
-        FEW_SCORE_START(1)
-        FEW_SCORE_START(2)
-        FEW_SCORE_START(3)
-        if (bits == 4) {
-            const uint8_t *low_halves = j->low_halves + at;
-            if (turn == 0) few_low_halves(j->t, j->n_tokens, j->low_halves);
-            _tile_loadd(4, queries + query_bytes / 2, 64);
-            FEW_SCORE_MORE(0, low_halves)
-            FEW_SCORE_MORE(1, low_halves)
-            FEW_SCORE_MORE(2, low_halves)
-            FEW_SCORE_MORE(3, low_halves)
-        }
-        if (turn > 0) few_scores_from(j, (turn - 1) / row_blocks, (turn - 1) % row_blocks, &j->sums[1 - turn % 2]);
-        FEW_SCORE_STORE(0);
-        FEW_SCORE_STORE(1);
-        FEW_SCORE_STORE(2);
-        FEW_SCORE_STORE(3);
+    const int8_t *queries = j->queries.bytes;
+    _tile_loadd(4, queries, 64);
+    FEW_SCORE_FIRST(0)
+    FEW_SCORE_FIRST(1)
+    FEW_SCORE_FIRST(2)
+    FEW_SCORE_FIRST(3)
+    if (bits == 4) {
+        few_low_halves(j->t, j->n_tokens, j->low_halves);
+        _tile_loadd(4, queries + query_bytes / 2, 64);
+        FEW_SCORE_FIRST_LOW(0);
+        FEW_SCORE_FIRST_LOW(1);
+        FEW_SCORE_FIRST_LOW(2);
+        FEW_SCORE_FIRST_LOW(3);
     }
-    few_scores_from(j, (n_turns - 1) / row_blocks, (n_turns - 1) % row_blocks, &j->sums[(n_turns - 1) % 2]);
+    for (uint32_t turn = 0; turn < n_turns; turn++) {
+        size_t at = (size_t)((turn + 1) / row_blocks) * j->chunk * (size_t)bits / 8; /* of the next turn, in a row of codes */
+        uint32_t chunk = turn / row_blocks;
+        uint32_t first = turn % row_blocks * COLUMN_ROWS; /* row */
+        queries += query_bytes;
+        FEW_SCORE_STEP(0)
+        FEW_SCORE_STEP(1)
+        FEW_SCORE_STEP(2)
+        FEW_SCORE_STEP(3)
+    }
     few_stay_awake();
 }
 

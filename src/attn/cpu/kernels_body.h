@@ -31,8 +31,8 @@ typedef struct tile {
     uint32_t n_groups;
     uint32_t group_shift;
     uint32_t n_units; /* D / 16 */
-    float scales[FKV_TILE_TOKENS * MAX_GROUPS_PER_ROW];
-    float biases[FKV_TILE_TOKENS * MAX_GROUPS_PER_ROW];
+    alignas(64) float scales[FKV_TILE_TOKENS * MAX_GROUPS_PER_ROW];
+    alignas(64) float biases[FKV_TILE_TOKENS * MAX_GROUPS_PER_ROW];
 } tile;
 
 /* Scales and biases of the tile to floats, 16 at a time. */

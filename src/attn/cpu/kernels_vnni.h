@@ -183,9 +183,9 @@ typedef struct strip_place {
 /* Of every group, a lane for each token: the scale, the code that stands for 0, as near as the group has it, and what it does
  * stand for. Tokens of the last vector that are behind n_tokens have 0, whatever their slots hold. */
 typedef struct token_facts {
-    float scale[MAX_GROUPS_PER_ROW][FKV_TILE_TOKENS];
-    float offset[MAX_GROUPS_PER_ROW][FKV_TILE_TOKENS];
-    uint8_t zero[MAX_GROUPS_PER_ROW][FKV_TILE_TOKENS];
+    alignas(64) float scale[MAX_GROUPS_PER_ROW][FKV_TILE_TOKENS];
+    alignas(64) float offset[MAX_GROUPS_PER_ROW][FKV_TILE_TOKENS];
+    alignas(64) uint8_t zero[MAX_GROUPS_PER_ROW][FKV_TILE_TOKENS];
 } token_facts;
 
 static void facts_open(token_facts *f, const tile *t, uint32_t bins, uint32_t n_tokens) {
