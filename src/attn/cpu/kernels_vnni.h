@@ -216,12 +216,8 @@ FKV_INLINE __mmask64 strip_mask(const strip_place *s) {
     return s->bytes == STRIP_BYTES ? ~(__mmask64)0 : ((__mmask64)1 << s->bytes) - 1;
 }
 
-/* A strip's bytes of four tokens, side by side: dword i of 128-bit lane L of v[j] is byte 16 L + 4 j + i of each. Bytes behind
- * the row, those that are not in `there`, are 0. */
-FKV_INLINE void strip_quads(const uint8_t *rows, size_t stride, __mmask64 there, __m512i v[4]) {
-    __m512i a[4];
-    FKV_UNROLL
-    for (size_t i = 0; i < 4; i++) a[i] = _mm512_maskz_loadu_epi8(there, rows + i * stride);
+/* The bytes of four tokens, side by side: dword i of 128-bit lane L of v[j] is byte 16 L + 4 j + i of each. */
+FKV_INLINE void token_quads(const __m512i a[4], __m512i v[4]) {
     __m512i low01 = _mm512_unpacklo_epi8(a[0], a[1]);
     __m512i high01 = _mm512_unpackhi_epi8(a[0], a[1]);
     __m512i low23 = _mm512_unpacklo_epi8(a[2], a[3]);
