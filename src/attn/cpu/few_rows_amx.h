@@ -133,8 +133,7 @@ typedef struct few_score_job {
     uint32_t n_tokens;
     uint32_t n_rows;
     uint32_t n_chunks;
-    uint32_t chunk;       /* numbers */
-    uint32_t step_shares; /* to fetch with 16 tokens of a turn */
+    uint32_t chunk; /* numbers */
     float *scores;
     token_sums sums;                                                        /* of this turn */
     alignas(64) uint8_t low_halves[FKV_TILE_TOKENS * FKV_MAX_HEAD_DIM / 2]; /* of 4 bits */
@@ -180,12 +179,8 @@ FKV_INLINE void few_scores_rows(const few_score_job *j, uint32_t token, uint32_t
     }
 }
 
-static void few_scores_from(const few_score_job *j, uint32_t token, uint32_t chunk, uint32_t first) {
-    fkv_fetch_some(j->t->next, j->step_shares);
-    if (j->n_rows - first >= COLUMN_ROWS)
-        few_scores_rows(j, token, chunk, first, COLUMN_ROWS);
-    else
-        few_scores_rows(j, token, chunk, first, j->n_rows - first);
+static void few_scores_some(const few_score_job *j, uint32_t token, uint32_t chunk, uint32_t first) {
+    few_scores_rows(j, token, chunk, first, j->n_rows - first);
 }
 
 /* Products of 16 tokens with the queries in tile 2. */
@@ -214,7 +209,11 @@ static void few_scores_from(const few_score_job *j, uint32_t token, uint32_t chu
             FEW_SCORE_START(into, turn, (block) + 2);                                                                            \
         else if (turn + 1 < n_turns)                                                                                             \
             FEW_SCORE_START(into, turn + 1, into);                                                                               \
-        few_scores_from(j, (block) * LANE_TOKENS, chunk, first);                                                                 \
+        fkv_fetch_some(fetch, shares);                                                                                           \
+        if (j->n_rows - first >= COLUMN_ROWS)                                                                                    \
+            few_scores_rows(j, (block) * LANE_TOKENS, chunk, first, COLUMN_ROWS);                                                \
+        else                                                                                                                     \
+            few_scores_some(j, (block) * LANE_TOKENS, chunk, first);                                                             \
     }
 
 /* A turn is one chunk and one block of rows, a step 16 tokens of it. Before its sums become floats, products of later steps are
@@ -223,7 +222,8 @@ FKV_INLINE void few_score_turns(int bits, few_score_job *j) {
     uint32_t n_blocks = fkv_ceil_div(j->n_tokens, LANE_TOKENS);
     uint32_t row_blocks = fkv_ceil_div(j->n_rows, COLUMN_ROWS);
     uint32_t n_turns = j->n_chunks * row_blocks;
-    j->step_shares = FKV_FETCH_SHARES / 2 / (n_turns * n_blocks);
+    uint32_t shares = FKV_FETCH_SHARES / 2 / (n_turns * n_blocks); /* to fetch with a step */
+    fkv_fetch *fetch = j->t->next;
     size_t stride = j->t->row_bytes;
     size_t query_bytes = (size_t)j->chunk / 4 * 64; /* of a turn; of 4 bits, the second half meets low halves */
     if (bits == 4) few_low_halves(j->t, j->n_tokens, j->low_halves);
