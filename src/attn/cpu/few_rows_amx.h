@@ -1,11 +1,11 @@
 /* Attention of few rows (decode) over AMX: the codes of a page are the matrix, and the few rows that look at it are its columns.
  * Included by kernels_amx.c. Bits are those of kernels_vnni.h, as for many rows.
  *
- * Scores: A = 16 tokens x a chunk of the head dimension, which for 8 bits is the page itself, not touched before; B = the three
- * bytes of four queries, a column each. The sums come out token by token and are transposed as they become floats.
+ * Scores: A = 16 tokens x a chunk of the head dimension, the page itself, not touched before; for 4 bits once more with the low
+ * halves of its bytes alone. B = the three bytes of four queries, a column each. The sums come out token by token and are
+ * transposed as they become floats.
  *
- * Values: A = two bytes of the weights of four rows, for each group of a strip; B = a strip's quads of tokens. A vector of
- * numbers has lanes of several groups, so that all groups are multiplied and each lane picks its own.
+ * Values: A = two bytes of the weights of four rows for one group; B = 16 bytes of the group, in quads of tokens.
  */
 #ifndef FKV_FEW_ROWS_AMX_H
 #define FKV_FEW_ROWS_AMX_H
@@ -21,26 +21,30 @@ enum {
     TILE_QUADS = FKV_TILE_TOKENS / 4 /* of tokens */
 };
 
-/* Tiles 0-3: sums; 4: queries and 5: keys, a chunk of each; 6: values; 7: weights. Set once for a walk: setting them costs as
- * much as half the products of a tile. */
+/* Tiles 0 and 1: sums of scores; 2: queries and 3: keys, a chunk of each; 4 and 5: sums of values; 6: values; 7: weights. Set
+ * once for a walk: setting them costs as much as half the products of a tile. */
 static void few_tiles_open(const fkv_codec *k_codec) {
     fkv_tile_shapes shapes = {0};
-    uint32_t chunk = has_integer_kernel(k_codec) ? chunk_units(k_codec->group) * UNIT_NUMBERS : 64;
-    for (int i = 0; i < 4; i++) fkv_tile_shape(&shapes, i, 16, 64);
-    fkv_tile_shape(&shapes, 4, chunk / 4, 64);
-    fkv_tile_shape(&shapes, 5, LANE_TOKENS, chunk);
+    uint32_t bytes = 64; /* of a chunk */
+    if (has_integer_kernel(k_codec)) bytes = chunk_units(k_codec->group) * UNIT_NUMBERS * k_codec->bits / 8;
+    fkv_tile_shape(&shapes, 0, LANE_TOKENS, 64);
+    fkv_tile_shape(&shapes, 1, LANE_TOKENS, 64);
+    fkv_tile_shape(&shapes, 2, bytes / 4, 64);
+    fkv_tile_shape(&shapes, 3, LANE_TOKENS, bytes);
+    fkv_tile_shape(&shapes, 4, 2 * COLUMN_ROWS, 64);
+    fkv_tile_shape(&shapes, 5, 2 * COLUMN_ROWS, 64);
     fkv_tile_shape(&shapes, 6, TILE_QUADS, 64);
-    fkv_tile_shape(&shapes, 7, 4 * COLUMN_ROWS, 64);
+    fkv_tile_shape(&shapes, 7, 2 * COLUMN_ROWS, 64);
     fkv_tiles_open(&shapes);
 }
 
 /* The matrix unit falls asleep after about 350 ns without a product and takes 300 to wake up: between products that are farther
  * apart there is one whose sums nobody reads. */
-FKV_INLINE void few_stay_awake(void) { _tile_dpbsud(3, 7, 6); }
+FKV_INLINE void few_stay_awake(void) { _tile_dpbsud(5, 7, 6); }
 
 /* ---- scores ---- */
 
-/* Rows of queries as columns. For 4 bits the quads of a chunk are in the order of few_codes(). */
+/* Rows of queries as columns. For 4 bits, first the quads of a chunk that meet whole bytes, then those that meet low halves. */
 typedef struct column_queries {
     float *step;   /* [rows] */
     float *sum;    /* [rows, chunks] */
@@ -60,6 +64,31 @@ static column_queries columns_in(void *prepared, uint32_t n_rows, uint32_t n_chu
 
 FKV_INLINE uint32_t chunk_numbers(const fkv_codec *codec) { return chunk_units(codec->group) * UNIT_NUMBERS; }
 
+/* A byte of two codes, low and high, is b = low + 16 * high, so even * low + odd * high = odd / 16 * b + (even - odd / 16) * low:
+ * whole bytes, as they lie in the page, and low halves are what queries meet. Of each unit, its 16 even and 16 odd numbers become
+ * these two factors. */
+static void queries_for_bytes(const int_queries *iq, size_t n) {
+    for (size_t at = 0; at < n; at += UNIT_NUMBERS) {
+        __m512i x[2];
+        FKV_UNROLL
+        for (size_t i = 0; i < 2; i++) {
+            __m512i high = _mm512_cvtepi8_epi32(load16((const uint8_t *)iq->high + at + 16 * i));
+            __m512i low = _mm512_cvtepi8_epi32(load16((const uint8_t *)iq->low + at + 16 * i));
+            x[i] = join(join(high, low), _mm512_cvtepi8_epi32(load16((const uint8_t *)iq->rest + at + 16 * i)));
+        }
+        x[1] = _mm512_srai_epi32(x[1], 4); /* exact */
+        x[0] = _mm512_sub_epi32(x[0], x[1]);
+        FKV_UNROLL
+        for (size_t i = 0; i < 2; i++) {
+            __m512i above = _mm512_srai_epi32(_mm512_add_epi32(x[1 - i], _mm512_set1_epi32(128)), 8);
+            bytes2 bytes = split(above);
+            _mm_storeu_si128((__m128i *)(iq->high + at + 16 * i), bytes.high);
+            _mm_storeu_si128((__m128i *)(iq->low + at + 16 * i), bytes.low);
+            _mm_storeu_si128((__m128i *)(iq->rest + at + 16 * i), _mm512_cvtepi32_epi8(x[1 - i]));
+        }
+    }
+}
+
 static void few_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows, void *prepared) {
     enum { MOST = FEW_ROWS * (3 * FKV_MAX_HEAD_DIM + FKV_MAX_HEAD_DIM / 8 + 4) + 5 * 64 };
     alignas(64) uint8_t as_rows[MOST];
@@ -68,6 +97,7 @@ static void few_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows,
     uint32_t n_blocks = fkv_ceil_div(n_rows, COLUMN_ROWS);
     int_prepare(codec, q, n_rows, as_rows);
     int_queries iq = queries_in(as_rows, n_rows, dim);
+    if (codec->bits == 4) queries_for_bytes(&iq, (size_t)n_rows * dim);
     column_queries cq = columns_in(prepared, n_rows, dim / chunk);
     memcpy(cq.step, iq.step, n_rows * sizeof *cq.step);
     memcpy(cq.sum, iq.sum, (size_t)n_rows * (dim / chunk) * sizeof *cq.sum);
@@ -103,113 +133,110 @@ typedef struct few_score_job {
     uint32_t n_tokens;
     uint32_t n_rows;
     uint32_t n_chunks;
-    uint32_t chunk;       /* numbers */
-    uint32_t turn_shares; /* to fetch with 16 tokens of a turn */
+    uint32_t chunk; /* numbers */
     float *scores;
-    token_sums sums[2]; /* of this turn and of the one before */
-    alignas(
-        64) uint8_t codes[2][FKV_TILE_TOKENS][64]; /* of 4 bits: a chunk of every token, a byte each; and the chunk after it */
+    token_sums sums;                                                        /* of this turn */
+    alignas(64) uint8_t low_halves[FKV_TILE_TOKENS * FKV_MAX_HEAD_DIM / 2]; /* of 4 bits */
 } few_score_job;
 
-/* The codes of a chunk of 4 bits to bytes, first all low halves, then all high ones; of two chunks of 64 where there are two. */
-static void few_codes(few_score_job *j, uint32_t chunk) {
-    const uint8_t *from = j->t->codes + (size_t)chunk * j->chunk / 2;
+/* The low halves of the codes of 4 bits, each where its byte is in the page. */
+static void few_low_halves(const tile *t, uint32_t n_tokens, uint8_t *to) {
+    const uint8_t *from = t->codes;
+    const uint8_t *end = from + fkv_align_up((size_t)n_tokens, LANE_TOKENS) * t->row_bytes;
     __m512i half = _mm512_set1_epi8(15);
-    if (j->chunk == 64 && chunk + 1 < j->n_chunks) {
-        for (uint32_t token = 0; token < j->n_tokens; token++, from += j->t->row_bytes) {
-            __m512i packed = _mm512_loadu_si512(from);
-            __m512i low = _mm512_and_si512(packed, half);
-            __m512i high = _mm512_and_si512(_mm512_srli_epi16(packed, 4), half);
-            _mm512_store_si512(j->codes[0][token], _mm512_shuffle_i64x2(low, high, 0x44));
-            _mm512_store_si512(j->codes[1][token], _mm512_shuffle_i64x2(low, high, 0xee));
-        }
-    } else if (j->chunk == 64) {
-        for (uint32_t token = 0; token < j->n_tokens; token++, from += j->t->row_bytes) {
-            __m256i packed = _mm256_loadu_si256((const __m256i *)from);
-            __m512i halves = _mm512_inserti64x4(_mm512_castsi256_si512(packed), _mm256_srli_epi16(packed, 4), 1);
-            _mm512_store_si512(j->codes[0][token], _mm512_and_si512(halves, half));
-        }
-    } else {
-        for (uint32_t token = 0; token < j->n_tokens; token++, from += j->t->row_bytes) {
-            __m128i packed = load16(from);
-            __m256i halves = _mm256_inserti128_si256(_mm256_castsi128_si256(packed), _mm_srli_epi16(packed, 4), 1);
-            _mm256_store_si256((__m256i *)j->codes[0][token], _mm256_and_si256(halves, _mm512_castsi512_si256(half)));
-        }
+    for (; from < end; from += 256, to += 256) { /* 16 rows are a multiple of that */
+        FKV_UNROLL
+        for (int i = 0; i < 256; i += 64) _mm512_store_si512(to + i, _mm512_and_si512(_mm512_loadu_si512(from + i), half));
     }
     fkv_tiles_see_stores();
 }
 
-/* Rows [first, first + n_rows) of a chunk, as int_scores_chunk() ends. */
-FKV_INLINE void few_scores_rows(const few_score_job *j, uint32_t chunk, uint32_t first, uint32_t n_rows, const token_sums *sums) {
-    uint32_t group = chunk * j->chunk >> j->t->group_shift;
+/* 16 tokens of a chunk for rows [first, first + n_rows), as int_scores_chunk() ends. */
+FKV_INLINE void few_scores_rows(const few_score_job *j, uint32_t token, uint32_t chunk, uint32_t first, uint32_t n_rows) {
+    const tile *t = j->t;
+    uint32_t group = chunk * j->chunk >> t->group_shift;
+    const float *step = j->queries.step + first;
+    const float *query_sum = j->queries.sum + (size_t)first * j->n_chunks + chunk;
+    size_t n_chunks = j->n_chunks;
+    float *to = j->scores + (size_t)first * FKV_TILE_TOKENS + token;
+    vf scale = token_lanes(t->scales, t->n_groups, group, token);
+    vf bias = token_lanes(t->biases, t->n_groups, group, token);
     __mmask16 later = chunk == 0 ? 0 : 0xffff;
-    for (uint32_t token = 0; token < j->n_tokens; token += LANE_TOKENS) {
-        vf scale = token_lanes(j->t->scales, j->t->n_groups, group, token);
-        vf bias = token_lanes(j->t->biases, j->t->n_groups, group, token);
-        __m512i x[N_BYTES][COLUMN_ROWS];
-        fkv_fetch_some(j->t->next, j->turn_shares);
-        FKV_UNROLL
-        for (int b = 0; b < N_BYTES; b++) load_columns((const uint8_t *)sums->at[token / LANE_TOKENS] + 16 * b, 64, x[b]);
-        FKV_UNROLL
-        for (uint32_t i = 0; i < COLUMN_ROWS; i++) {
-            if (i >= n_rows) continue;
-            uint32_t r = first + i;
-            __m512i sum = _mm512_add_epi32(join(x[0][i], x[1][i]), _mm512_srai_epi32(x[2][i], 8));
-            float *to = j->scores + (size_t)r * FKV_TILE_TOKENS + token;
-            vf score = vf_fma(bias, vf_set(j->queries.sum[r * j->n_chunks + chunk]), _mm512_maskz_loadu_ps(later, to));
-            vf_store(to, vf_fma(_mm512_cvtepi32_ps(sum), vf_mul(scale, vf_set(j->queries.step[r])), score));
-        }
+    __m512i by_token[COLUMN_ROWS]; /* four rows of every fourth token */
+    __m512i by_row[COLUMN_ROWS];
+    FKV_UNROLL
+    for (int i = 0; i < 4; i++) {
+        const uint8_t *from = (const uint8_t *)j->sums.at[token / LANE_TOKENS][i];
+        by_token[i] = _mm512_add_epi32(join(load_lanes(from, 64), load_lanes(from + 16, 64)),
+                                       _mm512_srai_epi32(load_lanes(from + 32, 64), 8));
+    }
+    transpose_dwords(by_token, by_row);
+    FKV_UNROLL
+    for (uint32_t i = 0; i < COLUMN_ROWS; i++, to += FKV_TILE_TOKENS) {
+        if (i >= n_rows) continue;
+        vf score = vf_fma(bias, vf_set(query_sum[i * n_chunks]), _mm512_maskz_loadu_ps(later, to));
+        vf_store(to, vf_fma(_mm512_cvtepi32_ps(by_row[i]), vf_mul(scale, vf_set(step[i])), score));
     }
 }
 
-static void few_scores_from(const few_score_job *j, uint32_t chunk, uint32_t block, const token_sums *sums) {
-    uint32_t first = block * COLUMN_ROWS;
-    if (j->n_rows - first >= COLUMN_ROWS)
-        few_scores_rows(j, chunk, first, COLUMN_ROWS, sums);
-    else
-        few_scores_rows(j, chunk, first, j->n_rows - first, sums);
+static void few_scores_some(const few_score_job *j, uint32_t token, uint32_t chunk, uint32_t first) {
+    few_scores_rows(j, token, chunk, first, j->n_rows - first);
 }
 
-#define FEW_SCORE_START(block)                                                                                                   \
+/* Products of 16 tokens with the queries in tile 2. */
+#define FEW_SCORE_PRODUCT(into, codes, block)                                                                                    \
+    do {                                                                                                                         \
+        _tile_loadd(3, (codes) + (size_t)(block) * LANE_TOKENS * stride, stride);                                                \
+        _tile_dpbusd(into, 3, 2);                                                                                                \
+    } while (0)
+#define FEW_SCORE_START(into, of, block)                                                                                         \
+    do {                                                                                                                         \
+        size_t at = (size_t)((of) / row_blocks) * j->chunk * (size_t)bits / 8; /* in a row of codes */                           \
+        const int8_t *queries = j->queries.bytes + (of) * query_bytes;                                                           \
+        _tile_loadd(2, queries, 64);                                                                                             \
+        _tile_zero(into);                                                                                                        \
+        FEW_SCORE_PRODUCT(into, j->t->codes + at, block);                                                                        \
+        if (bits == 4) {                                                                                                         \
+            _tile_loadd(2, queries + query_bytes / 2, 64);                                                                       \
+            FEW_SCORE_PRODUCT(into, j->low_halves + at, block);                                                                  \
+        }                                                                                                                        \
+    } while (0)
+/* Two steps are under way at a time: the next one has been started, and the one after it is, here. */
+#define FEW_SCORE_STEP(into, block)                                                                                              \
     if (n_blocks > (block)) {                                                                                                    \
-        _tile_zero(block);                                                                                                       \
-        _tile_loadd(5, codes + (size_t)(block) * LANE_TOKENS * stride, stride);                                                  \
-        _tile_dpbusd(block, 5, 4);                                                                                               \
+        _tile_stored(into, j->sums.at[block], 64);                                                                               \
+        if (n_blocks > (block) + 2)                                                                                              \
+            FEW_SCORE_START(into, turn, (block) + 2);                                                                            \
+        else if (turn + 1 < n_turns)                                                                                             \
+            FEW_SCORE_START(into, turn + 1, into);                                                                               \
+        fkv_fetch_some(fetch, shares);                                                                                           \
+        if (j->n_rows - first >= COLUMN_ROWS)                                                                                    \
+            few_scores_rows(j, (block) * LANE_TOKENS, chunk, first, COLUMN_ROWS);                                                \
+        else                                                                                                                     \
+            few_scores_some(j, (block) * LANE_TOKENS, chunk, first);                                                             \
     }
-#define FEW_SCORE_STORE(block)                                                                                                   \
-    if (n_blocks > (block)) _tile_stored(block, to->at[block], 64)
 
-/* A turn is one chunk and one block of rows. Its products are started before the sums of the turn before become floats. */
+/* A turn is one chunk and one block of rows, a step 16 tokens of it. Before its sums become floats, products of later steps are
+ * started. */
 FKV_INLINE void few_score_turns(int bits, few_score_job *j) {
     uint32_t n_blocks = fkv_ceil_div(j->n_tokens, LANE_TOKENS);
     uint32_t row_blocks = fkv_ceil_div(j->n_rows, COLUMN_ROWS);
     uint32_t n_turns = j->n_chunks * row_blocks;
-    j->turn_shares = FKV_FETCH_SHARES / 2 / (n_turns * n_blocks);
-    bool two_chunks = bits == 4 && j->chunk == 64; /* at once */
-    const uint8_t *codes = NULL;
-    size_t stride = 64;
+    uint32_t shares = FKV_FETCH_SHARES / 2 / (n_turns * n_blocks); /* to fetch with a step */
+    fkv_fetch *fetch = j->t->next;
+    size_t stride = j->t->row_bytes;
+    size_t query_bytes = (size_t)j->chunk / 4 * 64; /* of a turn; of 4 bits, the second half meets low halves */
+    if (bits == 4) few_low_halves(j->t, j->n_tokens, j->low_halves);
+    FEW_SCORE_START(0, 0, 0);
+    if (n_blocks > 1) FEW_SCORE_START(1, 0, 1);
     for (uint32_t turn = 0; turn < n_turns; turn++) {
         uint32_t chunk = turn / row_blocks;
-        token_sums *to = &j->sums[turn % 2];
-        if (bits == 8) {
-            codes = j->t->codes + (size_t)chunk * j->chunk;
-            stride = j->t->row_bytes;
-        } else {
-            codes = j->codes[two_chunks ? chunk % 2 : 0][0];
-            if (turn % row_blocks == 0 && (!two_chunks || chunk % 2 == 0)) few_codes(j, chunk);
-        }
-        _tile_loadd(4, j->queries.bytes + (size_t)turn * j->chunk / 4 * 64, 64);
-        FEW_SCORE_START(0)
-        FEW_SCORE_START(1)
-        FEW_SCORE_START(2)
-        FEW_SCORE_START(3)
-        if (turn > 0) few_scores_from(j, (turn - 1) / row_blocks, (turn - 1) % row_blocks, &j->sums[1 - turn % 2]);
-        FEW_SCORE_STORE(0);
-        FEW_SCORE_STORE(1);
-        FEW_SCORE_STORE(2);
-        FEW_SCORE_STORE(3);
+        uint32_t first = turn % row_blocks * COLUMN_ROWS; /* row */
+        FEW_SCORE_STEP(0, 0)
+        FEW_SCORE_STEP(1, 1)
+        FEW_SCORE_STEP(0, 2)
+        FEW_SCORE_STEP(1, 3)
     }
-    few_scores_from(j, (n_turns - 1) / row_blocks, (n_turns - 1) % row_blocks, &j->sums[(n_turns - 1) % 2]);
     few_stay_awake();
 }
 
@@ -317,120 +344,111 @@ static void few_weigh_some(int n_groups, uint32_t n_vecs, few_weights *w, const 
 typedef struct few_value_job {
     const tile *t;
     uint32_t n_tokens;
-    uint32_t row_shares; /* to fetch with a row */
+    uint32_t vec_shares; /* to fetch with a vector */
     token_facts facts;
     strip_place place;
     few_weights weights;
-    /* Quads of tokens as strip_quads() makes them, each at its quad_place(). Of 4 bits the bytes are not cut into halves: vectors
-     * 0-3 are whole bytes, 4-7 what their high halves count in them, so that low halves are the difference of two sums. */
+    /* Quads of tokens, 16 bytes of a row, each quad at its quad_place(). Of 4 bits the bytes are not cut into halves: vectors 0-3
+     * are whole bytes, 4-7 what their high halves count in them, so that low halves are the difference of two sums. */
     alignas(64) uint8_t codes[MAX_STRIP_VECS][TILE_QUADS][STRIP_BYTES];
-    alignas(64) int32_t sums[2][MAX_STRIP_VECS][16][16]; /* [pairs of groups, vectors, rows of few_weights.bytes] */
+    alignas(64) int32_t sums[MAX_STRIP_VECS][COLUMN_ROWS][2][16]; /* of high and low bytes of the weights */
 } few_value_job;
 
+/* Tokens of the last 16 that are behind n_tokens weigh nothing, whatever their slots hold. */
 FKV_INLINE void few_strip_open(int bits, few_value_job *j, uint32_t at) {
     j->place = strip_at(bits, j->t, at);
+    fkv_fetch *next = j->t->next;
     __m512i high_half = _mm512_set1_epi8((char)0xf0);
-    for (uint32_t token = 0; token < j->n_tokens; token += 4) {
-        if (at == 0) fkv_fetch_some(j->t->next, 2);
-        __m512i v[4];
-        strip_quads(j->t, &j->place, token, v);
-        uint32_t quad = quad_place(token / 4);
+    __m512i transposed = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15); /* so that v[i] is 16 bytes */
+    __mmask64 there = strip_mask(&j->place);
+    const uint8_t *rows = j->t->codes + at;
+    size_t stride = j->t->row_bytes;
+    uint8_t(*to)[TILE_QUADS][STRIP_BYTES] = j->codes;
+    uint32_t n_blocks = fkv_ceil_div(j->n_tokens, LANE_TOKENS);
+    for (uint32_t block = 0; block < n_blocks; block++) {
+        if (at == 0) fkv_fetch_some(next, FKV_FETCH_SHARES / 4 / TOKEN_BLOCKS);
         FKV_UNROLL
-        for (int i = 0; i < 4; i++) {
-            _mm512_store_si512(j->codes[i][quad], v[i]);
-            if (bits == 4) _mm512_store_si512(j->codes[4 + i][quad], _mm512_and_si512(v[i], high_half));
+        for (uint32_t quad = 0; quad < 4; quad++, rows += 4 * stride) {
+            __m512i a[4];
+            __m512i v[4];
+            FKV_UNROLL
+            for (size_t i = 0; i < 4; i++)
+                a[i] = _mm512_permutexvar_epi32(transposed, _mm512_maskz_loadu_epi8(there, rows + i * stride));
+            token_quads(a, v);
+            FKV_UNROLL
+            for (int i = 0; i < 4; i++) {
+                _mm512_store_si512(to[i][4 * quad + block], v[i]); /* quad_place(4 * block + quad) */
+                if (bits == 4) _mm512_store_si512(to[4 + i][4 * quad + block], _mm512_and_si512(v[i], high_half));
+            }
         }
     }
-    for (uint32_t quad = fkv_ceil_div(j->n_tokens, 4); quad < TILE_QUADS; quad++)
-        for (int i = 0; i < 32 / bits; i++) _mm512_store_si512(j->codes[i][quad_place(quad)], _mm512_setzero_si512());
+    for (uint32_t quad = 4 * n_blocks; quad < TILE_QUADS; quad++)
+        for (int i = 0; i < 32 / bits; i++) _mm512_store_si512(to[i][quad_place(quad)], _mm512_setzero_si512());
 }
 
-#define FEW_VALUE_START(tile, vec)                                                                                               \
-    do {                                                                                                                         \
-        _tile_zero(tile);                                                                                                        \
-        _tile_loadd(6, j->codes[vec], 64);                                                                                       \
-        _tile_dpbsud(tile, 7, 6);                                                                                                \
-    } while (0)
-
-FKV_INLINE void few_products(int bits, few_value_job *j, int pair) {
-    int32_t(*to)[16][16] = j->sums[pair];
-    _tile_loadd(7, j->weights.bytes[2 * pair], 64);
-    FEW_VALUE_START(0, 0);
-    FEW_VALUE_START(1, 1);
-    FEW_VALUE_START(2, 2);
-    FEW_VALUE_START(3, 3);
-    _tile_stored(0, to[0], 64);
-    if (bits == 4) FEW_VALUE_START(0, 4);
-    _tile_stored(1, to[1], 64);
-    if (bits == 4) FEW_VALUE_START(1, 5);
-    _tile_stored(2, to[2], 64);
-    if (bits == 4) FEW_VALUE_START(2, 6);
-    _tile_stored(3, to[3], 64);
-    if (bits == 4) FEW_VALUE_START(3, 7);
-    if (bits == 4) {
-        _tile_stored(0, to[4], 64);
-        _tile_stored(1, to[5], 64);
-        _tile_stored(2, to[6], 64);
-        _tile_stored(3, to[7], 64);
-    }
+FKV_INLINE void few_products_start(int bits, const few_value_job *j, uint32_t vec) {
+    _tile_loadd(7, j->weights.bytes[j->place.group[vec] - j->place.group[0]], 64);
+    _tile_zero(4);
+    _tile_loadd(6, j->codes[vec], 64);
+    _tile_dpbsud(4, 7, 6);
+    if (bits == 8) return;
+    _tile_zero(5);
+    _tile_loadd(6, j->codes[4 + vec], 64);
+    _tile_dpbsud(5, 7, 6);
 }
 
-/* Four numbers of groups, `apart` dwords from each other, to the lanes of a strip. */
-FKV_INLINE __m512i pick_lanes(int n_groups, const strip_place *s, const int32_t *of_groups, size_t apart) {
-    __m512i x = _mm512_set1_epi32(of_groups[0]);
-    if (n_groups == 2) x = _mm512_mask_set1_epi32(x, 0xff00, of_groups[apart]);
-    for (int lane = 1; n_groups == 4 && lane < 4; lane++)
-        x = _mm512_mask_set1_epi32(x, (__mmask16)(0xf << 4 * lane), of_groups[(s->group[lane] - s->group[0]) * apart]);
-    return x;
+FKV_INLINE void few_products_store(int bits, few_value_job *j, uint32_t vec) {
+    _tile_stored(4, j->sums[vec], 64);
+    if (bits == 4) _tile_stored(5, j->sums[4 + vec], 64);
 }
 
-/* The sums of one byte of one row for a vector of the strip. */
-FKV_INLINE __m512i few_sums(int n_groups, const few_value_job *j, int vec, uint32_t row) {
-    __m512i x = _mm512_load_si512(j->sums[0][vec][row]);
-    if (n_groups == 2) x = _mm512_mask_loadu_epi32(x, 0xff00, j->sums[0][vec][8 + row]);
-    for (int lane = 1; n_groups == 4 && lane < 4; lane++) {
-        uint32_t g = j->place.group[lane] - j->place.group[0];
-        x = _mm512_mask_loadu_epi32(x, (__mmask16)(0xf << 4 * lane), j->sums[g / 2][vec][g % 2 * 8 + row]);
-    }
-    return x;
+FKV_INLINE __m512i few_sums(const few_value_job *j, uint32_t vec, uint32_t row) {
+    return _mm512_add_epi32(times_256(_mm512_load_si512(j->sums[vec][row][0])), _mm512_load_si512(j->sums[vec][row][1]));
 }
 
-/* As int_values_row() ends. */
-FKV_INLINE void few_values_row(int bits, int n_groups, const few_value_job *j, uint32_t row, float *out) {
-    int n_vecs = 32 / bits;
+/* The numbers of one vector, as int_values_row() ends. */
+FKV_INLINE void few_values_row(int bits, const few_value_job *j, uint32_t vec, uint32_t row, float *out) {
     const few_weights *w = &j->weights;
-    __m512i zero = pick_lanes(n_groups, &j->place, &w->zero[0][row], COLUMN_ROWS);
-    vf step = _mm512_castsi512_ps(pick_lanes(n_groups, &j->place, (const int32_t *)(const void *)&w->step[0][row], COLUMN_ROWS));
-    vf offset =
-        _mm512_castsi512_ps(pick_lanes(n_groups, &j->place, (const int32_t *)(const void *)&w->offset[0][row], COLUMN_ROWS));
-    __m512i whole[MAX_STRIP_VECS];
-    vf x[MAX_STRIP_VECS];
-    FKV_UNROLL
-    for (int v = 0; v < n_vecs; v++)
-        whole[v] = _mm512_add_epi32(times_256(few_sums(n_groups, j, v, 2 * row)), few_sums(n_groups, j, v, 2 * row + 1));
-    FKV_UNROLL
-    for (int v = 0; bits == 4 && v < 4; v++) {
-        whole[v] = _mm512_sub_epi32(whole[v], whole[4 + v]);
-        whole[4 + v] = _mm512_srai_epi32(whole[4 + v], 4);
+    uint32_t group = j->place.group[vec] - j->place.group[0];
+    __m512i zero = _mm512_set1_epi32(w->zero[group][row]);
+    vf step = vf_set(w->step[group][row]);
+    vf offset = vf_set(w->offset[group][row]);
+    __m512i whole = few_sums(j, vec, row);
+    if (bits == 8) {
+        vf x = vf_fma(_mm512_cvtepi32_ps(_mm512_sub_epi32(whole, zero)), step, offset);
+        vf_store(out, vf_add(vf_load(out), x));
+        return;
     }
-    FKV_UNROLL
-    for (int v = 0; v < n_vecs; v++) x[v] = vf_fma(_mm512_cvtepi32_ps(_mm512_sub_epi32(whole[v], zero)), step, offset);
-    add_strip(bits, &j->place, x, out);
+    __m512i highs = few_sums(j, 4 + vec, row);
+    __m512i lows = _mm512_sub_epi32(whole, highs);
+    vf even = vf_fma(_mm512_cvtepi32_ps(_mm512_sub_epi32(lows, zero)), step, offset);
+    vf odd = vf_fma(_mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_srai_epi32(highs, 4), zero)), step, offset);
+    __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    __m512i second = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    vf_store(out, vf_add(vf_load(out), _mm512_permutex2var_ps(even, first, odd)));
+    vf_store(out + 16, vf_add(vf_load(out + 16), _mm512_permutex2var_ps(even, second, odd)));
 }
 
-/* Rows of one block. n_groups: of the strip, 2 where each has half of its lanes, 4 for all that is not so simple. */
-FKV_INLINE void few_values_block(int bits, int n_groups, few_value_job *j, const float *p, uint32_t n_rows, float *out) {
-    uint32_t n_vecs = fkv_ceil_div(j->n_tokens, 16);
-    if (n_vecs == 4 && n_rows == COLUMN_ROWS)
-        few_weigh_all(n_groups, &j->weights, &j->facts, &j->place, p);
+/* Rows of one block. The products of the next vector are started before the sums of one become floats. */
+FKV_INLINE void few_values_block(int bits, few_value_job *j, const float *p, uint32_t n_rows, float *out) {
+    uint32_t n_groups = j->place.group[3] - j->place.group[0] + 1;
+    uint32_t n_token_vecs = fkv_ceil_div(j->n_tokens, 16);
+    if (n_token_vecs == 4 && n_rows == COLUMN_ROWS && n_groups == 1)
+        few_weigh_all(1, &j->weights, &j->facts, &j->place, p);
+    else if (n_token_vecs == 4 && n_rows == COLUMN_ROWS && n_groups == 2)
+        few_weigh_all(2, &j->weights, &j->facts, &j->place, p);
     else
-        few_weigh_some(n_groups, n_vecs, &j->weights, &j->facts, &j->place, p, n_rows);
+        few_weigh_some(4, n_token_vecs, &j->weights, &j->facts, &j->place, p, n_rows);
     fkv_tiles_see_stores();
-    few_products(bits, j, 0);
-    if (n_groups == 4) few_products(bits, j, 1);
-    for (uint32_t r = 0; r < n_rows; r++) {
-        if (j->place.at == 0) fkv_fetch_some(j->t->next, j->row_shares);
-        few_values_row(bits, n_groups, j, r, out + (size_t)r * j->t->n_units * 16);
+    uint32_t n_vecs = j->place.n_lanes;
+    size_t dim = (size_t)j->t->n_units * 16;
+    out += j->place.first;
+    few_products_start(bits, j, 0);
+    for (uint32_t vec = 0; vec < n_vecs; vec++, out += 128 / bits) {
+        few_products_store(bits, j, vec);
+        if (vec + 1 < n_vecs) few_products_start(bits, j, vec + 1);
+        if (j->place.at == 0) fkv_fetch_some(j->t->next, j->vec_shares);
+        for (uint32_t r = 0; r < n_rows; r++) few_values_row(bits, j, vec, r, out + r * dim);
     }
     few_stay_awake();
 }
@@ -441,17 +459,14 @@ FKV_INLINE void few_values_bits(int bits, few_value_job *j, const float *p, uint
     for (uint32_t at = 0; at < j->t->row_bytes; at += STRIP_BYTES) {
         few_strip_open(bits, j, at);
         few_stay_awake();
-        uint32_t n_groups = j->place.group[3] - j->place.group[0] + 1;
         for (uint32_t row = 0; row < n_rows; row += COLUMN_ROWS) {
             uint32_t n = fkv_min_u32(COLUMN_ROWS, n_rows - row);
             const float *of_rows = p + (size_t)row * FKV_TILE_TOKENS;
             float *to = out + (size_t)row * j->t->n_units * 16;
-            if (n_groups == 1)
-                few_values_block(bits, 1, j, of_rows, n, to);
-            else if (n_groups == 2 && j->place.n_lanes == 4)
-                few_values_block(bits, 2, j, of_rows, n, to);
+            if (n == COLUMN_ROWS) /* a constant */
+                few_values_block(bits, j, of_rows, COLUMN_ROWS, to);
             else
-                few_values_block(bits, 4, j, of_rows, n, to);
+                few_values_block(bits, j, of_rows, n, to);
         }
     }
 }
@@ -460,7 +475,7 @@ static void few_values(const fkv_codec *codec, const tile *t, uint32_t n_tokens,
     few_value_job j;
     j.t = t;
     j.n_tokens = n_tokens;
-    j.row_shares = FKV_FETCH_SHARES / 4 / n_rows;
+    j.vec_shares = FKV_FETCH_SHARES / 4 / (fkv_ceil_div(n_rows, COLUMN_ROWS) * fkv_min_u32(4, t->row_bytes / 16));
     if (codec->bits == 8)
         few_values_bits(8, &j, p, n_rows, out);
     else

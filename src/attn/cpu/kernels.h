@@ -34,37 +34,51 @@ typedef struct fkv_softmax {
 } fkv_softmax;
 
 /* The tile after the one at hand, to be fetched meanwhile: its parts, or all of them at once where a tile is a page. Kernels ask
- * for it bit by bit, so that memory is busy all the time and never waited for. */
-enum { FKV_FETCH_RANGES = (int)FKV_N_SIDES * (int)FKV_N_PARTS, FKV_FETCH_SHARES = 128 };
+ * for it bit by bit, so that memory is busy all the time and never waited for. A step is four lines of 64 bytes; the last of a
+ * range may go behind its end. */
+enum { FKV_FETCH_RANGES = (int)FKV_N_SIDES * (int)FKV_N_PARTS, FKV_FETCH_SHARES = 128, FKV_FETCH_STEP = 256 };
 typedef struct fkv_fetch {
-    const uint8_t *at[FKV_FETCH_RANGES];
-    uint32_t lines[FKV_FETCH_RANGES]; /* of 64 bytes, that are left */
-    uint32_t n_done;                  /* ranges */
+    const uint8_t *at; /* of the range at hand */
+    uint32_t n_left;   /* steps of it */
+    uint32_t due;      /* steps, in shares of one */
+    uint32_t n_steps;  /* of all ranges */
+    uint32_t n_begun;  /* ranges */
     uint32_t n_ranges;
-    uint32_t n_lines; /* at the beginning */
-    uint32_t due;     /* lines, in shares of one */
+    struct {
+        const uint8_t *at;
+        uint32_t n_steps;
+    } ranges[FKV_FETCH_RANGES];
 } fkv_fetch;
 
 FKV_INLINE void fkv_fetch_add(fkv_fetch *next, const uint8_t *at, uint64_t bytes) {
-    uint32_t lines = (uint32_t)fkv_align_up(bytes, 64) / 64;
-    if (lines == 0) return;
-    next->at[next->n_ranges] = at;
-    next->lines[next->n_ranges++] = lines;
-    next->n_lines += lines;
+    uint32_t n_steps = (uint32_t)(fkv_align_up(bytes, FKV_FETCH_STEP) / FKV_FETCH_STEP);
+    if (n_steps == 0) return;
+    next->ranges[next->n_ranges].at = at;
+    next->ranges[next->n_ranges++].n_steps = n_steps;
+    next->n_steps += n_steps;
 }
 
 /* Of FKV_FETCH_SHARES shares that are all of it: scores() asks for one half, values() for the other. */
 FKV_INLINE void fkv_fetch_some(fkv_fetch *next, uint32_t n_shares) {
-    if (next->n_done == next->n_ranges) return;
-    next->due += n_shares * next->n_lines;
-    uint32_t n = fkv_min_u32(next->due / FKV_FETCH_SHARES, next->lines[next->n_done]);
-    const uint8_t *at = next->at[next->n_done];
-    const uint8_t *end = at + (size_t)n * 64;
-    for (; at < end; at += 64) FKV_PREFETCH_FAR(at);
-    next->due -= n * FKV_FETCH_SHARES;
-    next->at[next->n_done] = at;
-    next->lines[next->n_done] -= n;
-    if (next->lines[next->n_done] == 0) next->n_done++;
+    const uint8_t *at = next->at;
+    uint32_t n_left = next->n_left;
+    uint32_t due = next->due + n_shares * next->n_steps;
+    for (; due >= FKV_FETCH_SHARES; due -= FKV_FETCH_SHARES) {
+        if (n_left == 0) {
+            if (next->n_begun == next->n_ranges) break;
+            at = next->ranges[next->n_begun].at;
+            n_left = next->ranges[next->n_begun++].n_steps;
+        }
+        FKV_PREFETCH_FAR(at);
+        FKV_PREFETCH_FAR(at + 64);
+        FKV_PREFETCH_FAR(at + 128);
+        FKV_PREFETCH_FAR(at + 192);
+        at += FKV_FETCH_STEP;
+        n_left--;
+    }
+    next->at = at;
+    next->n_left = n_left;
+    next->due = due;
 }
 
 /* Three bytes for each number, a float for each 32 of them and one for the row, in five arrays. Behind it, room to read the last

@@ -234,12 +234,8 @@ FKV_INLINE void values_open(int bits, value_blocks *values, const tile *t, uint3
             __m512i a[4];
             FKV_UNROLL
             for (int i = 0; i < 4; i++) a[i] = code_bytes(bits, row + (size_t)i * t->row_bytes, first, dim);
-            __m512i low01 = _mm512_unpacklo_epi8(a[0], a[1]);
-            __m512i high01 = _mm512_unpackhi_epi8(a[0], a[1]);
-            __m512i low23 = _mm512_unpacklo_epi8(a[2], a[3]);
-            __m512i high23 = _mm512_unpackhi_epi8(a[2], a[3]);
-            __m512i v[4] = {_mm512_unpacklo_epi16(low01, low23), _mm512_unpackhi_epi16(low01, low23),
-                            _mm512_unpacklo_epi16(high01, high23), _mm512_unpackhi_epi16(high01, high23)};
+            __m512i v[4];
+            token_quads(a, v);
             FKV_UNROLL
             for (uint32_t i = 0; i < 4; i++)
                 if (first + 16 * i < dim) _mm512_store_si512(values->codes[first / 16 + i][quad_place(token / 4)], v[i]);

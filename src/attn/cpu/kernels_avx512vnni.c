@@ -81,10 +81,16 @@ typedef struct weights {
 FKV_INLINE void strip_open(int bits, strip *s, const tile *t, uint32_t n_tokens, uint32_t at) {
     s->place = strip_at(bits, t, at);
     __m512i half = _mm512_set1_epi8(15);
-    for (uint32_t token = 0; token < n_tokens; token += 4) {
+    __mmask64 there = strip_mask(&s->place);
+    const uint8_t *rows = t->codes + at;
+    size_t stride = t->row_bytes;
+    for (uint32_t token = 0; token < n_tokens; token += 4, rows += 4 * stride) {
         if (at == 0) fkv_fetch_some(t->next, 4);
+        __m512i a[4];
         __m512i v[4];
-        strip_quads(t, &s->place, token, v);
+        FKV_UNROLL
+        for (size_t i = 0; i < 4; i++) a[i] = _mm512_maskz_loadu_epi8(there, rows + i * stride);
+        token_quads(a, v);
         uint8_t(*to)[STRIP_BYTES] = s->codes[token / 4];
         FKV_UNROLL
         for (int i = 0; i < 4; i++) {

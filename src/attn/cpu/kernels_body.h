@@ -31,20 +31,27 @@ typedef struct tile {
     uint32_t n_groups;
     uint32_t group_shift;
     uint32_t n_units; /* D / 16 */
-    float scales[FKV_TILE_TOKENS * MAX_GROUPS_PER_ROW];
-    float biases[FKV_TILE_TOKENS * MAX_GROUPS_PER_ROW];
+    alignas(64) float scales[FKV_TILE_TOKENS * MAX_GROUPS_PER_ROW];
+    alignas(64) float biases[FKV_TILE_TOKENS * MAX_GROUPS_PER_ROW];
 } tile;
 
 /* Scales and biases of the tile to floats, 16 at a time. */
-static void widen(fkv_type type, const uint8_t *from, uint32_t n, float *to) {
-    for (uint32_t i = 0; i < n; i += 16) {
+FKV_INLINE void widen_type(fkv_type type, const uint8_t *from, uint32_t n, float *to) {
+    for (const float *end = to + n; to < end; to += 16, from += 32) {
         vf unit[UNIT_VECS];
         if (type == FKV_BF16)
-            vf_load_bf16(from + 2 * (size_t)i, unit);
+            vf_load_bf16(from, unit);
         else
-            vf_load_f16(from + 2 * (size_t)i, unit);
-        for (int v = 0; v < UNIT_VECS; v++) vf_store(to + i + v * VL, unit[v]);
+            vf_load_f16(from, unit);
+        for (int v = 0; v < UNIT_VECS; v++) vf_store(to + v * VL, unit[v]);
     }
+}
+
+static void widen(fkv_type type, const uint8_t *from, uint32_t n, float *to) {
+    if (type == FKV_BF16)
+        widen_type(FKV_BF16, from, n, to);
+    else
+        widen_type(FKV_F16, from, n, to);
 }
 
 static void tile_open(tile *t, const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next,

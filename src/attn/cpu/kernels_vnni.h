@@ -53,8 +53,12 @@ typedef struct int_queries {
     float *sum;   /* [rows, chunks], of the rounded numbers: an error of q then meets k, not k - bias */
     int8_t *high; /* [rows, D] */
     int8_t *low;  /* [rows, D] */
-    int8_t *rest; /* [rows, D]: of a step's 256th */
+    int8_t *rest; /* [rows, D]: of a step's 256th; for 4 bits all multiples of 16 */
 } int_queries;
+
+/* The largest whole number of a query. A code of 4 bits is met as a part of its byte, by queries that are 16 times smaller or
+ * differences of two (few_rows_amx.h), and those must fit three bytes as well. */
+FKV_INLINE float largest_query(uint32_t bits) { return bits == 4 ? 119 * 256.0f : LARGEST; }
 
 static int_queries queries_in(void *prepared, uint32_t n_rows, uint32_t dim) {
     uint8_t *at = prepared;
@@ -72,11 +76,12 @@ static int_queries queries_in(void *prepared, uint32_t n_rows, uint32_t dim) {
 }
 
 /* 16 numbers in steps to three bytes each; returns the sum of what was stored. */
-FKV_INLINE float store_query(const int_queries *iq, size_t at, vf x) {
+FKV_INLINE float store_query(uint32_t bits, const int_queries *iq, size_t at, vf x) {
+    unsigned shift = bits == 4 ? 4 : 0; /* what the rest is a multiple of */
     __m512i whole = _mm512_cvtps_epi32(x);
     bytes2 bytes = split(whole);
-    __m512i rest = _mm512_cvtps_epi32(vf_mul(vf_sub(x, _mm512_cvtepi32_ps(whole)), vf_set(256.0f)));
-    rest = _mm512_min_epi32(rest, _mm512_set1_epi32(127));
+    __m512i rest = _mm512_cvtps_epi32(vf_mul(vf_sub(x, _mm512_cvtepi32_ps(whole)), vf_set((float)(256 >> shift))));
+    rest = _mm512_slli_epi32(_mm512_min_epi32(rest, _mm512_set1_epi32(127 >> shift)), shift);
     _mm_storeu_si128((__m128i *)(iq->high + at), bytes.high);
     _mm_storeu_si128((__m128i *)(iq->low + at), bytes.low);
     _mm_storeu_si128((__m128i *)(iq->rest + at), _mm512_cvtepi32_epi8(rest));
@@ -95,6 +100,7 @@ static void int_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows,
     }
     uint32_t dim = codec->dim;
     uint32_t chunk = chunk_units(codec->group) * UNIT_NUMBERS;
+    float most = largest_query(codec->bits);
     int_queries iq = queries_in(prepared, n_rows, dim);
     __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
     __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
@@ -108,8 +114,8 @@ static void int_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows,
             not_finite |= _mm512_cmp_ps_mask(size, vf_set(INFINITY), _CMP_NLT_UQ);
         }
         float largest = vf_reduce_max(max);
-        vf inverse = vf_set(largest > SMALLEST ? LARGEST / largest : 0.0f);
-        iq.step[r] = not_finite != 0 ? NAN : largest / LARGEST; /* such a query has no answer, and must not seem to have one */
+        vf inverse = vf_set(largest > SMALLEST ? most / largest : 0.0f);
+        iq.step[r] = not_finite != 0 ? NAN : largest / most; /* such a query has no answer, and must not seem to have one */
         for (uint32_t d = 0; d < dim; d += UNIT_NUMBERS) {
             vf x = vf_mul(vf_load(row + d), inverse);
             vf y = vf_mul(vf_load(row + d + VL), inverse);
@@ -118,7 +124,8 @@ static void int_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows,
                 y = _mm512_permutex2var_ps(x, odd, y);
                 x = evens;
             }
-            float sum = store_query(&iq, (size_t)r * dim + d, x) + store_query(&iq, (size_t)r * dim + d + VL, y);
+            size_t at = (size_t)r * dim + d;
+            float sum = store_query(codec->bits, &iq, at, x) + store_query(codec->bits, &iq, at + VL, y);
             float *to = &iq.sum[(r * dim + d) / chunk];
             *to = sum * iq.step[r] + (d % chunk == 0 ? 0.0f : *to);
         }
@@ -139,17 +146,19 @@ FKV_INLINE void transpose_dwords(const __m512i from[4], __m512i to[4]) {
 
 FKV_INLINE __m128i load16(const uint8_t *p) { return _mm_loadu_si128((const __m128i *)p); }
 
+/* 16 bytes of every fourth of 16 rows, stride apart: 128-bit lane L is row 4 L. */
+FKV_INLINE __m512i load_lanes(const uint8_t *rows, size_t stride) {
+    __m512i x = _mm512_castsi128_si512(load16(rows));
+    x = _mm512_inserti32x4(x, load16(rows + 4 * stride), 1);
+    x = _mm512_inserti32x4(x, load16(rows + 8 * stride), 2);
+    return _mm512_inserti32x4(x, load16(rows + 12 * stride), 3);
+}
+
 /* 16 bytes of 16 rows, stride apart: lane t of to[i] is dword i of row t. */
 FKV_INLINE void load_columns(const uint8_t *rows, size_t stride, __m512i to[4]) {
-    __m512i a[4]; /* 128-bit lane L: row i + 4 L */
+    __m512i a[4];
     FKV_UNROLL
-    for (int i = 0; i < 4; i++) {
-        const uint8_t *from = rows + (size_t)i * stride;
-        a[i] = _mm512_castsi128_si512(load16(from));
-        a[i] = _mm512_inserti32x4(a[i], load16(from + 4 * stride), 1);
-        a[i] = _mm512_inserti32x4(a[i], load16(from + 8 * stride), 2);
-        a[i] = _mm512_inserti32x4(a[i], load16(from + 12 * stride), 3);
-    }
+    for (size_t i = 0; i < 4; i++) a[i] = load_lanes(rows + i * stride, stride);
     transpose_dwords(a, to);
 }
 
@@ -174,9 +183,9 @@ typedef struct strip_place {
 /* Of every group, a lane for each token: the scale, the code that stands for 0, as near as the group has it, and what it does
  * stand for. Tokens of the last vector that are behind n_tokens have 0, whatever their slots hold. */
 typedef struct token_facts {
-    float scale[MAX_GROUPS_PER_ROW][FKV_TILE_TOKENS];
-    float offset[MAX_GROUPS_PER_ROW][FKV_TILE_TOKENS];
-    uint8_t zero[MAX_GROUPS_PER_ROW][FKV_TILE_TOKENS];
+    alignas(64) float scale[MAX_GROUPS_PER_ROW][FKV_TILE_TOKENS];
+    alignas(64) float offset[MAX_GROUPS_PER_ROW][FKV_TILE_TOKENS];
+    alignas(64) uint8_t zero[MAX_GROUPS_PER_ROW][FKV_TILE_TOKENS];
 } token_facts;
 
 static void facts_open(token_facts *f, const tile *t, uint32_t bins, uint32_t n_tokens) {
@@ -203,14 +212,12 @@ FKV_INLINE strip_place strip_at(int bits, const tile *t, uint32_t at) {
     return s;
 }
 
-/* The strip's bytes of four tokens from `token` on, side by side: dword i of 128-bit lane L of v[j] is byte 16 L + 4 j + i of
- * each. Bytes behind the row are 0. */
-FKV_INLINE void strip_quads(const tile *t, const strip_place *s, uint32_t token, __m512i v[4]) {
-    __mmask64 there = s->bytes == STRIP_BYTES ? ~(__mmask64)0 : ((__mmask64)1 << s->bytes) - 1;
-    const uint8_t *row = t->codes + (size_t)token * t->row_bytes + s->at;
-    __m512i a[4];
-    FKV_UNROLL
-    for (int i = 0; i < 4; i++) a[i] = _mm512_maskz_loadu_epi8(there, row + (size_t)i * t->row_bytes);
+FKV_INLINE __mmask64 strip_mask(const strip_place *s) {
+    return s->bytes == STRIP_BYTES ? ~(__mmask64)0 : ((__mmask64)1 << s->bytes) - 1;
+}
+
+/* The bytes of four tokens, side by side: dword i of 128-bit lane L of v[j] is byte 16 L + 4 j + i of each. */
+FKV_INLINE void token_quads(const __m512i a[4], __m512i v[4]) {
     __m512i low01 = _mm512_unpacklo_epi8(a[0], a[1]);
     __m512i high01 = _mm512_unpackhi_epi8(a[0], a[1]);
     __m512i low23 = _mm512_unpacklo_epi8(a[2], a[3]);
