@@ -222,7 +222,7 @@ static void check_decode(uint32_t i, fkv_workers *workers) {
         memset(a.got, 0xff, a.n * fkv_type_bytes(c->row_type));
         decode(entries[i], decode_ways[k], kernel_case_queries(c), &w, w.rows, c->n_rows, w.q, a.got);
         check_truth(&a, decode_ways[k].name);
-        check_alone(&a, decode_ways[k]);
+        if (w.n_new > 1) check_alone(&a, decode_ways[k]);
     }
     answer_close(&a);
     attn_world_close(&w);
