@@ -345,8 +345,8 @@ typedef struct few_value_job {
     const tile *t;
     uint32_t n_tokens;
     uint32_t vec_shares; /* to fetch with a vector */
-    token_facts facts;
     strip_place place;
+    token_facts facts;
     few_weights weights;
     /* Quads of tokens, 16 bytes of a row, each quad at its quad_place(). Of 4 bits the bytes are not cut into halves: vectors 0-3
      * are whole bytes, 4-7 what their high halves count in them, so that low halves are the difference of two sums. */
