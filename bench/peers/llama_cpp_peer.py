@@ -385,7 +385,7 @@ def main():
         "--caches", type=names, default=["f16"], help="K/V types, the first is the reference: f16,q8_0,q8_0/q4_0"
     )
     parser.add_argument("--depths", type=lambda text: [int(d) for d in text.split(",")], default=[0])
-    parser.add_argument("--patience", type=float, default=25, help="turns: seconds of a prefill")
+    parser.add_argument("--patience", type=float, default=18, help="turns: seconds of a prefill")
     parser.add_argument("--bos", action="store_true", help="tokens: with the token that the model begins texts with")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--out", type=pathlib.Path)
