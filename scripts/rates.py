@@ -1,8 +1,8 @@
 """Rates of whole models at a depth, flatkv's and llama.cpp's, by turns. Imported by scripts/report and bench/compare.
 
-A turn of a subject is one prefill of 512 tokens on `depth` cached ones and some decode steps behind it. flatkv is its program, with a
-saved prefix for the depth; llama.cpp is a process that keeps its cache filled and is asked for a turn (bench/peers). Rounds go
-over all subjects, so that a noisy machine hits all alike; one that takes long has fewer of them.
+A turn of a subject is one prefill of 512 tokens on `depth` cached ones and some decode steps behind it. flatkv is its program,
+with a saved prefix for the depth; llama.cpp is a process that keeps its cache filled and is asked for a turn (bench/peers).
+Rounds go over all subjects, so that a noisy machine hits all alike; one that takes long has fewer of them.
 """
 
 import contextlib

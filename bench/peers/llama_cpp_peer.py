@@ -9,9 +9,9 @@
     peers/bin/python bench/peers/llama_cpp_peer.py turns -m MODEL --caches q8_0 --depths 7168        (scripts/rates.py asks)
     peers/bin/python bench/peers/llama_cpp_peer.py agreement -m MODEL -f FILE -n 512 --flatkv-logits build/release/peer_logits
 
-Both packages carry llama.cpp as a shared library, and --package may name a folder with any other; this drives its C interface. The interface passes structs of parameters whose
-layout changes between versions, so fields are found by the values that llama.cpp itself gives as defaults, and an unknown layout
-is refused. Results go to standard output as one JSON object.
+Both packages carry llama.cpp as a shared library, and --package may name a folder with any other; this drives its C interface.
+The interface passes structs of parameters whose layout changes between versions, so fields are found by the values that
+llama.cpp itself gives as defaults, and an unknown layout is refused. Results go to standard output as one JSON object.
 """
 
 import argparse
@@ -21,7 +21,6 @@ import json
 import math
 import os
 import pathlib
-import statistics
 import subprocess
 import sys
 import tempfile
