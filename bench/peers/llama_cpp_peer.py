@@ -21,6 +21,7 @@ import json
 import math
 import os
 import pathlib
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -355,7 +356,7 @@ def command_turns(llama, options):
     for _ in sys.stdin:
         rate = n / prefill(n)
         steps = [seconds(prompt[i : i + 1], start + n + i) for i in range(options.n)]
-        print(json.dumps({"prefill_tps": rate, "decode_tps": len(steps) / sum(steps)}), flush=True)
+        print(json.dumps({"prefill_tps": rate, "decode_tps": 1 / statistics.median(steps)}), flush=True)
 
 
 def about(llama, options):
