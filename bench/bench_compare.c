@@ -1,15 +1,17 @@
 /* bench_compare: attention of flatkv and of its peers on the same shapes and numbers, by turns, in one run.
  *
- * A subject is flatkv with one pair of codecs, through its public calls, or one libggml with one pair of cache types
- * (ggml_peer.h). Every answer is first held against exact attention over the numbers as they were before any cache rounded them,
- * and no time is given for one that is far off. Then rounds go over all subjects in turn. Before every call a buffer several
- * times the last cache is streamed, so that all find their history in memory, as a model of many layers does; then a small case
- * wakes the subject's threads. Ratios are medians over the rounds of (their time / ours).
+ * A subject is flatkv with one pair of codecs, through its public calls, or a peer with one pair of cache types: a libggml
+ * (ggml_peer.h) or mlx-lm on MLX's CPU (peers/mlx_attention_peer.py). Every answer is first held against exact attention over the
+ * numbers as they were before any cache rounded them, and no time is given for one that is far off. Then rounds go over all
+ * subjects in turn. Before every call a buffer several times the last cache is streamed, so that all find their history in
+ * memory, as a model of many layers does; then a small case wakes the subject's threads. Ratios are medians over the rounds of
+ * (their time / ours).
  *
  * Owns its options, the rounds and the tables. Peers are optional: without any it times flatkv alone.
  */
 #include "bench_roof.h"
 #include "bench_util.h"
+#include "compare_peer.h"
 #include "ggml_peer.h"
 
 #include <flatkv/flatkv.h>
@@ -20,28 +22,33 @@
 
 static const char PROGRAM[] = "bench_compare";
 
-/* Against exact attention over numbers that nobody rounded. Four bits have some hundredths; a wrong layout, head or mask is
- * near 1. */
+/* Against exact attention over numbers that nobody rounded. Four bits have a tenth, two bits a half; a wrong layout, head or
+ * mask is near 1. */
 static const double FAR_OFF = 0.35;
+static const double FAR_OFF_TWO_BITS = 0.7;
+
+/* The peer that is a Python with packages, and not a libggml. */
+static const char MLX_LM[] = "mlx-lm";
 
 enum {
     MAX_PEERS = 8,
     MAX_SUBJECTS = 48,
     MAX_CASES = 16,
     MAX_ROUNDS = 200,
+    MAX_SEQUENCES = 64,
     WRITE_TOKENS = 512,
     WAKING_WINDOW = 64, /* of the layer that wakes the threads */
     NAME_BYTES = 64
 };
 
 static const compare_case table[] = {
-    {32, 8, 128, 16384, 1, 0}, {32, 8, 128, 65536, 1, 0}, {32, 8, 128, 16384, 512, 0},
-    {9, 3, 64, 8192, 1, 0},    {4, 1, 256, 32768, 1, 0},
+    {32, 8, 128, 16384, 1, 1, 0}, {32, 8, 128, 65536, 1, 1, 0}, {32, 8, 128, 16384, 512, 1, 0},
+    {9, 3, 64, 8192, 1, 1, 0},    {4, 1, 256, 32768, 1, 1, 0},
 };
 
 typedef struct peer_option {
     char name[NAME_BYTES];
-    char library[4096];
+    char library[4096]; /* or the Python */
     char types[256];
 } peer_option;
 
@@ -74,7 +81,7 @@ typedef struct subject {
     bool is_peer;
     bool good;
     flatkv_subject ours;
-    ggml_peer theirs;
+    compare_peer theirs;
     double error;
     double first; /* seconds of the first call */
     uint32_t n_times;
@@ -86,6 +93,7 @@ typedef struct bench {
     FILE *text;
     fkv_workers *workers; /* that stream */
     bench_roof roof;
+    double case_roof; /* bytes a second while the case at hand was timed: a shared machine's rate changes by the minute */
     subject subjects[MAX_SUBJECTS];
     uint32_t n_subjects;
     const char *isa;
@@ -98,8 +106,10 @@ static void print_help(void) {
            "Times attention of flatkv and of its peers on the same shapes, by turns, checked against exact attention first.\n\n"
            "  --peer NAME=LIBRARY[:TYPES]  a libggml: a file, or a folder with libggml*.so; may be repeated\n"
            "                               TYPES of its caches: f16,q8_0,q8_0/q4_0 (f16, q8_0, q4_0, bf16; ik_llama.cpp: q8_KV)\n"
-           "  --case H/G/D/CACHED/QUERIES  may be repeated; without it: 32/8/128 at 16384 and 65536, 512 queries on 16384,\n"
-           "                               9/3/64 at 8192, 4/1/256 at 32768\n"
+           "  --peer mlx-lm=PYTHON[:TYPES] a Python with mlx and mlx-lm, on MLX's CPU; TYPES: f16,8,4 (f16, f32, bits)\n"
+           "  --case H/G/D/CACHED/QUERIES[/SEQUENCES]\n"
+           "                               may be repeated; without it: 32/8/128 at 16384 and 65536, 512 queries on 16384,\n"
+           "                               9/3/64 at 8192, 4/1/256 at 32768. Several sequences: flatkv alone\n"
            "  --codec LIST                 of flatkv: 8/4,4/4,16/16\n"
            "  --threads N                  (one for each core)\n"
            "  --isa NAME                   kernels of flatkv; without it the environment's FKV_ISA\n"
@@ -112,19 +122,19 @@ static void print_help(void) {
 }
 
 static void take_case(options *o, const char *text) {
-    static const uint32_t most[5] = {4096, 4096, FKV_MAX_HEAD_DIM, 1u << 24, 1u << 16};
-    uint32_t parts[5];
+    static const uint32_t most[6] = {4096, 4096, FKV_MAX_HEAD_DIM, 1u << 24, 1u << 16, MAX_SEQUENCES};
+    uint32_t parts[6] = {[5] = 1};
     const char *at = text;
+    int n = 0;
     if (o->n_cases == MAX_CASES) bench_die(PROGRAM, BENCH_USAGE, "--case: more than %d", MAX_CASES);
-    for (int i = 0; i < 5; i++) {
-        parts[i] = bench_number(PROGRAM, "--case", at, 1, most[i], &at);
-        if (*at != (i < 4 ? '/' : '\0')) bench_die(PROGRAM, BENCH_USAGE, "--case: \"%s\" is not H/G/D/CACHED/QUERIES", text);
-        at += i < 4;
-    }
+    for (; n < 6 && (n == 0 || *at == '/'); n++) parts[n] = bench_number(PROGRAM, "--case", at + (n > 0), 1, most[n], &at);
+    if (n < 5 || *at != '\0') bench_die(PROGRAM, BENCH_USAGE, "--case: \"%s\" is not H/G/D/CACHED/QUERIES[/SEQUENCES]", text);
     if (parts[4] > parts[3])
         bench_die(PROGRAM, BENCH_USAGE, "--case: %u queries are more than the %u tokens", parts[4], parts[3]);
-    o->cases[o->n_cases++] = (compare_case){parts[0], parts[1], parts[2], parts[3], parts[4], 0};
+    o->cases[o->n_cases++] = (compare_case){parts[0], parts[1], parts[2], parts[3], parts[4], parts[5], 0};
 }
+
+static bool is_mlx_lm(const peer_option *p) { return strcmp(p->name, MLX_LM) == 0; }
 
 static void take_peer(options *o, const char *text) {
     if (o->n_peers == MAX_PEERS) bench_die(PROGRAM, BENCH_USAGE, "--peer: more than %d", MAX_PEERS);
@@ -135,7 +145,7 @@ static void take_peer(options *o, const char *text) {
     size_t length = types != NULL ? (size_t)(types - library - 1) : strlen(library + 1);
     (void)snprintf(p->name, sizeof p->name, "%.*s", (int)(library - text), text);
     (void)snprintf(p->library, sizeof p->library, "%.*s", (int)length, library + 1);
-    (void)snprintf(p->types, sizeof p->types, "%s", types != NULL ? types + 1 : "f16,q8_0,q8_0/q4_0");
+    (void)snprintf(p->types, sizeof p->types, "%s", types != NULL ? types + 1 : is_mlx_lm(p) ? "f16,8,4" : "f16,q8_0,q8_0/q4_0");
 }
 
 static fkv_isa isa_named(const char *name) {
@@ -234,14 +244,19 @@ static void good(fkv_status status) {
         bench_die(PROGRAM, status == FKV_NO_MEMORY ? BENCH_NO_MEMORY : BENCH_FAILED, "flatkv: %s", fkv_message());
 }
 
-static void begin_and_write(flatkv_subject *s, const compare_case *c, fkv_seq seq, uint32_t token, uint32_t n, float *k,
-                            float *v) {
+/* A step of n tokens from `token` on in each of the sequences. */
+static void begin_and_write(flatkv_subject *s, const compare_case *c, const fkv_seq *seqs, uint32_t n_seqs, uint32_t token,
+                            uint32_t n, float *k, float *v) {
     size_t row = (size_t)c->n_kv_heads * c->head_dim;
-    for (uint32_t i = 0; i < n; i++) {
-        compare_row(c, COMPARE_K, token + i, k + i * row);
-        compare_row(c, COMPARE_V, token + i, v + i * row);
+    fkv_row rows[MAX_SEQUENCES];
+    for (uint32_t i = 0; i < n_seqs; i++) {
+        rows[i] = (fkv_row){seqs[i], n};
+        for (uint32_t j = 0; j < n; j++) {
+            compare_row(c, COMPARE_K, token + j, k + (i * n + j) * row);
+            compare_row(c, COMPARE_V, token + j, v + (i * n + j) * row);
+        }
     }
-    good(fkv_step_begin(s->cache, &(fkv_row){seq, n}, 1, &s->step));
+    good(fkv_step_begin(s->cache, rows, n_seqs, &s->step));
     good(fkv_write(s->step, 0, k, v));
     good(fkv_write(s->step, 1, k, v));
 }
@@ -266,8 +281,10 @@ static void flatkv_open(bench *b, subject *whole, const compare_case *c, uint32_
     layers[1].window = WAKING_WINDOW;
     config.n_layers = 2;
     config.layers = layers;
-    config.max_tokens = c->n_cached;
-    config.max_step_tokens = c->n_queries > WRITE_TOKENS ? c->n_queries : WRITE_TOKENS;
+    config.max_tokens = c->n_cached * c->n_seqs;
+    config.max_seqs = c->n_seqs;
+    uint32_t n_queries = c->n_queries * c->n_seqs; /* of all */
+    config.max_step_tokens = n_queries > WRITE_TOKENS ? n_queries : WRITE_TOKENS;
     config.n_threads = c->n_threads;
     config.isa = b->options->isa;
     good(fkv_cache_open(&config, &s->cache));
@@ -278,21 +295,23 @@ static void flatkv_open(bench *b, subject *whole, const compare_case *c, uint32_
     size_t row = (size_t)c->n_kv_heads * c->head_dim * sizeof(float);
     float *k = bench_take(config.max_step_tokens * row);
     float *v = bench_take(config.max_step_tokens * row);
-    fkv_seq seq;
-    good(fkv_seq_open(s->cache, &(fkv_seq_config){.max_tokens = c->n_cached}, &seq, NULL));
+    fkv_seq seqs[MAX_SEQUENCES];
     uint32_t first = c->n_cached - c->n_queries;
-    for (uint32_t token = 0; token < first; token += WRITE_TOKENS) {
-        begin_and_write(s, c, seq, token, first - token < WRITE_TOKENS ? first - token : WRITE_TOKENS, k, v);
-        good(fkv_step_commit(s->step));
+    for (uint32_t i = 0; i < c->n_seqs; i++) {
+        good(fkv_seq_open(s->cache, &(fkv_seq_config){.max_tokens = c->n_cached}, &seqs[i], NULL));
+        for (uint32_t token = 0; token < first; token += WRITE_TOKENS) {
+            begin_and_write(s, c, &seqs[i], 1, token, first - token < WRITE_TOKENS ? first - token : WRITE_TOKENS, k, v);
+            good(fkv_step_commit(s->step));
+        }
     }
-    begin_and_write(s, c, seq, first, c->n_queries, k, v);
+    begin_and_write(s, c, seqs, c->n_seqs, first, c->n_queries, k, v);
     free(k);
     free(v);
 
     size_t q_row = (size_t)c->n_q_heads * c->head_dim;
-    s->q = bench_take(c->n_queries * q_row * sizeof *s->q);
-    s->out = bench_take(c->n_queries * q_row * sizeof *s->out);
-    for (uint32_t i = 0; i < c->n_queries; i++) compare_row(c, COMPARE_Q, first + i, s->q + i * q_row);
+    s->q = bench_take(n_queries * q_row * sizeof *s->q);
+    s->out = bench_take(n_queries * q_row * sizeof *s->out);
+    for (uint32_t i = 0; i < n_queries; i++) compare_row(c, COMPARE_Q, first + i % c->n_queries, s->q + i * q_row);
     uint64_t before = packed_bytes_read(s);
     double start = kit_seconds();
     good(fkv_attend(s->step, 0, s->q, s->out));
@@ -333,6 +352,19 @@ static subject *add_subject(bench *b, const char *name, const char *types, bool 
     return s;
 }
 
+/* A libggml is driven by this very program, started again. */
+static bool peer_open(compare_peer *peer, const peer_option *from, const char *types, const compare_case *c, float *out,
+                      double *seconds) {
+    char self[4096];
+    if (is_mlx_lm(from)) {
+        const char *const command[] = {from->library, FKV_BENCH_PEERS "/mlx_attention_peer.py", NULL, NULL};
+        return compare_peer_open(peer, command, types, c, out, seconds);
+    }
+    if (!process_program_path(self, sizeof self)) return false;
+    const char *const command[] = {self, GGML_PEER_OPTION, from->library, NULL};
+    return compare_peer_open(peer, command, types, c, out, seconds);
+}
+
 static void subjects_open(bench *b, const compare_case *c) {
     const options *o = b->options;
     size_t n = (size_t)c->n_q_heads * c->head_dim;
@@ -346,18 +378,20 @@ static void subjects_open(bench *b, const compare_case *c) {
         const char *end = NULL;
         uint32_t k_bits = bench_number(PROGRAM, "--codec", name, 2, 16, &end);
         if (*end != '/') bench_die(PROGRAM, BENCH_USAGE, "--codec: \"%s\" is not bits of K / bits of V", name);
-        flatkv_open(b, s, c, k_bits, bench_number(PROGRAM, "--codec", end + 1, 2, 16, &end));
-        s->error = error_of(s->ours.out + (c->n_queries - 1) * n, exact, n);
-        s->good = s->error < FAR_OFF;
+        uint32_t v_bits = bench_number(PROGRAM, "--codec", end + 1, 2, 16, &end);
+        flatkv_open(b, s, c, k_bits, v_bits);
+        for (uint32_t i = 1; i <= c->n_seqs; i++)
+            s->error = fmax(s->error, error_of(s->ours.out + (i * c->n_queries - 1) * n, exact, n));
+        s->good = s->error < (k_bits == 2 || v_bits == 2 ? FAR_OFF_TWO_BITS : FAR_OFF);
     }
-    for (uint32_t i = 0; i < o->n_peers; i++) {
+    for (uint32_t i = 0; i < o->n_peers && c->n_seqs == 1; i++) {
         for (const char *list = o->peers[i].types; next_name(&list, name);) {
             subject *s = add_subject(b, o->peers[i].name, name, true);
             s->error = NAN;
-            if (!ggml_peer_open(&s->theirs, o->peers[i].library, name, c, out, &s->first)) continue;
+            if (!peer_open(&s->theirs, &o->peers[i], name, c, out, &s->first)) continue;
             s->error = error_of(out, exact, n);
             s->good = s->error < FAR_OFF;
-            if (!s->good) ggml_peer_close(&s->theirs);
+            if (!s->good) compare_peer_close(&s->theirs);
         }
     }
     free(exact);
@@ -370,24 +404,26 @@ static void subjects_close(bench *b) {
         if (!s->is_peer)
             flatkv_close(&s->ours);
         else if (s->good)
-            ggml_peer_close(&s->theirs);
+            compare_peer_close(&s->theirs);
     }
 }
 
 /* ---- rounds and tables ---- */
 
 static void run_rounds(bench *b, const compare_case *c) {
-    float *waking = bench_take((size_t)c->n_queries * c->n_q_heads * c->head_dim * sizeof *waking);
+    float *waking = bench_take((size_t)c->n_seqs * c->n_queries * c->n_q_heads * c->head_dim * sizeof *waking);
+    size_t first_roof = b->roof.n_samples[0];
     for (uint32_t round = 0; round < b->options->n_rounds; round++) {
         for (uint32_t i = 0; i < b->n_subjects; i++) {
             subject *s = &b->subjects[i];
             if (!s->good || (round > 0 && s->first * round > b->options->patience)) continue;
             (void)bench_roof_stream(&b->roof, PROGRAM, b->workers, 0);
-            double seconds = s->is_peer ? ggml_peer_call(&s->theirs) : flatkv_call(&s->ours, waking);
+            double seconds = s->is_peer ? compare_peer_call(&s->theirs) : flatkv_call(&s->ours, waking);
             if (seconds < 0) bench_die(PROGRAM, BENCH_FAILED, "%s %s ended in the middle of the rounds", s->name, s->types);
             s->times[s->n_times++] = seconds * 1e3;
         }
     }
+    b->case_roof = bench_roof_median(&b->roof, 0, first_roof);
     free(waking);
 }
 
@@ -414,10 +450,11 @@ static spread times_of(const subject *s) {
 
 static void print_case(bench *b, const compare_case *c) {
     const subject *ours = &b->subjects[0];
-    double roof = bench_roof_median(&b->roof, 0, 0);
-    (void)fprintf(b->text, "\n%u query heads, %u KV head%s, head dimension %u: %u quer%s on %u tokens\n", c->n_q_heads,
+    (void)fprintf(b->text, "\n%u query heads, %u KV head%s, head dimension %u: %u quer%s on %u tokens", c->n_q_heads,
                   c->n_kv_heads, c->n_kv_heads == 1 ? "" : "s", c->head_dim, c->n_queries, c->n_queries == 1 ? "y" : "ies",
                   c->n_cached);
+    if (c->n_seqs > 1) (void)fprintf(b->text, " in each of %u sequences", c->n_seqs);
+    (void)fputc('\n', b->text);
     (void)fprintf(b->text, "  %-12s %-12s %6s %10s %10s %10s %10s %10s %9s\n", "who", "K/V", "rounds", "median ms", "least ms",
                   "p90 ms", "to flatkv", "of roof", "error");
     for (uint32_t i = 0; i < b->n_subjects; i++) {
@@ -432,7 +469,7 @@ static void print_case(bench *b, const compare_case *c) {
         if (s->is_peer || c->n_queries > 1)
             (void)fprintf(b->text, " %10s", "-");
         else
-            (void)fprintf(b->text, " %8.1f %%", (double)s->ours.packed_bytes / t.ms.p50 * 1e3 / roof * 100);
+            (void)fprintf(b->text, " %8.1f %%", (double)s->ours.packed_bytes / t.ms.p50 * 1e3 / b->case_roof * 100);
         (void)fprintf(b->text, " %9.1e\n", s->error);
     }
     (void)fflush(b->text);
@@ -445,7 +482,9 @@ static void json_case(bench *b, bench_json *json, const compare_case *c) {
     bench_json_integer(json, "head_dim", c->head_dim);
     bench_json_integer(json, "cached", c->n_cached);
     bench_json_integer(json, "queries", c->n_queries);
+    bench_json_integer(json, "sequences", c->n_seqs);
     bench_json_integer(json, "threads", c->n_threads);
+    bench_json_number(json, "read_roof_gb_s", b->case_roof * 1e-9);
     bench_json_array(json, "subjects");
     for (uint32_t i = 0; i < b->n_subjects; i++) {
         const subject *s = &b->subjects[i];

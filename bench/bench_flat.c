@@ -481,10 +481,11 @@ static void draw(const run *r) {
                    r->options->layers, r->options->layers == 1 ? "" : "s", H, G, D, r->options->tokens, r->options->k.bits,
                    r->options->v.bits, STEP_TOKENS, r->options->lazy ? "; lazy" : "");
     const plot_line lines[] = {
-        {"planned, before anything is taken", ends, planned, 2, "#8ec5ff", 9, NULL, "#3f83c6"},
-        {"growing 16-bit cache (computed)", ends, growing, 2, "#c2410c", 2, "9 5", NULL},
-        {"resident, measured after every step", r->sample_tokens, r->sample_bytes, r->n_samples, "#0b4fb3", 2.5, NULL, NULL},
-        {name, ends, with_scores, 2, "#9d174d", 2, "2 4", NULL},
+        {"planned, before anything is taken", ends, planned, 2, "#8ec5ff", 9, NULL, "#3f83c6", false, NULL},
+        {"growing 16-bit cache (computed)", ends, growing, 2, "#c2410c", 2, "9 5", NULL, false, NULL},
+        {"resident, measured after every step", r->sample_tokens, r->sample_bytes, r->n_samples, "#0b4fb3", 2.5, NULL, NULL,
+         false, NULL},
+        {name, ends, with_scores, 2, "#9d174d", 2, "2 4", NULL, false, NULL},
     };
     plot p = {.title = "Resident memory of the process against tokens held",
               .subtitle = subtitle,

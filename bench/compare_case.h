@@ -12,6 +12,7 @@ typedef struct compare_case {
     uint32_t head_dim;
     uint32_t n_cached;  /* tokens, the new ones included */
     uint32_t n_queries; /* new tokens: 1 for decode */
+    uint32_t n_seqs;    /* in one step, each with all of that; their numbers are the same, their pages are not */
     uint32_t n_threads;
 } compare_case;
 

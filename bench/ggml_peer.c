@@ -1,16 +1,14 @@
-/* See ggml_peer.h. The parent starts this very program again and talks to it over its standard input and output. */
+/* See ggml_peer.h. bench_compare starts this very program again. */
 #include "ggml_peer.h"
 
 #include "bench_util.h"
+#include "compare_case.h"
 
 #include <dirent.h>
 #include <dlfcn.h>
-#include <fcntl.h>
 #include <math.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 const char GGML_PEER_OPTION[] = "--as-ggml-peer";
@@ -199,38 +197,16 @@ static double attention_call(const attention *a) {
 
 /* ---- the process ---- */
 
-static bool write_all(int to, const void *bytes, size_t n) {
-    const char *at = bytes;
-    while (n > 0) {
-        ssize_t done = write(to, at, n);
-        if (done <= 0) return false;
-        at += done;
-        n -= (size_t)done;
-    }
-    return true;
-}
-
-static bool read_all(int from, void *bytes, size_t n) {
-    char *at = bytes;
-    while (n > 0) {
-        ssize_t done = read(from, at, n);
-        if (done <= 0) return false;
-        at += done;
-        n -= (size_t)done;
-    }
-    return true;
-}
-
 int ggml_peer_main(int argc, char **argv) {
     if (argc != N_ARGUMENTS) bench_die(PROGRAM, BENCH_USAGE, "this is for bench_compare to call");
-    int answers = dup(STDOUT_FILENO);
+    FILE *answers = fdopen(dup(STDOUT_FILENO), "wb");
     (void)dup2(STDERR_FILENO, STDOUT_FILENO); /* a library that prints does not do so into the answers */
     uint32_t numbers[6];
     for (int i = 0; i < 6; i++) {
         const char *end = NULL;
         numbers[i] = bench_number(PROGRAM, "case", argv[4 + i], 1, 1u << 26, &end);
     }
-    const compare_case c = {numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5]};
+    const compare_case c = {numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], 1, numbers[5]};
     const char *types = argv[3];
     size_t k_length = strcspn(types, "/");
     int k_type = type_named(types, k_length);
@@ -250,68 +226,12 @@ int ggml_peer_main(int argc, char **argv) {
     double seconds = attention_call(&asked);
     size_t row = (size_t)c.n_q_heads * c.head_dim;
     const float *out = (const float *)g.data(asked.out) + (c.n_queries - 1) * row;
-    char request;
-    if (!write_all(answers, out, row * sizeof *out) || !write_all(answers, &seconds, sizeof seconds)) return BENCH_FAILED;
-    while (read(STDIN_FILENO, &request, 1) == 1) {
+    if (answers == NULL || fwrite(out, sizeof *out, row, answers) != row) return BENCH_FAILED;
+    while (fwrite(&seconds, sizeof seconds, 1, answers) == 1 && fflush(answers) == 0) {
+        char request;
+        if (read(STDIN_FILENO, &request, 1) != 1) return BENCH_GOOD;
         (void)attention_call(&small);
         seconds = attention_call(&asked);
-        if (!write_all(answers, &seconds, sizeof seconds)) return BENCH_FAILED;
     }
-    return BENCH_GOOD;
-}
-
-/* ---- the parent ---- */
-
-static void start_peer(const char *library, const char *types, const compare_case *c, int in, int out) {
-    char program[4096];
-    char text[6][16];
-    const uint32_t numbers[6] = {c->n_q_heads, c->n_kv_heads, c->head_dim, c->n_cached, c->n_queries, c->n_threads};
-    for (int i = 0; i < 6; i++) (void)snprintf(text[i], sizeof text[i], "%u", numbers[i]);
-    if (dup2(in, STDIN_FILENO) < 0 || dup2(out, STDOUT_FILENO) < 0 || !process_program_path(program, sizeof program))
-        _exit(BENCH_FAILED);
-    (void)execl(program, program, GGML_PEER_OPTION, library, types, text[0], text[1], text[2], text[3], text[4], text[5],
-                (char *)NULL);
-    _exit(BENCH_FAILED);
-}
-
-/* Ends that no other peer inherits: a peer ends when its requests do. */
-static bool open_pipe(int ends[2]) {
-    if (pipe(ends) != 0) return false;
-    for (int i = 0; i < 2; i++) (void)fcntl(ends[i], F_SETFD, FD_CLOEXEC);
-    return true;
-}
-
-bool ggml_peer_open(ggml_peer *peer, const char *library, const char *types, const compare_case *c, float *out, double *seconds) {
-    int requests[2];
-    int answers[2];
-    if (!open_pipe(requests)) return false;
-    if (!open_pipe(answers)) {
-        (void)close(requests[0]);
-        (void)close(requests[1]);
-        return false;
-    }
-    (void)signal(SIGPIPE, SIG_IGN); /* a peer that is gone is a wrong answer, not our end */
-    peer->process = fork();
-    if (peer->process == 0) start_peer(library, types, c, requests[0], answers[1]);
-    (void)close(requests[0]);
-    (void)close(answers[1]);
-    peer->to = requests[1];
-    peer->from = answers[0];
-    if (peer->process > 0 && read_all(peer->from, out, (size_t)c->n_q_heads * c->head_dim * sizeof *out) &&
-        read_all(peer->from, seconds, sizeof *seconds))
-        return true;
-    ggml_peer_close(peer);
-    return false;
-}
-
-double ggml_peer_call(const ggml_peer *peer) {
-    double seconds;
-    if (!write_all(peer->to, "c", 1) || !read_all(peer->from, &seconds, sizeof seconds)) return -1;
-    return seconds;
-}
-
-void ggml_peer_close(ggml_peer *peer) {
-    (void)close(peer->to); /* which ends it */
-    (void)close(peer->from);
-    if (peer->process > 0) (void)waitpid(peer->process, NULL, 0);
+    return BENCH_FAILED;
 }

@@ -6,12 +6,12 @@
     peers/bin/python bench/peers/llama_cpp_peer.py greedy -m MODEL -p PROMPT -n 64
     peers/bin/python bench/peers/llama_cpp_peer.py logits -m MODEL -f FILE -n 512 --out logits.npz
     peers/bin/python bench/peers/llama_cpp_peer.py ppl -m MODEL -f FILE -c 2048 --windows 4 --caches f16,q8_0,q8_0/q4_0
-    peers/bin/python bench/peers/llama_cpp_peer.py rates -m MODEL --caches f16,q8_0,q4_0 --depths 0,7168
+    peers/bin/python bench/peers/llama_cpp_peer.py turns -m MODEL --caches q8_0 --depths 7168        (scripts/rates.py asks)
     peers/bin/python bench/peers/llama_cpp_peer.py agreement -m MODEL -f FILE -n 512 --flatkv-logits build/release/peer_logits
 
-Both packages carry llama.cpp as a shared library; this drives its C interface. The interface passes structs of parameters whose
-layout changes between versions, so fields are found by the values that llama.cpp itself gives as defaults, and an unknown layout
-is refused. Results go to standard output as one JSON object.
+Both packages carry llama.cpp as a shared library, and --package may name a folder with any other; this drives its C interface.
+The interface passes structs of parameters whose layout changes between versions, so fields are found by the values that
+llama.cpp itself gives as defaults, and an unknown layout is refused. Results go to standard output as one JSON object.
 """
 
 import argparse
@@ -30,6 +30,7 @@ import time
 import numpy as np
 
 CACHE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8}
+PIECE = 512  # tokens of a prefill that is timed
 PARAMS_BYTES = 512  # more than either struct of any version; what is too much is never read
 
 
@@ -59,22 +60,27 @@ class Batch(ctypes.Structure):
 
 
 def open_library(package):
-    """The shared library with llama.cpp in it, and what to call it in results."""
+    """The shared library with llama.cpp in it, and its version where no package tells it."""
     if package == "xllamacpp":
         import xllamacpp
 
-        return ctypes.CDLL(xllamacpp.xllamacpp.__file__)
-    import llama_cpp
+        return ctypes.CDLL(xllamacpp.xllamacpp.__file__), None
+    if package == "llama-cpp-python":
+        import llama_cpp
 
-    folder = pathlib.Path(llama_cpp.__file__).parent / "lib"
-    return ctypes.CDLL(str(folder / "libllama.so"))
+        return ctypes.CDLL(str(pathlib.Path(llama_cpp.__file__).parent / "lib" / "libllama.so")), None
+    folder = pathlib.Path(package)
+    base = ctypes.CDLL(str(folder / "libggml-base.so"), mode=ctypes.RTLD_GLOBAL)
+    base.ggml_version.restype = ctypes.c_char_p
+    return ctypes.CDLL(str(folder / "libllama.so")), "ggml " + base.ggml_version().decode()
 
 
 class Llama:
     """One model of one llama.cpp. Contexts are opened on it with `context`."""
 
     def __init__(self, package, path, n_threads):
-        self.lib = lib = open_library(package)
+        self.lib, self.version = open_library(package)
+        lib = self.lib
         self.n_threads = n_threads
         self.quiet = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda level, text, user: None)
         pointer, i32 = ctypes.c_void_p, ctypes.c_int32
@@ -99,7 +105,9 @@ class Llama:
             ("llama_memory_clear", None, [pointer, ctypes.c_bool]),
             ("llama_memory_seq_cp", None, [pointer, i32, i32, i32, i32]),
             ("llama_memory_seq_rm", ctypes.c_bool, [pointer, i32, i32, i32]),
-            ("llama_memory_seq_pos_max", i32, [pointer, i32]),
+            ("llama_state_seq_get_size", ctypes.c_size_t, [pointer, i32]),
+            ("llama_state_seq_get_data", ctypes.c_size_t, [pointer, pointer, ctypes.c_size_t, i32]),
+            ("llama_state_seq_set_data", ctypes.c_size_t, [pointer, pointer, ctypes.c_size_t, i32]),
             ("llama_decode", i32, [pointer, Batch]),
             ("llama_get_logits_ith", pointer, [pointer, i32]),
         ):
@@ -307,46 +315,57 @@ def command_ppl(llama, options):
 
 
 def fill(llama, context, depth, rng):
-    """Puts `depth` tokens behind sequence 0 in pieces that do not see each other: what a step over them costs is the same, and
-    filling a quantized cache does not take minutes."""
-    for number, at in enumerate(range(0, depth, 512)):
-        context.decode(rng.integers(1000, llama.n_vocab - 1000, min(512, depth - at)), at, seq=number + 1)
-        context.lib.llama_memory_seq_cp(context.memory, number + 1, 0, -1, -1)
-        context.lib.llama_memory_seq_rm(context.memory, number + 1, -1, -1)
-    if depth and context.lib.llama_memory_seq_pos_max(context.memory, 0) != depth - 1:
-        raise SystemExit("the cache was not filled as deep as asked for")
+    """Puts `depth` tokens behind sequence 0: one piece, computed once, many times over. Its copies have the same positions, which
+    a step over them does not cost less for. Returns the position that is next."""
+    piece = min(depth, PIECE)
+    if not depth:
+        return 0
+    context.decode(rng.integers(1000, llama.n_vocab - 1000, piece), 0, seq=1)
+    state = ctypes.create_string_buffer(context.lib.llama_state_seq_get_size(context.handle, 1))
+    context.lib.llama_state_seq_get_data(context.handle, state, len(state), 1)
+    for _ in range(depth // piece):
+        if not context.lib.llama_state_seq_set_data(context.handle, state, len(state), 1):
+            raise SystemExit("llama.cpp does not take back the state of a sequence")
+        context.lib.llama_memory_seq_cp(context.memory, 1, 0, -1, -1)
+        context.lib.llama_memory_seq_rm(context.memory, 1, -1, -1)
+    return piece
 
 
-def command_rates(llama, options):
+def command_turns(llama, options):
+    """Rates, a turn for each line that is read: a prefill on what is cached, and decode behind it. The prefill has fewer tokens
+    where it would take too long. The first answer says what this is."""
+    (depth,), (cache,) = options.depths, options.caches
     rng = np.random.default_rng(1)
-    found = []
-    for cache in options.caches:
-        for depth in options.depths:
-            context = llama.context(depth + 1024, cache, n_seqs=2 + depth // 512)
-            prompt = rng.integers(1000, llama.n_vocab - 1000, 512)
-            prefill, decode = [], []
-            fill(llama, context, depth, rng)
-            for attempt in range(options.repeat + 1):
-                context.lib.llama_memory_seq_rm(context.memory, 0, depth, -1)
-                start = time.perf_counter()
-                context.decode(prompt, depth)
-                took = time.perf_counter() - start
-                if attempt or took > 20:  # the first is for warming up, unless it is too long to be thrown away
-                    prefill.append(len(prompt) / took)
-                if took > 20:
-                    break
-            context.lib.llama_memory_seq_rm(context.memory, 0, depth, -1)
-            for step in range(options.n + 2):
-                start = time.perf_counter()
-                context.decode(prompt[step : step + 1], depth + step)
-                if step >= 2:
-                    decode.append(1 / (time.perf_counter() - start))
-            context.close()
-            row = {"cache": cache, "depth": depth}
-            row |= {"prefill_tps": statistics.median(prefill), "decode_tps": statistics.median(decode)}
-            print(row, file=sys.stderr, flush=True)
-            found.append(row)
-    return {"threads": llama.n_threads, "rates": found}
+    context = llama.context(depth + 2 * PIECE, cache, n_seqs=2)
+    start = fill(llama, context, depth, rng)
+    prompt = rng.integers(1000, llama.n_vocab - 1000, PIECE)
+
+    def seconds(tokens, position):
+        began = time.perf_counter()
+        context.decode(tokens, position)
+        return time.perf_counter() - began
+
+    def prefill(n):
+        context.lib.llama_memory_seq_rm(context.memory, 0, start, -1)
+        return seconds(prompt[:n], start)
+
+    prefill(1)
+    slow = prefill(PIECE // 8) * 8 > options.patience
+    n = PIECE // 8 if slow else PIECE
+    print(json.dumps(about(llama, options) | {"threads": llama.n_threads, "prefilled": n}), flush=True)
+    for _ in sys.stdin:
+        rate = n / prefill(n)
+        steps = [seconds(prompt[i : i + 1], start + n + i) for i in range(options.n)]
+        print(json.dumps({"prefill_tps": rate, "decode_tps": 1 / statistics.median(steps)}), flush=True)
+
+
+def about(llama, options):
+    """What is measured, and by what command."""
+    version = llama.version or importlib.metadata.version(options.package)
+    package = "libllama" if llama.version else options.package
+    words = [pathlib.Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]
+    found = {"peer": "llama.cpp", "package": package, "version": version, "system": llama.system}
+    return found | {"command": " ".join(words), "model": pathlib.Path(options.model).stem}
 
 
 def main():
@@ -354,11 +373,11 @@ def main():
         return text.split(",")
 
     parser = argparse.ArgumentParser(description="llama.cpp as a peer of flatkv.")
-    parser.add_argument("command", choices=("tokens", "greedy", "logits", "ppl", "rates", "agreement"))
+    parser.add_argument("command", choices=("tokens", "greedy", "logits", "ppl", "turns", "agreement"))
     parser.add_argument("-m", "--model", required=True)
     parser.add_argument("-f", "--file", type=pathlib.Path)
     parser.add_argument("-p", "--prompt", default="")
-    parser.add_argument("-n", type=int, default=32, help="tokens: made by greedy, measured by logits and rates")
+    parser.add_argument("-n", type=int, default=32, help="tokens: made by greedy, measured by logits, decoded in a turn")
     parser.add_argument("-c", "--context", type=int, default=2048)
     parser.add_argument("--chunk", type=int, default=512, help="tokens of one call in ppl")
     parser.add_argument("--windows", type=int, default=4)
@@ -366,21 +385,18 @@ def main():
         "--caches", type=names, default=["f16"], help="K/V types, the first is the reference: f16,q8_0,q8_0/q4_0"
     )
     parser.add_argument("--depths", type=lambda text: [int(d) for d in text.split(",")], default=[0])
-    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--patience", type=float, default=18, help="turns: seconds of a prefill")
     parser.add_argument("--bos", action="store_true", help="tokens: with the token that the model begins texts with")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--out", type=pathlib.Path)
     parser.add_argument("--flatkv-logits", help="agreement: the program of the build folder that writes flatkv's logits")
-    parser.add_argument("--package", choices=("xllamacpp", "llama-cpp-python"), default="xllamacpp")
+    parser.add_argument("--package", default="xllamacpp", help="or llama-cpp-python, or a folder with libllama.so")
     options = parser.parse_args()
     llama = Llama(options.package, options.model, options.threads)
     result = globals()[f"command_{options.command}"](llama, options)
-    version = importlib.metadata.version(options.package)
-    about = {"peer": "llama.cpp", "package": options.package, "version": version, "system": llama.system}
-    words = [pathlib.Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]
-    about |= {"command": " ".join(words), "model": pathlib.Path(options.model).stem}
-    json.dump(about | result, sys.stdout, indent=1)
-    print()
+    if result:
+        json.dump(about(llama, options) | result, sys.stdout, indent=1)
+        print()
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ typedef struct scratch {
     uint32_t *first_token; /* [rows]: tokens of the rows before */
     uint8_t *threads;      /* [n_threads, thread_bytes]: see scratch_of() */
     uint64_t thread_bytes;
+    uint32_t *loaded;                 /* [n_threads]: the (tile, head) whose queries a thread has loaded; only it looks */
     _Atomic uint32_t *pieces_to_come; /* [split items]: of each (tile, head) */
     float *pieces;                    /* [split items * FKV_ATTN_MAX_SPLITS, piece_floats()]: see piece_at() */
 } scratch;
@@ -110,6 +111,7 @@ static void layout(fkv_carve *carve, const fkv_attn_layer *layer, uint32_t max_r
     (void)carve_thread(&one, tile_rows, dim);
     s->thread_bytes = fkv_align_up(one.used, FKV_CARVE_ALIGN);
     s->threads = fkv_carve_take(carve, n_threads, s->thread_bytes);
+    s->loaded = FKV_CARVE(carve, n_threads, uint32_t);
     s->pieces_to_come = FKV_CARVE(carve, split_items, _Atomic uint32_t);
     s->pieces = FKV_CARVE(carve, split_items * FKV_ATTN_MAX_SPLITS * piece_floats(heads_per_kv, dim), float);
 }
@@ -341,7 +343,8 @@ static void attend_piece(void *context, uint32_t item, uint32_t thread) {
     thread_scratch s = scratch_of(j, thread);
     s.piece = piece_at(j, work, split);
     clear_rows(s.piece, j->heads_per_kv, dim);
-    load_queries(j, tile, head, &s);
+    if (j->scratch.loaded[thread] != work) load_queries(j, tile, head, &s); /* most pieces follow one of the same */
+    j->scratch.loaded[thread] = work;
     count_tokens(j, walk(j, tile, head, &s, split * pages, fkv_min_u32((split + 1) * pages, n_pages)));
 
     if (atomic_fetch_sub_explicit(&j->scratch.pieces_to_come[work], 1, memory_order_acq_rel) != 1) return;
@@ -350,11 +353,12 @@ static void attend_piece(void *context, uint32_t item, uint32_t thread) {
     store_outputs(j, tile, head, s.total);
 }
 
-/* Whether cutting decode tiles into pieces pays; prepares the counters if so. */
+/* Whether cutting decode tiles into pieces pays; prepares what pieces need if so. */
 static bool cut_into_pieces(job *j, uint32_t n_tiles, uint32_t n_threads) {
     uint32_t n_work = n_tiles * j->layer->n_kv_heads;
     if (n_threads == 1 || n_work >= n_threads * ITEMS_PER_THREAD) return false;
     j->max_splits = 1;
+    for (uint32_t thread = 0; thread < n_threads; thread++) j->scratch.loaded[thread] = UINT32_MAX;
     for (uint32_t tile = 0; tile < n_tiles; tile++) {
         query_tile t = tile_at(j, tile);
         if (t.n_queries != 1) return false;

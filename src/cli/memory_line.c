@@ -138,11 +138,11 @@ int memory_line_draw(const memory_line *line, const fkv_runner_config *config, c
     char scores[96];
     (void)snprintf(scores, sizeof scores, "the same + scores of a %u-token chunk, f32 (computed)", config->max_step_tokens);
     const plot_line lines[] = {
-        {"planned, before anything is taken", ends, planned, 2, "#8ec5ff", 9, NULL, "#3f83c6"},
-        {"growing 16-bit cache (computed)", x, growing, COMPUTED, "#c2410c", 2, "9 5", NULL},
+        {"planned, before anything is taken", ends, planned, 2, "#8ec5ff", 9, NULL, "#3f83c6", false, NULL},
+        {"growing 16-bit cache (computed)", x, growing, COMPUTED, "#c2410c", 2, "9 5", NULL, false, NULL},
         {on_cpu ? "resident, measured after every step" : "in use by MLX, measured after every step", line->tokens, line->bytes,
-         line->n, "#0b4fb3", 2.5, NULL, NULL},
-        {scores, x, with_scores, COMPUTED, "#9d174d", 2, "2 4", NULL},
+         line->n, "#0b4fb3", 2.5, NULL, NULL, false, NULL},
+        {scores, x, with_scores, COMPUTED, "#9d174d", 2, "2 4", NULL, false, NULL},
     };
     plot p = {.title = "Memory of a running model against tokens held",
               .subtitle = subtitle,

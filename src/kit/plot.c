@@ -19,35 +19,66 @@ static const double LEGEND_COLUMN = 400;
 static const double FRAME_HEIGHT = 360;
 static const double BELOW_FRAME = 86;
 static const double MAX_TICKS = 8;
+static const double MAX_LOG_TICKS = 11;
+static const double DOT = 3.5;      /* radius */
 static const double LABEL_GAP = 17; /* least distance of two values at the right */
 
 static const char *const token_suffixes[] = {"", "K", "M", "G"};
 static const char *const byte_suffixes[] = {" B", " KiB", " MiB", " GiB", " TiB"};
-const plot_axis PLOT_TOKENS = {"tokens", token_suffixes, sizeof token_suffixes / sizeof token_suffixes[0]};
-const plot_axis PLOT_BYTES = {"memory", byte_suffixes, sizeof byte_suffixes / sizeof byte_suffixes[0]};
+static const char *const no_suffix[] = {""};
+static const char *const millisecond_suffix[] = {" ms"};
+const plot_axis PLOT_TOKENS = {"tokens", token_suffixes, sizeof token_suffixes / sizeof token_suffixes[0], false};
+const plot_axis PLOT_BYTES = {"memory", byte_suffixes, sizeof byte_suffixes / sizeof byte_suffixes[0], false};
+const plot_axis PLOT_NUMBER = {"", no_suffix, 1, false};
+const plot_axis PLOT_MILLISECONDS = {"time", millisecond_suffix, 1, false};
 
-/* An axis with its numbers: the frame spans 0 to top. */
+/* An axis with its numbers: the frame spans bottom to top. */
 typedef struct scale {
+    double bottom; /* 0, or above it: then doublings take the same way */
     double top;
-    double step;
+    double step; /* between ticks; a factor where doublings take the same way */
     double unit; /* the power of 1024 that the labels count in */
     const char *suffix;
     double from; /* pixels */
     double to;
 } scale;
 
-static scale make_scale(const plot_axis *axis, double max, double from, double to) {
-    scale s = {.top = max > 0 ? max : 1, .step = 1, .unit = 1, .from = from, .to = to};
-    while (s.top / s.step > MAX_TICKS) s.step *= 2;
+typedef struct range {
+    double least;
+    double most;
+} range;
+
+static bool is_log(const scale *s) { return s->bottom > 0; }
+
+/* The next power of two from a value, down or up. */
+static double power_below(double value) { return exp2(floor(log2(value))); }
+static double power_above(double value) { return exp2(ceil(log2(value))); }
+
+static scale make_scale(const plot_axis *axis, range values, double from, double to) {
+    scale s = {.top = values.most > 0 ? values.most : 1, .step = 1, .unit = 1, .from = from, .to = to};
+    if (axis->is_log && values.least > 0 && values.least < values.most) {
+        s.bottom = power_below(values.least);
+        s.top = power_above(values.most);
+        s.step = 2;
+        while (log2(s.top / s.bottom) / log2(s.step) > MAX_LOG_TICKS) s.step *= 2;
+    }
+    while (!is_log(&s) && s.top / s.step > MAX_TICKS) s.step *= 2;
     size_t i = 0;
     for (; i + 1 < axis->n_suffixes && s.top >= 2 * 1024 * s.unit; i++) s.unit *= 1024;
     s.suffix = axis->suffixes[i];
     return s;
 }
 
-static double place(const scale *s, double value) { return s->from + (s->to - s->from) * value / s->top; }
+static double place(const scale *s, double value) {
+    double share = is_log(s) ? log2(value / s->bottom) / log2(s->top / s->bottom) : value / s->top;
+    return s->from + (s->to - s->from) * share;
+}
 
-static int n_steps(const scale *s) { return (int)(s->top / s->step); }
+static int n_steps(const scale *s) {
+    return (int)(is_log(s) ? log2(s->top / s->bottom) / log2(s->step) + 1e-9 : s->top / s->step);
+}
+
+static double tick(const scale *s, int i) { return is_log(s) ? s->bottom * pow(s->step, i) : i * s->step; }
 
 static const char *value_text(const scale *s, double value, int decimals, char text[64]) {
     if (decimals < 0)
@@ -60,13 +91,13 @@ static const char *value_text(const scale *s, double value, int decimals, char t
 static void draw_axes(FILE *file, const plot *p, const scale *x, const scale *y) {
     char text[64];
     for (int i = 0; i <= n_steps(y); i++) {
-        double at = i * y->step;
+        double at = tick(y, i);
         (void)fprintf(file, "<line class=\"grid\" x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\"/>\n", x->from, place(y, at),
                       x->to, place(y, at));
         svg_text(file, x->from - 9, place(y, at) + 4, "tick end", value_text(y, at, -1, text));
     }
     for (int i = 0; i <= n_steps(x); i++) {
-        double at = i * x->step;
+        double at = tick(x, i);
         (void)fprintf(file, "<line class=\"axis\" x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\"/>\n", place(x, at), y->from,
                       place(x, at), y->from + 5);
         svg_text(file, place(x, at), y->from + 20, "tick middle", value_text(x, at, -1, text));
@@ -90,6 +121,13 @@ static void draw_line(FILE *file, const plot_line *line, const scale *x, const s
         (void)fprintf(file, "%c%.1f %.1f", i == 0 ? 'M' : 'L', place(x, line->x[i]), place(y, line->y[i]));
     (void)fputs("\" ", file);
     put_stroke(file, line);
+    for (size_t i = 0; i < line->n; i++) {
+        double at_x = place(x, line->x[i]);
+        double at_y = place(y, line->y[i]);
+        if (line->dots)
+            (void)fprintf(file, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"%.1f\" fill=\"%s\"/>\n", at_x, at_y, DOT, line->color);
+        if (line->names != NULL) svg_text(file, at_x, at_y - 11, "tick middle", line->names[i]);
+    }
 }
 
 static void draw_legend(FILE *file, const plot *p) {
@@ -115,6 +153,8 @@ static void draw_ends(FILE *file, const plot *p, const scale *x, const scale *y)
         }
         if (lowest == p->n_lines) return;
         const plot_line *line = &p->lines[lowest];
+        done[lowest] = true;
+        if (line->ink != NULL && line->ink[0] == '\0') continue;
         double value = line->y[line->n - 1];
         double at = fmin(place(y, value) + 4, floor - LABEL_GAP);
         char text[64];
@@ -122,25 +162,30 @@ static void draw_ends(FILE *file, const plot *p, const scale *x, const scale *y)
                       line->ink != NULL ? line->ink : line->color);
         svg_put(file, value_text(y, value, 2, text));
         (void)fputs("</text>\n", file);
-        done[lowest] = true;
         floor = at;
     }
 }
 
+static void widen(range *r, double value) {
+    r->least = fmin(r->least, value);
+    r->most = fmax(r->most, value);
+}
+
 static void draw(FILE *file, const plot *p) {
-    double x_max = 0;
-    double y_max = 0;
+    range x_values = {INFINITY, 0};
+    range y_values = {INFINITY, 0};
     for (size_t i = 0; i < p->n_lines; i++) {
         for (size_t j = 0; j < p->lines[i].n; j++) {
-            x_max = fmax(x_max, p->lines[i].x[j]);
-            y_max = fmax(y_max, p->lines[i].y[j]);
+            widen(&x_values, p->lines[i].x[j]);
+            widen(&y_values, p->lines[i].y[j]);
         }
     }
+    if (!p->y.is_log) y_values.most *= 1.03;
     size_t legend_rows = (p->n_lines + 1) / 2;
     double top = TOP_WITHOUT_LEGEND + (double)legend_rows * LEGEND_ROW;
     double bottom = top + FRAME_HEIGHT;
-    scale x = make_scale(&p->x, x_max, LEFT, RIGHT);
-    scale y = make_scale(&p->y, y_max * 1.03, bottom, top);
+    scale x = make_scale(&p->x, x_values, LEFT, RIGHT);
+    scale y = make_scale(&p->y, y_values, bottom, top);
     double height = bottom + BELOW_FRAME;
 
     svg_begin(file, WIDTH, height, p->title, p->subtitle, p->footnote);

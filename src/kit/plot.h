@@ -13,8 +13,10 @@ typedef struct plot_line {
     size_t n;
     const char *color; /* "#rrggbb" */
     double width;
-    const char *dash; /* SVG dash pattern; NULL: solid */
-    const char *ink;  /* of the value at its end, for a line too pale to write in; NULL: color */
+    const char *dash;         /* SVG dash pattern; NULL: solid */
+    const char *ink;          /* of the value at its end, for a line too pale to write in; NULL: color, "": no value */
+    bool dots;                /* at its points, for a line of few */
+    const char *const *names; /* beside the points, [n]; NULL: none */
 } plot_line;
 
 /* Values in powers of two: suffixes[i] names 1024^i. */
@@ -22,6 +24,7 @@ typedef struct plot_axis {
     const char *label;
     const char *const *suffixes;
     size_t n_suffixes;
+    bool is_log; /* every doubling takes the same way, and all values are above 0; otherwise the axis begins at 0 */
 } plot_axis;
 
 typedef struct plot {
@@ -36,8 +39,10 @@ typedef struct plot {
 
 extern const plot_axis PLOT_TOKENS;
 extern const plot_axis PLOT_BYTES;
+extern const plot_axis PLOT_NUMBER;
+extern const plot_axis PLOT_MILLISECONDS;
 
-/* Both axes begin at 0. False, with errno set, where the file cannot be written. */
+/* False, with errno set, where the file cannot be written. */
 bool plot_write_svg(const plot *p, const char *path);
 
 #endif

@@ -1,0 +1,85 @@
+#!/usr/bin/env python3
+"""mlx-lm's attention on MLX's CPU as a peer of bench_compare, which starts this and asks for calls (bench/compare_peer.h says how).
+
+    bench/compare --peer mlx-lm=PYTHON         PYTHON has mlx, mlx-lm and numpy
+
+Types: f16 and f32 are mlx-lm's KVCache with rows and queries of that type, 8 and 4 its QuantizedKVCache in groups of 64 with
+float32 queries and scales, which MLX's CPU computes much faster than 16-bit ones. Attention is the function that every model of
+mlx-lm calls. MLX has no number of threads to be told.
+"""
+
+import os
+import sys
+import time
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.models.base import scaled_dot_product_attention
+from mlx_lm.models.cache import KVCache, QuantizedKVCache
+
+GROUP = 64
+N_WARM = 256  # tokens of the small case
+SIDE_K, SIDE_V, SIDE_Q = 1, 2, 3
+WEYL = np.uint64(0x9E3779B97F4A7C15)
+
+
+def mixed(z):
+    """The output of splitmix64 for a state."""
+    z = (z ^ z >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ z >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return z ^ z >> np.uint64(31)
+
+
+def rows(side, first, n, n_heads, dim):
+    """[heads, n, dim] from token `first` on: the numbers of compare_row()."""
+    tokens = np.arange(first, first + n, dtype=np.uint64)
+    start = mixed((tokens << np.uint64(8) | np.uint64(side)) + WEYL)
+    steps = np.arange(1, n_heads * dim + 1, dtype=np.uint64) * WEYL
+    bits = mixed(start[:, None] + steps)
+    parts = [(bits >> np.uint64(16 * i) & np.uint64(0xFFFF)).astype(np.float32) / np.float32(65536) for i in range(4)]
+    values = sum(part - np.float32(0.5) for part in parts) * np.float32(1.7320508)
+    return values.reshape(n, n_heads, dim).transpose(1, 0, 2)
+
+
+class Attention:
+    def __init__(self, types, n_q_heads, n_kv_heads, dim, n_cached, n_queries):
+        kind = mx.float16 if types == "f16" else mx.float32
+        self.cache = KVCache() if types in ("f16", "f32") else QuantizedKVCache(group_size=GROUP, bits=int(types))
+        self.scale = dim**-0.5
+        self.mask = "causal" if n_queries > 1 else None
+        first = n_cached - n_queries
+        self.q = mx.array(rows(SIDE_Q, first, n_queries, n_q_heads, dim)[None]).astype(kind)
+        k, v = (mx.array(rows(side, 0, n_cached, n_kv_heads, dim)[None]).astype(kind) for side in (SIDE_K, SIDE_V))
+        self.k, self.v = self.cache.update_and_fetch(k, v)
+        mx.eval(self.q, self.k, self.v)
+
+    def call(self):
+        """The output and the seconds."""
+        q = self.q * 1  # of its own: mlx-lm scales queries in place
+        mx.eval(q)
+        start = time.perf_counter()
+        out = scaled_dot_product_attention(q, self.k, self.v, self.cache, self.scale, self.mask)
+        mx.eval(out)
+        return out, time.perf_counter() - start
+
+
+def main():
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # a library that prints does not do so into the answers
+    mx.set_default_device(mx.cpu)
+    types, (n_q_heads, n_kv_heads, dim, n_cached, n_queries, _) = sys.argv[1], map(int, sys.argv[2:])
+    asked = Attention(types, n_q_heads, n_kv_heads, dim, n_cached, n_queries)
+    small = Attention(types, n_q_heads, n_kv_heads, dim, N_WARM, 1)
+    out, seconds = asked.call()
+    answers.write(np.array(out[0, :, -1].astype(mx.float32)).tobytes())
+    while True:
+        answers.write(np.float64(seconds).tobytes())
+        answers.flush()
+        if not os.read(0, 1):
+            return
+        small.call()
+        seconds = asked.call()[1]
+
+
+if __name__ == "__main__":
+    main()

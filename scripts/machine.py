@@ -1,0 +1,30 @@
+"""What the machine is, and the name of its folder under bench/results. Imported by what measures."""
+
+import os
+import platform
+import re
+import subprocess
+
+
+def name(machine):
+    """A folder's name, told by the processor: xeon-sapphire-rapids-2c."""
+    # Virtual machines hide the name of the part; family and model still tell its generation.
+    generations = {("6", "85"): "skylake", ("6", "106"): "ice-lake", ("6", "143"): "sapphire-rapids"}
+    words = re.sub(r"\(R\)|\(TM\)|Processor|CPU|@.*", " ", machine["processor"])
+    words = " ".join(w for w in words.split() if w not in ("Intel", "AMD"))
+    generation = generations.get((machine.get("family"), machine.get("model_number")), "")
+    return re.sub(r"[^a-z0-9]+", "-", f"{words} {generation} {machine['cores']}c".lower()).strip("-")
+
+
+def about():
+    found = {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count(), "system": platform.system()}
+    if hasattr(os, "sched_getaffinity"):
+        found["cores"] = len(os.sched_getaffinity(0))
+    lines = subprocess.run(["lscpu"], capture_output=True, text=True, check=False, env=os.environ | {"LC_ALL": "C"}).stdout
+    said = dict(re.findall(r"^\s*(Model name|CPU family|Model|Flags):\s*(.+)$", lines, re.M))
+    found["processor"] = said.get("Model name", found["processor"])
+    found["family"], found["model_number"] = said.get("CPU family"), said.get("Model")
+    wanted = ("avx2", "avx512f", "avx512_vnni", "avx512_fp16", "amx_int8", "asimddp", "sve", "i8mm")
+    found["instructions"] = [flag for flag in wanted if flag in said.get("Flags", "").split()]
+    found["memory_bytes"] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return found

@@ -1,0 +1,153 @@
+"""Rates of whole models at a depth, flatkv's and llama.cpp's, by turns. Imported by scripts/report and bench/compare.
+
+A turn of a subject is one prefill of 512 tokens on `depth` cached ones and some decode steps behind it. flatkv is its program,
+with a saved prefix for the depth; llama.cpp is a process that keeps its cache filled and is asked for a turn (bench/peers).
+Rounds go over all subjects, so that a noisy machine hits all alike; one that takes long has fewer of them.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+BOOK = ROOT / "models" / "needle" / "book.txt"
+PEER = ROOT / "bench" / "peers" / "llama_cpp_peer.py"
+PROMPT = 512  # tokens that a prefill is timed over
+NEW = 48
+ROUNDS = 5
+PATIENCE = 15  # seconds of one subject
+
+
+def weights_path(name):
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return pathlib.Path(base) / "flatkv" / "models" / f"{name}.gguf"
+
+
+def codec_options(codec):
+    bits, _, rotate = codec.partition(":")
+    k, v = bits.split("/")
+    return ["--k-bits", k, "--v-bits", v, "--rotate", rotate or "none"]
+
+
+def cut_text(text, n_bytes):
+    """A part that ends between a letter and a space: every tokenizer splits there, so its tokens begin those of a longer part."""
+    while not (text[n_bytes - 1 : n_bytes].isalpha() and text[n_bytes : n_bytes + 1] == b" "):
+        n_bytes += 1
+    return text[:n_bytes]
+
+
+class Subject:
+    """Somebody with one cache type at one depth. turn() gives prefill_tps and decode_tps."""
+
+    def __init__(self, who, types, depth):
+        self.row = {"who": who, "types": types, "depth": depth}
+        self.turns = []
+        self.seconds = 0.0
+
+    def close(self):
+        pass
+
+
+class Flatkv(Subject):
+    def __init__(self, program, model, codec, depth, threads):
+        super().__init__("flatkv", codec, depth)
+        self.program, self.threads = program, threads
+        text = BOOK.read_bytes()[:1000000]
+        token_bytes = BOOK.stat().st_size / self.call("tokenize", "-m", model, "-f", BOOK, "--count")["n_tokens"]
+        common = ["-m", model, "--raw", "--ignore-end", *codec_options(codec)]
+        self.folder = tempfile.TemporaryDirectory()
+        prompt, prefix = (pathlib.Path(self.folder.name) / name for name in ("prompt.txt", "prefix.fkv"))
+        start = cut_text(text, int(token_bytes * depth)) if depth else b""
+        if depth:
+            prompt.write_bytes(start)
+            self.call("run", *common, "-f", prompt, "-n", 1, "--save-prefix", prefix)
+        prompt.write_bytes(cut_text(text, len(start) + int(token_bytes * PROMPT)))
+        self.asked = ["run", *common, "-f", prompt, "-n", NEW, *(["--prefix", prefix] if depth else [])]
+
+    def call(self, *arguments):
+        command = [self.program, *arguments, "--json"]
+        if self.threads and arguments[0] == "run":
+            command += ["--threads", self.threads]
+        return json.loads(subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, check=True).stdout)
+
+    def turn(self):
+        found = self.call(*self.asked)
+        self.row |= {"cached": found["prefix_tokens"], "prefilled": found["prompt_tokens"] - found["prefix_tokens"]}
+        return found
+
+    def close(self):
+        self.folder.cleanup()
+
+
+class LlamaCpp(Subject):
+    def __init__(self, python, package, model, cache, depth, threads):
+        super().__init__("llama.cpp", cache, depth)
+        command = [python, PEER, "turns", "-m", weights_path(model), "--caches", cache, "--depths", depth]
+        command += ["--package", package, *(["--threads", threads] if threads else [])]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen(list(map(str, command)), **pipes)
+        self.about = self.answer()
+        self.row |= {"package": self.about["package"], "cached": depth, "prefilled": self.about["prefilled"]}
+
+    def answer(self):
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"llama.cpp with a {self.row['types']} cache ended with {self.process.wait()}")
+        return json.loads(line)
+
+    def turn(self):
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return self.answer()
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def by_turns(subjects):
+    for number in range(ROUNDS):
+        for subject in subjects:
+            if number and subject.seconds / number * (number + 1) > PATIENCE:
+                continue
+            start = time.monotonic()
+            subject.turns.append(subject.turn())
+            subject.seconds += time.monotonic() - start
+
+
+def row_of(subject, first):
+    """Medians, and medians over the rounds of its rate by the first subject's, which is flatkv's default."""
+    row = subject.row | {"rounds": len(subject.turns)}
+    for key in ("prefill_tps", "decode_tps"):
+        row[key] = statistics.median(turn[key] for turn in subject.turns)
+        row[f"{key}_to_flatkv"] = statistics.median(t[key] / f[key] for t, f in zip(subject.turns, first.turns))
+    return row
+
+
+def measure(program, model, depth, codecs, python=None, packages=(), caches=(), threads=None):
+    """A row for each codec of flatkv and each cache type of each llama.cpp, and what the last says of itself."""
+    with contextlib.ExitStack() as opened:
+        subjects = []
+
+        def add(kind, *arguments):
+            try:
+                subjects.append(kind(*arguments, threads))
+            except (RuntimeError, subprocess.CalledProcessError) as error:
+                print(f"rates: left out: {error}", file=sys.stderr)
+                return
+            opened.callback(subjects[-1].close)
+
+        for codec in codecs:
+            add(Flatkv, program, model, codec, depth)
+        for package in packages:
+            for cache in caches:
+                add(LlamaCpp, python, package, model, cache, depth)
+        by_turns(subjects)
+        about = {s.row["package"]: s.about for s in subjects if isinstance(s, LlamaCpp)}
+        return [row_of(s, subjects[0]) for s in subjects], about
