@@ -25,6 +25,7 @@ static const char PROGRAM[] = "bench_attn";
 static const double TOLERANCE = 2e-3;
 
 enum { PAGE_TOKENS = 64, FILL_TOKENS = 512, MAX_ROUNDS = 200, MAX_CASES = 64, MAX_RESULTS = 256, ROOF_BYTES = 1 << 30 };
+static const double CHAIN_US = 5e4;
 static const uint64_t CHAIN_BYTES = UINT64_C(16) << 30;
 
 typedef struct mlx_case {
@@ -420,10 +421,11 @@ static double error_of(mlx_bench *b, mlx_array ours) {
 
 typedef mlx_array (*attend_fn)(mlx_bench *b, mlx_array q);
 
-/* How many calls a chain has: as many as were asked for, unless they would take longer than a second or more memory than
- * CHAIN_BYTES. MLX takes the memory of a whole evaluation ahead, and its quantized way takes gigabytes for a chunk of queries. */
+/* How many calls a chain has: as many as were asked for, unless they would take longer than CHAIN_US, when an evaluation costs
+ * next to nothing beside them, or more memory than CHAIN_BYTES: MLX takes the memory of a whole evaluation ahead, and its
+ * quantized way takes gigabytes for a chunk of queries. */
 static uint32_t chain_of(const mlx_bench *b, const mlx_result *r) {
-    double n = fmin(b->n_chain, 1e6 / r->us_single);
+    double n = fmin(b->n_chain, CHAIN_US / r->us_single);
     if (r->extra_bytes > 0) n = fmin(n, (double)CHAIN_BYTES / (double)r->extra_bytes);
     return n < 1 ? 1 : (uint32_t)n;
 }

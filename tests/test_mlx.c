@@ -409,9 +409,11 @@ START_TEST(the_pools_are_what_the_plan_says) {
 }
 END_TEST
 
-/* A step that copied a pool would show in the peak: the smaller one is above what a step may take. */
+/* A step that copied a pool would show in the peak: the smaller one is above what a step may take. MLX's CUDA allocator rounds
+ * what it gives, so that the table of a longer history, which is kept until the next step, may be counted larger by a block
+ * there. */
 START_TEST(thousands_of_steps_move_no_counter) {
-    enum { FIRST = 1100, STEPS = 3000, MOST_OF_A_CHUNK = 8 << 20, MOST_OF_A_STEP = 2 << 20 };
+    enum { FIRST = 1100, STEPS = 3000, MOST_OF_A_CHUNK = 8 << 20, MOST_OF_A_STEP = 2 << 20, MOST_OF_A_TABLE = 64 << 10 };
     fkv_config config = config_of(100000, 1);
     static const fkv_layer_config layer = {
         .n_q_heads = Q_HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM, .k = {8, 64}, .v = {4, 64}};
@@ -447,7 +449,8 @@ START_TEST(thousands_of_steps_move_no_counter) {
         ck_ok(fkv_step_commit(step));
         length += n;
         if (length == n) flat = active_memory();
-        ck_assert_uint_eq(active_memory(), flat);
+        ck_assert_uint_ge(active_memory(), flat);
+        ck_assert_uint_le(active_memory(), flat + (on_gpu() ? MOST_OF_A_TABLE : 0));
         if (length != FIRST) continue;
         ck_assert_uint_lt(peak_memory() - flat, MOST_OF_A_CHUNK);
         ck_assert_int_eq(mlx_reset_peak_memory(), 0);
