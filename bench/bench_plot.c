@@ -128,7 +128,7 @@ static void describe(const picture *p, const json_t *sweep, char *words, size_t 
     if (strcmp(p->sweep, "group") != 0) (void)snprintf(heads, sizeof heads, "%g query heads, ", number(c, "q_heads"));
     if (strcmp(p->sweep, "context") != 0)
         (void)snprintf(tokens, sizeof tokens, "; %g tokens in each sequence", number(c, "cached"));
-    (void)snprintf(words, capacity, "One layer, %s%g KV heads, head dimension %g%s; %s kernels, %g threads, pages in memory",
+    (void)snprintf(words, capacity, "One layer, %s%g KV heads, head dimension %g%s; %.64s kernels, %g threads, pages in memory",
                    heads, number(c, "kv_heads"), number(c, "head_dim"), tokens, text(sweep, "isa"), number(c, "threads"));
 }
 
@@ -136,7 +136,7 @@ static void draw(const picture *p, const json_t *sweep, const char *machine, con
     static const char *const colors[MAX_SUBJECTS] = {"#0b4fb3", "#0f766e", "#7c3aed", "#c2410c", "#9d174d", "#854d0e"};
     static series all[MAX_SUBJECTS];
     plot_line lines[MAX_LINES];
-    char subtitle[200];
+    char subtitle[400];
     char footnote[200];
     char path[4096];
     size_t n_lines = 0;
