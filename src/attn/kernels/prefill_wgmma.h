@@ -255,10 +255,6 @@ FKV_FN void pf_fold_group(fkv_shared s, int group, int stage, pf_scales &scales,
     }
 }
 
-FKV_FN bool pf_sees(fkv_u32 position, fkv_u32 token) {
-    return token <= position && (FKV_WINDOW == 0 || pf_is_sink(token) || position - token + 1 < FKV_WINDOW + 1);
-}
-
 FKV_FN float pf_tanh(float x) { return 1.0f - 2.0f / (fkv_exp2(x * 2.88539008f) + 1.0f); }
 
 /* x: sums of the keys of one tile. The rows' largest follow them; shrink: by how much their earlier sums must be scaled. */
@@ -274,7 +270,7 @@ FKV_FN void pf_follow_top(fkv_shared s, const pf_item &item, float *x, fkv_u32 f
         fkv_u32 position[2] = {pf_position(item, pf_first_row(s)), pf_position(item, pf_first_row(s) + 8)};
         FKV_UNROLL for (int i = 0; i < PF_KEYS / 2; i++) {
             fkv_u32 token = first_key + (fkv_u32)(i / 4 * 8 + (int)s.index % 4 * 2 + i % 2);
-            if (!pf_sees(position[i / 2 % 2], token)) x[i] = none;
+            if (!fkv_sees(position[i / 2 % 2], token)) x[i] = none;
         }
     }
     float top[2] = {row[0].top, row[1].top};
