@@ -77,6 +77,10 @@ def made_by(records):
     return f"*{span}, revision {', '.join(revisions)}.* `{records[-1]['command']}`"
 
 
+def made_with_note(record):
+    return [made_by([record]), *([record["note"]] if "note" in record else [])]
+
+
 # ---- sections: each returns the lines of one machine ----
 
 
@@ -94,7 +98,7 @@ def quality_table(record):
         f"{codecs[0]['tokens']} tokens scored. 16-bit: {base:.4f}"
     )
     head = ["cache (K/V bits)", "perplexity", "to 16-bit", "KL mean", "KL p99", "same top-1"]
-    return [title, table(head, rows), made_by([record]), *([record["note"]] if "note" in record else [])]
+    return [title, table(head, rows), *made_with_note(record)]
 
 
 def quality(machine):
@@ -148,7 +152,7 @@ def peers_quality(machine):
             lines.append(missing(f"flatkv on the same {peer['windows']} windows"))
         if peer["peer"] == "mlx-lm":
             lines += mlx_distance(peer, same)
-        lines += [made_by([record]), *([record["note"]] if "note" in record else [])]
+        lines += made_with_note(record)
     return lines
 
 
