@@ -374,7 +374,7 @@ END_TEST
 
 /* ---- flat ---- */
 
-/* MLX lets go of what a step used on a thread of its own: waiting for the stream is waiting for that too. */
+/* MLX lets go of what a step used on a thread of its own: waiting for the stream is waiting for that too, but on CUDA. */
 static size_t active_memory(void) {
     size_t bytes = 0;
     ck_assert_int_eq(mlx_synchronize(device().stream), 0);
@@ -410,11 +410,10 @@ START_TEST(the_pools_are_what_the_plan_says) {
 }
 END_TEST
 
-/* A step that copied a pool would show in the peak: the smaller one is above what a step may take. MLX's CUDA allocator rounds
- * what it gives, so that the table of a longer history, which is kept until the next step, may be counted larger by a block
- * there. */
+/* A step that copied a pool would show in the peak: the smaller one is above what a step may take. On CUDA the thread that lets go
+ * may be behind by what a step of these takes, and it counts rounded blocks. */
 START_TEST(thousands_of_steps_move_no_counter) {
-    enum { FIRST = 1100, STEPS = 3000, MOST_OF_A_CHUNK = 8 << 20, MOST_OF_A_STEP = 2 << 20, MOST_OF_A_TABLE = 64 << 10 };
+    enum { FIRST = 1100, STEPS = 3000, MOST_OF_A_CHUNK = 8 << 20, MOST_OF_A_STEP = 2 << 20, MOST_BEHIND = 1 << 20 };
     fkv_config config = config_of(100000, 1);
     static const fkv_layer_config layer = {
         .n_q_heads = Q_HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM, .k = {8, 64}, .v = {4, 64}};
@@ -450,8 +449,8 @@ START_TEST(thousands_of_steps_move_no_counter) {
         ck_ok(fkv_step_commit(step));
         length += n;
         if (length == n) flat = active_memory();
-        ck_assert_uint_ge(active_memory(), flat);
-        ck_assert_uint_le(active_memory(), flat + (on_gpu() ? MOST_OF_A_TABLE : 0));
+        const size_t active = active_memory();
+        ck_assert_uint_le(active > flat ? active - flat : flat - active, on_gpu() ? MOST_BEHIND : 0);
         if (length != FIRST) continue;
         ck_assert_uint_lt(peak_memory() - flat, MOST_OF_A_CHUNK);
         ck_assert_int_eq(mlx_reset_peak_memory(), 0);
