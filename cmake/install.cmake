@@ -6,6 +6,8 @@ install(DIRECTORY include/flatkv DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(TARGETS flatkv EXPORT flatkvTargets)
 if(flatkv_has_mlx AND NOT flatkv_mlx_is_in_tree)
   install(TARGETS flatkv_mlx EXPORT flatkvTargets)
+elseif(flatkv_has_mlx AND BUILD_SHARED_LIBS AND FKV_PROGRAMS)
+  install(TARGETS flatkv_mlx LIBRARY NAMELINK_SKIP) # for the program alone
 endif()
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/flatkv)

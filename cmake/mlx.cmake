@@ -18,6 +18,7 @@ if(NOT FKV_MLX_INCLUDE_DIR OR NOT FKV_MLX_LIBRARY)
 endif()
 message(STATUS "The MLX device is built with ${FKV_MLX_LIBRARY}")
 set(flatkv_has_mlx ON)
+cmake_path(GET FKV_MLX_LIBRARY PARENT_PATH flatkv_mlx_folder)
 # An installed library cannot lean on a library of this build tree.
 cmake_path(IS_PREFIX mlx_in_tree "${FKV_MLX_LIBRARY}" NORMALIZE flatkv_mlx_is_in_tree)
 
