@@ -121,9 +121,9 @@ static void few_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows,
     }
 }
 
-/* Sums of the tokens of a tile: columns as in column_queries. */
+/* Sums of 16 tokens: columns as in column_queries. */
 typedef struct token_sums {
-    alignas(64) int32_t at[TOKEN_BLOCKS][LANE_TOKENS][16];
+    alignas(64) int32_t at[LANE_TOKENS][16];
 } token_sums;
 
 /* One tile of keys and the rows that look at it. */
@@ -135,7 +135,7 @@ typedef struct few_score_job {
     uint32_t n_chunks;
     uint32_t chunk; /* numbers */
     float *scores;
-    token_sums sums;                                                        /* of this turn */
+    token_sums sums[2];                                                     /* of this step and of the one before */
     alignas(64) uint8_t low_halves[FKV_TILE_TOKENS * FKV_MAX_HEAD_DIM / 2]; /* of 4 bits */
 } few_score_job;
 
@@ -180,7 +180,7 @@ FKV_INLINE void few_scores_rows(const few_score_job *j, uint32_t token, uint32_t
     __m512i by_token[COLUMN_ROWS]; /* four rows of every fourth token */
     __m512i by_row[COLUMN_ROWS];
     FKV_UNROLL
-    for (int i = 0; i < 4; i++) by_token[i] = few_joined(&j->sums.at[token / LANE_TOKENS][i]);
+    for (int i = 0; i < 4; i++) by_token[i] = few_joined(&j->sums[token / LANE_TOKENS % 2].at[i]);
     transpose_dwords(by_token, by_row);
     FKV_UNROLL
     for (uint32_t i = 0; i < COLUMN_ROWS; i++, to += FKV_TILE_TOKENS) {
@@ -215,7 +215,7 @@ static void few_scores_some(const few_score_job *j, uint32_t token, uint32_t chu
 /* Two steps are under way at a time: the next one has been started, and the one after it is, here. */
 #define FEW_SCORE_STEP(into, block)                                                                                              \
     if (n_blocks > (block)) {                                                                                                    \
-        _tile_stored(into, j->sums.at[block], 64);                                                                               \
+        _tile_stored(into, j->sums[into].at, 64);                                                                                \
         if (n_blocks > (block) + 2)                                                                                              \
             FEW_SCORE_START(into, turn, (block) + 2);                                                                            \
         else if (turn + 1 < n_turns)                                                                                             \
@@ -351,7 +351,13 @@ static void few_weigh_some(int n_groups, uint32_t n_vecs, few_weights *w, const 
     few_weigh(n_groups, n_vecs, w, f, s, p, n_rows);
 }
 
-/* One tile of values and the rows that look at it, a strip at a time. */
+/* Sums of one vector for high and low bytes of the weights; of 4 bits, of whole bytes and of their high halves. */
+typedef struct few_value_sums {
+    alignas(64) int32_t at[2][COLUMN_ROWS][2][16];
+} few_value_sums;
+
+/* One tile of values and the rows that look at it, a strip at a time. What is used again and again is kept small: with the pages
+ * that pass through it the nearest cache is full. */
 typedef struct few_value_job {
     const tile *t;
     uint32_t n_tokens;
@@ -362,7 +368,7 @@ typedef struct few_value_job {
     /* Quads of tokens, 16 bytes of a row, each quad at its quad_place(). Of 4 bits the bytes are not cut into halves: vectors 0-3
      * are whole bytes, 4-7 what their high halves count in them, so that low halves are the difference of two sums. */
     alignas(64) uint8_t codes[MAX_STRIP_VECS][TILE_QUADS][STRIP_BYTES];
-    alignas(64) int32_t sums[MAX_STRIP_VECS][COLUMN_ROWS][2][16]; /* of high and low bytes of the weights */
+    few_value_sums sums[2]; /* of this vector and of the one before */
 } few_value_job;
 
 /* Tokens of the last 16 that are behind n_tokens weigh nothing, whatever their slots hold. */
@@ -409,12 +415,12 @@ FKV_INLINE void few_products_start(int bits, const few_value_job *j, uint32_t ve
 }
 
 FKV_INLINE void few_products_store(int bits, few_value_job *j, uint32_t vec) {
-    _tile_stored(4, j->sums[vec], 64);
-    if (bits == 4) _tile_stored(5, j->sums[4 + vec], 64);
+    _tile_stored(4, j->sums[vec % 2].at[0], 64);
+    if (bits == 4) _tile_stored(5, j->sums[vec % 2].at[1], 64);
 }
 
-FKV_INLINE __m512i few_sums(const few_value_job *j, uint32_t vec, uint32_t row) {
-    return _mm512_add_epi32(times_256(_mm512_load_si512(j->sums[vec][row][0])), _mm512_load_si512(j->sums[vec][row][1]));
+FKV_INLINE __m512i few_sums(const int32_t (*of_bytes)[16]) {
+    return _mm512_add_epi32(times_256(_mm512_load_si512(of_bytes[0])), _mm512_load_si512(of_bytes[1]));
 }
 
 /* The numbers of one vector, as int_values_row() ends. */
@@ -424,13 +430,14 @@ FKV_INLINE void few_values_row(int bits, const few_value_job *j, uint32_t vec, u
     __m512i zero = _mm512_set1_epi32(w->zero[group][row]);
     vf step = vf_set(w->step[group][row]);
     vf offset = vf_set(w->offset[group][row]);
-    __m512i whole = few_sums(j, vec, row);
+    const few_value_sums *sums = &j->sums[vec % 2];
+    __m512i whole = few_sums(sums->at[0][row]);
     if (bits == 8) {
         vf x = vf_fma(_mm512_cvtepi32_ps(_mm512_sub_epi32(whole, zero)), step, offset);
         vf_store(out, vf_add(vf_load(out), x));
         return;
     }
-    __m512i highs = few_sums(j, 4 + vec, row);
+    __m512i highs = few_sums(sums->at[1][row]);
     __m512i lows = _mm512_sub_epi32(whole, highs);
     vf even = vf_fma(_mm512_cvtepi32_ps(_mm512_sub_epi32(lows, zero)), step, offset);
     vf odd = vf_fma(_mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_srai_epi32(highs, 4), zero)), step, offset);
