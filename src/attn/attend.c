@@ -21,7 +21,8 @@
 enum {
     SMALLEST_SPLIT = 256,    /* tokens */
     SMALLEST_TILE_ROWS = 16, /* of a prefill; smaller ones gain no thread as much as they cost */
-    ITEMS_PER_THREAD = 3     /* fewer than this many items for each thread: smaller tiles, decode tiles cut at piece boundaries */
+    ITEMS_PER_THREAD = 3,    /* fewer than this many items for each thread: smaller tiles, decode tiles cut at piece boundaries */
+    OS_PAGE_BYTES = 4096     /* the least that one entry of the system's page tables covers */
 };
 
 typedef struct thread_scratch {
@@ -271,6 +272,12 @@ static void close_pieces(const job *j, query_tile tile, const thread_scratch *s,
     }
 }
 
+/* Looks up where a block is, by a line of every page of the system's: where that table has to come from memory first, all that
+ * fetches the block would wait for it. */
+static void look_up(const fkv_block *block, const uint8_t *bytes) {
+    for (uint32_t at = 0; at < block->bytes; at += OS_PAGE_BYTES) FKV_PREFETCH_FAR(bytes + at);
+}
+
 /* Pages [first, end) of the history, those that no query of the tile sees left out. Closes pieces on the way; the last one stays
  * open in s->piece. Returns the tokens read. */
 static uint64_t walk(const job *j, query_tile tile, uint32_t head, const thread_scratch *s, uint32_t first, uint32_t end) {
@@ -290,6 +297,7 @@ static uint64_t walk(const job *j, query_tile tile, uint32_t head, const thread_
         uint32_t after = page + 1 >= sink_pages ? fkv_max_u32(page + 1, window_page) : page + 1;
         const uint8_t *block = blocks + fkv_page_at(tile.row->view, page) * stride;
         const uint8_t *next_block = after < end ? blocks + fkv_page_at(tile.row->view, after) * stride : block;
+        if (after + 1 < end) look_up(&layer->block, blocks + fkv_page_at(tile.row->view, after + 1) * stride);
         close_pieces(j, tile, s, before, page);
         for (uint32_t slot = 0; slot < page_tokens; slot += j->tile_tokens) {
             uint32_t base = page * page_tokens + slot;
