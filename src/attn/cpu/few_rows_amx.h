@@ -1,9 +1,8 @@
 /* Attention of few rows (decode) over AMX: the codes of a page are the matrix, and the few rows that look at it are its columns.
  * Included by kernels_amx.c. Bits are those of kernels_vnni.h, as for many rows.
  *
- * Scores: A = 16 tokens x a chunk of the head dimension, the page itself, not touched before; for 4 bits once more with the low
- * halves of its bytes alone. B = the three bytes of four queries, a column each. The sums come out token by token and are
- * transposed as they become floats.
+ * Scores: A = 16 tokens x a chunk of the head dimension: of 8 bits the page itself, not touched before, of 4 bits unpacked. B =
+ * the three bytes of four queries, a column each. The sums come out token by token and are transposed as they become floats.
  *
  * Values: A = two bytes of the weights of four rows for one group; B = 16 bytes of the group, in quads of tokens.
  */
@@ -14,19 +13,31 @@
 #include "rows16_avx512.h"
 
 enum {
-    FEW_ROWS = 11,   /* at most */
-    COLUMN_ROWS = 4, /* rows whose bytes are the columns of one matrix */
-    N_BYTES = 3,     /* of a query */
-    TOKEN_BLOCKS = FKV_TILE_TOKENS / LANE_TOKENS,
+    FEW_ROWS = 11,                   /* at most */
+    COLUMN_ROWS = 4,                 /* rows whose bytes are the columns of one matrix */
+    N_BYTES = 3,                     /* of a query */
     TILE_QUADS = FKV_TILE_TOKENS / 4 /* of tokens */
 };
 
-/* Tiles 0 and 1: sums of scores; 2: queries and 3: keys, a chunk of each; 4 and 5: sums of values; 6: values; 7: weights. Set
- * once for a walk: setting them costs as much as half the products of a tile. */
+/* When the next tile is fetched, in shares of it: little with scores, strips and rows, whose own loads from the second cache need
+ * some of the 16 places where a core waits for lines, more around softmax and weights. The few lines that are left over follow
+ * others so closely that the processor fetches them by itself. */
+enum {
+    FETCH_SCORES = 32,
+    FETCH_BEFORE_SOFTMAX = 16,
+    FETCH_AFTER_SOFTMAX = 16,
+    FETCH_STRIP = 16,
+    FETCH_BEFORE_WEIGHTS = 8,
+    FETCH_AFTER_WEIGHTS = 20,
+    FETCH_ROWS = 16
+};
+
+/* Tiles 0 and 1: sums of scores; 2: queries and 3: keys, a chunk of each; 4 and 5: sums of values; 6: values; 7: weights. In
+ * few_score_pairs() 6 has queries, too. Set once for a walk: setting them costs as much as half the products of a tile. */
 static void few_tiles_open(const fkv_codec *k_codec) {
     fkv_tile_shapes shapes = {0};
     uint32_t bytes = 64; /* of a chunk */
-    if (has_integer_kernel(k_codec)) bytes = chunk_units(k_codec->group) * UNIT_NUMBERS * k_codec->bits / 8;
+    if (has_integer_kernel(k_codec)) bytes = chunk_units(k_codec->group) * UNIT_NUMBERS;
     fkv_tile_shape(&shapes, 0, LANE_TOKENS, 64);
     fkv_tile_shape(&shapes, 1, LANE_TOKENS, 64);
     fkv_tile_shape(&shapes, 2, bytes / 4, 64);
@@ -44,7 +55,7 @@ FKV_INLINE void few_stay_awake(void) { _tile_dpbsud(5, 7, 6); }
 
 /* ---- scores ---- */
 
-/* Rows of queries as columns. For 4 bits, first the quads of a chunk that meet whole bytes, then those that meet low halves. */
+/* Rows of queries as columns. For 4 bits, first the even numbers of a chunk, then the odd ones, as few_unpack() has them. */
 typedef struct column_queries {
     float *step;   /* [rows] */
     float *sum;    /* [rows, chunks] */
@@ -64,31 +75,6 @@ static column_queries columns_in(void *prepared, uint32_t n_rows, uint32_t n_chu
 
 FKV_INLINE uint32_t chunk_numbers(const fkv_codec *codec) { return chunk_units(codec->group) * UNIT_NUMBERS; }
 
-/* A byte of two codes, low and high, is b = low + 16 * high, so even * low + odd * high = odd / 16 * b + (even - odd / 16) * low:
- * whole bytes, as they lie in the page, and low halves are what queries meet. Of each unit, its 16 even and 16 odd numbers become
- * these two factors. */
-static void queries_for_bytes(const int_queries *iq, size_t n) {
-    for (size_t at = 0; at < n; at += UNIT_NUMBERS) {
-        __m512i x[2];
-        FKV_UNROLL
-        for (size_t i = 0; i < 2; i++) {
-            __m512i high = _mm512_cvtepi8_epi32(load16((const uint8_t *)iq->high + at + 16 * i));
-            __m512i low = _mm512_cvtepi8_epi32(load16((const uint8_t *)iq->low + at + 16 * i));
-            x[i] = join(join(high, low), _mm512_cvtepi8_epi32(load16((const uint8_t *)iq->rest + at + 16 * i)));
-        }
-        x[1] = _mm512_srai_epi32(x[1], 4); /* exact */
-        x[0] = _mm512_sub_epi32(x[0], x[1]);
-        FKV_UNROLL
-        for (size_t i = 0; i < 2; i++) {
-            __m512i above = _mm512_srai_epi32(_mm512_add_epi32(x[1 - i], _mm512_set1_epi32(128)), 8);
-            bytes2 bytes = split(above);
-            _mm_storeu_si128((__m128i *)(iq->high + at + 16 * i), bytes.high);
-            _mm_storeu_si128((__m128i *)(iq->low + at + 16 * i), bytes.low);
-            _mm_storeu_si128((__m128i *)(iq->rest + at + 16 * i), _mm512_cvtepi32_epi8(x[1 - i]));
-        }
-    }
-}
-
 static void few_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows, void *prepared) {
     enum { MOST = FEW_ROWS * (3 * FKV_MAX_HEAD_DIM + FKV_MAX_HEAD_DIM / 8 + 4) + 5 * 64 };
     alignas(64) uint8_t as_rows[MOST];
@@ -97,7 +83,6 @@ static void few_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows,
     uint32_t n_blocks = fkv_ceil_div(n_rows, COLUMN_ROWS);
     int_prepare(codec, q, n_rows, as_rows);
     int_queries iq = queries_in(as_rows, n_rows, dim);
-    if (codec->bits == 4) queries_for_bytes(&iq, (size_t)n_rows * dim);
     column_queries cq = columns_in(prepared, n_rows, dim / chunk);
     memcpy(cq.step, iq.step, n_rows * sizeof *cq.step);
     memcpy(cq.sum, iq.sum, (size_t)n_rows * (dim / chunk) * sizeof *cq.sum);
@@ -128,27 +113,47 @@ typedef struct token_sums {
 
 /* One tile of keys and the rows that look at it. */
 typedef struct few_score_job {
-    const tile *t;
+    tile t;
+    const fkv_codec *codec;
+    const uint8_t *const *part;
     column_queries queries;
     uint32_t n_tokens;
     uint32_t n_rows;
     uint32_t n_chunks;
     uint32_t chunk; /* numbers */
     float *scores;
-    token_sums sums[2];                                                     /* of this step and of the one before */
-    alignas(64) uint8_t low_halves[FKV_TILE_TOKENS * FKV_MAX_HEAD_DIM / 2]; /* of 4 bits */
+    token_sums sums[2]; /* of this step and of the one before */
+    /* codes of 4 bits, a byte each, of the 16 tokens at hand and of the next; of a chunk even numbers first, then odd ones */
+    alignas(64) uint8_t unpacked[2][LANE_TOKENS * FKV_MAX_HEAD_DIM];
 } few_score_job;
 
-/* The low halves of the codes of 4 bits, each where its byte is in the page. */
-static void few_low_halves(const tile *t, uint32_t n_tokens, uint8_t *to) {
-    const uint8_t *from = t->codes;
-    const uint8_t *end = from + fkv_align_up((size_t)n_tokens, LANE_TOKENS) * t->row_bytes;
+FKV_INLINE void few_unpack(few_score_job *j, uint32_t block) {
+    size_t bytes = (size_t)LANE_TOKENS * j->t.row_bytes; /* a multiple of 256 */
+    const uint8_t *from = j->t.codes + block * bytes;
+    uint8_t *to = j->unpacked[block % 2];
     __m512i half = _mm512_set1_epi8(15);
-    for (; from < end; from += 256, to += 256) { /* 16 rows are a multiple of that */
+    __m512i first = _mm512_setr_epi64(0, 1, 2, 3, 8, 9, 10, 11);
+    __m512i second = _mm512_setr_epi64(4, 5, 6, 7, 12, 13, 14, 15);
+    if (j->chunk == UNIT_NUMBERS) {
+        first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+        second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+    }
+    for (const uint8_t *end = from + bytes; from < end; from += 256, to += 512) {
         FKV_UNROLL
-        for (int i = 0; i < 256; i += 64) _mm512_store_si512(to + i, _mm512_and_si512(_mm512_loadu_si512(from + i), half));
+        for (int i = 0; i < 4; i++) {
+            __m512i packed = _mm512_loadu_si512(from + 64 * i);
+            __m512i even = _mm512_and_si512(packed, half);
+            __m512i odd = _mm512_and_si512(_mm512_srli_epi16(packed, 4), half);
+            _mm512_store_si512(to + 128 * i, _mm512_permutex2var_epi64(even, first, odd));
+            _mm512_store_si512(to + 128 * i + 64, _mm512_permutex2var_epi64(even, second, odd));
+        }
     }
     fkv_tiles_see_stores();
+}
+
+/* The codes of 16 tokens, a byte each, dim of them a token. */
+FKV_INLINE const uint8_t *few_codes(int bits, const few_score_job *j, uint32_t block) {
+    return bits == 4 ? j->unpacked[block % 2] : j->t.codes + (size_t)block * LANE_TOKENS * j->t.row_bytes;
 }
 
 /* Of every fourth of 16 tokens the sums of four rows: 128-bit lane L is token 4 L. Whole rows are loaded and their lanes
@@ -166,105 +171,166 @@ FKV_INLINE __m512i few_joined(const int32_t (*sums)[16]) {
     return _mm512_add_epi32(join(high, low), _mm512_srai_epi32(rest, 8));
 }
 
-/* 16 tokens of a chunk for rows [first, first + n_rows), as int_scores_chunk() ends. */
-FKV_INLINE void few_scores_rows(const few_score_job *j, uint32_t token, uint32_t chunk, uint32_t first, uint32_t n_rows) {
-    const tile *t = j->t;
-    uint32_t group = chunk * j->chunk >> t->group_shift;
-    const float *step = j->queries.step + first;
-    const float *query_sum = j->queries.sum + (size_t)first * j->n_chunks + chunk;
+/* A step: 16 tokens, a chunk of the head dimension, and the block of rows from `first` on. */
+typedef struct few_step {
+    uint32_t block;
+    uint32_t first;
+    uint32_t chunk;
+} few_step;
+
+/* All chunks of some rows, all rows of some tokens, all tokens. */
+FKV_INLINE void few_step_next(const few_score_job *j, few_step *s) {
+    if (++s->chunk < j->n_chunks) return;
+    s->chunk = 0;
+    s->first += COLUMN_ROWS;
+    if (s->first < j->n_rows) return;
+    s->first = 0;
+    s->block++;
+}
+
+/* n_rows rows of a step are added to their scores, as int_scores_chunk() ends. */
+FKV_INLINE void few_scores_add(const few_score_job *j, few_step s, const token_sums *sums, uint32_t n_rows,
+                               vf scores[COLUMN_ROWS]) {
+    const tile *t = &j->t;
+    uint32_t group = s.chunk * j->chunk >> t->group_shift;
+    uint32_t token = s.block * LANE_TOKENS;
+    const float *step = j->queries.step + s.first;
+    const float *query_sum = j->queries.sum + (size_t)s.first * j->n_chunks + s.chunk;
     size_t n_chunks = j->n_chunks;
-    float *to = j->scores + (size_t)first * FKV_TILE_TOKENS + token;
-    vf scale = token_lanes(t->scales, t->n_groups, group, token);
-    vf bias = token_lanes(t->biases, t->n_groups, group, token);
-    __mmask16 later = chunk == 0 ? 0 : 0xffff;
+    vf scale = token_lanes(t->scales, group, token);
+    vf bias = token_lanes(t->biases, group, token);
     __m512i by_token[COLUMN_ROWS]; /* four rows of every fourth token */
     __m512i by_row[COLUMN_ROWS];
     FKV_UNROLL
-    for (int i = 0; i < 4; i++) by_token[i] = few_joined(&j->sums[token / LANE_TOKENS % 2].at[i]);
+    for (int i = 0; i < 4; i++) by_token[i] = few_joined(&sums->at[i]);
     transpose_dwords(by_token, by_row);
     FKV_UNROLL
-    for (uint32_t i = 0; i < COLUMN_ROWS; i++, to += FKV_TILE_TOKENS) {
+    for (uint32_t i = 0; i < COLUMN_ROWS; i++) {
         if (i >= n_rows) continue;
-        vf score = vf_fma(bias, vf_set(query_sum[i * n_chunks]), _mm512_maskz_loadu_ps(later, to));
-        vf_store(to, vf_fma(_mm512_cvtepi32_ps(by_row[i]), vf_mul(scale, vf_set(step[i])), score));
+        vf score = vf_fma(bias, vf_set(query_sum[i * n_chunks]), scores[i]);
+        scores[i] = vf_fma(_mm512_cvtepi32_ps(by_row[i]), vf_mul(scale, vf_set(step[i])), score);
     }
 }
 
-static void few_scores_some(const few_score_job *j, uint32_t token, uint32_t chunk, uint32_t first) {
-    few_scores_rows(j, token, chunk, first, j->n_rows - first);
+FKV_INLINE float *few_scores_at(const few_score_job *j, few_step s) {
+    return j->scores + (size_t)s.first * FKV_TILE_TOKENS + s.block * LANE_TOKENS;
 }
 
-/* Products of 16 tokens with the queries in tile 2. */
-#define FEW_SCORE_PRODUCT(into, codes, block)                                                                                    \
+/* The same, in memory. */
+FKV_INLINE void few_scores_rows(const few_score_job *j, few_step s, const token_sums *sums, uint32_t n_rows) {
+    __mmask16 later = s.chunk == 0 ? 0 : 0xffff;
+    float *to = few_scores_at(j, s);
+    vf scores[COLUMN_ROWS];
+    for (uint32_t i = 0; i < n_rows; i++) scores[i] = _mm512_maskz_loadu_ps(later, to + i * FKV_TILE_TOKENS);
+    few_scores_add(j, s, sums, n_rows, scores);
+    for (uint32_t i = 0; i < n_rows; i++) vf_store(to + i * FKV_TILE_TOKENS, scores[i]);
+}
+
+static void few_scores_some(const few_score_job *j, few_step s, const token_sums *sums) {
+    few_scores_rows(j, s, sums, j->n_rows - s.first);
+}
+
+/* Two steps are under way at a time: the next one has been started, and the one after it is, before the sums of this one become
+ * floats. Tiles 0 and 1 have the sums of even and odd steps. */
+#define FEW_SCORE_START(into)                                                                                                    \
     do {                                                                                                                         \
-        _tile_loadd(3, (codes) + (size_t)(block) * LANE_TOKENS * stride, stride);                                                \
-        _tile_dpbusd(into, 3, 2);                                                                                                \
-    } while (0)
-#define FEW_SCORE_START(into, of, block)                                                                                         \
-    do {                                                                                                                         \
-        size_t at = (size_t)((of) / row_blocks) * j->chunk * (size_t)bits / 8; /* in a row of codes */                           \
-        const int8_t *queries = j->queries.bytes + (of) * query_bytes;                                                           \
-        _tile_loadd(2, queries, 64);                                                                                             \
+        if (bits == 4 && start.chunk == 0 && start.first == 0) few_unpack(j, start.block);                                       \
+        _tile_loadd(2, j->queries.bytes + (start.chunk * row_blocks + start.first / COLUMN_ROWS) * query_bytes, 64);             \
+        _tile_loadd(3, few_codes(bits, j, start.block) + start.chunk * j->chunk, dim);                                           \
         _tile_zero(into);                                                                                                        \
-        FEW_SCORE_PRODUCT(into, j->t->codes + at, block);                                                                        \
-        if (bits == 4) {                                                                                                         \
-            _tile_loadd(2, queries + query_bytes / 2, 64);                                                                       \
-            FEW_SCORE_PRODUCT(into, j->low_halves + at, block);                                                                  \
-        }                                                                                                                        \
+        _tile_dpbusd(into, 3, 2);                                                                                                \
+        few_step_next(j, &start);                                                                                                \
     } while (0)
-/* Two steps are under way at a time: the next one has been started, and the one after it is, here. */
-#define FEW_SCORE_STEP(into, block)                                                                                              \
-    if (n_blocks > (block)) {                                                                                                    \
+#define FEW_SCORE_STEP(into)                                                                                                     \
+    do {                                                                                                                         \
         _tile_stored(into, j->sums[into].at, 64);                                                                                \
-        if (n_blocks > (block) + 2)                                                                                              \
-            FEW_SCORE_START(into, turn, (block) + 2);                                                                            \
-        else if (turn + 1 < n_turns)                                                                                             \
-            FEW_SCORE_START(into, turn + 1, into);                                                                               \
-        fkv_fetch_some(fetch, shares);                                                                                           \
-        if (j->n_rows - first >= COLUMN_ROWS)                                                                                    \
-            few_scores_rows(j, (block) * LANE_TOKENS, chunk, first, COLUMN_ROWS);                                                \
+        if (start.block < n_blocks) FEW_SCORE_START(into);                                                                       \
+        if (now.chunk == 0 && now.first == 0) fkv_fetch_some(fetch, shares);                                                     \
+        if (j->n_rows - now.first >= COLUMN_ROWS)                                                                                \
+            few_scores_rows(j, now, &j->sums[into], COLUMN_ROWS);                                                                \
         else                                                                                                                     \
-            few_scores_some(j, (block) * LANE_TOKENS, chunk, first);                                                             \
-    }
+            few_scores_some(j, now, &j->sums[into]);                                                                             \
+        few_step_next(j, &now);                                                                                                  \
+    } while (0)
 
-/* A turn is one chunk and one block of rows, a step 16 tokens of it. Before its sums become floats, products of later steps are
- * started. */
-FKV_INLINE void few_score_turns(int bits, few_score_job *j) {
+FKV_INLINE void few_score_steps(int bits, few_score_job *j) {
     uint32_t n_blocks = fkv_ceil_div(j->n_tokens, LANE_TOKENS);
     uint32_t row_blocks = fkv_ceil_div(j->n_rows, COLUMN_ROWS);
-    uint32_t n_turns = j->n_chunks * row_blocks;
-    uint32_t shares = FKV_FETCH_SHARES / 2 / (n_turns * n_blocks); /* to fetch with a step */
-    fkv_fetch *fetch = j->t->next;
-    size_t stride = j->t->row_bytes;
-    size_t query_bytes = (size_t)j->chunk / 4 * 64; /* of a turn; of 4 bits, the second half meets low halves */
-    if (bits == 4) few_low_halves(j->t, j->n_tokens, j->low_halves);
-    FEW_SCORE_START(0, 0, 0);
-    if (n_blocks > 1) FEW_SCORE_START(1, 0, 1);
-    for (uint32_t turn = 0; turn < n_turns; turn++) {
-        uint32_t chunk = turn / row_blocks;
-        uint32_t first = turn % row_blocks * COLUMN_ROWS; /* row */
-        FEW_SCORE_STEP(0, 0)
-        FEW_SCORE_STEP(1, 1)
-        FEW_SCORE_STEP(0, 2)
-        FEW_SCORE_STEP(1, 3)
+    uint32_t shares = FETCH_SCORES / n_blocks;
+    fkv_fetch *fetch = j->t.next;
+    size_t dim = (size_t)j->t.n_units * 16;
+    size_t query_bytes = (size_t)j->chunk / 4 * 64; /* of a step */
+    few_step start = {0, 0, 0};
+    few_step now = start;
+    FEW_SCORE_START(0);
+    if (start.block < n_blocks) FEW_SCORE_START(1);
+    tile_lanes(&j->t, j->codec, j->part, j->n_tokens);
+    while (now.block < n_blocks) {
+        FEW_SCORE_STEP(0);
+        if (now.block < n_blocks) FEW_SCORE_STEP(1);
     }
     few_stay_awake();
 }
 
-static void few_scores(const fkv_codec *codec, const tile *t, uint32_t n_tokens, const void *prepared, uint32_t n_rows,
-                       float *scores) {
+/* Four rows by two chunks of 64 numbers, the most usual shape: even steps are one chunk, odd steps the other, so that queries
+ * stay in their tiles and scores in registers. */
+#define FEW_PAIR_START(into, queries, block)                                                                                     \
+    do {                                                                                                                         \
+        _tile_loadd(3, few_codes(bits, j, block) + (into) * 64, 128);                                                            \
+        _tile_zero(into);                                                                                                        \
+        _tile_dpbusd(into, 3, queries);                                                                                          \
+    } while (0)
+#define FEW_PAIR_STEP(into, queries)                                                                                             \
+    do {                                                                                                                         \
+        _tile_stored(into, j->sums[into].at, 64);                                                                                \
+        if (block + 1 < n_blocks) FEW_PAIR_START(into, queries, block + 1);                                                      \
+        if ((into) == 1) fkv_fetch_some(fetch, shares);                                                                          \
+        few_scores_add(j, (few_step){block, 0, into}, &j->sums[into], COLUMN_ROWS, scores);                                      \
+    } while (0)
+
+FKV_INLINE void few_score_pairs(int bits, few_score_job *j) {
+    uint32_t n_blocks = fkv_ceil_div(j->n_tokens, LANE_TOKENS);
+    uint32_t shares = FETCH_SCORES / n_blocks;
+    fkv_fetch *fetch = j->t.next;
+    if (bits == 4) few_unpack(j, 0);
+    _tile_loadd(2, j->queries.bytes, 64);
+    _tile_loadd(6, j->queries.bytes + FKV_TILE_HEIGHT * FKV_TILE_BYTES, 64);
+    FEW_PAIR_START(0, 2, 0);
+    FEW_PAIR_START(1, 6, 0);
+    tile_lanes(&j->t, j->codec, j->part, j->n_tokens);
+    for (uint32_t block = 0; block < n_blocks; block++) {
+        vf scores[COLUMN_ROWS] = {vf_set(0.0f), vf_set(0.0f), vf_set(0.0f), vf_set(0.0f)};
+        if (bits == 4 && block + 1 < n_blocks) few_unpack(j, block + 1);
+        FEW_PAIR_STEP(0, 2);
+        FEW_PAIR_STEP(1, 6);
+        float *to = few_scores_at(j, (few_step){block, 0, 0});
+        for (int i = 0; i < COLUMN_ROWS; i++) vf_store(to + i * FKV_TILE_TOKENS, scores[i]);
+    }
+    few_stay_awake();
+}
+
+static void few_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
+                       const void *prepared, uint32_t n_rows, float *scores) {
     few_score_job j;
-    j.t = t;
+    tile_begin(&j.t, codec, part, next);
+    j.codec = codec;
+    j.part = part;
     j.n_tokens = n_tokens;
     j.n_rows = n_rows;
     j.chunk = chunk_numbers(codec);
     j.n_chunks = codec->dim / j.chunk;
     j.queries = columns_in((void *)(uintptr_t)prepared, n_rows, j.n_chunks);
     j.scores = scores;
-    if (codec->bits == 8)
-        few_score_turns(8, &j);
+    bool pairs = n_rows == COLUMN_ROWS && j.n_chunks == 2 && j.chunk == 64;
+    if (codec->bits == 8 && pairs)
+        few_score_pairs(8, &j);
+    else if (codec->bits == 8)
+        few_score_steps(8, &j);
+    else if (pairs)
+        few_score_pairs(4, &j);
     else
-        few_score_turns(4, &j);
+        few_score_steps(4, &j);
+    fkv_fetch_some(next, FETCH_BEFORE_SOFTMAX);
 }
 
 /* ---- values ---- */
@@ -361,7 +427,6 @@ typedef struct few_value_sums {
 typedef struct few_value_job {
     const tile *t;
     uint32_t n_tokens;
-    uint32_t vec_shares; /* to fetch with a vector */
     strip_place place;
     token_facts facts;
     few_weights weights;
@@ -383,7 +448,7 @@ FKV_INLINE void few_strip_open(int bits, few_value_job *j, uint32_t at) {
     uint8_t(*to)[TILE_QUADS][STRIP_BYTES] = j->codes;
     uint32_t n_blocks = fkv_ceil_div(j->n_tokens, LANE_TOKENS);
     for (uint32_t block = 0; block < n_blocks; block++) {
-        if (at == 0) fkv_fetch_some(next, FKV_FETCH_SHARES / 4 / TOKEN_BLOCKS);
+        if (at == 0 && block % 2 == 1) fkv_fetch_some(next, FETCH_STRIP / 2);
         FKV_UNROLL
         for (uint32_t quad = 0; quad < 4; quad++, rows += 4 * stride) {
             __m512i a[4];
@@ -448,9 +513,10 @@ FKV_INLINE void few_values_row(int bits, const few_value_job *j, uint32_t vec, u
 }
 
 /* Rows of one block. The products of the next vector are started before the sums of one become floats. */
-FKV_INLINE void few_values_block(int bits, few_value_job *j, const float *p, uint32_t n_rows, float *out) {
+FKV_INLINE void few_values_block(int bits, few_value_job *j, const float *p, uint32_t n_rows, float *out, bool fetches) {
     uint32_t n_groups = j->place.group[3] - j->place.group[0] + 1;
     uint32_t n_token_vecs = fkv_ceil_div(j->n_tokens, 16);
+    if (fetches) fkv_fetch_some(j->t->next, FETCH_BEFORE_WEIGHTS);
     if (n_token_vecs == 4 && n_rows == COLUMN_ROWS && n_groups == 1)
         few_weigh_all(1, &j->weights, &j->facts, &j->place, p);
     else if (n_token_vecs == 4 && n_rows == COLUMN_ROWS && n_groups == 2)
@@ -458,6 +524,7 @@ FKV_INLINE void few_values_block(int bits, few_value_job *j, const float *p, uin
     else
         few_weigh_some(4, n_token_vecs, &j->weights, &j->facts, &j->place, p, n_rows);
     fkv_tiles_see_stores();
+    if (fetches) fkv_fetch_some(j->t->next, FETCH_AFTER_WEIGHTS);
     uint32_t n_vecs = j->place.n_lanes;
     size_t dim = (size_t)j->t->n_units * 16;
     out += j->place.first;
@@ -465,7 +532,7 @@ FKV_INLINE void few_values_block(int bits, few_value_job *j, const float *p, uin
     for (uint32_t vec = 0; vec < n_vecs; vec++, out += 128 / bits) {
         few_products_store(bits, j, vec);
         if (vec + 1 < n_vecs) few_products_start(bits, j, vec + 1);
-        if (j->place.at == 0) fkv_fetch_some(j->t->next, j->vec_shares);
+        if (fetches && vec % 2 == 1) fkv_fetch_some(j->t->next, FETCH_ROWS / 2);
         for (uint32_t r = 0; r < n_rows; r++) few_values_row(bits, j, vec, r, out + r * dim);
     }
     few_stay_awake();
@@ -473,18 +540,20 @@ FKV_INLINE void few_values_block(int bits, few_value_job *j, const float *p, uin
 
 FKV_INLINE void few_values_bits(int bits, few_value_job *j, const float *p, uint32_t n_rows, float *out) {
     few_stay_awake();
+    fkv_fetch_some(j->t->next, FETCH_AFTER_SOFTMAX);
     facts_open(&j->facts, j->t, (1u << bits) - 1, j->n_tokens);
     for (uint32_t at = 0; at < j->t->row_bytes; at += STRIP_BYTES) {
         few_strip_open(bits, j, at);
         few_stay_awake();
         for (uint32_t row = 0; row < n_rows; row += COLUMN_ROWS) {
             uint32_t n = fkv_min_u32(COLUMN_ROWS, n_rows - row);
+            bool fetches = at == 0 && row == 0;
             const float *of_rows = p + (size_t)row * FKV_TILE_TOKENS;
             float *to = out + (size_t)row * j->t->n_units * 16;
             if (n == COLUMN_ROWS) /* a constant */
-                few_values_block(bits, j, of_rows, COLUMN_ROWS, to);
+                few_values_block(bits, j, of_rows, COLUMN_ROWS, to, fetches);
             else
-                few_values_block(bits, j, of_rows, n, to);
+                few_values_block(bits, j, of_rows, n, to, fetches);
         }
     }
 }
@@ -493,7 +562,6 @@ static void few_values(const fkv_codec *codec, const tile *t, uint32_t n_tokens,
     few_value_job j;
     j.t = t;
     j.n_tokens = n_tokens;
-    j.vec_shares = FKV_FETCH_SHARES / 4 / (fkv_ceil_div(n_rows, COLUMN_ROWS) * fkv_min_u32(4, t->row_bytes / 16));
     if (codec->bits == 8)
         few_values_bits(8, &j, p, n_rows, out);
     else

@@ -77,8 +77,8 @@ FKV_INLINE void keys_open(int bits, score_job *j, const tile *t, uint32_t n_toke
             turn->chunk = unit / units;
             turn->at = unit * UNIT_NUMBERS;
             turn->codes = j->codes[n];
-            vf_store(turn->scale, token_lanes(t->scales, t->n_groups, group, token));
-            vf_store(turn->bias, token_lanes(t->biases, t->n_groups, group, token));
+            vf_store(turn->scale, token_lanes(t->scales, group, token));
+            vf_store(turn->bias, token_lanes(t->biases, group, token));
         }
     }
 }
@@ -196,12 +196,13 @@ static void amx_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_P
         kernel_scores(codec, part, next, n_tokens, q, prepared, n_rows, scores);
         return;
     }
+    if (n_rows <= FEW_ROWS) {
+        few_scores(codec, part, next, n_tokens, prepared, n_rows, scores);
+        return;
+    }
     tile t;
-    tile_open(&t, codec, part, next, (uint32_t)fkv_align_up(n_tokens, LANE_TOKENS));
-    if (n_rows <= FEW_ROWS)
-        few_scores(codec, &t, n_tokens, prepared, n_rows, scores);
-    else
-        many_scores(codec, &t, n_tokens, prepared, n_rows, scores);
+    int_tile_open(&t, codec, part, next, n_tokens);
+    many_scores(codec, &t, n_tokens, prepared, n_rows, scores);
 }
 
 /* ---- values ---- */
@@ -395,7 +396,7 @@ static void amx_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_P
         return;
     }
     tile t;
-    tile_open(&t, codec, part, next, (uint32_t)fkv_align_up(n_tokens, LANE_TOKENS));
+    int_tile_open(&t, codec, part, next, n_tokens);
     if (n_rows <= FEW_ROWS)
         few_values(codec, &t, n_tokens, p, n_rows, out);
     else

@@ -13,8 +13,8 @@ FKV_INLINE void int_scores_chunk(int bits, int n_units, const tile *t, uint32_t 
     FKV_UNROLL
     for (int u = 0; u < n_units; u++) unit_quads(bits, codes + u * UNIT_NUMBERS * bits / 8, t->row_bytes, &quads[u * UNIT_QUADS]);
     uint32_t group = unit * UNIT_NUMBERS >> t->group_shift;
-    vf scale = token_lanes(t->scales, t->n_groups, group, token);
-    vf bias = token_lanes(t->biases, t->n_groups, group, token);
+    vf scale = token_lanes(t->scales, group, token);
+    vf bias = token_lanes(t->biases, group, token);
     uint32_t row_units = t->n_units * 16 / UNIT_NUMBERS;
     for (uint32_t r = 0; r < n_rows; r++) {
         enum { QUERY_BYTES = 3 };
@@ -52,7 +52,7 @@ static void int_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_P
     }
     tile t;
     int_queries iq = queries_in((void *)(uintptr_t)prepared, n_rows, codec->dim);
-    tile_open(&t, codec, part, next, (uint32_t)fkv_align_up(n_tokens, LANE_TOKENS));
+    int_tile_open(&t, codec, part, next, n_tokens);
     if (codec->bits == 8)
         int_scores_bits(8, &t, n_tokens, &iq, n_rows, scores);
     else
@@ -216,7 +216,7 @@ static void int_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_P
         return;
     }
     tile t;
-    tile_open(&t, codec, part, next, (uint32_t)fkv_align_up(n_tokens, LANE_TOKENS));
+    int_tile_open(&t, codec, part, next, n_tokens);
     if (codec->bits == 8)
         int_values_bits(8, &t, n_tokens, p, n_rows, out);
     else

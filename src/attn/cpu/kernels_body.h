@@ -54,18 +54,24 @@ static void widen(fkv_type type, const uint8_t *from, uint32_t n, float *to) {
         widen_type(FKV_F16, from, n, to);
 }
 
-static void tile_open(tile *t, const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next,
-                      uint32_t n_tokens) {
+/* All but scales and biases. */
+FKV_INLINE void tile_begin(tile *t, const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next) {
     t->codes = part[FKV_PART_CODES];
     t->next = next;
     t->row_bytes = codec->row_bytes[FKV_PART_CODES];
     t->n_units = codec->dim / 16;
     if (codec->kind == FKV_CODEC_HALF) return; /* no groups */
     t->n_groups = codec->dim / codec->group;
+    t->group_shift = codec->group == 32 ? 5 : codec->group == 64 ? 6 : 7;
+}
+
+static void tile_open(tile *t, const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next,
+                      uint32_t n_tokens) {
+    tile_begin(t, codec, part, next);
+    if (codec->kind == FKV_CODEC_HALF) return;
     /* whole slices, which are inside the part because a full tile is a multiple of 16 tokens */
     uint32_t n = (uint32_t)fkv_align_up(n_tokens, 16) * t->n_groups;
     FKV_ASSERT(n > 0);
-    t->group_shift = codec->group == 32 ? 5 : codec->group == 64 ? 6 : 7;
     widen(codec->type, part[FKV_PART_SCALES], n, t->scales);
     widen(codec->type, part[FKV_PART_BIASES], n, t->biases);
 }

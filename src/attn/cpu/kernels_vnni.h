@@ -33,15 +33,57 @@ enum {
     MAX_STRIP_VECS = 8
 };
 
-/* The scales (or biases) of one group for 16 tokens from `token` on, a lane each. all: [tokens, n_groups]. */
-FKV_INLINE vf token_lanes(const float *all, uint32_t n_groups, uint32_t group, uint32_t token) {
-    const float *first = all + (size_t)token * n_groups;
+/* Scales (or biases) of n_slots tokens, a multiple of 16, to floats, those of a group side by side: [groups, FKV_TILE_TOKENS]. */
+FKV_INLINE void lay_groups(fkv_type type, const uint8_t *from, uint32_t n_groups, uint32_t n_slots, float *to) {
     __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    if (n_groups == 1) return vf_load(first);
-    if (n_groups == 2)
-        return _mm512_permutex2var_ps(vf_load(first), _mm512_add_epi32(_mm512_slli_epi32(lane, 1), _mm512_set1_epi32((int)group)),
-                                      vf_load(first + 16));
-    return _mm512_i32gather_ps(_mm512_mullo_epi32(lane, _mm512_set1_epi32((int)n_groups)), first + group, 4);
+    if (n_groups == 1) {
+        widen_type(type, from, n_slots, to);
+    } else if (n_groups == 2) {
+        __m512i even = _mm512_slli_epi32(lane, 1);
+        __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+        for (const float *end = to + n_slots; to < end; to += LANE_TOKENS, from += 4 * LANE_TOKENS) {
+            vf pairs[2];
+            FKV_UNROLL
+            for (int i = 0; i < 2; i++) {
+                if (type == FKV_BF16)
+                    vf_load_bf16(from + 32 * i, &pairs[i]);
+                else
+                    vf_load_f16(from + 32 * i, &pairs[i]);
+            }
+            vf_store(to, _mm512_permutex2var_ps(pairs[0], even, pairs[1]));
+            vf_store(to + FKV_TILE_TOKENS, _mm512_permutex2var_ps(pairs[0], odd, pairs[1]));
+        }
+    } else {
+        alignas(64) float by_token[FKV_TILE_TOKENS * MAX_GROUPS_PER_ROW];
+        widen_type(type, from, n_slots * n_groups, by_token);
+        __m512i index = _mm512_mullo_epi32(lane, _mm512_set1_epi32((int)n_groups));
+        for (uint32_t g = 0; g < n_groups; g++)
+            for (uint32_t token = 0; token < n_slots; token += LANE_TOKENS)
+                vf_store(to + g * FKV_TILE_TOKENS + token, _mm512_i32gather_ps(index, by_token + token * n_groups + g, 4));
+    }
+}
+
+static void tile_lanes(tile *t, const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t n_tokens) {
+    uint32_t n_slots = (uint32_t)fkv_align_up(n_tokens, LANE_TOKENS);
+    if (codec->type == FKV_BF16) {
+        lay_groups(FKV_BF16, part[FKV_PART_SCALES], t->n_groups, n_slots, t->scales);
+        lay_groups(FKV_BF16, part[FKV_PART_BIASES], t->n_groups, n_slots, t->biases);
+    } else {
+        lay_groups(FKV_F16, part[FKV_PART_SCALES], t->n_groups, n_slots, t->scales);
+        lay_groups(FKV_F16, part[FKV_PART_BIASES], t->n_groups, n_slots, t->biases);
+    }
+}
+
+/* As tile_open(), with the scales of a group side by side, and so its biases. */
+static void int_tile_open(tile *t, const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next,
+                          uint32_t n_tokens) {
+    tile_begin(t, codec, part, next);
+    tile_lanes(t, codec, part, n_tokens);
+}
+
+/* The scales (or biases) of one group for 16 tokens from `token` on, a lane each. all: [groups, FKV_TILE_TOKENS]. */
+FKV_INLINE vf token_lanes(const float *all, uint32_t group, uint32_t token) {
+    return vf_load(all + group * FKV_TILE_TOKENS + token);
 }
 
 /* ---- scores ---- */
@@ -53,12 +95,8 @@ typedef struct int_queries {
     float *sum;   /* [rows, chunks], of the rounded numbers: an error of q then meets k, not k - bias */
     int8_t *high; /* [rows, D] */
     int8_t *low;  /* [rows, D] */
-    int8_t *rest; /* [rows, D]: of a step's 256th; for 4 bits all multiples of 16 */
+    int8_t *rest; /* [rows, D]: of a step's 256th */
 } int_queries;
-
-/* The largest whole number of a query. A code of 4 bits is met as a part of its byte, by queries that are 16 times smaller or
- * differences of two (few_rows_amx.h), and those must fit three bytes as well. */
-FKV_INLINE float largest_query(uint32_t bits) { return bits == 4 ? 119 * 256.0f : LARGEST; }
 
 static int_queries queries_in(void *prepared, uint32_t n_rows, uint32_t dim) {
     uint8_t *at = prepared;
@@ -76,12 +114,11 @@ static int_queries queries_in(void *prepared, uint32_t n_rows, uint32_t dim) {
 }
 
 /* 16 numbers in steps to three bytes each; returns the sum of what was stored. */
-FKV_INLINE float store_query(uint32_t bits, const int_queries *iq, size_t at, vf x) {
-    unsigned shift = bits == 4 ? 4 : 0; /* what the rest is a multiple of */
+FKV_INLINE float store_query(const int_queries *iq, size_t at, vf x) {
     __m512i whole = _mm512_cvtps_epi32(x);
     bytes2 bytes = split(whole);
-    __m512i rest = _mm512_cvtps_epi32(vf_mul(vf_sub(x, _mm512_cvtepi32_ps(whole)), vf_set((float)(256 >> shift))));
-    rest = _mm512_slli_epi32(_mm512_min_epi32(rest, _mm512_set1_epi32(127 >> shift)), shift);
+    __m512i rest = _mm512_cvtps_epi32(vf_mul(vf_sub(x, _mm512_cvtepi32_ps(whole)), vf_set(256.0f)));
+    rest = _mm512_min_epi32(rest, _mm512_set1_epi32(127));
     _mm_storeu_si128((__m128i *)(iq->high + at), bytes.high);
     _mm_storeu_si128((__m128i *)(iq->low + at), bytes.low);
     _mm_storeu_si128((__m128i *)(iq->rest + at), _mm512_cvtepi32_epi8(rest));
@@ -100,7 +137,6 @@ static void int_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows,
     }
     uint32_t dim = codec->dim;
     uint32_t chunk = chunk_units(codec->group) * UNIT_NUMBERS;
-    float most = largest_query(codec->bits);
     int_queries iq = queries_in(prepared, n_rows, dim);
     __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
     __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
@@ -114,8 +150,8 @@ static void int_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows,
             not_finite |= _mm512_cmp_ps_mask(size, vf_set(INFINITY), _CMP_NLT_UQ);
         }
         float largest = vf_reduce_max(max);
-        vf inverse = vf_set(largest > SMALLEST ? most / largest : 0.0f);
-        iq.step[r] = not_finite != 0 ? NAN : largest / most; /* such a query has no answer, and must not seem to have one */
+        vf inverse = vf_set(largest > SMALLEST ? LARGEST / largest : 0.0f);
+        iq.step[r] = not_finite != 0 ? NAN : largest / LARGEST; /* such a query has no answer, and must not seem to have one */
         for (uint32_t d = 0; d < dim; d += UNIT_NUMBERS) {
             vf x = vf_mul(vf_load(row + d), inverse);
             vf y = vf_mul(vf_load(row + d + VL), inverse);
@@ -125,7 +161,7 @@ static void int_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows,
                 x = evens;
             }
             size_t at = (size_t)r * dim + d;
-            float sum = store_query(codec->bits, &iq, at, x) + store_query(codec->bits, &iq, at + VL, y);
+            float sum = store_query(&iq, at, x) + store_query(&iq, at + VL, y);
             float *to = &iq.sum[(r * dim + d) / chunk];
             *to = sum * iq.step[r] + (d % chunk == 0 ? 0.0f : *to);
         }
@@ -193,8 +229,8 @@ static void facts_open(token_facts *f, const tile *t, uint32_t bins, uint32_t n_
         for (uint32_t token = 0; token < n_tokens; token += LANE_TOKENS) {
             uint32_t left = n_tokens - token;
             __mmask16 there = left >= LANE_TOKENS ? 0xffff : (__mmask16)((1u << left) - 1);
-            vf scale = _mm512_maskz_mov_ps(there, token_lanes(t->scales, t->n_groups, g, token));
-            vf bias = _mm512_maskz_mov_ps(there, token_lanes(t->biases, t->n_groups, g, token));
+            vf scale = _mm512_maskz_mov_ps(there, token_lanes(t->scales, g, token));
+            vf bias = _mm512_maskz_mov_ps(there, token_lanes(t->biases, g, token));
             vf zero = vf_mul(vf_sub(vf_set(0.0f), bias), _mm512_rcp14_ps(scale)); /* any code will do, so near is enough */
             zero = vf_round(vf_min(vf_max(zero, vf_set(0.0f)), vf_set((float)bins)));
             vf_store(f->scale[g] + token, scale);
