@@ -4,6 +4,7 @@
  *
  * The same names as prelude_cuda.h; blocks are run one after the other by fkv_host_run().
  */
+#include <atomic>
 #include <cmath>
 #include <condition_variable>
 #include <cstdint>
@@ -41,24 +42,20 @@ struct alignas(16) fkv_words4 {
 
 enum { FKV_HOST_SHARED_BYTES = 228 * 1024, FKV_HOST_TEAMS = 8 };
 
-/* pthread_barrier_t, which macOS does not have. */
+/* macOS has no pthread_barrier_t, and with a mutex hundreds of threads that wake would wait once more, for it. */
 struct fkv_host_barrier {
-    std::mutex mutex;
-    std::condition_variable full;
     fkv_u32 n = 32;
-    fkv_u32 n_waiting = 0;
-    fkv_u32 round = 0;
+    std::atomic<fkv_u32> n_waiting{0};
+    std::atomic<fkv_u32> round{0};
 
     void wait() {
-        std::unique_lock<std::mutex> lock(mutex);
-        fkv_u32 own = round;
-        if (++n_waiting == n) {
-            n_waiting = 0;
-            round++;
-            lock.unlock();
-            full.notify_all();
+        fkv_u32 own = round.load();
+        if (n_waiting.fetch_add(1) + 1 == n) {
+            n_waiting.store(0);
+            round.fetch_add(1);
+            round.notify_all();
         } else {
-            full.wait(lock, [&] { return round != own; });
+            round.wait(own);
         }
     }
 };
