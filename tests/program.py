@@ -307,7 +307,7 @@ def tokens_are_shown():
 # The quality test that needs no download: many facts at once rank codecs by the likelihood of the right answers. The bounds are those
 # promised for the codecs; a simulation with exact attention found 1.2 and 2.3.
 def many_facts_hold_the_codecs_to_their_bounds():
-    result = answer("niah", "--facts", "50", "--ask", "50", "-c", "8192", "--codecs", "16/16,8/4,4/4:kv")
+    result = answer("niah", "--facts", "100", "--ask", "64", "-c", "16384", "--codecs", "16/16,8/4,4/4:kv")
     wide, usual, rotated = result["codecs"]
     print(" ".join(f"K{c['k_bits']}/V{c['v_bits']} {c['right']:.3f} {c['nll']:.5f}" for c in result["codecs"]))
     expect(wide["right"] >= 0.95 and 0 < wide["nll"] < 0.01, wide)

@@ -413,7 +413,7 @@ END_TEST
 /* A step that copied a pool would show in the peak: the smaller one is above what a step may take. On CUDA the thread that lets
  * go may be behind by what a step of these takes, so that the line is the least that was seen. */
 START_TEST(thousands_of_steps_move_no_counter) {
-    enum { FIRST = 1100, STEPS = 2000, MOST_OF_A_CHUNK = 8 << 20, MOST_OF_A_STEP = 2 << 20, MOST_BEHIND = 1 << 20 };
+    enum { FIRST = 1100, STEPS = 3000, MOST_OF_A_CHUNK = 8 << 20, MOST_OF_A_STEP = 2 << 20, MOST_BEHIND = 1 << 20 };
     fkv_config config = config_of(100000, 1);
     static const fkv_layer_config layer = {
         .n_q_heads = Q_HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM, .k = {8, 64}, .v = {4, 64}};

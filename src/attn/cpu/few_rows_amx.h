@@ -37,7 +37,7 @@ enum {
 static void few_tiles_open(const fkv_codec *k_codec) {
     fkv_tile_shapes shapes = {0};
     uint32_t bytes = 64; /* of a chunk */
-    if (has_integer_kernel(k_codec)) bytes = chunk_units(k_codec->group) * UNIT_NUMBERS;
+    if (has_integer_kernel(k_codec)) bytes = chunk_numbers(k_codec);
     fkv_tile_shape(&shapes, 0, LANE_TOKENS, 64);
     fkv_tile_shape(&shapes, 1, LANE_TOKENS, 64);
     fkv_tile_shape(&shapes, 2, bytes / 4, 64);
@@ -72,8 +72,6 @@ static column_queries columns_in(void *prepared, uint32_t n_rows, uint32_t n_chu
     cq.bytes = (int8_t *)at;
     return cq;
 }
-
-FKV_INLINE uint32_t chunk_numbers(const fkv_codec *codec) { return chunk_units(codec->group) * UNIT_NUMBERS; }
 
 static void few_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows, void *prepared) {
     enum { MOST = FEW_ROWS * (3 * FKV_MAX_HEAD_DIM + FKV_MAX_HEAD_DIM / 8 + 4) + 5 * 64 };

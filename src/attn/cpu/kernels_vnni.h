@@ -127,6 +127,7 @@ FKV_INLINE float store_query(const int_queries *iq, size_t at, vf x) {
 
 /* Units that are summed in integers before a scale is applied: those of a group, but no more than two. */
 FKV_INLINE uint32_t chunk_units(uint32_t group) { return group == 32 ? 1 : 2; }
+FKV_INLINE uint32_t chunk_numbers(const fkv_codec *codec) { return chunk_units(codec->group) * UNIT_NUMBERS; }
 
 static bool has_integer_kernel(const fkv_codec *codec) { return codec->kind == FKV_CODEC_AFFINE && codec->bits >= 4; }
 
@@ -136,7 +137,7 @@ static void int_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows,
         return;
     }
     uint32_t dim = codec->dim;
-    uint32_t chunk = chunk_units(codec->group) * UNIT_NUMBERS;
+    uint32_t chunk = chunk_numbers(codec);
     int_queries iq = queries_in(prepared, n_rows, dim);
     __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
     __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
