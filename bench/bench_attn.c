@@ -15,6 +15,7 @@
 #include "bench_util.h"
 
 #include "../src/attn/truth.h"
+#include "../src/base/cpu.h"
 #include "../src/base/memory.h"
 #include "../tests/attn_cases.h"
 

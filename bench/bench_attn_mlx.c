@@ -12,7 +12,7 @@
 #include "bench_attn_mlx.h"
 #include "bench_util.h"
 
-#include "../src/attn/mlx/mlx_graph.h"
+#include "../src/mlx/mlx_graph.h"
 
 #include <flatkv/mlx.h>
 

@@ -9,6 +9,7 @@
  *
  * Owns its options, the rounds and the tables. Peers are optional: without any it times flatkv alone.
  */
+#include "../src/base/cpu.h"
 #include "bench_roof.h"
 #include "bench_util.h"
 #include "compare_peer.h"

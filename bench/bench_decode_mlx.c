@@ -7,7 +7,7 @@
  */
 #include "bench_util.h"
 
-#include "../src/attn/mlx/mlx_graph.h"
+#include "../src/mlx/mlx_graph.h"
 
 #include <flatkv/mlx.h>
 

@@ -8,6 +8,7 @@
 #include "bench_roof.h"
 #include "bench_util.h"
 
+#include "../src/base/cpu.h"
 #include "../src/base/memory.h"
 #include "../src/matrix/matrix.h"
 

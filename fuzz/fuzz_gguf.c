@@ -2,7 +2,7 @@
  * sanitizer sees every byte read beyond it. Whatever the bytes are: no crash, no answer but those listed, and what is let through
  * can be read to the last number.
  */
-#include "../src/model/gguf.h"
+#include "../src/model/files/gguf.h"
 #include "weights_walk.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -5,7 +5,7 @@
  * keeps its rows, the pager stays consistent, and after a failure, or after the loaded sequence is closed, as many pages are free
  * as before.
  */
-#include "../src/pager/page_file_format.h"
+#include "../src/store/page_file_format.h"
 #include "../tests/page_file_world.h"
 
 #include <fcntl.h>

@@ -4,8 +4,8 @@
 #ifndef FKV_FUZZ_WEIGHTS_WALK_H
 #define FKV_FUZZ_WEIGHTS_WALK_H
 
-#include "../src/model/tensor_rows.h"
-#include "../src/model/weights_state.h"
+#include "../src/model/files/tensor_rows.h"
+#include "../src/model/files/weights_state.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* See attn_cases.h. */
 #include "attn_cases.h"
 
-#include "../src/codec/half.h"
+#include "../src/base/float16.h"
 
 #include <math.h>
 #include <stdlib.h>

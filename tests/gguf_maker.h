@@ -6,8 +6,8 @@
 
 #include "test.h"
 
-#include "../src/model/gguf.h"
-#include "../src/model/weights_state.h"
+#include "../src/model/files/gguf.h"
+#include "../src/model/files/weights_state.h"
 
 enum {
     MAX_BYTES = 64 * 1024,

@@ -5,7 +5,7 @@
  */
 #include "kernel_cases.h"
 
-#include "../src/attn/kernels/kernel_text.h"
+#include "../src/attn/gpu/kernel_text.h"
 #include <kernel_files.h>
 
 #include <stdio.h>

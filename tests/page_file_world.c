@@ -1,7 +1,7 @@
 /* The world of the page file tests: see page_file_world.h. */
 #include "page_file_world.h"
 
-#include "../src/pager/page_file_format.h"
+#include "../src/store/page_file_format.h"
 
 #include <dirent.h>
 #include <fcntl.h>

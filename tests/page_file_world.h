@@ -9,7 +9,7 @@
 
 #include "../src/codec/block.h"
 #include "../src/codec/rotation.h"
-#include "../src/pager/page_file.h"
+#include "../src/store/page_file.h"
 
 enum { WORLD_LAYERS = 8, WORLD_PAGES = 24, WORLD_SEQS = 4, WORLD_STEP_TOKENS = 32, WORLD_MAX_TOKENS = 16384, WORLD_PATH = 4096 };
 

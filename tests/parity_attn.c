@@ -6,7 +6,8 @@
 
 #include "../src/attn/cpu/kernels.h"
 #include "../src/attn/truth.h"
-#include "../src/codec/half.h"
+#include "../src/base/cpu.h"
+#include "../src/base/float16.h"
 
 #include <stdio.h>
 #include <stdlib.h>

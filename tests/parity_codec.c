@@ -9,8 +9,8 @@
  *
  * No test library: it is cross-compiled and run under an emulator. usage: parity_codec [vectors]
  */
+#include "../src/base/float16.h"
 #include "../src/codec/codec.h"
-#include "../src/codec/half.h"
 #include "../src/codec/rotation.h"
 
 #include <math.h>

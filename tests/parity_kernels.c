@@ -6,10 +6,10 @@
  */
 #include "kernel_cases.h"
 
-#include "../src/attn/kernels/kernel_text.h"
-#include "../src/attn/kernels/step_table.h"
+#include "../src/attn/gpu/kernel_text.h"
+#include "../src/attn/gpu/step_table.h"
 #include "../src/attn/truth.h"
-#include "../src/codec/half.h"
+#include "../src/base/float16.h"
 
 #include <stdio.h>
 #include <stdlib.h>

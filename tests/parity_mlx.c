@@ -9,8 +9,8 @@
 #include "kernel_cases.h"
 
 #include "../src/attn/truth.h"
-#include "../src/codec/half.h"
-#include "../src/pager/page_file_format.h"
+#include "../src/base/float16.h"
+#include "../src/store/page_file_format.h"
 
 #include <flatkv/mlx.h>
 

@@ -5,7 +5,8 @@
  */
 #include "attn_cases.h"
 
-#include "../src/codec/half.h"
+#include "../src/base/cpu.h"
+#include "../src/base/float16.h"
 #include "../src/matrix/matrix.h"
 
 #include <math.h>

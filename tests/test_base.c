@@ -7,6 +7,7 @@
 
 #include "../src/base/carve.h"
 #include "../src/base/cgroup.h"
+#include "../src/base/cpu.h"
 #include "../src/base/memory.h"
 #include "../src/base/workers.h"
 

@@ -3,8 +3,8 @@
  *
  * That the bytes are MLX's is parity_codec's business, not this program's.
  */
+#include "../src/base/float16.h"
 #include "../src/codec/block.h"
-#include "../src/codec/half.h"
 #include "../src/codec/rotation.h"
 #include "test.h"
 

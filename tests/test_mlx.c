@@ -8,7 +8,7 @@
 #include "attn_cases.h"
 #include "test.h"
 
-#include "../src/attn/mlx/mlx_graph.h"
+#include "../src/mlx/mlx_graph.h"
 
 #include <flatkv/mlx.h>
 

@@ -2,10 +2,10 @@
  * the texts that two real models must give, memory that MLX's own counters find flat and inside the plan, pages that go from one
  * backend to the other, and steps that fail without a trace. Runs on whatever device MLX has.
  */
-#include "../src/codec/half.h"
+#include "../src/base/float16.h"
+#include "../src/model/files/tensor_rows.h"
 #include "../src/model/mlx/array_weights.h"
 #include "../src/model/mlx/model_ops.h"
-#include "../src/model/tensor_rows.h"
 #include "cache_world.h"
 #include "model_world.h"
 #include "test.h"

@@ -4,7 +4,7 @@
 #include "page_file_world.h"
 #include "test.h"
 
-#include "../src/pager/page_file_format.h"
+#include "../src/store/page_file_format.h"
 
 #include <fcntl.h>
 #include <signal.h>

@@ -7,8 +7,8 @@
 #include "page_file_world.h"
 #include "test.h"
 
-#include "../src/codec/half.h"
-#include "../src/pager/page_file_format.h"
+#include "../src/base/float16.h"
+#include "../src/store/page_file_format.h"
 
 #include <fcntl.h>
 #include <math.h>

@@ -4,9 +4,9 @@
 #include "page_file_world.h"
 #include "test.h"
 
-#include "../src/model/hf_config.h"
-#include "../src/model/safetensors.h"
-#include "../src/model/tensor_rows.h"
+#include "../src/model/files/hf_config.h"
+#include "../src/model/files/safetensors.h"
+#include "../src/model/files/tensor_rows.h"
 
 #include <math.h>
 #include <stdio.h>

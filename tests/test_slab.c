@@ -1,5 +1,5 @@
 /* The slab: addresses of pages, copies, and what blanking leaves. */
-#include "../src/pager/slab.h"
+#include "../src/store/slab.h"
 #include "test.h"
 
 #include <stdio.h>

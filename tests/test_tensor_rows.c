@@ -3,8 +3,8 @@
  */
 #include "test.h"
 
-#include "../src/codec/half.h"
-#include "../src/model/tensor_rows.h"
+#include "../src/base/float16.h"
+#include "../src/model/files/tensor_rows.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -4,7 +4,7 @@
 #include "test.h"
 #include "tokenizer_model.h"
 
-#include "../src/model/vocab_map.h"
+#include "../src/model/tokenizer/vocab_map.h"
 
 #include <stdio.h>
 

@@ -1,6 +1,7 @@
 /* The loops between products: right against double, and the same bits from every instruction set that runs here. */
+#include "../src/base/cpu.h"
 #include "../src/base/workers.h"
-#include "../src/model/vector_ops.h"
+#include "../src/model/forward/vector_ops.h"
 #include "relative_l2.h"
 #include "test.h"
 

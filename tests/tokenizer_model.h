@@ -4,7 +4,7 @@
 #ifndef FKV_TOKENIZER_MODEL_H
 #define FKV_TOKENIZER_MODEL_H
 
-#include "../src/model/tokenizer.h"
+#include "../src/model/tokenizer/tokenizer.h"
 
 enum { MODEL_MAX_TOKENS = 96, MODEL_MAX_MERGES = 64, MODEL_MAX_TEXT = 1024 };
 

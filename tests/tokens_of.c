@@ -1,7 +1,7 @@
 /* The tokenizer of a model file on its own, for bench/peers/tokens.py: tokens_of MODEL plain|special|texts|special-texts|ends.
  * Tokens of standard input, and ends, are written as 32-bit numbers; the texts of all tokens each behind its length.
  */
-#include "../src/model/tokenizer.h"
+#include "../src/model/tokenizer/tokenizer.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -13,7 +13,7 @@
 #include "cpu/kernels.h"
 
 #include "../base/carve.h"
-#include "../codec/half.h"
+#include "../base/float16.h"
 
 #include <math.h>
 #include <stdatomic.h>

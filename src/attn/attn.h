@@ -1,4 +1,4 @@
-/* A step on the CPU: rows into pages, queries over pages. Plain views in, no pager and no cache: src/cache.c glues.
+/* A step on the CPU: rows into pages, queries over pages. Plain views in, no pager and no cache: src/cache glues.
  *
  * Same answer however it got there. A query's output is a function of its own tokens alone, to the last bit, within one
  * instruction set: the history is cut at boundaries that depend only on the query's position (fkv_attn_split_pages), each piece

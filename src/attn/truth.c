@@ -3,7 +3,7 @@
  */
 #include "truth.h"
 
-#include "../codec/half.h"
+#include "../base/float16.h"
 
 #include <math.h>
 

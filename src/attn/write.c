@@ -4,7 +4,7 @@
 #include "attn.h"
 #include "cpu/kernels.h"
 
-#include "../codec/half.h"
+#include "../base/float16.h"
 
 enum { TOKENS_PER_ITEM = 8 };
 

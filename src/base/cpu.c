@@ -1,10 +1,11 @@
-/* What the processor can run and how many cores the process may use. See workers.h.
+/* What the processor can run and how many cores the process may use. See cpu.h.
  *
  * Instruction sets are asked for at run time, operating system support included (the compiler's builtin checks xgetbv). A set
  * counts only when everything its kernels are compiled with is there.
  */
+#include "cpu.h"
+
 #include "cgroup.h"
-#include "workers.h"
 
 #include <stdatomic.h>
 #include <unistd.h>

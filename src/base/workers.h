@@ -6,14 +6,14 @@
 #ifndef FKV_WORKERS_H
 #define FKV_WORKERS_H
 
-#include "base.h"
+#include "cpu.h"
 
 typedef struct fkv_workers fkv_workers;
 
 /* item in [0, n_items); thread in [0, n_threads). */
 typedef void (*fkv_work_fn)(void *job, uint32_t item, uint32_t thread);
 
-enum { FKV_WORKER_STACK_BYTES = 512 * 1024, FKV_MAX_THREADS = 256 };
+enum { FKV_WORKER_STACK_BYTES = 512 * 1024 };
 
 uint64_t fkv_workers_bytes(uint32_t n_threads); /* of the struct, for the carve; stacks apart */
 
@@ -26,17 +26,5 @@ uint32_t fkv_workers_count(const fkv_workers *workers);
 
 /* Runs all items and returns when the last has ended; everything written by them is then visible to the caller. */
 void fkv_workers_run(fkv_workers *workers, fkv_work_fn work, void *job, uint32_t n_items);
-
-/* The workers of a cache (src/cache.c). A model runs its products on them between the cache's calls: a second pool would fight
- * the first for the cores. */
-fkv_workers *fkv_cache_workers(fkv_cache *cache);
-
-/* Cores the process may use: affinity and cgroup quota considered, at most FKV_MAX_THREADS. */
-uint32_t fkv_cpu_count(void);
-
-/* The best instruction set of this machine that flatkv has kernels for, and whether a given one can run here. */
-fkv_isa fkv_cpu_best_isa(void);
-bool fkv_cpu_runs(fkv_isa isa);
-const char *fkv_isa_name(fkv_isa isa);
 
 #endif

@@ -18,7 +18,7 @@
  */
 #include "codec.h"
 
-#include "half.h"
+#include "../base/float16.h"
 
 #include <math.h>
 

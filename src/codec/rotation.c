@@ -16,7 +16,7 @@
  */
 #include "rotation.h"
 
-#include "half.h"
+#include "../base/float16.h"
 
 static uint64_t splitmix64(uint64_t *state) {
     uint64_t z = *state += 0x9e3779b97f4a7c15u;

@@ -2,13 +2,13 @@
  *
  * Everything here is plain C and runs at load or for one row; product.c is what runs at every step.
  */
-#include "matrix_form.h"
+#include "matrix.h"
 
-#include "../codec/half.h"
+#include "../base/float16.h"
 
-enum { QUAD = 4, UNIT_QUADS = FKV_UNIT_COLS / QUAD };
+enum { QUAD = 4 };
 
-static fkv_panel_layout layout_of(const fkv_matrix *m) { return fkv_panel_layout_of(fkv_matrix_form(m->kind)); }
+static fkv_panel_layout layout_of(const fkv_matrix *m) { return fkv_panel_layout_of(m->kind); }
 
 fkv_status fkv_matrix_make(fkv_matrix_kind kind, uint32_t group, uint32_t n_rows, uint32_t n_cols, fkv_matrix *matrix) {
     FKV_REQUIRE(kind >= FKV_MATRIX_AFFINE4 && kind <= FKV_MATRIX_F32, FKV_UNSUPPORTED, "there is no matrix of kind %d",
@@ -16,7 +16,7 @@ fkv_status fkv_matrix_make(fkv_matrix_kind kind, uint32_t group, uint32_t n_rows
     FKV_REQUIRE(n_rows > 0 && n_cols > 0 && n_cols % FKV_UNIT_COLS == 0, FKV_UNSUPPORTED,
                 "a matrix of %u rows and %u columns; it needs at least one row, and columns that are a multiple of %d", n_rows,
                 n_cols, FKV_UNIT_COLS);
-    fkv_panel_layout layout = fkv_panel_layout_of(fkv_matrix_form(kind));
+    fkv_panel_layout layout = fkv_panel_layout_of(kind);
     FKV_REQUIRE(group == layout.group, FKV_UNSUPPORTED, "groups of %u columns for a matrix of kind %d, which has groups of %u",
                 group, (int)kind, layout.group);
     *matrix = (fkv_matrix){.kind = kind, .group = group, .n_rows = n_rows, .n_cols = n_cols};
@@ -38,13 +38,13 @@ static uint8_t *panel_of(const fkv_matrix *m, uint32_t row) {
 /* Byte k of one row in every line of a unit, from its 8 codes 4 apart. line: where the row has byte k of the first line. */
 static void put_bytes(uint32_t bits, const uint8_t *codes, uint8_t *line) {
     if (bits == 8) {
-        for (uint32_t j = 0; j < UNIT_QUADS; j++) line[j * FKV_LINE_BYTES] = codes[j * QUAD];
+        for (uint32_t j = 0; j < FKV_UNIT_QUADS; j++) line[j * FKV_LINE_BYTES] = codes[j * QUAD];
         return;
     }
     for (uint32_t j = 0; j < 4; j++) line[j * FKV_LINE_BYTES] = (uint8_t)((codes[j * QUAD] & 15) | codes[(j + 4) * QUAD] << 4);
     uint32_t upper = bits - 4; /* bits of a code that are in the lines behind */
     uint32_t per_byte = 8 / (upper == 0 ? 8 : upper);
-    for (uint32_t first = 0; upper > 0 && first < UNIT_QUADS; first += per_byte) {
+    for (uint32_t first = 0; upper > 0 && first < FKV_UNIT_QUADS; first += per_byte) {
         uint32_t byte = 0;
         for (uint32_t i = 0; i < per_byte; i++) byte |= (uint32_t)(codes[(first + i) * QUAD] >> 4) << i * upper;
         line[(4 + first / per_byte) * FKV_LINE_BYTES] = (uint8_t)byte;

@@ -3,7 +3,7 @@
  * A matrix [R rows, C columns] is cut into panels of 16 rows, because 16 is the number of lanes: in a panel four columns of one
  * row (a quad) are one dword, and the dwords of the 16 rows lie side by side, which is what the score kernels make of a tile of
  * keys before they use it (kernels_vnni.h), what the dot products of every instruction set read, and the layout of a tile of AMX.
- * The layout in full is in src/attn/cpu/panels.h.
+ * The layout in full is in panels.h.
  *
  *   AFFINE4                 value = scale * code + bias, groups of 32: 20 bytes for 32 weights
  *   CENTERED4, 5, 6, 8      value = scale * (code - 2 ^ (bits - 1)), groups of 32 (CENTERED6: 16): 18, 22, 28, 34 bytes
@@ -17,19 +17,7 @@
 #define FKV_MATRIX_H
 
 #include "../base/workers.h"
-
-typedef enum fkv_matrix_kind {
-    FKV_MATRIX_AFFINE4,
-    FKV_MATRIX_CENTERED4,
-    FKV_MATRIX_CENTERED5,
-    FKV_MATRIX_CENTERED6,
-    FKV_MATRIX_CENTERED8,
-    FKV_MATRIX_F16,
-    FKV_MATRIX_BF16,
-    FKV_MATRIX_F32
-} fkv_matrix_kind;
-
-enum { FKV_PANEL_ROWS = 16 };
+#include "panels.h"
 
 typedef struct fkv_matrix {
     fkv_matrix_kind kind;

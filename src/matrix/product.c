@@ -1,13 +1,12 @@
 /* Products of activations with up to four matrices: readies the activations once, cuts the work into items for the threads.
  *
  * An item is some panels of one matrix and some tokens: panels few enough to stay in a core's own cache while all the item's
- * tokens pass over them. How the work is cut changes no bit of a result (kernels.h promises it for each row), so the cut is free
- * to depend on the number of threads.
+ * tokens pass over them. How the work is cut changes no bit of a result (product_kernels.h promises it for each row), so the cut
+ * is free to depend on the number of threads.
  */
-#include "matrix_form.h"
+#include "matrix.h"
 
-#include "../attn/attn.h"
-#include "../attn/cpu/kernels.h"
+#include "cpu/product_kernels.h"
 
 enum {
     ITEM_BYTES = 128 * 1024, /* of weights: half a core's cache in most machines, and long enough to be worth handing out */
@@ -26,7 +25,7 @@ typedef struct cut {
 } cut;
 
 typedef struct job {
-    const fkv_cpu_kernels *kernels;
+    const fkv_product_kernels *kernels;
     const fkv_product *products;
     uint32_t n_products;
     fkv_activations in;
@@ -40,7 +39,7 @@ uint64_t fkv_product_input_bytes(uint32_t n_tokens, uint32_t n_cols) { return fk
 static void whole_panels(const job *j, const fkv_product *p, uint32_t panel, uint32_t n_panels, uint32_t token, uint32_t n_tokens,
                          float *out, size_t out_stride) {
     const fkv_matrix *m = p->matrix;
-    fkv_panels panels = {.form = fkv_matrix_form(m->kind),
+    fkv_panels panels = {.kind = m->kind,
                          .n_cols = m->n_cols,
                          .n_panels = n_panels,
                          .panel_bytes = m->panel_bytes,
@@ -117,7 +116,7 @@ void fkv_product_run(fkv_workers *workers, fkv_isa isa, const fkv_product *produ
                      uint32_t n_tokens, uint32_t x_stride, void *input) {
     FKV_ASSERT(isa != FKV_ISA_AUTO && n_products > 0 && n_products <= FKV_MAX_PRODUCTS);
     if (n_tokens == 0) return;
-    job j = {.kernels = fkv_cpu_kernels_for(isa), .products = products, .n_products = n_products};
+    job j = {.kernels = fkv_product_kernels_for(isa), .products = products, .n_products = n_products};
     FKV_ASSERT(j.kernels != NULL);
     j.in = (fkv_activations){
         .x = x, .x_stride = x_stride, .n_tokens = n_tokens, .n_cols = products[0].matrix->n_cols, .prepared = input};

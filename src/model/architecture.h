@@ -5,7 +5,7 @@
 #ifndef FKV_ARCHITECTURE_H
 #define FKV_ARCHITECTURE_H
 
-#include "weights.h"
+#include "files/weights.h"
 
 typedef enum fkv_activation { FKV_SILU, FKV_GELU_TANH } fkv_activation;
 

@@ -7,7 +7,7 @@
 #include "model.h"
 
 #include "../base/workers.h"
-#include "tensor_rows.h"
+#include "files/tensor_rows.h"
 
 #include <inttypes.h>
 #include <math.h>

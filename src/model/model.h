@@ -8,7 +8,7 @@
 
 #include "architecture.h"
 #include "model_backend.h"
-#include "tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 /* Of one layer; NULL where it has none. */
 typedef struct fkv_layer_tensors {

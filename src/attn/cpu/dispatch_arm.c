@@ -1,4 +1,5 @@
 /* Which kernels this machine gets: aarch64. */
+#include "../../base/cpu.h"
 #include "../attn.h"
 #include "kernels.h"
 

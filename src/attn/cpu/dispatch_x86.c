@@ -1,4 +1,5 @@
 /* Which kernels this machine gets: x86_64. */
+#include "../../base/cpu.h"
 #include "../attn.h"
 #include "kernels.h"
 

@@ -9,7 +9,7 @@
 #ifndef FKV_FEW_ROWS_AMX_H
 #define FKV_FEW_ROWS_AMX_H
 
-#include "amx_tiles.h"
+#include "../../base/simd/amx_tiles.h"
 #include "rows16_avx512.h"
 
 enum {

@@ -1,7 +1,6 @@
-/* The small operations that one instruction set brings to attention, and to the products of a model with its weights. The walk
- * over pages, masks and splits is written once, above them (src/attn/attend.c); what is here sees one tile: up to
- * FKV_TILE_TOKENS consecutive tokens of one KV head, and the rows of queries that look at it. Of a product it sees some panels of
- * a matrix and some rows of activations (src/matrix/product.c cuts them).
+/* The small operations that one instruction set brings to attention. The walk over pages, masks and splits is written once, above
+ * them (src/attn/attend.c); what is here sees one tile: up to FKV_TILE_TOKENS consecutive tokens of one KV head, and the rows of
+ * queries that look at it.
  *
  * For every row the result is a function of that row and the tile alone, to the last bit: not of the rows beside it, nor of
  * tokens that are masked for it.
@@ -10,7 +9,6 @@
 #define FKV_KERNELS_H
 
 #include "../../codec/block.h"
-#include "panels.h"
 
 enum {
     FKV_TILE_TOKENS = 64, /* scores of a row in a tile lie this far apart */
@@ -88,29 +86,6 @@ FKV_INLINE uint64_t fkv_prepared_bytes(uint64_t n_rows, uint64_t dim) {
     return n_rows * (3 * dim + dim / 8 + 4) + 5 * 64 + 21 * dim;
 }
 
-enum { FKV_BLOCK_TOKENS = 16 };
-
-/* Some panels of one matrix. */
-typedef struct fkv_panels {
-    fkv_panel_form form;
-    uint32_t n_cols;
-    uint32_t n_panels;
-    uint64_t panel_bytes;
-    const uint8_t *first; /* panel, 64-byte aligned */
-} fkv_panels;
-
-/* The rows of activations of one product, and room for what the kernels make of them. */
-typedef struct fkv_activations {
-    const float *x; /* [T, C], rows x_stride apart */
-    size_t x_stride;
-    uint32_t n_tokens;
-    uint32_t n_cols;
-    void *prepared; /* fkv_activation_bytes(), 64-byte aligned */
-} fkv_activations;
-
-/* Two bytes for each number and four floats for each 32 of them: the most that any kernels prepare. */
-FKV_INLINE uint64_t fkv_activation_bytes(uint64_t n_tokens, uint64_t n_cols) { return n_tokens * (n_cols / 32) * 80; }
-
 struct fkv_cpu_kernels {
     const char *name;
 
@@ -142,14 +117,6 @@ struct fkv_cpu_kernels {
 
     /* fkv_codec_encode(), bit for bit. */
     void (*encode)(const fkv_codec *codec, const float *x, uint8_t *const part[FKV_N_PARTS]);
-
-    /* What product() wants of tokens [token, token + n_tokens) for packed panels beside their floats; NULL: nothing. */
-    void (*prepare_tokens)(const fkv_activations *in, uint32_t token, uint32_t n_tokens);
-
-    /* out[t][16 p + r] = row r of panel p . x[token + t], for n_tokens tokens from `token` on and every panel. token: a multiple
-     * of FKV_BLOCK_TOKENS; n_tokens: one too, unless they are the last. out: [n_tokens, out_stride]. */
-    void (*product)(const fkv_panels *panels, const fkv_activations *in, uint32_t token, uint32_t n_tokens, float *out,
-                    size_t out_stride);
 };
 
 extern const struct fkv_cpu_kernels fkv_kernels_scalar;

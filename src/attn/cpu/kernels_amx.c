@@ -15,8 +15,6 @@
 
 _Static_assert((int)BLOCK_ROWS == (int)FKV_TILE_HEIGHT, "a block of rows is a tile's");
 
-#include "product_amx.h"
-
 enum {
     MAX_UNITS = FKV_MAX_HEAD_DIM / UNIT_NUMBERS,
     MAX_KEY_UNITS = FKV_TILE_TOKENS / LANE_TOKENS * MAX_UNITS,
@@ -409,6 +407,5 @@ static void amx_enter(const fkv_codec *k_codec, uint32_t n_rows) {
 
 static void amx_leave(void) { fkv_tiles_close(); }
 
-const struct fkv_cpu_kernels fkv_kernels_amx = {"amx",         amx_enter,          amx_leave,  amx_prepare,
-                                                amx_scores,    rows16_softmax,     amx_values, kernel_fold,
-                                                kernel_encode, int_prepare_tokens, amx_product};
+const struct fkv_cpu_kernels fkv_kernels_amx = {"amx",          amx_enter,  amx_leave,   amx_prepare,  amx_scores,
+                                                rows16_softmax, amx_values, kernel_fold, kernel_encode};

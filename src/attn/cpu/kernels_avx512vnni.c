@@ -223,4 +223,4 @@ static void int_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_P
         int_values_bits(4, &t, n_tokens, p, n_rows, out);
 }
 
-FKV_KERNELS(avx512vnni, int_prepare, int_scores, int_values, int_prepare_tokens, int_product);
+FKV_KERNELS(avx512vnni, int_prepare, int_scores, int_values);

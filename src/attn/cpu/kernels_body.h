@@ -13,7 +13,7 @@
  *
  * Ladder (decode, 32 q / 8 kv / 128, 16384 cached, K8/V4, one thread of a 2.0 GHz AVX-512 machine) is in docs/performance.md.
  */
-#include "../../codec/half.h"
+#include "../../base/float16.h"
 #include "kernels.h"
 
 #include <math.h>
@@ -577,7 +577,6 @@ static void kernel_encode(const fkv_codec *codec, const float *x, uint8_t *const
 FKV_INLINE void kernel_enter(const fkv_codec *k_codec, uint32_t n_rows) { (void)k_codec, (void)n_rows; }
 FKV_INLINE void kernel_leave(void) {}
 
-#define FKV_KERNELS(isa, prepare, scores, values, prepare_tokens, product)                                                       \
-    const struct fkv_cpu_kernels fkv_kernels_##isa = {                                                                           \
-        #isa,   kernel_enter, kernel_leave,  prepare,        scores, kernel_softmax,                                             \
-        values, kernel_fold,  kernel_encode, prepare_tokens, product}
+#define FKV_KERNELS(isa, prepare, scores, values)                                                                                \
+    const struct fkv_cpu_kernels fkv_kernels_##isa = {#isa,           kernel_enter, kernel_leave, prepare,      scores,          \
+                                                      kernel_softmax, values,       kernel_fold,  kernel_encode}

@@ -20,12 +20,10 @@
 #ifndef FKV_KERNELS_VNNI_H
 #define FKV_KERNELS_VNNI_H
 
-#include "vec_avx512.h"
+#include "../../base/simd/vec_avx512.h"
 
+#include "../../base/simd/quads_avx512.h"
 #include "kernels_body.h"
-#include "product_body.h"
-
-#include "product_vnni.h"
 
 enum {
     LANE_TOKENS = 16,

@@ -4,7 +4,7 @@
 #ifndef FKV_ARRAY_RUNNER_H
 #define FKV_ARRAY_RUNNER_H
 
-#include "../runner.h"
+#include "../forward/runner.h"
 #include "array_weights.h"
 
 typedef struct fkv_turn {

@@ -3,8 +3,8 @@
  */
 #include "array_weights.h"
 
-#include "../../codec/half.h"
-#include "../tensor_rows.h"
+#include "../../base/float16.h"
+#include "../files/tensor_rows.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -14,7 +14,7 @@
 #ifndef FKV_ARRAY_WEIGHTS_H
 #define FKV_ARRAY_WEIGHTS_H
 
-#include "../../attn/mlx/mlx_graph.h"
+#include "../../mlx/mlx_graph.h"
 #include "../model.h"
 
 typedef struct fkv_array_matrix {

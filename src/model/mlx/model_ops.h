@@ -1,10 +1,10 @@
-/* Operations of a forward pass that a cache has no use for, over the graph of src/attn/mlx/mlx_graph.h: lazy, a failure makes the
+/* Operations of a forward pass that a cache has no use for, over the graph of src/mlx/mlx_graph.h: lazy, a failure makes the
  * graph failed, the graph keeps the handles.
  */
 #ifndef FKV_MODEL_OPS_H
 #define FKV_MODEL_OPS_H
 
-#include "../../attn/mlx/mlx_graph.h"
+#include "../../mlx/mlx_graph.h"
 
 /* Numbers copied from host memory. */
 mlx_array fkv_model_op_upload(fkv_mlx_graph *g, const void *data, fkv_mlx_shape shape, mlx_dtype type);

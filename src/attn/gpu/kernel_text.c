@@ -1,0 +1,298 @@
+/* Puts a kernel's text together from its files, which the build embeds as strings (cmake/kernel_files.cmake). */
+#include "kernel_text.h"
+
+#include "../../base/float16.h"
+#include <kernel_files.h>
+
+#include <stdarg.h>
+#include <stdio.h>
+
+/* Text that grows while it fits, and is counted when it does not. */
+typedef struct writer {
+    char *text;
+    size_t size;
+    size_t length;
+} writer;
+
+static void put(writer *w, const char *text) {
+    size_t n = strlen(text);
+    if (w->length < w->size) {
+        size_t room = w->size - w->length - 1;
+        memcpy(w->text + w->length, text, n < room ? n : room);
+        w->text[w->length + (n < room ? n : room)] = 0;
+    }
+    w->length += n;
+}
+
+__attribute__((format(printf, 2, 3))) static void put_line(writer *w, const char *format, ...) {
+    char line[96];
+    va_list values;
+    va_start(values, format);
+    int n = vsnprintf(line, sizeof line, format, values);
+    va_end(values);
+    FKV_ASSERT(n >= 0 && (size_t)n < sizeof line);
+    (void)n;
+    put(w, line);
+}
+
+static void put_number(writer *w, const char *name, uint32_t number) { put_line(w, "#define FKV_%s %u\n", name, number); }
+
+static void put_bits(writer *w, const char *name, float number) {
+    put_line(w, "#define FKV_%s 0x%08xu\n", name, fkv_bits_of(number));
+}
+
+static void put_signs(writer *w, const char *name, const fkv_rotation *rotation) {
+    put_line(w, "#define FKV_%s_SIGNS ", name);
+    for (uint32_t i = 0; rotation != NULL && i < fkv_ceil_div(rotation->dim, 32); i++)
+        put_line(w, "0x%08xu, ", rotation->signs[i]);
+    put(w, "0u\n");
+}
+
+static void put_side(writer *w, const fkv_block *block, fkv_side side) {
+    const fkv_codec *codec = &block->codec[side];
+    char s = side == FKV_SIDE_K ? 'K' : 'V';
+    put_line(w, "#define FKV_%c_BITS %u\n", s, codec->bits);
+    put_line(w, "#define FKV_%c_GROUP %u\n", s, codec->group);
+    put_line(w, "#define FKV_%c_CODES %u\n", s, block->offset[side][FKV_PART_CODES]);
+    put_line(w, "#define FKV_%c_SCALES %u\n", s, block->offset[side][FKV_PART_SCALES]);
+    put_line(w, "#define FKV_%c_BIASES %u\n", s, block->offset[side][FKV_PART_BIASES]);
+}
+
+static void put_layer(writer *w, const fkv_attn_layer *layer) {
+    put_number(w, "D", layer->head_dim);
+    put_number(w, "G", layer->n_kv_heads);
+    put_number(w, "H", layer->n_q_heads);
+    put_number(w, "PAGE_TOKENS", layer->block.page_tokens);
+    put_number(w, "BLOCK_BYTES", layer->block.bytes);
+    put_side(w, &layer->block, FKV_SIDE_K);
+    put_side(w, &layer->block, FKV_SIDE_V);
+    put_number(w, "WINDOW", layer->window);
+    put_number(w, "SINKS", layer->window != 0 ? layer->n_sinks : 0);
+    put_bits(w, "SCALE_BITS", layer->scale);
+    put_bits(w, "SOFTCAP_BITS", layer->softcap > 0 ? layer->softcap : 0.0f);
+    put_number(w, "ROW_TYPE", (uint32_t)layer->row_type);
+    put_number(w, "PAGE_BF16", layer->block.codec[FKV_SIDE_K].type == FKV_BF16);
+    put_number(w, "ROTATE_K", layer->rotate_k != NULL);
+    put_number(w, "ROTATE_V", layer->rotate_v != NULL);
+    put_signs(w, "K", layer->rotate_k);
+    put_signs(w, "V", layer->rotate_v);
+}
+
+_Static_assert(FKV_F32 == 0 && FKV_F16 == 1 && FKV_BF16 == 2, "FKV_ROW_TYPE");
+
+/* ---- decode's shape ---- */
+
+enum { STREAMS = 4, WARP = 32, SLAB = 128, SMALL_SLAB = 64, MOST_SLABS = 4, SIMDGROUP_ROWS = 8 };
+
+static uint32_t heads_per_kv(const fkv_attn_layer *layer) { return layer->n_q_heads / layer->n_kv_heads; }
+
+static uint32_t slab_of(const fkv_attn_layer *layer) { return layer->head_dim % SLAB == 0 ? SLAB : SMALL_SLAB; }
+
+/* Whether decode_mma.h has this head. */
+static bool has_mma(fkv_kernel_device device, const fkv_attn_layer *layer) {
+    return device != FKV_KERNEL_METAL && layer->head_dim % SMALL_SLAB == 0 && layer->head_dim / slab_of(layer) <= MOST_SLABS;
+}
+
+/* Whether decode_simdgroup.h is used: of its eight rows more than half must be there with a single query. */
+static bool has_simdgroup_decode(fkv_kernel_device device, const fkv_attn_layer *layer) {
+    return device == FKV_KERNEL_METAL && heads_per_kv(layer) > SIMDGROUP_ROWS / 2;
+}
+
+uint32_t fkv_decode_rows(fkv_kernel_device device, const fkv_attn_layer *layer, uint32_t item_queries) {
+    uint32_t rows = heads_per_kv(layer) * item_queries;
+    if (has_simdgroup_decode(device, layer)) return SIMDGROUP_ROWS;
+    uint32_t most = 4;
+    if (has_mma(device, layer)) most = layer->head_dim <= 2 * SLAB ? 16 : 8;
+    return rows <= 4 || most == 4 ? 4 : rows <= 8 || most == 8 ? 8 : 16;
+}
+
+static uint32_t decode_threads(fkv_kernel_device device, const fkv_attn_layer *layer) {
+    return STREAMS * WARP * (has_mma(device, layer) ? layer->head_dim / slab_of(layer) : 1);
+}
+
+/* ---- prefill's shape ---- */
+
+enum {
+    PREFILL_THREADS = 384, /* three warpgroups */
+    PREFILL_ROWS = 128,
+    PREFILL_WIDE_ROWS = 64, /* of heads whose sums take two warpgroups */
+    WIDE_HEAD = 256,
+    PREFILL_SHARED_BYTES = 227 * 1024, /* all that a block can have */
+    METAL_THREADS = 128                /* four simdgroups */
+};
+
+/* Metal has simdgroups, whose rows are what fits its threadgroup memory; a CUDA device that is no Hopper has plain loops, under
+ * the same launch as one that is. */
+uint32_t fkv_prefill_rows(fkv_kernel_device device, const fkv_attn_layer *layer) {
+    if (device == FKV_KERNEL_METAL) return layer->head_dim <= 128 ? 32 : layer->head_dim <= 256 ? 16 : 8;
+    return layer->head_dim > WIDE_HEAD ? PREFILL_WIDE_ROWS : PREFILL_ROWS;
+}
+
+uint32_t fkv_prefill_queries(fkv_kernel_device device, const fkv_attn_layer *layer) {
+    return fkv_max_u32(1, fkv_prefill_rows(device, layer) / heads_per_kv(layer));
+}
+
+static uint32_t prefill_threads(fkv_kernel_device device) { return device == FKV_KERNEL_METAL ? METAL_THREADS : PREFILL_THREADS; }
+
+static bool is_prefill(fkv_kernel kernel) { return kernel == FKV_KERNEL_PREFILL || kernel == FKV_KERNEL_PREFILL_BESIDE; }
+
+uint32_t fkv_kernel_shared_bytes(fkv_kernel_device device, fkv_kernel kernel) {
+    return device == FKV_KERNEL_CUDA && is_prefill(kernel) ? PREFILL_SHARED_BYTES : 0;
+}
+
+static void put_decode(writer *w, fkv_kernel_device device, const fkv_attn_layer *layer) {
+    if (has_mma(device, layer)) {
+        put(w, fkv_kernel_file_decode_mma);
+    } else if (has_simdgroup_decode(device, layer)) {
+        put(w, fkv_kernel_file_simdgroup_metal);
+        put(w, fkv_kernel_file_simdgroup_walk);
+        put(w, fkv_kernel_file_decode_simdgroup);
+    } else {
+        put(w, fkv_kernel_file_plain_tile);
+        put(w, fkv_kernel_file_decode_plain);
+    }
+}
+
+static void put_warpgroup_prefill(writer *w, const char *warpgroup) {
+    put(w, warpgroup);
+    put(w, fkv_kernel_file_prefill_shape);
+    put(w, fkv_kernel_file_prefill_unpack);
+    put(w, fkv_kernel_file_prefill_wgmma);
+}
+
+static void put_prefill(writer *w, fkv_kernel_device device) {
+    switch (device) {
+    case FKV_KERNEL_CUDA:
+        put(w, "#ifdef __CUDA_ARCH_FEAT_SM90_ALL\n");
+        put_warpgroup_prefill(w, fkv_kernel_file_warpgroup_cuda);
+        put(w, "#else\n");
+        put(w, fkv_kernel_file_plain_tile);
+        put(w, fkv_kernel_file_prefill_plain);
+        put(w, "#endif\n");
+        break;
+    case FKV_KERNEL_METAL:
+        put(w, fkv_kernel_file_simdgroup_metal);
+        put(w, fkv_kernel_file_simdgroup_walk);
+        put(w, fkv_kernel_file_prefill_simdgroup);
+        break;
+    default: put_warpgroup_prefill(w, fkv_kernel_file_warpgroup_host);
+    }
+    put(w, fkv_kernel_file_prefill_beside);
+}
+
+uint32_t fkv_kernel_threads(fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer) {
+    switch (kernel) {
+    case FKV_KERNEL_PREFILL:
+    case FKV_KERNEL_PREFILL_BESIDE: return prefill_threads(device);
+    case FKV_KERNEL_WRITE: return WARP;
+    case FKV_KERNEL_COPY_PAGES:
+    case FKV_KERNEL_PUT_NUMBERS: return 128;
+    case FKV_KERNEL_DECODE: return decode_threads(device, layer);
+    default: return layer->head_dim < 128 ? 256 : layer->head_dim < 256 ? 512 : 1024; /* as attend_merge.h has it */
+    }
+}
+
+/* Registers are given out for so many blocks: enough warps that their loads fill the memory's pipe, few enough that nothing is
+ * spilled. Up to 12 bits of a key and a value have larger tiles. */
+uint32_t fkv_decode_blocks(const fkv_attn_layer *layer, uint32_t decode_rows) {
+    uint32_t bits = layer->block.codec[FKV_SIDE_K].bits + layer->block.codec[FKV_SIDE_V].bits;
+    uint32_t warps = decode_rows > 8 ? 8 : decode_rows > 4 || bits <= 12 ? 12 : 16;
+    return fkv_max_u32(1, warps * WARP / decode_threads(FKV_KERNEL_CUDA, layer));
+}
+
+size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer, uint32_t decode_rows,
+                         char *text, size_t size) {
+    static const char *const preludes[] = {[FKV_KERNEL_CUDA] = fkv_kernel_file_prelude_cuda,
+                                           [FKV_KERNEL_METAL] = fkv_kernel_file_prelude_metal,
+                                           [FKV_KERNEL_HOST] = fkv_kernel_file_prelude_host};
+    writer w = {.text = text, .size = size};
+    put_layer(&w, layer);
+    put_number(&w, "LAUNCH_THREADS", fkv_kernel_threads(device, kernel, layer));
+    put_number(&w, "LAUNCH_BLOCKS", kernel == FKV_KERNEL_DECODE ? fkv_decode_blocks(layer, decode_rows) : 1);
+    if (kernel == FKV_KERNEL_DECODE) put_number(&w, "ITEM_ROWS", decode_rows);
+    if (is_prefill(kernel)) {
+        put_number(&w, "PREFILL_ROWS", fkv_prefill_rows(device, layer));
+        put_number(&w, "PREFILL_THREADS", prefill_threads(device));
+    }
+    put(&w, preludes[device]);
+    put(&w, fkv_kernel_file_step_words);
+    put(&w, fkv_kernel_file_rows);
+    if (kernel == FKV_KERNEL_WRITE || kernel == FKV_KERNEL_COPY_PAGES || kernel == FKV_KERNEL_PUT_NUMBERS)
+        put(&w, fkv_kernel_file_write);
+    if (kernel == FKV_KERNEL_MERGE) put(&w, fkv_kernel_file_attend_merge);
+    if (kernel == FKV_KERNEL_DECODE) put_decode(&w, device, layer);
+    if (is_prefill(kernel)) put_prefill(&w, device);
+    return w.length;
+}
+
+/* ---- bodies ---- */
+
+#define CUDA_PLACE "fkv_place place = {threadIdx.x, blockIdx.x, blockIdx.y, blockIdx.z};\n"
+#define METAL_PLACE                                                                                                              \
+    "fkv_place place = {thread_position_in_threadgroup.x, threadgroup_position_in_grid.x, threadgroup_position_in_grid.y, "      \
+    "threadgroup_position_in_grid.z};\n"
+#define HOST_PLACE ""
+
+#define WRITE "fkv_write(place, k, v, pool, table, ticket);\n"
+#define COPY_PAGES "fkv_copy_pages(place, pairs, pool, ticket);\n"
+#define PUT_NUMBERS "fkv_put_numbers(place, numbers, where, pool, ticket);\n"
+#define DECODE                                                                                                                   \
+    "FKV_SHARED_ARRAY(fkv_u32, shared, FKV_DECODE_SHARED);\n"                                                                    \
+    "fkv_attend_decode(place, shared, q, pool, table, parts);\n"
+#define MERGE                                                                                                                    \
+    "FKV_SHARED_ARRAY(float, shared, FKV_MERGE_SHARED);\n"                                                                       \
+    "fkv_attend_merge(place, shared, parts, table, out);\n"
+
+#define CUDA_SHARED "extern __shared__ fkv_u32 shared[];\n"
+#define OTHER_SHARED "FKV_SHARED_ARRAY(fkv_u32, shared, FKV_PREFILL_SHARED);\n"
+#define PREFILL "fkv_attend_prefill(place, shared, q, pool, table, out);\n"
+#define PREFILL_BESIDE                                                                                                           \
+    "if (fkv_carries(place, table))\n"                                                                                           \
+    "    fkv_carry_decoded(place, table, decoded, out);\n"                                                                       \
+    "else\n"                                                                                                                     \
+    "    fkv_attend_prefill(place, shared, q, pool, table, out);\n"
+
+#define SOURCES(place)                                                                                                           \
+    {[FKV_KERNEL_WRITE] = place WRITE,                                                                                           \
+     [FKV_KERNEL_COPY_PAGES] = place COPY_PAGES,                                                                                 \
+     [FKV_KERNEL_PUT_NUMBERS] = place PUT_NUMBERS,                                                                               \
+     [FKV_KERNEL_DECODE] = place DECODE,                                                                                         \
+     [FKV_KERNEL_MERGE] = place MERGE}
+
+static const char *prefill_source(fkv_kernel_device device, bool beside) {
+    static const char *const sources[][2] = {
+        [FKV_KERNEL_CUDA] = {CUDA_PLACE CUDA_SHARED PREFILL, CUDA_PLACE CUDA_SHARED PREFILL_BESIDE},
+        [FKV_KERNEL_METAL] = {METAL_PLACE OTHER_SHARED PREFILL, METAL_PLACE OTHER_SHARED PREFILL_BESIDE},
+        [FKV_KERNEL_HOST] = {HOST_PLACE OTHER_SHARED PREFILL, HOST_PLACE OTHER_SHARED PREFILL_BESIDE}};
+    return sources[device][beside];
+}
+
+const char *fkv_kernel_source(fkv_kernel_device device, fkv_kernel kernel) {
+    /* NOLINTBEGIN(bugprone-suspicious-missing-comma): they are meant to be one string */
+    static const char *const sources[][FKV_N_KERNELS] = {[FKV_KERNEL_CUDA] = SOURCES(CUDA_PLACE),
+                                                         [FKV_KERNEL_METAL] = SOURCES(METAL_PLACE),
+                                                         [FKV_KERNEL_HOST] = SOURCES(HOST_PLACE)};
+    /* NOLINTEND(bugprone-suspicious-missing-comma) */
+    return is_prefill(kernel) ? prefill_source(device, kernel == FKV_KERNEL_PREFILL_BESIDE) : sources[device][kernel];
+}
+
+const char *const *fkv_kernel_inputs(fkv_kernel kernel) {
+    static const char *const names[FKV_N_KERNELS][6] = {
+        [FKV_KERNEL_WRITE] = {"k", "v", "pool", "table", "after", NULL},
+        [FKV_KERNEL_COPY_PAGES] = {"pairs", "pool", "after", NULL},
+        [FKV_KERNEL_PUT_NUMBERS] = {"numbers", "where", "pool", "after", NULL},
+        [FKV_KERNEL_DECODE] = {"q", "pool", "table", "after", NULL},
+        [FKV_KERNEL_MERGE] = {"parts", "table", NULL},
+        [FKV_KERNEL_PREFILL] = {"q", "pool", "table", "after", NULL},
+        [FKV_KERNEL_PREFILL_BESIDE] = {"q", "pool", "table", "decoded", "after", NULL}};
+    return names[kernel];
+}
+
+const char *const *fkv_kernel_outputs(fkv_kernel kernel) {
+    static const char *const names[FKV_N_KERNELS][2] = {
+        [FKV_KERNEL_WRITE] = {"ticket", NULL},       [FKV_KERNEL_COPY_PAGES] = {"ticket", NULL},
+        [FKV_KERNEL_PUT_NUMBERS] = {"ticket", NULL}, [FKV_KERNEL_DECODE] = {"parts", NULL},
+        [FKV_KERNEL_MERGE] = {"out", NULL},          [FKV_KERNEL_PREFILL] = {"out", NULL},
+        [FKV_KERNEL_PREFILL_BESIDE] = {"out", NULL}};
+    return names[kernel];
+}

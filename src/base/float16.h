@@ -1,0 +1,56 @@
+/* 16-bit floats as bits, round to nearest even, the same everywhere: no _Float16 (gcc 12 cannot vectorize it on aarch64). */
+#ifndef FKV_FLOAT16_H
+#define FKV_FLOAT16_H
+
+#include "base.h"
+
+FKV_INLINE uint32_t fkv_bits_of(float x) {
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+
+FKV_INLINE float fkv_float_of(uint32_t u) {
+    float x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+
+FKV_INLINE float fkv_bf16_to_f32(uint16_t h) { return fkv_float_of((uint32_t)h << 16); }
+
+FKV_INLINE uint16_t fkv_f32_to_bf16(float x) {
+    uint32_t u = fkv_bits_of(x);
+    if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((u >> 16) | 0x0040u); /* NaN stays NaN */
+    return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+}
+
+FKV_INLINE float fkv_f16_to_f32(uint16_t h) {
+    uint32_t sign = (uint32_t)(h & 0x8000u) << 16;
+    uint32_t rest = h & 0x7fffu;
+    if (rest >= 0x7c00u) return fkv_float_of(sign | 0x7f800000u | (rest & 0x3ffu) << 13);
+    /* the exponent is rebased by one multiplication, which also normalizes denormals exactly */
+    float magnitude = fkv_float_of(rest << 13) * 0x1p112f;
+    return fkv_float_of(sign | fkv_bits_of(magnitude));
+}
+
+FKV_INLINE uint16_t fkv_f32_to_f16(float x) {
+    uint32_t u = fkv_bits_of(x);
+    uint32_t sign = u >> 16 & 0x8000u;
+    uint32_t rest = u & 0x7fffffffu;
+    if (rest > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);  /* NaN */
+    if (rest >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* rounds to 65536 or more: infinity */
+    if (rest < 0x38800000u)                                     /* below 2^-14: the addition rounds to a multiple of 2^-24 */
+        return (uint16_t)(sign | (fkv_bits_of(fkv_float_of(rest) + 0.5f) - 0x3f000000u));
+    return (uint16_t)(sign | ((rest + 0xfffu + (rest >> 13 & 1u) - 0x38000000u) >> 13));
+}
+
+FKV_INLINE float fkv_half_to_f32(fkv_type type, uint16_t h) { return type == FKV_BF16 ? fkv_bf16_to_f32(h) : fkv_f16_to_f32(h); }
+FKV_INLINE uint16_t fkv_f32_to_half(fkv_type type, float x) { return type == FKV_BF16 ? fkv_f32_to_bf16(x) : fkv_f32_to_f16(x); }
+
+FKV_INLINE size_t fkv_type_bytes(fkv_type type) { return type == FKV_F32 ? 4 : 2; }
+
+/* Rows of any row type to and from floats. n numbers. */
+void fkv_rows_to_f32(fkv_type type, const void *rows, float *out, size_t n);
+void fkv_rows_from_f32(fkv_type type, const float *in, void *rows, size_t n);
+
+#endif

@@ -1,0 +1,105 @@
+/* Vector primitives over AVX2, FMA and F16C: 8 floats. See kernels_body.h for what each must do. */
+#ifndef FKV_VEC_AVX2_H
+#define FKV_VEC_AVX2_H
+
+#include "../base.h"
+
+#include <immintrin.h>
+
+typedef __m256 vf;
+enum { VL = 8, UNIT_VECS = 2, MANY_ROWS = 2, BLOCK_TOKENS = 2, CHUNK_UNITS = 2, PRODUCT_TOKENS = 2 };
+
+FKV_INLINE vf vf_load(const float *p) { return _mm256_loadu_ps(p); }
+FKV_INLINE void vf_store(float *p, vf a) { _mm256_storeu_ps(p, a); }
+FKV_INLINE vf vf_set(float x) { return _mm256_set1_ps(x); }
+FKV_INLINE vf vf_add(vf a, vf b) { return _mm256_add_ps(a, b); }
+FKV_INLINE vf vf_sub(vf a, vf b) { return _mm256_sub_ps(a, b); }
+FKV_INLINE vf vf_mul(vf a, vf b) { return _mm256_mul_ps(a, b); }
+FKV_INLINE vf vf_div(vf a, vf b) { return _mm256_div_ps(a, b); }
+FKV_INLINE vf vf_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
+FKV_INLINE vf vf_min(vf a, vf b) { return _mm256_min_ps(a, b); }
+FKV_INLINE vf vf_max(vf a, vf b) { return _mm256_max_ps(a, b); }
+FKV_INLINE vf vf_round(vf a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+FKV_INLINE vf vf_not_nan(vf a) { return _mm256_and_ps(a, _mm256_cmp_ps(a, a, _CMP_ORD_Q)); }
+FKV_INLINE vf vf_zero_below(vf x, vf limit, vf y) { return _mm256_and_ps(y, _mm256_cmp_ps(x, limit, _CMP_NLT_UQ)); }
+FKV_INLINE vf vf_times_pow2(vf a, vf n) {
+    return vf_mul(a, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23)));
+}
+FKV_INLINE float vf_reduce_add(vf a) {
+    __m128 q = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
+}
+FKV_INLINE float vf_reduce_max(vf a) {
+    __m128 q = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    q = _mm_max_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_max_ss(q, _mm_movehdup_ps(q)));
+}
+FKV_INLINE float vf_reduce_min(vf a) {
+    __m128 q = _mm_min_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    q = _mm_min_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_min_ss(q, _mm_movehdup_ps(q)));
+}
+
+FKV_INLINE void vf_sums(const vf a[BLOCK_TOKENS], float *out) {
+    __m256 ab = _mm256_add_ps(_mm256_unpacklo_ps(a[0], a[1]), _mm256_unpackhi_ps(a[0], a[1]));
+    __m128 half = _mm_add_ps(_mm256_castps256_ps128(ab), _mm256_extractf128_ps(ab, 1));
+    _mm_storel_pi((__m64 *)(void *)out, _mm_add_ps(half, _mm_movehl_ps(half, half)));
+}
+
+FKV_INLINE void vf_load_f16(const uint8_t *p, vf out[UNIT_VECS]) {
+    out[0] = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+    out[1] = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p + 16)));
+}
+FKV_INLINE vf bf16_widen(__m128i h) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16)); }
+FKV_INLINE void vf_load_bf16(const uint8_t *p, vf out[UNIT_VECS]) {
+    out[0] = bf16_widen(_mm_loadu_si128((const __m128i *)p));
+    out[1] = bf16_widen(_mm_loadu_si128((const __m128i *)(p + 16)));
+}
+
+FKV_INLINE void vf_load_bits(const uint8_t *p, int shift, uint32_t mask, vf out[UNIT_VECS]) {
+    for (int i = 0; i < UNIT_VECS; i++) {
+        __m256i dwords = _mm256_srli_epi32(_mm256_loadu_si256((const __m256i *)(p + 32 * i)), shift);
+        out[i] = _mm256_cvtepi32_ps(_mm256_and_si256(dwords, _mm256_set1_epi32((int)mask)));
+    }
+}
+
+typedef struct vf_affine {
+    vf scale;
+    vf bias;
+} vf_affine;
+
+FKV_INLINE vf_affine vf_affine_make(int bits, float scale, float bias) {
+    (void)bits;
+    return (vf_affine){vf_set(scale), vf_set(bias)};
+}
+
+FKV_INLINE void vf_decode(int bits, const uint8_t *codes, vf_affine a, vf out[UNIT_VECS]) {
+    for (int i = 0; i < UNIT_VECS; i++) {
+        __m256i c;
+        if (bits == 8) {
+            c = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(codes + 8 * i)));
+        } else if (bits == 4) {
+            int32_t word;
+            memcpy(&word, codes + 4 * i, sizeof word);
+            c = _mm256_srlv_epi32(_mm256_set1_epi32(word), _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
+            c = _mm256_and_si256(c, _mm256_set1_epi32(15));
+        } else {
+            int32_t word;
+            memcpy(&word, codes, sizeof word);
+            int s = 16 * i;
+            c = _mm256_srlv_epi32(_mm256_set1_epi32(word),
+                                  _mm256_setr_epi32(s, s + 2, s + 4, s + 6, s + 8, s + 10, s + 12, s + 14));
+            c = _mm256_and_si256(c, _mm256_set1_epi32(3));
+        }
+        out[i] = vf_fma(_mm256_cvtepi32_ps(c), a.scale, a.bias);
+    }
+}
+
+FKV_INLINE void vf_store_u8(const vf a[UNIT_VECS], uint8_t *p) {
+    __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(a[0]), _mm256_cvtps_epi32(a[1])); /* 0-3 8-11 4-7 12-15 */
+    words = _mm256_permute4x64_epi64(words, 0xd8);
+    _mm_storeu_si128((__m128i *)p, _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+}
+
+#endif

@@ -1,0 +1,99 @@
+/* Vector primitives over AVX-512 (F, BW, VL, DQ): 16 floats. See kernels_body.h for what each must do. */
+#ifndef FKV_VEC_AVX512_H
+#define FKV_VEC_AVX512_H
+
+#include "../base.h"
+
+#include <immintrin.h>
+
+typedef __m512 vf;
+enum { VL = 16, UNIT_VECS = 1, MANY_ROWS = 6, BLOCK_TOKENS = 4, CHUNK_UNITS = 4, PRODUCT_TOKENS = 8 };
+
+FKV_INLINE vf vf_load(const float *p) { return _mm512_loadu_ps(p); }
+FKV_INLINE void vf_store(float *p, vf a) { _mm512_storeu_ps(p, a); }
+FKV_INLINE vf vf_set(float x) { return _mm512_set1_ps(x); }
+FKV_INLINE vf vf_add(vf a, vf b) { return _mm512_add_ps(a, b); }
+FKV_INLINE vf vf_sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
+FKV_INLINE vf vf_mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
+FKV_INLINE vf vf_div(vf a, vf b) { return _mm512_div_ps(a, b); }
+FKV_INLINE vf vf_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+FKV_INLINE vf vf_min(vf a, vf b) { return _mm512_min_ps(a, b); }
+FKV_INLINE vf vf_max(vf a, vf b) { return _mm512_max_ps(a, b); }
+FKV_INLINE vf vf_round(vf a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+FKV_INLINE vf vf_not_nan(vf a) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, a, _CMP_ORD_Q), a); }
+FKV_INLINE vf vf_zero_below(vf x, vf limit, vf y) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ), y); }
+FKV_INLINE vf vf_times_pow2(vf a, vf n) { return _mm512_scalef_ps(a, n); }
+FKV_INLINE float vf_reduce_add(vf a) {
+    __m256 h = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
+}
+FKV_INLINE float vf_reduce_max(vf a) { return _mm512_reduce_max_ps(a); }
+FKV_INLINE float vf_reduce_min(vf a) { return _mm512_reduce_min_ps(a); }
+
+/* out[i] = sum of a[i], i < BLOCK_TOKENS: a transpose of 4x4 lanes and three additions. */
+FKV_INLINE void vf_sums(const vf a[BLOCK_TOKENS], float *out) {
+    __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a[0], a[1]), _mm512_unpackhi_ps(a[0], a[1]));
+    __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(a[2], a[3]), _mm512_unpackhi_ps(a[2], a[3]));
+    __m512 all = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd))),
+                               _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd))));
+    __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+}
+
+/* 16 numbers of 16 bits. */
+FKV_INLINE void vf_load_f16(const uint8_t *p, vf out[UNIT_VECS]) {
+    out[0] = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+}
+FKV_INLINE void vf_load_bf16(const uint8_t *p, vf out[UNIT_VECS]) {
+    out[0] = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16));
+}
+
+/* Of 16 dwords the bits from `shift` on that `mask` keeps. */
+FKV_INLINE void vf_load_bits(const uint8_t *p, int shift, uint32_t mask, vf out[UNIT_VECS]) {
+    __m512i dwords = _mm512_srli_epi32(_mm512_loadu_si512(p), (unsigned)shift);
+    out[0] = _mm512_cvtepi32_ps(_mm512_and_si512(dwords, _mm512_set1_epi32((int)mask)));
+}
+
+/* value = scale * code + bias. For 4 and 2 bits all values of a group fit one register, so that decoding is a table look-up:
+ * vpermps reads the low 4 bits of each lane and needs no mask; for 2 bits the table repeats every 4 entries. */
+typedef struct vf_affine {
+    vf scale; /* 8 bits; 4 and 2: the table */
+    vf bias;
+} vf_affine;
+
+FKV_INLINE vf_affine vf_affine_make(int bits, float scale, float bias) {
+    vf_affine a;
+    a.scale = vf_set(scale);
+    a.bias = vf_set(bias);
+    if (bits == 4) a.scale = vf_fma(a.scale, _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), a.bias);
+    if (bits == 2) a.scale = vf_fma(a.scale, _mm512_setr_ps(0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3), a.bias);
+    return a;
+}
+
+/* 16 values from 2 * bits bytes of codes. */
+FKV_INLINE void vf_decode(int bits, const uint8_t *codes, vf_affine a, vf out[UNIT_VECS]) {
+    if (bits == 8) {
+        __m512i c = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)codes));
+        out[0] = vf_fma(_mm512_cvtepi32_ps(c), a.scale, a.bias);
+    } else if (bits == 4) {
+        __m512i words = _mm512_castsi128_si512(_mm_loadl_epi64((const __m128i *)codes));
+        words = _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1), words);
+        words = _mm512_srlv_epi32(words, _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28));
+        out[0] = _mm512_permutexvar_ps(words, a.scale);
+    } else {
+        int32_t word;
+        memcpy(&word, codes, sizeof word);
+        __m512i words = _mm512_srlv_epi32(_mm512_set1_epi32(word),
+                                          _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30));
+        out[0] = _mm512_permutexvar_ps(words, a.scale);
+    }
+}
+
+/* 16 whole numbers in 0..255 to bytes. */
+FKV_INLINE void vf_store_u8(const vf a[UNIT_VECS], uint8_t *p) {
+    _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a[0])));
+}
+
+#endif

@@ -1,0 +1,92 @@
+/* Vector primitives over NEON (aarch64): 4 floats. See kernels_body.h for what each must do. */
+#ifndef FKV_VEC_NEON_H
+#define FKV_VEC_NEON_H
+
+#include "../base.h"
+
+#include <arm_neon.h>
+
+typedef float32x4_t vf;
+enum { VL = 4, UNIT_VECS = 4, MANY_ROWS = 6, BLOCK_TOKENS = 4, CHUNK_UNITS = 1, PRODUCT_TOKENS = 2 };
+
+FKV_INLINE vf vf_load(const float *p) { return vld1q_f32(p); }
+FKV_INLINE void vf_store(float *p, vf a) { vst1q_f32(p, a); }
+FKV_INLINE vf vf_set(float x) { return vdupq_n_f32(x); }
+FKV_INLINE vf vf_add(vf a, vf b) { return vaddq_f32(a, b); }
+FKV_INLINE vf vf_sub(vf a, vf b) { return vsubq_f32(a, b); }
+FKV_INLINE vf vf_mul(vf a, vf b) { return vmulq_f32(a, b); }
+FKV_INLINE vf vf_div(vf a, vf b) { return vdivq_f32(a, b); }
+FKV_INLINE vf vf_fma(vf a, vf b, vf c) { return vfmaq_f32(c, a, b); }
+FKV_INLINE vf vf_min(vf a, vf b) { return vminq_f32(a, b); }
+FKV_INLINE vf vf_max(vf a, vf b) { return vmaxq_f32(a, b); }
+FKV_INLINE vf vf_round(vf a) { return vrndnq_f32(a); }
+FKV_INLINE vf vf_not_nan(vf a) { return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(a), vceqq_f32(a, a))); }
+FKV_INLINE vf vf_zero_below(vf x, vf limit, vf y) {
+    return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(y), vcltq_f32(x, limit)));
+}
+FKV_INLINE vf vf_times_pow2(vf a, vf n) {
+    return vf_mul(a, vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(n), vdupq_n_s32(127)), 23)));
+}
+FKV_INLINE float vf_reduce_add(vf a) { return vaddvq_f32(a); }
+FKV_INLINE float vf_reduce_max(vf a) { return vmaxvq_f32(a); }
+FKV_INLINE float vf_reduce_min(vf a) { return vminvq_f32(a); }
+
+FKV_INLINE void vf_sums(const vf a[BLOCK_TOKENS], float *out) {
+    vst1q_f32(out, vpaddq_f32(vpaddq_f32(a[0], a[1]), vpaddq_f32(a[2], a[3])));
+}
+
+FKV_INLINE void vf_load_f16(const uint8_t *p, vf out[UNIT_VECS]) {
+    for (int i = 0; i < UNIT_VECS; i++) out[i] = vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p + 8 * i)));
+}
+FKV_INLINE void vf_load_bf16(const uint8_t *p, vf out[UNIT_VECS]) {
+    for (int i = 0; i < UNIT_VECS; i++) out[i] = vreinterpretq_f32_u32(vshll_n_u16(vreinterpret_u16_u8(vld1_u8(p + 8 * i)), 16));
+}
+
+FKV_INLINE void vf_load_bits(const uint8_t *p, int shift, uint32_t mask, vf out[UNIT_VECS]) {
+    for (int i = 0; i < UNIT_VECS; i++) {
+        uint32x4_t dwords = vshlq_u32(vreinterpretq_u32_u8(vld1q_u8(p + 16 * i)), vdupq_n_s32(-shift));
+        out[i] = vcvtq_f32_u32(vandq_u32(dwords, vdupq_n_u32(mask)));
+    }
+}
+
+typedef struct vf_affine {
+    vf scale;
+    vf bias;
+} vf_affine;
+
+FKV_INLINE vf_affine vf_affine_make(int bits, float scale, float bias) {
+    (void)bits;
+    return (vf_affine){vf_set(scale), vf_set(bias)};
+}
+
+FKV_INLINE void vf_decode(int bits, const uint8_t *codes, vf_affine a, vf out[UNIT_VECS]) {
+    uint8x16_t c;
+    if (bits == 8) {
+        c = vld1q_u8(codes);
+    } else if (bits == 4) {
+        uint8x8_t b = vld1_u8(codes);
+        uint8x8x2_t z = vzip_u8(vand_u8(b, vdup_n_u8(15)), vshr_n_u8(b, 4));
+        c = vcombine_u8(z.val[0], z.val[1]);
+    } else {
+        static const uint8_t spread[16] = {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3};
+        static const int8_t shift[16] = {0, -2, -4, -6, 0, -2, -4, -6, 0, -2, -4, -6, 0, -2, -4, -6};
+        uint32_t word;
+        memcpy(&word, codes, sizeof word);
+        c = vqtbl1q_u8(vreinterpretq_u8_u32(vdupq_n_u32(word)), vld1q_u8(spread));
+        c = vandq_u8(vshlq_u8(c, vld1q_s8(shift)), vdupq_n_u8(3));
+    }
+    uint16x8_t lo = vmovl_u8(vget_low_u8(c));
+    uint16x8_t hi = vmovl_u8(vget_high_u8(c));
+    out[0] = vf_fma(vcvtq_f32_u32(vmovl_u16(vget_low_u16(lo))), a.scale, a.bias);
+    out[1] = vf_fma(vcvtq_f32_u32(vmovl_u16(vget_high_u16(lo))), a.scale, a.bias);
+    out[2] = vf_fma(vcvtq_f32_u32(vmovl_u16(vget_low_u16(hi))), a.scale, a.bias);
+    out[3] = vf_fma(vcvtq_f32_u32(vmovl_u16(vget_high_u16(hi))), a.scale, a.bias);
+}
+
+FKV_INLINE void vf_store_u8(const vf a[UNIT_VECS], uint8_t *p) {
+    uint16x8_t lo = vcombine_u16(vmovn_u32(vcvtnq_u32_f32(a[0])), vmovn_u32(vcvtnq_u32_f32(a[1])));
+    uint16x8_t hi = vcombine_u16(vmovn_u32(vcvtnq_u32_f32(a[2])), vmovn_u32(vcvtnq_u32_f32(a[3])));
+    vst1q_u8(p, vcombine_u8(vmovn_u16(lo), vmovn_u16(hi)));
+}
+
+#endif

@@ -1,0 +1,471 @@
+/* The public API: a cache = plan + slab + pager + codec + device. Glue and the public edge's checks; what a page is, which one
+ * holds a token and how it is read are the modules'.
+ *
+ * Everything is taken by fkv_cache_open(): one block for the tables (this struct among them), one for scratch, the slab (by the
+ * device), and the workers' stacks. plan.total_bytes is the sum of the four.
+ */
+#include "device.h"
+
+#include "../base/cpu.h"
+#include "../base/memory.h"
+#include "cache_workers.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+
+struct fkv_step {
+    fkv_cache *cache;
+    bool open;
+    uint32_t n_rows;
+    uint32_t n_written;
+    bool *written;      /* [n_layers] */
+    fkv_attn_row *rows; /* [n_groups, max_seqs] */
+};
+
+struct fkv_cache {
+    fkv_shape shape;
+    fkv_plan plan;
+    fkv_shape_layers layers;
+    fkv_pager *pager;
+    fkv_step step;
+    fkv_arena arena;
+    const fkv_device *device;
+    void *device_state;
+    const fkv_cpu_kernels *kernels; /* NULL unless the device is the host */
+    fkv_workers *workers;
+    uint8_t *scratch; /* attention's, then the page files' buffer, then the workers' struct */
+    uint8_t *file_buffer;
+    void *workers_place;
+    _Atomic uint64_t packed_bytes_read;
+};
+
+/* ---- plan ---- */
+
+/* All tables, in one walk that either counts or places; see carve.h. */
+static void layout_tables(fkv_carve *carve, const fkv_shape *shape, const fkv_device *device, fkv_cache **cache) {
+    fkv_cache *c = FKV_CARVE(carve, 1, fkv_cache);
+    fkv_cache counting;
+    if (c == NULL) c = &counting;
+    fkv_shape_carve_layers(carve, shape, &c->layers);
+    c->step.written = FKV_CARVE(carve, shape->n_layers, bool);
+    c->step.rows = FKV_CARVE(carve, (uint64_t)shape->pager.n_groups * shape->pager.max_seqs, fkv_attn_row);
+    fkv_pager_layout(carve, &shape->pager, &c->pager);
+    c->device_state = fkv_carve_take(carve, 1, device->state_bytes(shape));
+    *cache = c == &counting ? NULL : c;
+}
+
+static void layout_scratch(fkv_carve *carve, const fkv_shape *shape, fkv_cache *cache) {
+    uint8_t *attention = fkv_carve_take(carve, 1, shape->scratch_bytes);
+    uint8_t *file_buffer = fkv_carve_take(carve, 1, FKV_FILE_BUFFER_BYTES);
+    void *workers = fkv_carve_take(carve, 1, fkv_workers_bytes(shape->n_threads));
+    if (cache == NULL) return;
+    cache->scratch = attention;
+    cache->file_buffer = file_buffer;
+    cache->workers_place = workers;
+}
+
+static fkv_status make_plan(const fkv_shape *shape, const fkv_device *device, fkv_plan *plan) {
+    fkv_carve tables = {0};
+    fkv_carve scratch = {0};
+    fkv_cache *none = NULL;
+    layout_tables(&tables, shape, device, &none);
+    layout_scratch(&scratch, shape, NULL);
+    fkv_plan made = {.slab_bytes = fkv_align_up(shape->slab.bytes, fkv_os_page_bytes()),
+                     .tables_bytes = fkv_memory_rounded(tables.used),
+                     .scratch_bytes = fkv_memory_rounded(scratch.used),
+                     .stacks_bytes = (uint64_t)(shape->n_threads - 1) * FKV_WORKER_STACK_BYTES,
+                     .token_bytes = shape->token_bytes,
+                     .n_groups = shape->slab.n_groups,
+                     .n_threads = shape->n_threads};
+    bool too_large = tables.overflow || scratch.overflow || made.slab_bytes < shape->slab.bytes ||
+                     made.tables_bytes == UINT64_MAX || made.scratch_bytes == UINT64_MAX ||
+                     fkv_add_overflows(made.slab_bytes, made.tables_bytes, &made.total_bytes) ||
+                     fkv_add_overflows(made.total_bytes, made.scratch_bytes + made.stacks_bytes, &made.total_bytes);
+    FKV_REQUIRE(!too_large, FKV_BAD_CONFIG, "the plan does not fit 64 bits: lower max_tokens, max_seqs or max_step_tokens");
+    for (uint32_t g = 0; g < made.n_groups; g++) {
+        made.group_pages[g] = shape->slab.group_pages[g];
+        made.group_page_bytes[g] = shape->slab.group_page_bytes[g];
+    }
+    *plan = made;
+    return FKV_OK;
+}
+
+fkv_config fkv_config_default(void) {
+    return (fkv_config){.layer = {.k = {8, 64}, .v = {4, 64}},
+                        .row_type = FKV_F32,
+                        .page_type = FKV_F16,
+                        .page_tokens = 64,
+                        .max_seqs = 1,
+                        .max_step_tokens = 512};
+}
+
+/* A device that is not the host needs no workers and no scratch for attention. */
+static fkv_status make_shape(const fkv_device *device, const fkv_config *config, fkv_shape *shape) {
+    fkv_config used = *config;
+    if (!device->on_host) used.n_threads = 1;
+    FKV_TRY(fkv_shape_make(&used, shape));
+    if (!device->on_host) shape->scratch_bytes = 0;
+    return FKV_OK;
+}
+
+fkv_status fkv_plan_make_on(const fkv_device *device, const fkv_config *config, fkv_plan *plan) {
+    fkv_shape shape;
+    FKV_TRY(make_shape(device, config, &shape));
+    return make_plan(&shape, device, plan);
+}
+
+fkv_status fkv_plan_make(const fkv_config *config, fkv_plan *plan) {
+    FKV_REQUIRE(config != NULL && plan != NULL, FKV_BAD_ARGUMENT, "fkv_plan_make: config or plan is NULL");
+    return fkv_plan_make_on(&fkv_device_host, config, plan);
+}
+
+/* ---- open and close ---- */
+
+static const char *name_of(const fkv_cache *cache) {
+    return cache->kernels != NULL ? fkv_cpu_kernels_name(cache->kernels) : cache->device->name(cache->device_state);
+}
+
+static void say(const fkv_cache *cache, const char *what) {
+    const fkv_config *c = &cache->shape.config;
+    if (c->log == NULL) return;
+    char line[256];
+    (void)snprintf(line, sizeof line,
+                   "flatkv %s: %s %llu bytes (slab %llu, tables %llu, scratch %llu, stacks %llu), %u threads, %s", fkv_version(),
+                   what, (unsigned long long)cache->plan.total_bytes, (unsigned long long)cache->plan.slab_bytes,
+                   (unsigned long long)cache->plan.tables_bytes, (unsigned long long)cache->plan.scratch_bytes,
+                   (unsigned long long)cache->plan.stacks_bytes, cache->plan.n_threads, name_of(cache));
+    c->log(c->log_user, line);
+}
+
+static fkv_status check_fits(const fkv_shape *shape, const fkv_device *device, const void *options, const fkv_plan *plan) {
+    const char *source = NULL;
+    uint64_t limit = device->available(options, &source);
+    if (shape->config.memory_limit != 0 && shape->config.memory_limit < limit) {
+        limit = shape->config.memory_limit;
+        source = "memory_limit";
+    }
+    if (plan->total_bytes <= limit) return FKV_OK;
+    uint64_t rest = plan->total_bytes - plan->slab_bytes;
+    uint64_t tokens = limit > rest ? (limit - rest) / (shape->token_bytes + 1) : 0;
+    return fkv_fail(
+        FKV_NO_MEMORY,
+        "the plan needs %llu bytes (slab %llu, tables %llu, scratch %llu, stacks %llu) and %s allows %llu: lower max_tokens from "
+        "%u to about %llu, or store fewer bits",
+        (unsigned long long)plan->total_bytes, (unsigned long long)plan->slab_bytes, (unsigned long long)plan->tables_bytes,
+        (unsigned long long)plan->scratch_bytes, (unsigned long long)plan->stacks_bytes, source, (unsigned long long)limit,
+        shape->config.max_tokens, (unsigned long long)tokens);
+}
+
+/* Gives back what was taken so far; pieces not taken yet are NULL. */
+static void release(fkv_arena arena, void *tables, void *scratch, const fkv_plan *plan) {
+    if (scratch != NULL) fkv_arena_give(&arena, scratch, plan->scratch_bytes);
+    if (tables != NULL) fkv_arena_give(&arena, tables, plan->tables_bytes);
+    fkv_arena_close(&arena);
+}
+
+static fkv_status take(const fkv_plan *plan, fkv_arena *arena, void **tables, void **scratch) {
+    *tables = fkv_arena_take(arena, plan->tables_bytes);
+    *scratch = fkv_arena_take(arena, plan->scratch_bytes);
+    FKV_REQUIRE(*tables != NULL && *scratch != NULL, FKV_NO_MEMORY,
+                "the system did not give %llu bytes of tables and %llu of scratch", (unsigned long long)plan->tables_bytes,
+                (unsigned long long)plan->scratch_bytes);
+    return FKV_OK;
+}
+
+static void fill(fkv_cache *cache, const fkv_shape *shape, const fkv_plan *plan) {
+    cache->shape = *shape;
+    cache->plan = *plan;
+    fkv_shape_fill_layers(&cache->shape, &cache->layers);
+    cache->shape.config.layers = NULL; /* the caller's; copied above */
+    cache->step.cache = cache;
+}
+
+/* The device's pages, then the workers: the two that can still fail once the tables are laid out. */
+static fkv_status open_device(fkv_cache *cache, const void *options) {
+    const fkv_device_place place = {.state = cache->device_state,
+                                    .options = options,
+                                    .slab = &cache->shape.slab,
+                                    .layers = cache->layers.attn,
+                                    .config = &cache->shape.config,
+                                    .slab_bytes = cache->plan.slab_bytes};
+    FKV_TRY(cache->device->open(&place));
+    fkv_status status = fkv_workers_open(cache->workers_place, cache->shape.n_threads, &cache->workers);
+    if (status != FKV_OK) cache->device->close(cache->device_state);
+    return status;
+}
+
+fkv_status fkv_cache_open_on(const fkv_device *device, const void *options, const fkv_config *config, fkv_cache **out) {
+    fkv_shape shape;
+    fkv_plan plan = {0};
+    FKV_TRY(make_shape(device, config, &shape));
+    FKV_TRY(make_plan(&shape, device, &plan));
+    const fkv_cpu_kernels *kernels = device->on_host ? fkv_cpu_kernels_for(config->isa) : NULL;
+    FKV_REQUIRE(kernels != NULL || !device->on_host, FKV_UNSUPPORTED, "this machine does not run %s kernels: choose FKV_ISA_AUTO",
+                fkv_isa_name(config->isa));
+    FKV_TRY(check_fits(&shape, device, options, &plan));
+
+    fkv_arena arena;
+    FKV_TRY(fkv_arena_open(&arena));
+    void *tables = NULL;
+    void *scratch = NULL;
+    fkv_cache *cache = NULL;
+    fkv_status status = take(&plan, &arena, &tables, &scratch);
+    if (status == FKV_OK) {
+        fkv_carve in_tables = {.base = tables, .size = plan.tables_bytes};
+        fkv_carve in_scratch = {.base = scratch, .size = plan.scratch_bytes};
+        layout_tables(&in_tables, &shape, device, &cache);
+        FKV_ASSERT(cache != NULL);
+        layout_scratch(&in_scratch, &shape, cache);
+        fill(cache, &shape, &plan);
+        cache->device = device;
+        status = open_device(cache, options);
+    }
+    if (status != FKV_OK) {
+        release(arena, tables, scratch, &plan);
+        return status;
+    }
+    cache->arena = arena;
+    cache->kernels = kernels;
+    say(cache, "opened");
+    *out = cache;
+    return FKV_OK;
+}
+
+fkv_status fkv_cache_open(const fkv_config *config, fkv_cache **out) {
+    FKV_REQUIRE(config != NULL && out != NULL, FKV_BAD_ARGUMENT, "fkv_cache_open: config or cache is NULL");
+    return fkv_cache_open_on(&fkv_device_host, NULL, config, out);
+}
+
+void fkv_cache_close(fkv_cache *cache) {
+    if (cache == NULL) return;
+    say(cache, "closed");
+    fkv_workers_close(cache->workers);
+    if (cache->step.open) cache->device->step_end(cache->device_state);
+    cache->device->close(cache->device_state);
+    fkv_plan plan = cache->plan;
+    release(cache->arena, cache, cache->scratch, &plan);
+}
+
+void *fkv_cache_device_state(const fkv_cache *cache, const fkv_device *device) {
+    return cache->device == device ? cache->device_state : NULL;
+}
+
+fkv_workers *fkv_cache_workers(fkv_cache *cache) { return cache->workers; }
+
+fkv_status fkv_cache_stats(const fkv_cache *cache, fkv_stats *stats) {
+    FKV_REQUIRE(cache != NULL && stats != NULL, FKV_BAD_ARGUMENT, "fkv_cache_stats: cache or stats is NULL");
+    *stats = (fkv_stats){.planned_bytes = cache->plan.total_bytes,
+                         .n_groups = cache->plan.n_groups,
+                         .packed_bytes_read = atomic_load_explicit(&cache->packed_bytes_read, memory_order_relaxed),
+                         .isa = name_of(cache)};
+    fkv_pager_stats(cache->pager, stats);
+    return FKV_OK;
+}
+
+bool fkv_cache_consistent(const fkv_cache *cache) {
+    if (cache == NULL || !fkv_pager_consistent(cache->pager)) return false;
+    uint64_t arena_bytes = cache->plan.tables_bytes + cache->plan.scratch_bytes;
+    return cache->arena.live_bytes == arena_bytes && fkv_arena_measured(&cache->arena) == arena_bytes;
+}
+
+/* ---- sequences: the pager's answers, behind a check for NULL ---- */
+
+fkv_status fkv_seq_open(fkv_cache *cache, const fkv_seq_config *config, fkv_seq *seq, uint32_t *n_shared) {
+    FKV_REQUIRE(cache != NULL && config != NULL && seq != NULL, FKV_BAD_ARGUMENT, "fkv_seq_open: cache, config or seq is NULL");
+    return fkv_pager_open(cache->pager, config, seq, n_shared);
+}
+
+fkv_status fkv_seq_fork(fkv_cache *cache, fkv_seq seq, uint32_t max_tokens, fkv_seq *child) {
+    FKV_REQUIRE(cache != NULL && child != NULL, FKV_BAD_ARGUMENT, "fkv_seq_fork: cache or child is NULL");
+    return fkv_pager_fork(cache->pager, seq, max_tokens, child);
+}
+
+fkv_status fkv_seq_truncate(fkv_cache *cache, fkv_seq seq, uint32_t n_tokens) {
+    FKV_REQUIRE(cache != NULL, FKV_BAD_ARGUMENT, "fkv_seq_truncate: cache is NULL");
+    return fkv_pager_truncate(cache->pager, seq, n_tokens);
+}
+
+fkv_status fkv_seq_close(fkv_cache *cache, fkv_seq seq) {
+    FKV_REQUIRE(cache != NULL, FKV_BAD_ARGUMENT, "fkv_seq_close: cache is NULL");
+    return fkv_pager_close(cache->pager, seq);
+}
+
+fkv_status fkv_seq_length(const fkv_cache *cache, fkv_seq seq, uint32_t *n_tokens) {
+    FKV_REQUIRE(cache != NULL && n_tokens != NULL, FKV_BAD_ARGUMENT, "fkv_seq_length: cache or n_tokens is NULL");
+    return fkv_pager_length(cache->pager, seq, n_tokens);
+}
+
+fkv_status fkv_prefix_insert(fkv_cache *cache, fkv_seq seq, const uint32_t *tokens, uint32_t n_tokens) {
+    FKV_REQUIRE(cache != NULL && tokens != NULL, FKV_BAD_ARGUMENT, "fkv_prefix_insert: cache or tokens is NULL");
+    return fkv_pager_insert(cache->pager, seq, tokens, n_tokens);
+}
+
+fkv_status fkv_prefix_clear(fkv_cache *cache) {
+    FKV_REQUIRE(cache != NULL, FKV_BAD_ARGUMENT, "fkv_prefix_clear: cache is NULL");
+    return fkv_pager_clear(cache->pager);
+}
+
+/* ---- steps ---- */
+
+/* Copies the shared pages that the step writes, and hands its rows to the device. */
+static fkv_status prepare_device(fkv_cache *cache) {
+    uint32_t n_copies = 0;
+    const fkv_page_copy *copies = fkv_pager_step_copies(cache->pager, &n_copies);
+    for (uint32_t i = 0; i < n_copies; i++)
+        FKV_TRY(fkv_slab_copy_page(&cache->shape.slab, copies[i].group, copies[i].from, copies[i].to));
+
+    fkv_step *step = &cache->step;
+    const uint32_t stride = cache->shape.pager.max_seqs;
+    const fkv_step_row *assigned = fkv_pager_step_rows(cache->pager, &step->n_rows);
+    uint32_t n_tokens = 0;
+    for (uint32_t r = 0; r < step->n_rows; r++) n_tokens += assigned[r].n_tokens;
+    for (uint32_t g = 0; g < cache->plan.n_groups; g++) {
+        for (uint32_t r = 0; r < step->n_rows; r++) {
+            step->rows[(size_t)g * stride + r] =
+                (fkv_attn_row){fkv_pager_view(cache->pager, g, assigned[r].slot), assigned[r].start, assigned[r].n_tokens};
+        }
+    }
+    const fkv_device_step rows = {.rows = step->rows, .stride = stride, .n_rows = step->n_rows, .n_tokens = n_tokens};
+    return cache->device->step_begin(cache->device_state, &rows);
+}
+
+fkv_status fkv_step_begin(fkv_cache *cache, const fkv_row *rows, uint32_t n_rows, fkv_step **out) {
+    FKV_REQUIRE(cache != NULL && rows != NULL && out != NULL, FKV_BAD_ARGUMENT, "fkv_step_begin: cache, rows or step is NULL");
+    FKV_TRY(fkv_pager_step_begin(cache->pager, rows, n_rows));
+    fkv_status status = prepare_device(cache);
+    if (status != FKV_OK) {
+        (void)fkv_pager_step_abort(cache->pager);
+        return status;
+    }
+    fkv_step *step = &cache->step;
+    memset(step->written, 0, cache->shape.n_layers * sizeof *step->written);
+    step->n_written = 0;
+    step->open = true;
+    *out = step;
+    return FKV_OK;
+}
+
+static fkv_status check_step(const fkv_step *step, const char *call) {
+    FKV_REQUIRE(step != NULL, FKV_BAD_ARGUMENT, "%s: step is NULL", call);
+    FKV_REQUIRE(step->open, FKV_BAD_STATE, "%s: the step was committed or aborted; begin another", call);
+    return FKV_OK;
+}
+
+static fkv_status check_layer(const fkv_step *step, const fkv_device *device, uint32_t layer, const char *call) {
+    FKV_TRY(check_step(step, call));
+    const fkv_cache *cache = step->cache;
+    FKV_REQUIRE(cache->device == device, FKV_UNSUPPORTED, "%s: the pages of this cache are on another device (%s); use %s", call,
+                name_of(cache), cache->device->calls);
+    FKV_REQUIRE(layer < cache->shape.n_layers, FKV_BAD_ARGUMENT, "%s: layer %u of %u", call, layer, cache->shape.n_layers);
+    return FKV_OK;
+}
+
+fkv_status fkv_step_check_write(const fkv_step *step, const fkv_device *device, uint32_t layer, const char *call) {
+    FKV_TRY(check_layer(step, device, layer, call));
+    FKV_REQUIRE(!step->written[layer], FKV_BAD_STATE, "%s: layer %u was written in this step already", call, layer);
+    return FKV_OK;
+}
+
+fkv_status fkv_step_check_attend(const fkv_step *step, const fkv_device *device, uint32_t layer, const char *call) {
+    FKV_TRY(check_layer(step, device, layer, call));
+    FKV_REQUIRE(step->written[layer], FKV_BAD_STATE, "%s: layer %u was not written in this step; a query sees its own token",
+                call, layer);
+    return FKV_OK;
+}
+
+void *fkv_step_device_state(const fkv_step *step) { return step->cache->device_state; }
+
+void fkv_step_wrote(fkv_step *step, uint32_t layer) {
+    step->written[layer] = true;
+    step->n_written++;
+}
+
+void fkv_step_attended(fkv_step *step, uint64_t bytes) {
+    _Atomic uint64_t *total = &step->cache->packed_bytes_read;
+    atomic_store_explicit(total, atomic_load_explicit(total, memory_order_relaxed) + bytes, memory_order_relaxed);
+}
+
+static const fkv_attn_row *rows_of(const fkv_step *step, uint32_t layer) {
+    const fkv_shape *shape = &step->cache->shape;
+    return step->rows + (size_t)shape->slab.layers[layer].group * shape->pager.max_seqs;
+}
+
+fkv_status fkv_write(fkv_step *step, uint32_t layer, const void *k, const void *v) {
+    FKV_TRY(check_layer(step, &fkv_device_host, layer, "fkv_write"));
+    FKV_REQUIRE(k != NULL && v != NULL, FKV_BAD_ARGUMENT, "fkv_write: k or v of layer %u is NULL", layer);
+    FKV_TRY(fkv_step_check_write(step, &fkv_device_host, layer, "fkv_write"));
+    fkv_cache *cache = step->cache;
+    fkv_attn_write(cache->kernels, &cache->layers.attn[layer], rows_of(step, layer), step->n_rows, k, v, cache->workers);
+    fkv_step_wrote(step, layer);
+    return FKV_OK;
+}
+
+fkv_status fkv_attend(fkv_step *step, uint32_t layer, const void *q, void *out) {
+    FKV_TRY(check_layer(step, &fkv_device_host, layer, "fkv_attend"));
+    FKV_REQUIRE(q != NULL && out != NULL, FKV_BAD_ARGUMENT, "fkv_attend: q or out of layer %u is NULL", layer);
+    FKV_TRY(fkv_step_check_attend(step, &fkv_device_host, layer, "fkv_attend"));
+    fkv_cache *cache = step->cache;
+    uint64_t bytes = fkv_attn_attend(cache->kernels, &cache->layers.attn[layer], rows_of(step, layer), step->n_rows, q, out,
+                                     cache->scratch, cache->workers);
+    fkv_step_attended(step, bytes);
+    return FKV_OK;
+}
+
+static void end_step(fkv_step *step) {
+    step->open = false;
+    step->cache->device->step_end(step->cache->device_state);
+}
+
+fkv_status fkv_step_commit(fkv_step *step) {
+    FKV_TRY(check_step(step, "fkv_step_commit"));
+    FKV_REQUIRE(step->n_written == step->cache->shape.n_layers, FKV_BAD_STATE,
+                "fkv_step_commit: %u of %u layers were written; write the rest or abort", step->n_written,
+                step->cache->shape.n_layers);
+    end_step(step);
+    return fkv_pager_step_commit(step->cache->pager);
+}
+
+fkv_status fkv_step_abort(fkv_step *step) {
+    FKV_TRY(check_step(step, "fkv_step_abort"));
+    end_step(step);
+    return fkv_pager_step_abort(step->cache->pager);
+}
+
+/* ---- page files ---- */
+
+static fkv_file_identity identity_of(const fkv_cache *cache) {
+    const fkv_config *c = &cache->shape.config;
+    fkv_file_identity identity = {.page_tokens = c->page_tokens,
+                                  .n_layers = cache->shape.n_layers,
+                                  .layers = cache->layers.file,
+                                  .page_type = c->page_type,
+                                  .rotate = c->rotate,
+                                  .rotation_seed = c->rotation_seed};
+    memcpy(identity.weights_id, c->weights_id, sizeof identity.weights_id);
+    memcpy(identity.rope_id, c->rope_id, sizeof identity.rope_id);
+    return identity;
+}
+
+fkv_status fkv_seq_save(fkv_cache *cache, fkv_seq seq, const uint32_t *tokens, uint32_t n_tokens, const char *path) {
+    FKV_REQUIRE(cache != NULL && tokens != NULL && path != NULL, FKV_BAD_ARGUMENT, "fkv_seq_save: cache, tokens or path is NULL");
+    FKV_REQUIRE(!cache->step.open, FKV_BAD_STATE, "fkv_seq_save: a step is open; commit or abort it first");
+    uint32_t slot = 0;
+    uint32_t length = 0;
+    FKV_TRY(fkv_pager_slot(cache->pager, seq, &slot));
+    FKV_TRY(fkv_pager_length(cache->pager, seq, &length));
+    if (n_tokens == 0) n_tokens = length;
+    FKV_REQUIRE(n_tokens > 0 && n_tokens <= length, FKV_BAD_ARGUMENT, "fkv_seq_save: %u tokens of a sequence that has %u",
+                n_tokens, length);
+    FKV_REQUIRE(fkv_pager_covers(cache->pager, slot, n_tokens), FKV_GONE,
+                "fkv_seq_save: a windowed layer has dropped tokens that token %u sees; save all %u instead", n_tokens, length);
+    fkv_file_identity identity = identity_of(cache);
+    return fkv_page_file_save(&identity, &cache->shape.slab, cache->pager, slot, tokens, n_tokens, path, cache->file_buffer);
+}
+
+fkv_status fkv_seq_load(fkv_cache *cache, const fkv_seq_config *config, const char *path, fkv_seq *seq) {
+    FKV_REQUIRE(cache != NULL && config != NULL && path != NULL && seq != NULL, FKV_BAD_ARGUMENT,
+                "fkv_seq_load: cache, config, path or seq is NULL");
+    FKV_REQUIRE(!cache->step.open, FKV_BAD_STATE, "fkv_seq_load: a step is open; commit or abort it first");
+    fkv_file_identity identity = identity_of(cache);
+    return fkv_page_file_load(&identity, &cache->shape.slab, cache->pager, config, path, cache->file_buffer, seq);
+}

@@ -1,0 +1,43 @@
+/* What follows from a configuration: groups, page counts, block layouts, bytes. Made once by fkv_shape_make(), the same for the
+ * plan and the open, so that they cannot differ. Private to shape.c and cache.c.
+ */
+#ifndef FKV_SHAPE_H
+#define FKV_SHAPE_H
+
+#include "../attn/attn.h"
+#include "../base/carve.h"
+#include "../pager/pager.h"
+#include "../store/page_file.h"
+#include "../store/slab.h"
+
+typedef struct fkv_shape {
+    fkv_config config; /* its `layers` pointer is the caller's and must not be kept */
+    uint32_t n_threads;
+    fkv_pager_spec pager;
+    uint32_t n_layers;
+    uint64_t token_bytes;
+    uint64_t scratch_bytes; /* of attention, the largest over the layers */
+    fkv_slab slab;          /* `layers` is set only by fkv_shape_fill_layers() */
+} fkv_shape;
+
+/* The arrays of one element a layer that a cache keeps, carved with the rest of its tables. */
+typedef struct fkv_shape_layers {
+    fkv_slab_layer *slab;    /* [n_layers] */
+    fkv_attn_layer *attn;    /* [n_layers]; pages and rotations are set at open */
+    fkv_file_layer *file;    /* [n_layers] */
+    fkv_rotation *rotations; /* [n_layers, 2] where rotated, else NULL */
+} fkv_shape_layers;
+
+/* Checks every field of the configuration: FKV_BAD_CONFIG, with the value and what would be right. Takes nothing. */
+fkv_status fkv_shape_make(const fkv_config *config, fkv_shape *shape);
+
+void fkv_shape_carve_layers(fkv_carve *carve, const fkv_shape *shape, fkv_shape_layers *layers);
+
+/* Fills the carved arrays and the slab's offsets. config->layers is read here for the last time. */
+void fkv_shape_fill_layers(fkv_shape *shape, const fkv_shape_layers *layers);
+
+FKV_INLINE const fkv_layer_config *fkv_shape_layer(const fkv_config *config, uint32_t layer) {
+    return config->layers != NULL ? &config->layers[layer] : &config->layer;
+}
+
+#endif

@@ -1,0 +1,6 @@
+/* The products over AVX-512. */
+#include "../../base/simd/vec_avx512.h"
+
+#include "product_body.h"
+
+const fkv_product_kernels fkv_product_avx512 = {NULL, kernel_product};

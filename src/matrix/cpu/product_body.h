@@ -1,0 +1,180 @@
+/* The product of panels of weights with rows of activations in floats, written once over the vector primitives of a vec_*.h (see
+ * src/base/simd), which is included before this file, and
+ *
+ *   PRODUCT_TOKENS     tokens that meet a weight while it is in a register: with SUMS they fill half the registers
+ *   vf_load_bits       the same few bits of 16 dwords to floats
+ *
+ * The lanes are the 16 rows of a panel. Weights become floats in registers, column by column, and are used by PRODUCT_TOKENS
+ * tokens. Even and odd columns have sums of their own, for two chains of additions; the order is that of the columns, whatever
+ * tokens or panels are beside.
+ */
+#ifndef FKV_PRODUCT_BODY_H
+#define FKV_PRODUCT_BODY_H
+
+#include "product_kernels.h"
+
+#include <math.h>
+
+enum {
+    SUMS = 2,
+    PREFETCH_BYTES = 2048 /* ahead of what is read, for a panel that comes from memory */
+};
+
+typedef struct product_sums {
+    vf sum[SUMS][PRODUCT_TOKENS][UNIT_VECS];
+} product_sums;
+
+/* One column: its weights, and from x on a number of every token. */
+FKV_INLINE void product_column(int n_tokens, const vf weight[UNIT_VECS], const float *x, size_t x_stride,
+                               vf sum[PRODUCT_TOKENS][UNIT_VECS]) {
+    FKV_UNROLL
+    for (int t = 0; t < n_tokens; t++) {
+        vf number = vf_set(x[(size_t)t * x_stride]);
+        FKV_UNROLL
+        for (int v = 0; v < UNIT_VECS; v++) sum[t][v] = vf_fma(weight[v], number, sum[t][v]);
+    }
+}
+
+/* The codes of column 4 j + k of a unit, as panels.h lays them out. */
+FKV_INLINE void load_codes(int bits, const uint8_t *lines, int j, int k, vf code[UNIT_VECS]) {
+    if (bits == 8) {
+        vf_load_bits(lines + (size_t)j * FKV_LINE_BYTES, 8 * k, 255, code);
+        return;
+    }
+    vf_load_bits(lines + (size_t)(j % 4) * FKV_LINE_BYTES, 8 * k + j / 4 * 4, 15, code);
+    if (bits == 4) return;
+    vf upper[UNIT_VECS];
+    if (bits == 5)
+        vf_load_bits(lines + (size_t)4 * FKV_LINE_BYTES, 8 * k + j, 1, upper);
+    else
+        vf_load_bits(lines + (size_t)(4 + j / 4) * FKV_LINE_BYTES, 8 * k + j % 4 * 2, 3, upper);
+    FKV_UNROLL
+    for (int v = 0; v < UNIT_VECS; v++) code[v] = vf_fma(upper[v], vf_set(16.0f), code[v]);
+}
+
+FKV_INLINE void load_affine(int bits, bool biased, const uint8_t *halves, vf scale[UNIT_VECS], vf bias[UNIT_VECS]) {
+    vf_load_f16(halves, scale);
+    if (biased) {
+        vf_load_f16(halves + FKV_HALVES_BYTES, bias);
+    } else {
+        FKV_UNROLL
+        for (int v = 0; v < UNIT_VECS; v++) bias[v] = vf_mul(scale[v], vf_set(-(float)(1 << (bits - 1))));
+    }
+}
+
+FKV_INLINE void product_coded(int n_tokens, fkv_panel_layout layout, const fkv_panels *p, const uint8_t *panel, const float *x,
+                              size_t x_stride, product_sums *sums) {
+    const int bits = (int)layout.bits;
+    const int group_quads = (int)layout.group / 4;
+    const uint8_t *halves = panel + fkv_panel_code_bytes(layout, p->n_cols);
+    for (uint32_t c = 0; c < p->n_cols; c += FKV_UNIT_COLS, panel += (size_t)bits * FKV_LINE_BYTES) {
+        vf scale[UNIT_VECS];
+        vf bias[UNIT_VECS];
+        for (int line = 0; line < bits; line++) FKV_PREFETCH(panel + (size_t)line * FKV_LINE_BYTES + PREFETCH_BYTES);
+        FKV_UNROLL
+        for (int j = 0; j < FKV_UNIT_QUADS; j++) {
+            if (j % group_quads == 0) {
+                load_affine(bits, layout.biased, halves, scale, bias);
+                halves += fkv_panel_group_bytes(layout);
+            }
+            FKV_UNROLL
+            for (int k = 0; k < 4; k++) {
+                vf weight[UNIT_VECS];
+                load_codes(bits, panel, j, k, weight);
+                FKV_UNROLL
+                for (int v = 0; v < UNIT_VECS; v++) weight[v] = vf_fma(weight[v], scale[v], bias[v]);
+                product_column(n_tokens, weight, x + c + 4 * j + k, x_stride, sums->sum[k % SUMS]);
+            }
+        }
+    }
+}
+
+FKV_INLINE void product_floats(int n_tokens, fkv_matrix_kind kind, const fkv_panels *p, const uint8_t *panel, const float *x,
+                               size_t x_stride, product_sums *sums) {
+    size_t column_bytes = (kind == FKV_MATRIX_F32 ? sizeof(float) : sizeof(uint16_t)) * FKV_PANEL_ROWS;
+    for (uint32_t c = 0; c < p->n_cols; c += 2) {
+        FKV_PREFETCH(panel + PREFETCH_BYTES);
+        FKV_UNROLL
+        for (int j = 0; j < 2; j++, panel += column_bytes) {
+            vf weight[UNIT_VECS];
+            if (kind == FKV_MATRIX_F16) {
+                vf_load_f16(panel, weight);
+            } else if (kind == FKV_MATRIX_BF16) {
+                vf_load_bf16(panel, weight);
+            } else {
+                FKV_UNROLL
+                for (int v = 0; v < UNIT_VECS; v++) weight[v] = vf_load((const float *)(const void *)panel + v * VL);
+            }
+            product_column(n_tokens, weight, x + c + j, x_stride, sums->sum[j % SUMS]);
+        }
+    }
+}
+
+FKV_INLINE void product_tokens(int n_tokens, fkv_matrix_kind kind, const fkv_panels *p, const uint8_t *panel, const float *x,
+                               size_t x_stride, float *out, size_t out_stride) {
+    product_sums sums;
+    FKV_UNROLL
+    for (int t = 0; t < n_tokens; t++) {
+        FKV_UNROLL
+        for (int v = 0; v < UNIT_VECS; v++) sums.sum[0][t][v] = sums.sum[1][t][v] = vf_set(0.0f);
+    }
+    fkv_panel_layout layout = fkv_panel_layout_of(kind);
+    if (layout.group != 0)
+        product_coded(n_tokens, layout, p, panel, x, x_stride, &sums);
+    else
+        product_floats(n_tokens, kind, p, panel, x, x_stride, &sums);
+    FKV_UNROLL
+    for (int t = 0; t < n_tokens; t++) {
+        FKV_UNROLL
+        for (int v = 0; v < UNIT_VECS; v++)
+            vf_store(out + (size_t)t * out_stride + v * VL, vf_add(sums.sum[0][t][v], sums.sum[1][t][v]));
+    }
+}
+
+/* All tokens pass over a panel before the next one is touched; the panel then stays in a near cache. */
+FKV_INLINE void product_kind(fkv_matrix_kind kind, const fkv_panels *p, const fkv_activations *in, uint32_t token,
+                             uint32_t n_tokens, float *out, size_t out_stride) {
+    for (uint32_t i = 0; i < p->n_panels; i++) {
+        const uint8_t *panel = p->first + i * p->panel_bytes;
+        const float *x = in->x + token * in->x_stride;
+        float *to = out + (size_t)i * FKV_PANEL_ROWS;
+        uint32_t t = 0;
+#define TAKE(n)                                                                                                                  \
+    for (; t + (n) <= n_tokens; t += (n))                                                                                        \
+    product_tokens(n, kind, p, panel, x + t * in->x_stride, in->x_stride, to + t * out_stride, out_stride)
+        TAKE(PRODUCT_TOKENS);
+        if (PRODUCT_TOKENS > 4) TAKE(4);
+        if (PRODUCT_TOKENS > 2) TAKE(2);
+        TAKE(1);
+#undef TAKE
+    }
+}
+
+static void float_product(const fkv_panels *panels, const fkv_activations *in, uint32_t token, uint32_t n_tokens, float *out,
+                          size_t out_stride) {
+    if (panels->kind == FKV_MATRIX_F16)
+        product_kind(FKV_MATRIX_F16, panels, in, token, n_tokens, out, out_stride);
+    else if (panels->kind == FKV_MATRIX_BF16)
+        product_kind(FKV_MATRIX_BF16, panels, in, token, n_tokens, out, out_stride);
+    else
+        product_kind(FKV_MATRIX_F32, panels, in, token, n_tokens, out, out_stride);
+}
+
+/* One compiled loop for each packed kind; floats have their own function. */
+#define EACH_MATRIX_KIND(product)                                                                                                \
+    switch (panels->kind) {                                                                                                      \
+    case FKV_MATRIX_AFFINE4: product(FKV_MATRIX_AFFINE4, panels, in, token, n_tokens, out, out_stride); break;                   \
+    case FKV_MATRIX_CENTERED4: product(FKV_MATRIX_CENTERED4, panels, in, token, n_tokens, out, out_stride); break;               \
+    case FKV_MATRIX_CENTERED5: product(FKV_MATRIX_CENTERED5, panels, in, token, n_tokens, out, out_stride); break;               \
+    case FKV_MATRIX_CENTERED6: product(FKV_MATRIX_CENTERED6, panels, in, token, n_tokens, out, out_stride); break;               \
+    case FKV_MATRIX_CENTERED8: product(FKV_MATRIX_CENTERED8, panels, in, token, n_tokens, out, out_stride); break;               \
+    default: float_product(panels, in, token, n_tokens, out, out_stride); break;                                                 \
+    }
+
+/* Inline, because integer kernels do without it. */
+static inline void kernel_product(const fkv_panels *panels, const fkv_activations *in, uint32_t token, uint32_t n_tokens,
+                                  float *out, size_t out_stride) {
+    EACH_MATRIX_KIND(product_kind)
+}
+
+#endif

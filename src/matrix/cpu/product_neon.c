@@ -1,0 +1,6 @@
+/* The products over NEON. */
+#include "../../base/simd/vec_neon.h"
+
+#include "product_body.h"
+
+const fkv_product_kernels fkv_product_neon = {NULL, kernel_product};

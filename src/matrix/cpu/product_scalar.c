@@ -1,0 +1,6 @@
+/* The products over plain C. */
+#include "../../base/simd/vec_scalar.h"
+
+#include "product_body.h"
+
+const fkv_product_kernels fkv_product_scalar = {NULL, kernel_product};

@@ -1,0 +1,227 @@
+/* The product of packed panels with rows of activations in integers (vpdpbusd), the score side of attention with weights for
+ * keys: the lanes are the 16 rows of a panel, and its dwords are quads already. Panels of floats take product_body.h.
+ *
+ * Activations are rounded to 16 bits in two bytes with a step from the largest of their 32 columns (a unit), because a few
+ * channels of a model can be a thousand times the others. out += dot * (scale * step) + bias * sum(x), group by group, with the
+ * sum of the rounded numbers: what the rounding leaves then meets a weight, not a code. Sums of code * x are exact, and for one
+ * output the order of the groups is fixed, so neither tokens nor panels beside it can change a bit.
+ *
+ * Prepared: for each block of up to 16 tokens [units, tokens, 64]: 32 high bytes, 32 low ones; behind all blocks, as many
+ * [units, tokens] of four floats.
+ */
+#ifndef FKV_PRODUCT_VNNI_H
+#define FKV_PRODUCT_VNNI_H
+
+#include "../../base/simd/quads_avx512.h"
+
+#include "product_body.h"
+
+_Static_assert((int)UNIT_NUMBERS == (int)FKV_UNIT_COLS, "units of panels are units of the dot products");
+
+enum { MAX_TOKENS = 8 }; /* that meet a panel's codes while they are in registers */
+
+typedef struct unit_facts {
+    float step;
+    float sum[2]; /* of the first 16 numbers and of the others, after rounding */
+    float both;   /* sum[0] + sum[1] */
+} unit_facts;
+
+typedef struct unit_bytes {
+    int8_t high[UNIT_NUMBERS];
+    int8_t low[UNIT_NUMBERS];
+} unit_bytes;
+
+_Static_assert(sizeof(unit_bytes) + sizeof(unit_facts) == 80, "as fkv_activation_bytes() counts");
+
+/* One block of tokens: that of unit u and token t is [u * n_tokens + t]. */
+typedef struct token_block {
+    unit_bytes *bytes;
+    unit_facts *facts;
+    uint32_t n_tokens;
+} token_block;
+
+FKV_INLINE token_block block_at(const fkv_activations *in, uint32_t token) {
+    size_t n_units = in->n_cols / UNIT_NUMBERS;
+    unit_bytes *bytes = in->prepared;
+    unit_facts *facts = (unit_facts *)(void *)(bytes + n_units * in->n_tokens);
+    return (token_block){bytes + n_units * token, facts + n_units * token, fkv_min_u32(in->n_tokens - token, FKV_BLOCK_TOKENS)};
+}
+
+/* Of 16 numbers in each of four registers the largest size. */
+FKV_INLINE __m128 largest_of(const vf a[4]) {
+    vf ab = vf_max(_mm512_unpacklo_ps(a[0], a[1]), _mm512_unpackhi_ps(a[0], a[1]));
+    vf cd = vf_max(_mm512_unpacklo_ps(a[2], a[3]), _mm512_unpackhi_ps(a[2], a[3]));
+    vf all = vf_max(_mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd))),
+                    _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd))));
+    __m256 half = _mm256_max_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+    return _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+}
+
+enum { PREPARED_UNITS = 4 }; /* side by side: four sums, or four maxima, cost little more than one */
+
+/* Units [u, u + PREPARED_UNITS) of one token, of which the first n_units are there; stride: from a unit to the next. */
+static void prepare_units(const float *x, uint32_t n_units, unit_bytes *bytes, unit_facts *facts, size_t stride) {
+    vf size[PREPARED_UNITS];
+    __mmask16 not_finite[PREPARED_UNITS];
+    for (uint32_t u = 0; u < PREPARED_UNITS; u++) {
+        const float *unit = x + (size_t)fkv_min_u32(u, n_units - 1) * UNIT_NUMBERS;
+        vf first = _mm512_abs_ps(vf_load(unit));
+        vf second = _mm512_abs_ps(vf_load(unit + VL));
+        size[u] = vf_max(first, second);
+        not_finite[u] =
+            _mm512_cmp_ps_mask(first, vf_set(INFINITY), _CMP_NLT_UQ) | _mm512_cmp_ps_mask(second, vf_set(INFINITY), _CMP_NLT_UQ);
+    }
+    float largest[PREPARED_UNITS];
+    _mm_storeu_ps(largest, largest_of(size));
+    for (uint32_t u = 0; u < n_units; u += 2) {
+        vf whole[4];
+        float sums[4];
+        for (uint32_t i = 0; i < 4; i++) {
+            uint32_t unit = fkv_min_u32(u + i / 2, n_units - 1);
+            float inverse = largest[unit] > SMALLEST ? LARGEST / largest[unit] : 0.0f;
+            __m512i number = _mm512_cvtps_epi32(vf_mul(vf_load(x + (size_t)unit * UNIT_NUMBERS + i % 2 * VL), vf_set(inverse)));
+            bytes2 both = split(number);
+            _mm_storeu_si128((__m128i *)(bytes[unit * stride].high + i % 2 * 16), both.high);
+            _mm_storeu_si128((__m128i *)(bytes[unit * stride].low + i % 2 * 16), both.low);
+            whole[i] = _mm512_cvtepi32_ps(number);
+        }
+        vf_sums(whole, sums); /* exact: below 2^24 */
+        for (uint32_t unit = u; unit < fkv_min_u32(u + 2, n_units); unit++) {
+            unit_facts *to = &facts[unit * stride];
+            to->step = not_finite[unit] != 0 ? NAN : largest[unit] / LARGEST; /* no answer, and it must not seem to be one */
+            to->sum[0] = sums[(unit - u) * 2] * to->step;
+            to->sum[1] = sums[(unit - u) * 2 + 1] * to->step;
+            to->both = to->sum[0] + to->sum[1];
+        }
+    }
+}
+
+static void int_prepare_tokens(const fkv_activations *in, uint32_t token, uint32_t n_tokens) {
+    uint32_t n_units = in->n_cols / UNIT_NUMBERS;
+    for (uint32_t t = token; t < token + n_tokens; t++) {
+        token_block block = block_at(in, t - t % FKV_BLOCK_TOKENS);
+        const float *x = in->x + t * in->x_stride;
+        for (uint32_t u = 0; u < n_units; u += PREPARED_UNITS) {
+            size_t at = (size_t)u * block.n_tokens + t % FKV_BLOCK_TOKENS;
+            prepare_units(x + (size_t)u * UNIT_NUMBERS, fkv_min_u32(n_units - u, PREPARED_UNITS), &block.bytes[at],
+                          &block.facts[at], block.n_tokens);
+        }
+    }
+}
+
+/* The dots of n_tokens tokens; their bytes begin `first` quads into the unit. A dot product takes five cycles and two begin in
+ * each: it takes eight chains. With eight tokens the high bytes' sums, shifted, are where the low bytes' begin, and save an
+ * addition; fewer tokens take both at once. */
+FKV_INLINE void dot_tokens(int n_tokens, int n_quads, int first, const __m512i *quads, const unit_bytes *bytes, vf *dots) {
+    const int8_t *parts[2 * MAX_TOKENS]; /* high of every token, low of every token */
+    __m512i sums[2 * MAX_TOKENS];
+    FKV_UNROLL
+    for (int t = 0; t < n_tokens; t++) {
+        parts[t] = bytes[t].high + 4 * first;
+        parts[n_tokens + t] = bytes[t].low + 4 * first;
+        sums[t] = sums[n_tokens + t] = _mm512_setzero_si512();
+    }
+    if (n_tokens == MAX_TOKENS) {
+        dot_quads(n_tokens, n_quads, quads, parts, sums, sums);
+        FKV_UNROLL
+        for (int t = 0; t < n_tokens; t++) sums[t] = _mm512_slli_epi32(sums[t], 8);
+        dot_quads(n_tokens, n_quads, quads, parts + n_tokens, sums, sums);
+        FKV_UNROLL
+        for (int t = 0; t < n_tokens; t++) dots[t] = _mm512_cvtepi32_ps(sums[t]);
+    } else {
+        dot_quads(2 * n_tokens, n_quads, quads, parts, sums, sums);
+        FKV_UNROLL
+        for (int t = 0; t < n_tokens; t++) dots[t] = _mm512_cvtepi32_ps(join(sums[t], sums[n_tokens + t]));
+    }
+}
+
+/* The quads of a unit, as panels.h lays them out. */
+FKV_INLINE void load_quads(int bits, const uint8_t *lines, __m512i quads[UNIT_QUADS]) {
+    const int n_lines = bits == 8 ? UNIT_QUADS : 4;
+    FKV_UNROLL
+    for (int j = 0; j < n_lines; j++) quads[j] = _mm512_loadu_si512(lines + (size_t)j * FKV_LINE_BYTES);
+    if (bits == 8) return;
+    split_halves(4, quads);
+    if (bits == 4) return;
+    FKV_UNROLL
+    for (int j = 0; j < UNIT_QUADS; j++) {
+        /* the upper bits, moved to where they are bits 4 and 5 of their bytes */
+        __m512i upper = _mm512_loadu_si512(lines + (size_t)(bits == 5 ? 4 : 4 + j / 4) * FKV_LINE_BYTES);
+        int left = bits == 5 ? 4 - j : 4 - j % 4 * 2;
+        upper = left >= 0 ? _mm512_slli_epi32(upper, (unsigned)left) : _mm512_srli_epi32(upper, (unsigned)-left);
+        __m512i mask = _mm512_set1_epi8(bits == 5 ? 0x10 : 0x30);
+        quads[j] = _mm512_ternarylogic_epi32(quads[j], upper, mask, 0xf8); /* quads | (upper & mask) */
+    }
+}
+
+/* One group of n_quads quads, which begins `first` quads into its unit. */
+FKV_INLINE void int_product_group(int n_tokens, int n_quads, int first, const __m512i *quads, vf scale, vf bias,
+                                  const unit_bytes *bytes, const unit_facts *facts, vf *sum) {
+    vf dots[MAX_TOKENS];
+    dot_tokens(n_tokens, n_quads, first, quads, bytes, dots);
+    FKV_UNROLL
+    for (int t = 0; t < n_tokens; t++) {
+        float x = n_quads == UNIT_QUADS ? facts[t].both : facts[t].sum[first / 4];
+        sum[t] = vf_fma(bias, vf_set(x), sum[t]);
+        sum[t] = vf_fma(dots[t], vf_mul(scale, vf_set(facts[t].step)), sum[t]);
+    }
+}
+
+/* n_tokens tokens of a block from `t` on, one panel. The layout and n_tokens are constants. */
+FKV_INLINE void int_product_tokens(int n_tokens, fkv_panel_layout layout, uint32_t n_units, const uint8_t *panel,
+                                   const token_block *block, uint32_t t, float *out, size_t out_stride) {
+    const int bits = (int)layout.bits;
+    const int group_quads = (int)layout.group / 4;
+    const uint8_t *halves = panel + fkv_panel_code_bytes(layout, n_units * UNIT_NUMBERS);
+    const unit_bytes *bytes = block->bytes + t;
+    const unit_facts *facts = block->facts + t;
+    vf sum[MAX_TOKENS];
+    FKV_UNROLL
+    for (int i = 0; i < n_tokens; i++) sum[i] = vf_set(0.0f);
+    for (uint32_t u = 0; u < n_units; u++, bytes += block->n_tokens, facts += block->n_tokens) {
+        __m512i quads[UNIT_QUADS];
+        FKV_UNROLL
+        for (int line = 0; line < bits; line++) FKV_PREFETCH(panel + (size_t)line * FKV_LINE_BYTES + PREFETCH_BYTES);
+        load_quads(bits, panel, quads);
+        panel += (size_t)bits * FKV_LINE_BYTES;
+        FKV_UNROLL
+        for (int first = 0; first < UNIT_QUADS; first += group_quads) {
+            vf scale;
+            vf bias;
+            load_affine(bits, layout.biased, halves, &scale, &bias);
+            halves += fkv_panel_group_bytes(layout);
+            int_product_group(n_tokens, group_quads, first, quads + first, scale, bias, bytes, facts, sum);
+        }
+    }
+    FKV_UNROLL
+    for (int i = 0; i < n_tokens; i++) vf_store(out + (size_t)i * out_stride, sum[i]);
+}
+
+FKV_INLINE void int_product_kind(fkv_matrix_kind kind, const fkv_panels *p, const fkv_activations *in, uint32_t token,
+                                 uint32_t n_tokens, float *out, size_t out_stride) {
+    fkv_panel_layout layout = fkv_panel_layout_of(kind);
+    uint32_t n_units = in->n_cols / UNIT_NUMBERS;
+    for (uint32_t first = 0; first < n_tokens; first += FKV_BLOCK_TOKENS) {
+        token_block block = block_at(in, token + first);
+        for (uint32_t i = 0; i < p->n_panels; i++) {
+            const uint8_t *panel = p->first + i * p->panel_bytes;
+            float *to = out + first * out_stride + (size_t)i * FKV_PANEL_ROWS;
+            uint32_t t = 0;
+#define TAKE(n)                                                                                                                  \
+    for (; t + (n) <= block.n_tokens; t += (n))                                                                                  \
+    int_product_tokens(n, layout, n_units, panel, &block, t, to + t * out_stride, out_stride)
+            TAKE(8);
+            TAKE(4);
+            TAKE(2);
+            TAKE(1);
+#undef TAKE
+        }
+    }
+}
+
+static void int_product(const fkv_panels *panels, const fkv_activations *in, uint32_t token, uint32_t n_tokens, float *out,
+                        size_t out_stride) {
+    EACH_MATRIX_KIND(int_product_kind)
+}
+
+#endif

@@ -1,0 +1,396 @@
+/* MLX as a device: pools, step tables, the bytes of pages for copies and files, and the public calls of flatkv/mlx.h. How rows
+ * are written and attended is mlx_plain's and mlx_fused's.
+ */
+#include "mlx_state.h"
+
+#include "../base/carve.h"
+
+#include <float.h>
+#include <math.h>
+
+/* ---- state ---- */
+
+/* One walk that counts or places; see carve.h. */
+static fkv_mlx_state *layout(fkv_carve *carve, uint32_t n_layers, uint32_t n_groups, uint32_t max_seqs) {
+    fkv_mlx_state *mlx = FKV_CARVE(carve, 1, fkv_mlx_state);
+    fkv_mlx_layer *layers = FKV_CARVE(carve, n_layers, fkv_mlx_layer);
+    mlx_array *tables = FKV_CARVE(carve, (uint64_t)n_groups * max_seqs, mlx_array);
+    if (mlx == NULL) return NULL;
+    mlx->n_layers = n_layers;
+    mlx->n_groups = n_groups;
+    mlx->max_seqs = max_seqs;
+    mlx->layers = layers;
+    mlx->tables = tables;
+    return mlx;
+}
+
+static uint64_t mlx_state_bytes(const fkv_shape *shape) {
+    fkv_carve carve = {0};
+    (void)layout(&carve, shape->n_layers, shape->pager.n_groups, shape->pager.max_seqs);
+    return carve.overflow ? UINT64_MAX : carve.used;
+}
+
+/* ---- which stream, which way ---- */
+
+/* A new handle of the stream asked for, or of the default one. */
+static fkv_status open_stream(const fkv_mlx_config *config, mlx_stream *stream) {
+    if (config->stream.ctx != NULL) return fkv_mlx_check(mlx_stream_set(stream, config->stream), "opening the stream");
+    mlx_device device = mlx_device_new();
+    int code = mlx_get_default_device(&device);
+    if (code == 0) code = mlx_get_default_stream(stream, device);
+    (void)mlx_device_free(device);
+    return fkv_mlx_check(code, "opening the default stream");
+}
+
+static fkv_status is_gpu_stream(mlx_stream stream, bool *is_gpu) {
+    mlx_device device = mlx_device_new();
+    mlx_device_type type = MLX_CPU;
+    int code = mlx_stream_get_device(&device, stream);
+    if (code == 0) code = mlx_device_get_type(&type, device);
+    (void)mlx_device_free(device);
+    *is_gpu = type == MLX_GPU;
+    return fkv_mlx_check(code, "asking for the stream's device");
+}
+
+static fkv_status choose_way(fkv_mlx_state *mlx, fkv_mlx_way wanted) {
+    bool is_gpu = false;
+    bool has_metal = false;
+    FKV_REQUIRE((unsigned)wanted <= FKV_MLX_FUSED, FKV_BAD_CONFIG, "way %d: FKV_MLX_AUTO, _PLAIN or _FUSED", (int)wanted);
+    FKV_TRY(is_gpu_stream(mlx->stream, &is_gpu));
+    FKV_TRY(fkv_mlx_check(mlx_metal_is_available(&has_metal), "asking for Metal"));
+    FKV_REQUIRE(is_gpu || wanted != FKV_MLX_FUSED, FKV_UNSUPPORTED,
+                "the fused kernels run on GPU streams, and this one is the CPU's: choose FKV_MLX_PLAIN or FKV_MLX_AUTO");
+    mlx->way = is_gpu && wanted != FKV_MLX_PLAIN ? FKV_MLX_FUSED : FKV_MLX_PLAIN;
+    mlx->kernels_for = has_metal ? FKV_KERNEL_METAL : FKV_KERNEL_CUDA;
+    mlx->name = !is_gpu ? "mlx cpu" : has_metal ? "mlx metal" : "mlx cuda";
+    return FKV_OK;
+}
+
+/* On a GPU: MLX's own limit, less what is taken of it. */
+static uint64_t mlx_available(const void *options, const char **source) {
+    const fkv_mlx_config *config = options;
+    mlx_stream stream = mlx_stream_new();
+    bool is_gpu = false;
+    size_t limit = 0;
+    size_t taken = 0;
+    fkv_status status = open_stream(config, &stream);
+    if (status == FKV_OK) status = is_gpu_stream(stream, &is_gpu);
+    (void)mlx_stream_free(stream);
+    if (status != FKV_OK || !is_gpu) return fkv_memory_available(source);
+    if (mlx_get_memory_limit(&limit) != 0 || mlx_get_active_memory(&taken) != 0) return fkv_memory_available(source);
+    if (source != NULL) *source = "MLX's memory limit";
+    return limit > taken ? limit - taken : 0;
+}
+
+/* ---- open and close ---- */
+
+static void let_go(mlx_array *a) {
+    (void)mlx_array_free(*a);
+    *a = (mlx_array){NULL};
+}
+
+static mlx_array signs_of(fkv_mlx_graph *g, const fkv_rotation *rotation) {
+    float signs[FKV_MAX_HEAD_DIM];
+    for (uint32_t d = 0; d < rotation->dim; d++) signs[d] = (rotation->signs[d / 32] >> d % 32 & 1) != 0 ? -1.0f : 1.0f;
+    return fkv_mlx_adopt(g, mlx_array_new_data(signs, (const int[]){(int)rotation->dim}, 1, MLX_FLOAT32));
+}
+
+static void open_layer(fkv_mlx_graph *g, fkv_mlx_layer *layer, uint32_t n_pages) {
+    const fkv_attn_layer *attn = layer->attn;
+    const int shape[] = {(int)n_pages, (int)attn->n_kv_heads, (int)(attn->block.bytes / 2)};
+    mlx_array pool = {NULL};
+    if (!g->failed && mlx_zeros(&pool, shape, 3, MLX_UINT16, g->stream) != 0) g->failed = true;
+    pool = fkv_mlx_adopt(g, pool);
+    fkv_mlx_eval_one(g, pool); /* committed from here on */
+    fkv_mlx_keep(g, &layer->pool, pool);
+    if (attn->rotate_k != NULL) fkv_mlx_keep(g, &layer->signs[FKV_SIDE_K], signs_of(g, attn->rotate_k));
+    if (attn->rotate_v != NULL) fkv_mlx_keep(g, &layer->signs[FKV_SIDE_V], signs_of(g, attn->rotate_v));
+}
+
+static void open_constants(fkv_mlx_graph *g, fkv_mlx_constants *c, fkv_type page_type) {
+    const float limit = fkv_codec_limit(page_type);
+    fkv_mlx_keep(g, &c->zero, fkv_mlx_adopt(g, mlx_array_new_float32(0.0f)));
+    fkv_mlx_keep(g, &c->limit, fkv_mlx_adopt(g, mlx_array_new_float32(limit)));
+    fkv_mlx_keep(g, &c->minus_limit, fkv_mlx_adopt(g, mlx_array_new_float32(-limit)));
+    fkv_mlx_keep(g, &c->minus_infinity, fkv_mlx_adopt(g, mlx_array_new_float32(-INFINITY)));
+    fkv_mlx_keep(g, &c->lowest, fkv_mlx_adopt(g, mlx_array_new_float32(-FLT_MAX)));
+    const uint16_t zero = 0;
+    const uint32_t wide_zero = 0;
+    fkv_mlx_keep(g, &c->zero_u16, fkv_mlx_adopt(g, mlx_array_new_data(&zero, (const int[]){1}, 1, MLX_UINT16)));
+    fkv_mlx_keep(g, &c->zero_u32, fkv_mlx_adopt(g, mlx_array_new_data(&wide_zero, (const int[]){1}, 1, MLX_UINT32)));
+}
+
+static void free_tables(fkv_mlx_state *mlx) {
+    for (size_t i = 0; i < (size_t)mlx->n_groups * mlx->max_seqs; i++)
+        if (mlx->tables[i].ctx != NULL) let_go(&mlx->tables[i]);
+    for (uint32_t l = 0; l < mlx->n_layers; l++) let_go(&mlx->layers[l].table);
+}
+
+static void mlx_close(void *state) {
+    fkv_mlx_state *mlx = state;
+    fkv_mlx_constants *c = &mlx->constants;
+    mlx_array *const constants[] = {&c->zero,   &c->limit,    &c->minus_limit, &c->minus_infinity,
+                                    &c->lowest, &c->zero_u16, &c->zero_u32};
+    fkv_mlx_graph_release(&mlx->graph, 0);
+    free_tables(mlx);
+    for (size_t i = 0; i < sizeof constants / sizeof constants[0]; i++) let_go(constants[i]);
+    for (uint32_t l = 0; l < mlx->n_layers; l++) {
+        fkv_mlx_fused_close(&mlx->layers[l]);
+        let_go(&mlx->layers[l].ticket);
+        let_go(&mlx->layers[l].pool);
+        for (int side = 0; side < FKV_N_SIDES; side++) let_go(&mlx->layers[l].signs[side]);
+    }
+    (void)mlx_stream_free(mlx->stream);
+}
+
+static const fkv_page_store page_store;
+
+static fkv_status mlx_open(const fkv_device_place *place) {
+    const fkv_mlx_config *config = place->options;
+    fkv_slab *slab = place->slab;
+    fkv_carve carve = {.base = place->state, .size = UINT64_MAX};
+    fkv_mlx_state *mlx = layout(&carve, slab->n_layers, slab->n_groups, place->config->max_seqs);
+    mlx->slab = slab;
+    mlx->stream = mlx_stream_new();
+    fkv_status status = open_stream(config, &mlx->stream);
+    if (status == FKV_OK) status = choose_way(mlx, config->way);
+    mlx->graph.stream = mlx->stream;
+    mlx->graph.failed = status != FKV_OK;
+    open_constants(&mlx->graph, &mlx->constants, place->config->page_type);
+    for (uint32_t l = 0; l < slab->n_layers; l++) {
+        mlx->layers[l].attn = &place->layers[l];
+        mlx->layers[l].group = slab->layers[l].group;
+        open_layer(&mlx->graph, &mlx->layers[l], slab->group_pages[slab->layers[l].group]);
+        if (mlx->way == FKV_MLX_FUSED) fkv_mlx_fused_open(mlx, l);
+        fkv_mlx_graph_release(&mlx->graph, 0);
+    }
+    fkv_mlx_graph_release(&mlx->graph, 0);
+    if (status == FKV_OK) status = fkv_mlx_graph_status(&mlx->graph, "fkv_mlx_cache_open");
+    if (status != FKV_OK) {
+        mlx_close(mlx);
+        return status;
+    }
+    slab->store = &page_store;
+    slab->store_self = mlx;
+    return FKV_OK;
+}
+
+static const char *mlx_name(const void *state) { return ((const fkv_mlx_state *)state)->name; }
+
+/* ---- steps ---- */
+
+static void mlx_step_end(void *state) {
+    fkv_mlx_state *mlx = state;
+    free_tables(mlx);
+    mlx->step = (fkv_device_step){0};
+}
+
+/* The page table of each row, as far as its tokens reach. */
+static fkv_status begin_plain(fkv_mlx_state *mlx) {
+    const fkv_device_step *step = &mlx->step;
+    for (uint32_t g = 0; g < mlx->n_groups; g++) {
+        for (uint32_t r = 0; r < step->n_rows; r++) {
+            const fkv_attn_row *row = &step->rows[(size_t)g * step->stride + r];
+            uint32_t n = (row->start + row->n_tokens - 1) / mlx->slab->page_tokens + 1;
+            n = fkv_min_u32(n, row->view.n_fixed + row->view.n_ring);
+            mlx_array table = mlx_array_new_data(row->view.pages, (const int[]){(int)n}, 1, MLX_UINT32);
+            mlx->tables[(size_t)g * mlx->max_seqs + r] = table;
+            if (table.ctx == NULL) return fkv_mlx_failed("fkv_step_begin");
+        }
+    }
+    return FKV_OK;
+}
+
+static fkv_status mlx_step_begin(void *state, const fkv_device_step *step) {
+    fkv_mlx_state *mlx = state;
+    mlx->step = *step;
+    fkv_status status = mlx->way == FKV_MLX_FUSED ? fkv_mlx_fused_begin(mlx) : begin_plain(mlx);
+    if (status != FKV_OK) mlx_step_end(mlx);
+    return status;
+}
+
+/* ---- the bytes of pages: outside of steps, evaluated at once ---- */
+
+/* The run of (layer, page) from number `from` on: a new array that shares nothing with the pool. */
+static mlx_array read_numbers(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, uint32_t page, uint64_t from, uint64_t n) {
+    fkv_mlx_graph *g = &mlx->graph;
+    mlx_array view = {NULL};
+    if (mlx->way == FKV_MLX_FUSED) fkv_mlx_eval_one(g, layer->ticket);
+    if (g->failed) return view;
+    const uint64_t run = (uint64_t)layer->attn->n_kv_heads * layer->attn->block.bytes / 2;
+    int code =
+        mlx_as_strided(&view, layer->pool, (const int[]){(int)n}, 1, (const int64_t[]){1}, 1, page * run + from, g->stream);
+    if (code != 0) g->failed = true;
+    mlx_array fresh = fkv_mlx_fresh(g, fkv_mlx_adopt(g, view), mlx->constants.zero_u16);
+    fkv_mlx_eval_one(g, fresh);
+    return fresh;
+}
+
+/* numbers: the run from number `from` on. One update for each KV head that they reach into. */
+static void write_numbers(fkv_mlx_state *mlx, fkv_mlx_layer *layer, uint32_t page, uint64_t from, uint64_t n, mlx_array numbers) {
+    fkv_mlx_graph *g = &mlx->graph;
+    const uint64_t block = layer->attn->block.bytes / 2;
+    if (mlx->way == FKV_MLX_FUSED) {
+        fkv_mlx_fused_put(mlx, layer, page * block * layer->attn->n_kv_heads + from, (uint32_t)n, numbers);
+        return;
+    }
+    for (uint64_t done = 0; done < n;) {
+        const int head = (int)((from + done) / block);
+        const uint64_t at = (from + done) % block;
+        const uint64_t part = n - done < block - at ? n - done : block - at;
+        mlx_array update = fkv_mlx_slice(g, numbers, FKV_MLX_SHAPE((int)done), FKV_MLX_SHAPE((int)(done + part)));
+        update = fkv_mlx_reshape(g, update, FKV_MLX_SHAPE(1, 1, (int)part));
+        mlx_array pool = fkv_mlx_slice_update(g, layer->pool, update, FKV_MLX_SHAPE((int)page, head, (int)at),
+                                              FKV_MLX_SHAPE((int)page + 1, head + 1, (int)(at + part)));
+        fkv_mlx_keep(g, &layer->pool, pool);
+        done += part;
+    }
+    fkv_mlx_graph_release(g, 0);
+    fkv_mlx_eval_one(g, layer->pool);
+}
+
+static fkv_status store_copy(void *self, uint32_t group, uint32_t from, uint32_t to) {
+    fkv_mlx_state *mlx = self;
+    for (uint32_t l = 0; l < mlx->n_layers; l++) {
+        fkv_mlx_layer *layer = &mlx->layers[l];
+        if (layer->group != group) continue;
+        if (mlx->way == FKV_MLX_FUSED) {
+            fkv_mlx_fused_copy(mlx, layer, from, to);
+            continue;
+        }
+        const uint64_t n = fkv_slab_run_bytes(mlx->slab, l) / 2;
+        mlx_array page = {NULL};
+        fkv_mlx_keep(&mlx->graph, &page, read_numbers(mlx, layer, from, 0, n));
+        fkv_mlx_graph_release(&mlx->graph, 0);
+        write_numbers(mlx, layer, to, 0, n, page);
+        (void)mlx_array_free(page);
+    }
+    return fkv_mlx_graph_status(&mlx->graph, "copying a page");
+}
+
+static fkv_status store_read(void *self, uint32_t layer, uint32_t page, uint64_t from, uint64_t bytes, uint8_t *out) {
+    fkv_mlx_state *mlx = self;
+    FKV_ASSERT(from % 2 == 0 && bytes % 2 == 0);
+    mlx_array numbers = read_numbers(mlx, &mlx->layers[layer], page, from / 2, bytes / 2);
+    const uint16_t *data = mlx->graph.failed ? NULL : mlx_array_data_uint16(numbers);
+    if (data != NULL) memcpy(out, data, bytes);
+    if (data == NULL) mlx->graph.failed = true;
+    fkv_mlx_graph_release(&mlx->graph, 0);
+    return fkv_mlx_graph_status(&mlx->graph, "reading a page");
+}
+
+static fkv_status store_write(void *self, uint32_t layer, uint32_t page, uint64_t from, uint64_t bytes, const uint8_t *in) {
+    fkv_mlx_state *mlx = self;
+    FKV_ASSERT(from % 2 == 0 && bytes % 2 == 0);
+    mlx_array numbers = mlx_array_new_data(in, (const int[]){(int)(bytes / 2)}, 1, MLX_UINT16);
+    if (numbers.ctx == NULL) return fkv_mlx_failed("writing a page");
+    write_numbers(mlx, &mlx->layers[layer], page, from / 2, bytes / 2, numbers);
+    (void)mlx_array_free(numbers);
+    return fkv_mlx_graph_status(&mlx->graph, "writing a page");
+}
+
+static const fkv_page_store page_store = {.copy = store_copy, .read = store_read, .write = store_write};
+
+const fkv_device fkv_device_mlx = {.on_host = false,
+                                   .calls = "fkv_mlx_write() and fkv_mlx_attend() of flatkv/mlx.h",
+                                   .state_bytes = mlx_state_bytes,
+                                   .available = mlx_available,
+                                   .open = mlx_open,
+                                   .close = mlx_close,
+                                   .name = mlx_name,
+                                   .step_begin = mlx_step_begin,
+                                   .step_end = mlx_step_end};
+
+/* ---- the public calls ---- */
+
+fkv_mlx_config fkv_mlx_config_default(void) { return (fkv_mlx_config){.way = FKV_MLX_AUTO}; }
+
+fkv_status fkv_mlx_plan_make(const fkv_config *config, const fkv_mlx_config *mlx_config, fkv_plan *plan) {
+    FKV_REQUIRE(config != NULL && plan != NULL, FKV_BAD_ARGUMENT, "fkv_mlx_plan_make: config or plan is NULL");
+    (void)mlx_config; /* every stream and way takes the same */
+    return fkv_plan_make_on(&fkv_device_mlx, config, plan);
+}
+
+fkv_status fkv_mlx_cache_open(const fkv_config *config, const fkv_mlx_config *mlx_config, fkv_cache **cache) {
+    FKV_REQUIRE(config != NULL && cache != NULL, FKV_BAD_ARGUMENT, "fkv_mlx_cache_open: config or cache is NULL");
+    const fkv_mlx_config usual = fkv_mlx_config_default();
+    fkv_mlx_catch_errors();
+    return fkv_cache_open_on(&fkv_device_mlx, mlx_config != NULL ? mlx_config : &usual, config, cache);
+}
+
+fkv_mlx_way fkv_mlx_cache_way(const fkv_cache *cache) {
+    const fkv_mlx_state *mlx = cache != NULL ? fkv_cache_device_state(cache, &fkv_device_mlx) : NULL;
+    return mlx != NULL ? mlx->way : FKV_MLX_AUTO;
+}
+
+/* a: [T, heads, D] of a type that rows may have. */
+static fkv_status check_rows(mlx_array a, uint32_t n_tokens, uint32_t n_heads, uint32_t dim, const char *what) {
+    FKV_REQUIRE(a.ctx != NULL, FKV_BAD_ARGUMENT, "%s is an empty array", what);
+    const mlx_dtype type = mlx_array_dtype(a);
+    FKV_REQUIRE(type == MLX_FLOAT16 || type == MLX_BFLOAT16 || type == MLX_FLOAT32, FKV_BAD_ARGUMENT,
+                "%s is of MLX type %d: float16, bfloat16 or float32", what, (int)type);
+    const size_t n_dims = mlx_array_ndim(a);
+    const int *shape = mlx_array_shape(a);
+    FKV_REQUIRE(n_dims == 3, FKV_BAD_ARGUMENT, "%s has %zu dimensions: [%u, %u, %u] is expected", what, n_dims, n_tokens, n_heads,
+                dim);
+    FKV_REQUIRE(shape[0] == (int)n_tokens && shape[1] == (int)n_heads && shape[2] == (int)dim, FKV_BAD_ARGUMENT,
+                "%s is [%d, %d, %d]: [%u, %u, %u] is expected", what, shape[0], shape[1], shape[2], n_tokens, n_heads, dim);
+    return FKV_OK;
+}
+
+fkv_status fkv_mlx_write(fkv_step *step, uint32_t layer, mlx_array k, mlx_array v) {
+    FKV_TRY(fkv_step_check_write(step, &fkv_device_mlx, layer, "fkv_mlx_write"));
+    fkv_mlx_state *mlx = fkv_step_device_state(step);
+    fkv_mlx_layer *at = &mlx->layers[layer];
+    FKV_TRY(check_rows(k, mlx->step.n_tokens, at->attn->n_kv_heads, at->attn->head_dim, "fkv_mlx_write: k"));
+    FKV_TRY(check_rows(v, mlx->step.n_tokens, at->attn->n_kv_heads, at->attn->head_dim, "fkv_mlx_write: v"));
+    FKV_TRY(mlx->way == FKV_MLX_FUSED ? fkv_mlx_fused_write(mlx, at, k, v) : fkv_mlx_plain_write(mlx, at, k, v));
+    fkv_step_wrote(step, layer);
+    return FKV_OK;
+}
+
+/* Of the pages that the queries of the step see. */
+static uint64_t packed_bytes(const fkv_mlx_state *mlx, const fkv_mlx_layer *layer) {
+    const fkv_attn_layer *attn = layer->attn;
+    const fkv_attn_row *rows = fkv_mlx_rows(mlx, layer);
+    uint64_t tokens = 0;
+    for (uint32_t r = 0; r < mlx->step.n_rows; r++) {
+        const uint64_t end = (uint64_t)rows[r].start + rows[r].n_tokens;
+        const uint64_t reach = (uint64_t)attn->window + attn->n_sinks + rows[r].n_tokens - 1;
+        tokens += attn->window != 0 && reach < end ? reach : end;
+    }
+    return tokens * attn->n_kv_heads * attn->block.token_bytes;
+}
+
+fkv_status fkv_mlx_attend(fkv_step *step, uint32_t layer, mlx_array q, mlx_array *out) {
+    FKV_TRY(fkv_step_check_attend(step, &fkv_device_mlx, layer, "fkv_mlx_attend"));
+    fkv_mlx_state *mlx = fkv_step_device_state(step);
+    fkv_mlx_layer *at = &mlx->layers[layer];
+    FKV_REQUIRE(out != NULL, FKV_BAD_ARGUMENT, "fkv_mlx_attend: out is NULL");
+    FKV_TRY(check_rows(q, mlx->step.n_tokens, at->attn->n_q_heads, at->attn->head_dim, "fkv_mlx_attend: q"));
+    FKV_TRY(mlx->way == FKV_MLX_FUSED ? fkv_mlx_fused_attend(mlx, at, q, out) : fkv_mlx_plain_attend(mlx, at, q, out));
+    fkv_step_attended(step, packed_bytes(mlx, at));
+    return FKV_OK;
+}
+
+fkv_status fkv_mlx_step_pending(fkv_step *step, mlx_vector_array arrays) {
+    FKV_TRY(fkv_step_check_attend(step, &fkv_device_mlx, 0, "fkv_mlx_step_pending"));
+    const fkv_mlx_state *mlx = fkv_step_device_state(step);
+    for (uint32_t l = 0; l < mlx->n_layers; l++) {
+        const mlx_array newest = mlx->way == FKV_MLX_FUSED ? mlx->layers[l].ticket : mlx->layers[l].pool;
+        FKV_TRY(fkv_step_check_attend(step, &fkv_device_mlx, l, "fkv_mlx_step_pending"));
+        FKV_TRY(fkv_mlx_check(mlx_vector_array_append_value(arrays, newest), "fkv_mlx_step_pending"));
+    }
+    return FKV_OK;
+}
+
+fkv_status fkv_mlx_step_bytes(const fkv_config *config, const fkv_mlx_config *mlx_config, uint64_t *bytes) {
+    FKV_REQUIRE(config != NULL && bytes != NULL, FKV_BAD_ARGUMENT, "fkv_mlx_step_bytes: config or bytes is NULL");
+    (void)mlx_config; /* the plain way is the one that needs most */
+    *bytes = 0;
+    for (uint32_t i = 0; i < config->n_layers; i++) {
+        const uint64_t layer = fkv_mlx_plain_bytes(fkv_shape_layer(config, i), config->max_step_tokens);
+        if (layer > *bytes) *bytes = layer;
+    }
+    return FKV_OK;
+}

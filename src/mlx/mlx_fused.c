@@ -1,0 +1,274 @@
+/* The fused way: flatkv's own kernels, from the texts of src/attn/gpu, on Metal and CUDA streams.
+ *
+ * In place. A pool is an input of every kernel that touches it, also of those that write: they do so through a cast, which MLX
+ * knows nothing about. What orders them is a chain of small arrays for each layer, the tickets: a write takes the ticket before
+ * it and makes the next; attention takes the write's; and the write after that takes one that the attention made, so that a page
+ * is never overwritten while somebody still reads it. MLX runs kernels that share no such array in any order, or at once.
+ *
+ * A step's table goes up once, shared by all layers that cut their histories alike. Kernels are made at their first use, one text
+ * for each shape of layer, and stay.
+ */
+#include "mlx_state.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+enum {
+    LARGE_ANSWER_BYTES = 64 * 1024, /* an answer above this is not kept alive as a ticket */
+    TICKET_WORDS = 8                /* Metal takes what has fewer for a constant, and would compile every kernel twice */
+};
+
+/* ---- texts ---- */
+
+/* Without comments, indentation and empty lines: MLX copies and hashes the whole text at every call. */
+static void strip(char *text) {
+    char *to = text;
+    bool at_line_start = true;
+    for (const char *from = text; *from != 0;) {
+        if (from[0] == '/' && from[1] == '*') {
+            const char *end = strstr(from + 2, "*/");
+            from = end != NULL ? end + 2 : from + strlen(from);
+        } else if (from[0] == '/' && from[1] == '/') {
+            while (*from != 0 && *from != '\n') from++;
+        } else if (*from == '"') { /* as it is, to its end on the same line */
+            do *to++ = *from++;
+            while (*from != 0 && *from != '"' && *from != '\n');
+            if (*from == '"') *to++ = *from++;
+            at_line_start = false;
+        } else if (at_line_start && (*from == ' ' || *from == '\n')) {
+            from++;
+        } else {
+            at_line_start = *from == '\n';
+            *to++ = *from++;
+        }
+    }
+    *to = 0;
+}
+
+static uint64_t hash_of(const char *text) { /* FNV-1a */
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (; *text != 0; text++) hash = (hash ^ (uint8_t)*text) * 0x100000001b3u;
+    return hash;
+}
+
+/* The text, with a name that no other text has: MLX finds compiled kernels by name. */
+static fkv_status open_kernel(const fkv_mlx_state *mlx, const fkv_attn_layer *layer, fkv_kernel which, uint32_t decode_rows,
+                              fkv_mlx_kernel *kernel) {
+    const size_t length = fkv_kernel_header(mlx->kernels_for, which, layer, decode_rows, NULL, 0);
+    char *header = malloc(length + 1);
+    FKV_REQUIRE(header != NULL, FKV_NO_MEMORY, "the system did not give %zu bytes for the text of a kernel", length + 1);
+    (void)fkv_kernel_header(mlx->kernels_for, which, layer, decode_rows, header, length + 1);
+    strip(header);
+    char name[48];
+    (void)snprintf(name, sizeof name, "flatkv_%d_%016llx", (int)which, (unsigned long long)hash_of(header));
+    const fkv_mlx_kernel_text text = {.name = name,
+                                      .header = header,
+                                      .source = fkv_kernel_source(mlx->kernels_for, which),
+                                      .shared_bytes = (int)fkv_kernel_shared_bytes(mlx->kernels_for, which),
+                                      .inputs = fkv_kernel_inputs(which),
+                                      .outputs = fkv_kernel_outputs(which)};
+    fkv_status status = fkv_mlx_kernel_open(kernel, mlx->kernels_for == FKV_KERNEL_METAL, &text);
+    free(header);
+    return status;
+}
+
+/* The kernel for rows of this type, made if it is the first time; NULL after a failure, which the graph then has. */
+static fkv_mlx_kernel *kernel_for(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, fkv_kernel which, fkv_type rows,
+                                  uint32_t decode_rows) {
+    fkv_mlx_kernels *kernels = &mlx->layers[layer->kind].kernels;
+    fkv_mlx_kernel *kernel = &kernels->of[rows][which];
+    if (which == FKV_KERNEL_DECODE) kernel = &kernels->decode[rows][decode_rows > 8 ? 2 : decode_rows > 4 ? 1 : 0];
+    if (mlx->graph.failed || kernel->is_open) return kernel;
+    fkv_attn_layer shape = *layer->attn;
+    shape.row_type = rows;
+    if (open_kernel(mlx, &shape, which, decode_rows, kernel) != FKV_OK) mlx->graph.failed = true;
+    return kernel;
+}
+
+static fkv_type rows_type(mlx_array rows) {
+    const mlx_dtype type = mlx_array_dtype(rows);
+    return type == MLX_FLOAT32 ? FKV_F32 : type == MLX_FLOAT16 ? FKV_F16 : FKV_BF16;
+}
+
+static uint32_t threads_of(const fkv_mlx_state *mlx, const fkv_mlx_layer *layer, fkv_kernel which) {
+    return fkv_kernel_threads(mlx->kernels_for, which, layer->attn);
+}
+
+/* ---- open and close ---- */
+
+static bool same_codec(const fkv_codec *a, const fkv_codec *b) {
+    return a->bits == b->bits && a->group == b->group && a->type == b->type && a->dim == b->dim;
+}
+
+/* Whether two layers of one cache, which has one rotation for a head dimension, have the same texts. */
+static bool same_kind(const fkv_attn_layer *a, const fkv_attn_layer *b) {
+    return a->n_q_heads == b->n_q_heads && a->n_kv_heads == b->n_kv_heads && a->head_dim == b->head_dim &&
+           a->window == b->window && a->n_sinks == b->n_sinks && a->scale == b->scale && a->softcap == b->softcap &&
+           (a->rotate_k != NULL) == (b->rotate_k != NULL) && (a->rotate_v != NULL) == (b->rotate_v != NULL) &&
+           same_codec(&a->block.codec[FKV_SIDE_K], &b->block.codec[FKV_SIDE_K]) &&
+           same_codec(&a->block.codec[FKV_SIDE_V], &b->block.codec[FKV_SIDE_V]);
+}
+
+static bool same_cut(const fkv_step_cut *a, const fkv_step_cut *b) {
+    return a->page_tokens == b->page_tokens && a->window == b->window && a->n_sinks == b->n_sinks &&
+           a->heads_per_kv == b->heads_per_kv && a->blocks_per_kv == b->blocks_per_kv && a->tile_queries == b->tile_queries;
+}
+
+void fkv_mlx_fused_open(fkv_mlx_state *mlx, uint32_t l) {
+    fkv_mlx_layer *layer = &mlx->layers[l];
+    layer->cut = fkv_step_cut_of(layer->attn, fkv_prefill_queries(mlx->kernels_for, layer->attn));
+    layer->kind = 0;
+    while (!same_kind(mlx->layers[layer->kind].attn, layer->attn)) layer->kind++;
+    layer->table_of = 0;
+    while (mlx->layers[layer->table_of].group != layer->group || !same_cut(&mlx->layers[layer->table_of].cut, &layer->cut))
+        layer->table_of++;
+    const uint32_t first[TICKET_WORDS] = {0};
+    fkv_mlx_graph *g = &mlx->graph;
+    fkv_mlx_keep(g, &layer->ticket, fkv_mlx_adopt(g, mlx_array_new_data(first, (const int[]){TICKET_WORDS}, 1, MLX_UINT32)));
+    bool in_rows = false;
+    if (!g->failed && (_mlx_array_is_row_contiguous(&in_rows, layer->pool) != 0 || !in_rows)) g->failed = true;
+}
+
+void fkv_mlx_fused_close(fkv_mlx_layer *layer) {
+    for (int type = 0; type < FKV_MLX_ROW_TYPES; type++) {
+        for (int k = 0; k < FKV_N_KERNELS; k++) fkv_mlx_kernel_close(&layer->kernels.of[type][k]);
+        for (int k = 0; k < FKV_MLX_DECODES; k++) fkv_mlx_kernel_close(&layer->kernels.decode[type][k]);
+    }
+}
+
+/* ---- steps ---- */
+
+/* The table of every cut. MLX frees the words when it has them. */
+fkv_status fkv_mlx_fused_begin(fkv_mlx_state *mlx) {
+    for (uint32_t l = 0; l < mlx->n_layers; l++) {
+        fkv_mlx_layer *layer = &mlx->layers[l];
+        if (layer->table_of != l) continue;
+        const fkv_attn_row *rows = fkv_mlx_rows(mlx, layer);
+        const uint32_t n = fkv_step_table_words(&layer->cut, rows, mlx->step.n_rows);
+        uint32_t *words = malloc(n * sizeof *words);
+        FKV_REQUIRE(words != NULL, FKV_NO_MEMORY, "the system did not give %zu bytes for the table of a step", n * sizeof *words);
+        fkv_step_table_fill(&layer->cut, rows, mlx->step.n_rows, words);
+        memcpy(layer->header, words, sizeof layer->header);
+        layer->table = mlx_array_new_data_managed(words, (const int[]){(int)n}, 1, MLX_UINT32, free);
+        if (layer->table.ctx == NULL) return fkv_mlx_failed("fkv_step_begin");
+    }
+    return FKV_OK;
+}
+
+/* ---- write ---- */
+
+static const fkv_mlx_launch TICKET = {.out_shape = {1, {TICKET_WORDS}}, .out_type = MLX_UINT32};
+
+fkv_status fkv_mlx_fused_write(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array k, mlx_array v) {
+    fkv_mlx_graph *g = &mlx->graph;
+    if (mlx_array_dtype(v) != mlx_array_dtype(k)) v = fkv_mlx_astype(g, v, mlx_array_dtype(k));
+    fkv_mlx_kernel *kernel = kernel_for(mlx, layer, FKV_KERNEL_WRITE, rows_type(k), 0);
+    fkv_mlx_launch launch = TICKET;
+    launch.threads = threads_of(mlx, layer, FKV_KERNEL_WRITE);
+    launch.blocks[0] = mlx->step.n_tokens;
+    launch.blocks[1] = layer->attn->n_kv_heads;
+    launch.blocks[2] = FKV_N_SIDES;
+    const mlx_array inputs[] = {k, v, layer->pool, mlx->layers[layer->table_of].table, layer->ticket};
+    fkv_mlx_keep(g, &layer->ticket, fkv_mlx_kernel_apply(g, kernel, &launch, inputs));
+    fkv_mlx_graph_release(g, 0);
+    return fkv_mlx_graph_status(g, "fkv_mlx_write");
+}
+
+void fkv_mlx_fused_copy(fkv_mlx_state *mlx, fkv_mlx_layer *layer, uint32_t from, uint32_t to) {
+    fkv_mlx_graph *g = &mlx->graph;
+    fkv_mlx_kernel *kernel = kernel_for(mlx, layer, FKV_KERNEL_COPY_PAGES, FKV_F32, 0);
+    const uint32_t pairs[TICKET_WORDS] = {from, to}; /* padded for the same reason */
+    mlx_array pair = fkv_mlx_adopt(g, mlx_array_new_data(pairs, (const int[]){4, 2}, 2, MLX_UINT32));
+    fkv_mlx_launch launch = TICKET;
+    launch.threads = threads_of(mlx, layer, FKV_KERNEL_COPY_PAGES);
+    launch.blocks[0] = 1;
+    launch.blocks[1] = layer->attn->n_kv_heads;
+    launch.blocks[2] = 1;
+    const mlx_array inputs[] = {pair, layer->pool, layer->ticket};
+    fkv_mlx_keep(g, &layer->ticket, fkv_mlx_kernel_apply(g, kernel, &launch, inputs));
+    fkv_mlx_graph_release(g, 0);
+}
+
+void fkv_mlx_fused_put(fkv_mlx_state *mlx, fkv_mlx_layer *layer, uint64_t at, uint32_t n, mlx_array numbers) {
+    fkv_mlx_graph *g = &mlx->graph;
+    fkv_mlx_kernel *kernel = kernel_for(mlx, layer, FKV_KERNEL_PUT_NUMBERS, FKV_F32, 0);
+    const uint32_t words[TICKET_WORDS] = {(uint32_t)at, (uint32_t)(at >> 32), n};
+    mlx_array where = fkv_mlx_adopt(g, mlx_array_new_data(words, (const int[]){8}, 1, MLX_UINT32));
+    fkv_mlx_launch launch = TICKET;
+    launch.threads = threads_of(mlx, layer, FKV_KERNEL_PUT_NUMBERS);
+    launch.blocks[0] = fkv_ceil_div(n, launch.threads);
+    launch.blocks[1] = 1;
+    launch.blocks[2] = 1;
+    const mlx_array inputs[] = {numbers, where, layer->pool, layer->ticket};
+    fkv_mlx_keep(g, &layer->ticket, fkv_mlx_kernel_apply(g, kernel, &launch, inputs));
+    fkv_mlx_graph_release(g, 0);
+    fkv_mlx_eval_one(g, layer->ticket);
+}
+
+/* ---- attend ---- */
+
+/* All rows that are decoded: [T, H, D], what other rows have there is not to be looked at. */
+static mlx_array decode(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array q) {
+    fkv_mlx_graph *g = &mlx->graph;
+    const fkv_attn_layer *attn = layer->attn;
+    const fkv_mlx_layer *shared = &mlx->layers[layer->table_of];
+    const uint32_t *words = shared->header;
+    const uint32_t queries = words[FKV_STEP_ITEM_QUERIES];
+    const uint32_t rows = fkv_decode_rows(mlx->kernels_for, attn, queries);
+    const uint32_t shares = fkv_ceil_div(attn->n_q_heads / attn->n_kv_heads * queries, rows);
+    const fkv_mlx_launch pieces = {.blocks = {words[FKV_STEP_N_PIECES] * shares, attn->n_kv_heads, 1},
+                                   .threads = threads_of(mlx, layer, FKV_KERNEL_DECODE),
+                                   .out_shape = FKV_MLX_SHAPE((int)fkv_step_parts_floats(attn, words)),
+                                   .out_type = MLX_FLOAT32};
+    const mlx_array read[] = {q, layer->pool, shared->table, layer->ticket};
+    fkv_mlx_kernel *kernel = kernel_for(mlx, layer, FKV_KERNEL_DECODE, rows_type(q), rows);
+    mlx_array parts = fkv_mlx_kernel_apply(g, kernel, &pieces, read);
+
+    const fkv_mlx_launch merge = {.blocks = {words[FKV_STEP_N_ITEMS], attn->n_q_heads, queries},
+                                  .threads = threads_of(mlx, layer, FKV_KERNEL_MERGE),
+                                  .out_shape = FKV_MLX_SHAPE((int)mlx->step.n_tokens, (int)attn->n_q_heads, (int)attn->head_dim),
+                                  .out_type = mlx_array_dtype(q)};
+    const mlx_array folded[] = {parts, shared->table};
+    kernel = kernel_for(mlx, layer, FKV_KERNEL_MERGE, rows_type(q), 0);
+    return fkv_mlx_kernel_apply(g, kernel, &merge, folded);
+}
+
+/* The rows that are not decoded, beside those that are: [T, H, D]. decoded: empty if there are none. */
+static mlx_array prefill(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array q, mlx_array decoded) {
+    fkv_mlx_graph *g = &mlx->graph;
+    const fkv_attn_layer *attn = layer->attn;
+    const fkv_mlx_layer *shared = &mlx->layers[layer->table_of];
+    const bool beside = decoded.ctx != NULL;
+    const fkv_kernel which = beside ? FKV_KERNEL_PREFILL_BESIDE : FKV_KERNEL_PREFILL;
+    const uint32_t rows = layer->cut.tile_queries * (attn->n_q_heads / attn->n_kv_heads);
+    const fkv_mlx_launch tiles = {.blocks = {shared->header[FKV_STEP_N_TILES] + beside, attn->n_kv_heads,
+                                             fkv_ceil_div(rows, fkv_prefill_rows(mlx->kernels_for, attn))},
+                                  .threads = threads_of(mlx, layer, which),
+                                  .out_shape = FKV_MLX_SHAPE((int)mlx->step.n_tokens, (int)attn->n_q_heads, (int)attn->head_dim),
+                                  .out_type = mlx_array_dtype(q)};
+    const mlx_array alone[] = {q, layer->pool, shared->table, layer->ticket};
+    const mlx_array together[] = {q, layer->pool, shared->table, decoded, layer->ticket};
+    return fkv_mlx_kernel_apply(g, kernel_for(mlx, layer, which, rows_type(q), 0), &tiles, beside ? together : alone);
+}
+
+/* A small array that is there only once the answer is. */
+static mlx_array ticket_of(fkv_mlx_state *mlx, mlx_array out) {
+    fkv_mlx_graph *g = &mlx->graph;
+    if (g->failed) return out;
+    mlx_array words = fkv_mlx_view(g, out, MLX_UINT32);
+    if (mlx_array_nbytes(out) <= LARGE_ANSWER_BYTES) return words;
+    mlx_array some = fkv_mlx_slice(g, words, FKV_MLX_SHAPE(0, 0, 0), FKV_MLX_SHAPE(1, 1, TICKET_WORDS));
+    return fkv_mlx_fresh(g, some, mlx->constants.zero_u32);
+}
+
+fkv_status fkv_mlx_fused_attend(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array q, mlx_array *out) {
+    fkv_mlx_graph *g = &mlx->graph;
+    const uint32_t *words = mlx->layers[layer->table_of].header;
+    mlx_array answer = {NULL};
+    if (words[FKV_STEP_N_ITEMS] > 0) answer = decode(mlx, layer, q);
+    if (words[FKV_STEP_N_TILES] > 0 && !g->failed) answer = prefill(mlx, layer, q, answer);
+    fkv_mlx_keep(g, &layer->ticket, ticket_of(mlx, answer));
+    fkv_mlx_keep(g, out, answer);
+    fkv_mlx_graph_release(g, 0);
+    return fkv_mlx_graph_status(g, "fkv_mlx_attend");
+}

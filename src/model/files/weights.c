@@ -1,0 +1,318 @@
+/* Weights from either format: opening, lookup by name, identity, giving mapped pages back.
+ *
+ * Owns the mappings and the tables. What holds for both formats is checked here, once: shapes that fit their type and 64 bits,
+ * names that are unique, tensors that share no byte. Files are mapped, not copied, so a file must not be cut short while its
+ * weights are open (the system then ends the process); a file that is changed meanwhile changes numbers, never bounds.
+ */
+#include "weights_state.h"
+
+#include "../../base/checksum.h"
+#include "../../base/memory.h"
+#include "gguf.h"
+#include "safetensors.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { SAMPLE_BYTES = 1024 }; /* of each end and of the middle of a tensor, for the id */
+
+typedef struct tensor_format {
+    const char *name;
+    uint32_t block_cols;
+    uint32_t block_bytes;
+    uint32_t align; /* of the widest number inside */
+} tensor_format;
+
+static const tensor_format FORMATS[] = {
+    [FKV_TENSOR_F32] = {"F32", 1, 4, 4},     [FKV_TENSOR_F16] = {"F16", 1, 2, 2},       [FKV_TENSOR_BF16] = {"BF16", 1, 2, 2},
+    [FKV_TENSOR_Q4_0] = {"Q4_0", 32, 18, 2}, [FKV_TENSOR_Q4_1] = {"Q4_1", 32, 20, 2},   [FKV_TENSOR_Q5_0] = {"Q5_0", 32, 22, 2},
+    [FKV_TENSOR_Q8_0] = {"Q8_0", 32, 34, 2}, [FKV_TENSOR_Q4_K] = {"Q4_K", 256, 144, 2}, [FKV_TENSOR_Q6_K] = {"Q6_K", 256, 210, 2},
+};
+
+const char *fkv_tensor_type_name(fkv_tensor_type type) { return FORMATS[type].name; }
+
+/* ---- strangers' texts ---------------------------------------------------------------------------------------- */
+
+bool fkv_is_plain(fkv_bytes text) {
+    for (size_t i = 0; i < text.size; i++)
+        if (text.data[i] < 0x21 || text.data[i] > 0x7e) return false;
+    return text.size > 0;
+}
+
+void fkv_show_into(fkv_bytes bytes, char *out, size_t capacity) {
+    const bool whole = bytes.size < capacity;
+    const size_t n = whole ? bytes.size : capacity - sizeof "...";
+    unsigned char before = 0;
+    for (size_t i = 0; i < n; i++) {
+        const unsigned char c = (unsigned char)bytes.data[i];
+        const bool control = c < 0x20 || c == 0x7f || (before == 0xc2 && c < 0xa0); /* the last: C1 controls in UTF-8 */
+        out[i] = control ? '?' : (char)c;
+        before = c;
+    }
+    memcpy(out + n, whole ? "" : "...", whole ? 1 : sizeof "...");
+}
+
+fkv_shown fkv_show(fkv_bytes bytes) {
+    fkv_shown shown;
+    fkv_show_into(bytes, shown.text, sizeof shown.text);
+    return shown;
+}
+
+fkv_shown fkv_show_text(const char *text) { return fkv_show((fkv_bytes){.data = text, .size = strlen(text)}); }
+
+/* ---- making -------------------------------------------------------------------------------------------------- */
+
+fkv_weights *fkv_weights_new(void) {
+    fkv_weights *weights = calloc(1, sizeof *weights);
+    if (weights == NULL) return NULL;
+    weights->hparams = (fkv_hparams){.architecture = weights->architecture, .name = weights->name, .rope_scale = 1};
+    weights->vocab = (fkv_vocab_source){
+        .bos = FKV_NO_TOKEN, .eos = FKV_NO_TOKEN, .eot = FKV_NO_TOKEN, .unk = FKV_NO_TOKEN, .add_space_prefix = true};
+    return weights;
+}
+
+static fkv_status map_file(int fd, const char *path, fkv_mapped *mapped) {
+    struct stat about;
+    FKV_REQUIRE(fstat(fd, &about) == 0, FKV_IO, "%s: %s", strerror(errno), path);
+    FKV_REQUIRE(S_ISREG(about.st_mode), FKV_FILE_FORMAT, "not a regular file: %s", path);
+    FKV_REQUIRE(about.st_size > 0, FKV_FILE_FORMAT, "an empty file: %s", path);
+    void *map = mmap(NULL, (size_t)about.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+    FKV_REQUIRE(map != MAP_FAILED, FKV_IO, "cannot map %" PRId64 " bytes: %s: %s", (int64_t)about.st_size, strerror(errno), path);
+    *mapped = (fkv_mapped){.bytes = map, .size = (uint64_t)about.st_size};
+    return FKV_OK;
+}
+
+fkv_status fkv_weights_map(fkv_weights *weights, const char *path, fkv_mapped *mapped) {
+    fkv_mapped *maps = realloc(weights->maps, (weights->n_maps + 1) * sizeof *maps);
+    FKV_REQUIRE(maps != NULL, FKV_NO_MEMORY, "no memory for one more map: %s", path);
+    weights->maps = maps;
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe by that name must not make us wait */
+    FKV_REQUIRE(fd >= 0, FKV_IO, "%s: %s", strerror(errno), path);
+    const fkv_status status = map_file(fd, path, mapped);
+    (void)close(fd);
+    FKV_TRY(status);
+    weights->maps[weights->n_maps++] = *mapped;
+    return FKV_OK;
+}
+
+fkv_status fkv_weights_reserve(fkv_weights *weights, uint64_t n_more, fkv_tensor **first) {
+    FKV_REQUIRE(n_more <= FKV_MAX_TENSORS - weights->n_tensors, FKV_UNSUPPORTED, "more than %d tensors", FKV_MAX_TENSORS);
+    const size_t n = weights->n_tensors + (size_t)n_more;
+    *first = weights->tensors;
+    if (n == 0) return FKV_OK;
+    fkv_tensor *tensors = realloc(weights->tensors, n * sizeof *tensors);
+    FKV_REQUIRE(tensors != NULL, FKV_NO_MEMORY, "no memory for a table of %zu tensors", n);
+    weights->tensors = tensors;
+    *first = tensors + weights->n_tensors;
+    if (n_more > 0) memset(*first, 0, (size_t)n_more * sizeof *tensors);
+    return FKV_OK;
+}
+
+fkv_status fkv_tensor_describe(fkv_tensor *tensor, fkv_bytes name, fkv_tensor_type type, const uint64_t *dims, uint32_t n_dims,
+                               const char *path, uint64_t *bytes) {
+    const tensor_format *format = &FORMATS[type];
+    FKV_REQUIRE(name.size < FKV_MAX_TENSOR_NAME && fkv_is_plain(name), FKV_FILE_DAMAGED,
+                "a tensor's name of %zu bytes, not 1 to %d plain letters: '%s': %s", name.size, FKV_MAX_TENSOR_NAME - 1,
+                fkv_show(name).text, path);
+    memcpy(tensor->name, name.data, name.size);
+    tensor->name[name.size] = 0;
+    tensor->type = type;
+    uint64_t n_rows = 1;
+    for (uint32_t d = 0; d < n_dims; d++)
+        FKV_REQUIRE(dims[d] > 0 && dims[d] <= UINT32_MAX, FKV_FILE_DAMAGED, "tensor %s has a dimension of %" PRIu64 ": %s",
+                    tensor->name, dims[d], path);
+    for (uint32_t d = 0; d + 1 < n_dims; d++) {
+        n_rows *= dims[d]; /* both below 2^32 */
+        FKV_REQUIRE(n_rows <= UINT32_MAX, FKV_FILE_DAMAGED, "tensor %s has more than 2^32 rows: %s", tensor->name, path);
+    }
+    const uint64_t n_cols = n_dims == 0 ? 1 : dims[n_dims - 1];
+    FKV_REQUIRE(n_cols % format->block_cols == 0, FKV_FILE_DAMAGED, "tensor %s has rows of %" PRIu64 ", %s has blocks of %u: %s",
+                tensor->name, n_cols, format->name, format->block_cols, path);
+    tensor->n_rows = (uint32_t)n_rows;
+    tensor->n_cols = (uint32_t)n_cols;
+    tensor->row_bytes = n_cols / format->block_cols * format->block_bytes;
+    FKV_REQUIRE(!fkv_mul_overflows(n_rows, tensor->row_bytes, bytes), FKV_FILE_DAMAGED,
+                "tensor %s of %" PRIu64 " x %" PRIu64 " is larger than any file: %s", tensor->name, n_rows, n_cols, path);
+    return FKV_OK;
+}
+
+/* ---- what holds for both formats ----------------------------------------------------------------------------- */
+
+static int compare_names(const void *a, const void *b) {
+    return strcmp((*(const fkv_tensor *const *)a)->name, (*(const fkv_tensor *const *)b)->name);
+}
+
+static int compare_places(const void *a, const void *b) {
+    const uintptr_t x = (uintptr_t)(*(const fkv_tensor *const *)a)->data;
+    const uintptr_t y = (uintptr_t)(*(const fkv_tensor *const *)b)->data;
+    return (x > y) - (x < y);
+}
+
+static uint64_t tensor_bytes(const fkv_tensor *tensor) { return tensor->n_rows * tensor->row_bytes; }
+
+static fkv_status check_places(const fkv_tensor **order, uint32_t n, const char *path) {
+    qsort(order, n, sizeof *order, compare_places);
+    for (uint32_t i = 0; i < n; i++) {
+        const fkv_tensor *tensor = order[i];
+        FKV_REQUIRE((uintptr_t)tensor->data % FORMATS[tensor->type].align == 0, FKV_UNSUPPORTED,
+                    "tensor %s is not aligned to %u bytes; write the file again with a current tool: %s", tensor->name,
+                    FORMATS[tensor->type].align, path);
+        FKV_REQUIRE(i == 0 || (uintptr_t)order[i - 1]->data + tensor_bytes(order[i - 1]) <= (uintptr_t)tensor->data,
+                    FKV_FILE_DAMAGED, "tensors %s and %s overlap: %s", order[i - 1]->name, tensor->name, path);
+    }
+    return FKV_OK;
+}
+
+static fkv_status index_names(fkv_weights *weights, const fkv_tensor **order, const char *path) {
+    qsort(order, weights->n_tensors, sizeof *order, compare_names);
+    for (uint32_t i = 0; i < weights->n_tensors; i++) {
+        FKV_REQUIRE(i == 0 || compare_names(&order[i - 1], &order[i]) != 0, FKV_FILE_DAMAGED, "tensor %s is there twice: %s",
+                    order[i]->name, path);
+        weights->by_name[i] = (uint32_t)(order[i] - weights->tensors);
+    }
+    return FKV_OK;
+}
+
+fkv_status fkv_weights_finish(fkv_weights *weights, const char *path) {
+    const uint32_t n = weights->n_tensors;
+    if (n == 0) return FKV_OK;
+    const fkv_tensor **order = malloc(n * sizeof *order);
+    weights->by_name = malloc(n * sizeof *weights->by_name);
+    fkv_status status = FKV_OK;
+    if (order == NULL || weights->by_name == NULL) {
+        status = fkv_fail(FKV_NO_MEMORY, "no memory for the names of %u tensors: %s", n, path);
+    } else {
+        for (uint32_t i = 0; i < n; i++) order[i] = &weights->tensors[i];
+        status = check_places(order, n, path);
+        if (status == FKV_OK) status = index_names(weights, order, path);
+    }
+    free(order);
+    return status;
+}
+
+/* ---- opening and closing ------------------------------------------------------------------------------------- */
+
+static fkv_status open_into(fkv_weights *weights, const char *path) {
+    struct stat about;
+    FKV_REQUIRE(stat(path, &about) == 0, FKV_IO, "%s: %s", strerror(errno), path);
+    if (S_ISDIR(about.st_mode)) return fkv_safetensors_open(weights, path);
+    fkv_mapped mapped = {0};
+    FKV_TRY(fkv_weights_map(weights, path, &mapped));
+    return fkv_gguf_read(weights, mapped.bytes, mapped.size, path);
+}
+
+fkv_status fkv_weights_open(const char *path, fkv_weights **weights) {
+    FKV_ASSERT(path != NULL && weights != NULL);
+    *weights = NULL;
+    fkv_weights *made = fkv_weights_new();
+    FKV_REQUIRE(made != NULL, FKV_NO_MEMORY, "no memory for the tables of a weight file: %s", path);
+    const fkv_status status = open_into(made, path);
+    if (status != FKV_OK) {
+        fkv_weights_close(made);
+        return status;
+    }
+    *weights = made;
+    return FKV_OK;
+}
+
+void fkv_weights_close(fkv_weights *weights) {
+    if (weights == NULL) return;
+    for (uint32_t m = 0; m < weights->n_maps; m++) (void)munmap((void *)(uintptr_t)weights->maps[m].bytes, weights->maps[m].size);
+    free(weights->maps);
+    free(weights->tensors);
+    free(weights->by_name);
+    free(weights->tokens);
+    free(weights->merges);
+    free(weights->scores);
+    free(weights->types);
+    free(weights);
+}
+
+/* ---- asking -------------------------------------------------------------------------------------------------- */
+
+const fkv_hparams *fkv_weights_hparams(const fkv_weights *weights) { return &weights->hparams; }
+const fkv_vocab_source *fkv_weights_vocab(const fkv_weights *weights) { return &weights->vocab; }
+uint32_t fkv_weights_n_tensors(const fkv_weights *weights) { return weights->n_tensors; }
+
+const fkv_tensor *fkv_weights_tensor(const fkv_weights *weights, uint32_t index) {
+    FKV_ASSERT(index < weights->n_tensors);
+    return &weights->tensors[index];
+}
+
+const fkv_tensor *fkv_weights_find(const fkv_weights *weights, const char *name) {
+    uint32_t low = 0;
+    uint32_t high = weights->n_tensors;
+    while (low < high) {
+        const uint32_t middle = low + (high - low) / 2;
+        const fkv_tensor *tensor = &weights->tensors[weights->by_name[middle]];
+        const int order = strcmp(tensor->name, name);
+        if (order == 0) return tensor;
+        if (order < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return NULL;
+}
+
+uint64_t fkv_weights_file_bytes(const fkv_weights *weights) {
+    uint64_t bytes = 0;
+    for (uint32_t m = 0; m < weights->n_maps; m++) bytes += weights->maps[m].size;
+    return bytes;
+}
+
+/* ---- identity ------------------------------------------------------------------------------------------------ */
+
+static void add_u32(fkv_sha256 *sha, uint32_t number) { fkv_sha256_add(sha, &number, sizeof number); }
+static void add_f32(fkv_sha256 *sha, float number) { fkv_sha256_add(sha, &number, sizeof number); }
+static void add_text(fkv_sha256 *sha, const char *text) { fkv_sha256_add(sha, text, strlen(text) + 1); }
+
+/* The numbers that change what a layer makes of its input, beside the tensors. RoPE has an id of its own. */
+static void add_hparams(fkv_sha256 *sha, const fkv_hparams *hparams) {
+    add_text(sha, hparams->architecture);
+    add_u32(sha, hparams->n_q_heads);
+    add_u32(sha, hparams->n_kv_heads);
+    add_u32(sha, hparams->head_dim);
+    add_u32(sha, hparams->window);
+    add_u32(sha, hparams->window_pattern);
+    add_u32(sha, hparams->norm_plus_one);
+    add_f32(sha, hparams->rms_eps);
+    add_f32(sha, hparams->softcap);
+    add_f32(sha, hparams->query_scale);
+}
+
+static void add_tensor(fkv_sha256 *sha, const fkv_tensor *tensor) {
+    const uint64_t bytes = tensor_bytes(tensor);
+    const size_t sample = (size_t)(bytes < SAMPLE_BYTES ? bytes : SAMPLE_BYTES);
+    add_text(sha, tensor->name);
+    add_u32(sha, (uint32_t)tensor->type);
+    add_u32(sha, tensor->n_rows);
+    add_u32(sha, tensor->n_cols);
+    fkv_sha256_add(sha, tensor->data, sample);
+    fkv_sha256_add(sha, tensor->data + (bytes - sample) / 2, sample);
+    fkv_sha256_add(sha, tensor->data + (bytes - sample), sample);
+}
+
+fkv_status fkv_weights_id(const fkv_weights *weights, uint8_t id[32]) {
+    _Static_assert(FKV_SHA256_BYTES == 32, "the id is a SHA-256");
+    fkv_sha256 sha;
+    fkv_sha256_open(&sha);
+    add_hparams(&sha, &weights->hparams);
+    for (uint32_t i = 0; i < weights->n_tensors; i++) add_tensor(&sha, &weights->tensors[weights->by_name[i]]);
+    return fkv_sha256_close(&sha, id);
+}
+
+void fkv_weights_release(const fkv_weights *weights, const fkv_tensor *tensor) {
+    FKV_ASSERT(tensor >= weights->tensors && tensor < weights->tensors + weights->n_tensors);
+    (void)weights;
+    const uint64_t page = fkv_os_page_bytes();
+    const uintptr_t first = (uintptr_t)fkv_align_up((uintptr_t)tensor->data, page);
+    const uintptr_t end = ((uintptr_t)tensor->data + tensor_bytes(tensor)) / page * page;
+    /* clean pages of a file: the system reads them again if it must */
+    if (first < end) (void)madvise((void *)first, end - first, MADV_DONTNEED);
+}

@@ -1,0 +1,203 @@
+/* See packed_weights.h.
+ *
+ * One walk over the parts of a model is done twice: first it counts the bytes; then, in a map of exactly that size, it repacks.
+ * Rows are set by worker threads, a panel each; what was repacked is released from the mapped file at once, so that a model is
+ * never in memory twice.
+ */
+#include "packed_weights.h"
+
+#include "../../base/cpu.h"
+#include "../../base/memory.h"
+#include "../../base/workers.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+typedef struct packing {
+    const fkv_model *model;
+    fkv_carve carve; /* base NULL: the walk that counts */
+    fkv_workers *workers;
+    uint8_t *scratch; /* [n_threads, scratch_bytes], of the walk that repacks */
+    uint64_t scratch_bytes;
+} packing;
+
+/* ---- matrices ---- */
+
+typedef struct repack_job {
+    const fkv_tensor *tensor;
+    fkv_matrix *matrix;
+    uint8_t *scratch;
+    uint64_t scratch_bytes;
+} repack_job;
+
+/* One row of either form, for the widest columns. Zeroed before each matrix: padded columns are zeros of any float type. */
+static uint64_t row_scratch_bytes(uint32_t n_cols) {
+    return fkv_align_up((uint64_t)n_cols * (sizeof(float) + 1), FKV_CARVE_ALIGN);
+}
+
+static void repack_panel(void *context, uint32_t item, uint32_t thread) {
+    const repack_job *j = context;
+    const fkv_tensor *tensor = j->tensor;
+    fkv_matrix *matrix = j->matrix;
+    uint8_t *scratch = j->scratch + thread * j->scratch_bytes;
+    uint32_t end = fkv_min_u32((item + 1) * FKV_PANEL_ROWS, tensor->n_rows);
+    for (uint32_t row = item * FKV_PANEL_ROWS; row < end; row++) {
+        if (matrix->group == 0) {
+            memcpy(scratch, tensor->data + row * tensor->row_bytes, tensor->row_bytes);
+            fkv_matrix_set_floats(matrix, row, scratch);
+            continue;
+        }
+        float *scales = (float *)(void *)scratch;
+        float *biases = scales + matrix->n_cols / matrix->group;
+        uint8_t *codes = (uint8_t *)(biases + matrix->n_cols / matrix->group);
+        fkv_tensor_row_codes(tensor, row, codes, scales, biases);
+        fkv_matrix_set_codes(matrix, row, codes, scales, biases);
+    }
+}
+
+static void repack(packing *p, const fkv_tensor *tensor, fkv_matrix *matrix) {
+    FKV_ASSERT(p->scratch != NULL && p->workers != NULL);
+    memset(p->scratch, 0, fkv_workers_count(p->workers) * p->scratch_bytes);
+    repack_job job = {tensor, matrix, p->scratch, p->scratch_bytes};
+    fkv_workers_run(p->workers, repack_panel, &job, fkv_ceil_div(tensor->n_rows, FKV_PANEL_ROWS));
+    fkv_weights_release(p->model->weights, tensor);
+}
+
+static fkv_status take_matrix(packing *p, const fkv_tensor *tensor, fkv_matrix *matrix) {
+    uint32_t group = 0;
+    fkv_matrix_kind kind = fkv_tensor_matrix_kind(tensor, &group);
+    FKV_TRY(fkv_matrix_make(kind, group, tensor->n_rows, fkv_packed_pad(tensor->n_cols), matrix));
+    matrix->panels = fkv_carve_take(&p->carve, 1, fkv_matrix_bytes(matrix));
+    uint64_t row = row_scratch_bytes(matrix->n_cols);
+    if (row > p->scratch_bytes) p->scratch_bytes = row;
+    if (p->carve.base != NULL) repack(p, tensor, matrix);
+    return FKV_OK;
+}
+
+/* ---- vectors ---- */
+
+static float *take_norm(packing *p, const fkv_tensor *tensor) {
+    if (tensor == NULL) return NULL;
+    float *out = FKV_CARVE(&p->carve, tensor->n_cols, float);
+    if (p->carve.base != NULL) fkv_model_norm(p->model, tensor, out);
+    return out;
+}
+
+static float *take_bias(packing *p, const fkv_tensor *tensor) {
+    if (tensor == NULL) return NULL;
+    float *out = FKV_CARVE(&p->carve, tensor->n_cols, float);
+    if (p->carve.base != NULL) fkv_tensor_row_floats(tensor, 0, out);
+    return out;
+}
+
+/* ---- the walk ---- */
+
+static fkv_status take_layer(packing *p, const fkv_layer_tensors *t, fkv_packed_layer *layer) {
+    FKV_TRY(take_matrix(p, t->q, &layer->q));
+    FKV_TRY(take_matrix(p, t->k, &layer->k));
+    FKV_TRY(take_matrix(p, t->v, &layer->v));
+    FKV_TRY(take_matrix(p, t->o, &layer->o));
+    FKV_TRY(take_matrix(p, t->gate, &layer->gate));
+    FKV_TRY(take_matrix(p, t->up, &layer->up));
+    FKV_TRY(take_matrix(p, t->down, &layer->down));
+    layer->attn_norm = take_norm(p, t->attn_norm);
+    layer->ffn_norm = take_norm(p, t->ffn_norm);
+    layer->q_bias = take_bias(p, t->q_bias);
+    layer->k_bias = take_bias(p, t->k_bias);
+    layer->v_bias = take_bias(p, t->v_bias);
+    layer->q_norm = take_norm(p, t->q_norm);
+    layer->k_norm = take_norm(p, t->k_norm);
+    layer->post_attn_norm = take_norm(p, t->post_attn_norm);
+    layer->post_ffn_norm = take_norm(p, t->post_ffn_norm);
+    return FKV_OK;
+}
+
+static fkv_status take_all(packing *p, fkv_packed_weights *packed) {
+    const fkv_model *m = p->model;
+    FKV_TRY(take_matrix(p, m->output, &packed->output));
+    packed->final_norm = take_norm(p, m->final_norm);
+    for (uint32_t i = 0; i < m->hparams->n_layers; i++) {
+        fkv_packed_layer counted;
+        FKV_TRY(take_layer(p, &m->tensors[i], packed->layers != NULL ? &packed->layers[i] : &counted));
+    }
+    return FKV_OK;
+}
+
+static fkv_status count(packing *p) {
+    fkv_packed_weights counted = {0};
+    FKV_TRY(take_all(p, &counted));
+    FKV_REQUIRE(!p->carve.overflow, FKV_UNSUPPORTED, "the weights of this model do not fit 64 bits");
+    return FKV_OK;
+}
+
+fkv_status fkv_packed_weights_count(fkv_model *model) {
+    packing p = {.model = model};
+    FKV_TRY(count(&p));
+    bool looked_up = model->embedding != model->output;
+    model->mapped_bytes = looked_up ? model->embedding->n_rows * model->embedding->row_bytes : 0;
+    model->info.packed_bytes = fkv_align_up(p.carve.used, fkv_os_page_bytes());
+    return FKV_OK;
+}
+
+/* ---- load ---- */
+
+static fkv_status check_fits(uint64_t bytes) {
+    const char *source = NULL;
+    uint64_t available = fkv_memory_available(&source);
+    FKV_REQUIRE(bytes <= available, FKV_NO_MEMORY, "the weights take %" PRIu64 " bytes of memory and %s allows %" PRIu64, bytes,
+                source, available);
+    return FKV_OK;
+}
+
+/* The walk that repacks, with threads and scratch of its own for as long as it takes. */
+static fkv_status repack_all(packing *p, fkv_packed_weights *packed) {
+    uint32_t n_threads = p->model->config.n_threads != 0 ? p->model->config.n_threads : fkv_cpu_count();
+    void *place = aligned_alloc(FKV_CARVE_ALIGN, (size_t)fkv_align_up(fkv_workers_bytes(n_threads), FKV_CARVE_ALIGN));
+    p->scratch = aligned_alloc(FKV_CARVE_ALIGN, (size_t)(n_threads * p->scratch_bytes));
+    fkv_status status = FKV_OK;
+    if (place == NULL || p->scratch == NULL) {
+        status = fkv_fail(FKV_NO_MEMORY, "no memory to repack weights with %u threads", n_threads);
+    } else {
+        memset(place, 0, (size_t)fkv_workers_bytes(n_threads));
+        status = fkv_workers_open(place, n_threads, &p->workers);
+    }
+    if (status == FKV_OK) {
+        status = take_all(p, packed);
+        fkv_workers_close(p->workers);
+    }
+    free(p->scratch);
+    free(place);
+    return status;
+}
+
+fkv_status fkv_packed_weights_load(fkv_model *model) {
+    fkv_packed_weights *packed = calloc(1, sizeof *packed);
+    FKV_REQUIRE(packed != NULL, FKV_NO_MEMORY, "no memory for the tables of weights");
+    model->packed = packed;
+    packed->layers = calloc(model->hparams->n_layers, sizeof *packed->layers);
+    FKV_REQUIRE(packed->layers != NULL, FKV_NO_MEMORY, "no memory for the tables of %u layers", model->hparams->n_layers);
+    packing p = {.model = model};
+    FKV_TRY(count(&p)); /* and with it the scratch */
+    FKV_TRY(check_fits(model->info.packed_bytes));
+    FKV_TRY(fkv_map_open(model->info.packed_bytes, true, &packed->map));
+    p.carve = (fkv_carve){.base = packed->map, .size = model->info.packed_bytes};
+    return repack_all(&p, packed);
+}
+
+void fkv_packed_weights_unload(fkv_model *model) {
+    fkv_packed_weights *packed = model->packed;
+    if (packed == NULL) return;
+    fkv_map_close(packed->map, model->info.packed_bytes);
+    free(packed->layers);
+    free(packed);
+    model->packed = NULL;
+}
+
+void fkv_packed_embed(const fkv_model *model, uint32_t token, float *out) {
+    if (model->embedding != model->output)
+        fkv_tensor_row_floats(model->embedding, token, out);
+    else
+        fkv_matrix_get_row(&model->packed->output, token, out);
+    float scale = model->embedding_scale;
+    for (uint32_t i = 0; scale != 1.0f && i < model->hparams->dim; i++) out[i] *= scale;
+}

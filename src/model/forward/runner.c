@@ -1,0 +1,302 @@
+/* Plan, open and close of a runner, and its steps up to the backend's forward pass. See runner.h.
+ *
+ * What the activations take is counted by the walk that lays them out (carve.h), so the plan and what is taken cannot differ.
+ */
+#include "runner.h"
+
+#include "../../base/cpu.h"
+#include "../../base/memory.h"
+#include "../files/tensor_rows.h"
+
+#include <inttypes.h>
+#include <math.h>
+
+fkv_runner_config fkv_runner_config_default(void) {
+    return (fkv_runner_config){.max_seqs = 1,
+                               .max_step_tokens = 512,
+                               .max_logit_rows = 1,
+                               .k = {8, 64},
+                               .v = {4, 64},
+                               .rotate = FKV_ROTATE_KV,
+                               .page_tokens = 64};
+}
+
+/* ---- the cache a model needs ---- */
+
+/* A group that does not exist is left to the cache's check. */
+static uint32_t side_align(fkv_codec_config side) {
+    enum { ROW_ALIGN = 16 }; /* of the heads of a cache */
+    bool grouped = side.bits != 16 && (side.group == 32 || side.group == 64 || side.group == 128);
+    return grouped ? side.group : ROW_ALIGN;
+}
+
+/* The head dimension inside pages. Alignments are powers of two: the larger one holds for both. */
+static uint32_t padded_head(uint32_t head_dim, const fkv_runner_config *c) {
+    return (uint32_t)fkv_align_up(head_dim, fkv_max_u32(side_align(c->k), side_align(c->v)));
+}
+
+static void bound_context(const fkv_runner_config *c, fkv_layer_config *layer) {
+    if (c->max_kv == 0 || (layer->window != 0 && layer->window <= c->max_kv)) return;
+    layer->window = c->max_kv;
+    layer->n_sinks = c->n_sinks;
+}
+
+/* Rotation spreads outliers over a group before it is rounded: 16 bits have no groups. A value that is none is left to the
+ * cache's check. */
+static fkv_rotate rotation_of(const fkv_runner_config *c) {
+    if ((unsigned)c->rotate > FKV_ROTATE_KV) return c->rotate;
+    unsigned quantized = (c->k.bits != 16 ? FKV_ROTATE_K : 0u) | (c->v.bits != 16 ? FKV_ROTATE_V : 0u);
+    return (fkv_rotate)((unsigned)c->rotate & quantized);
+}
+
+/* The configuration of the runner with its zeros resolved, and that of its cache. layers: [FKV_MAX_LAYERS], used by *cache. */
+static fkv_status configure(const fkv_model *model, fkv_runner_config *c, fkv_layer_config *layers, fkv_config *cache) {
+    const fkv_hparams *h = model->hparams;
+    FKV_REQUIRE(c->max_logit_rows > 0 && c->max_logit_rows <= c->max_step_tokens, FKV_BAD_CONFIG,
+                "max_logit_rows %u: 1 to the %u of max_step_tokens", c->max_logit_rows, c->max_step_tokens);
+    FKV_REQUIRE(c->max_kv != 0 || c->n_sinks == 0, FKV_BAD_CONFIG,
+                "%u sinks without max_kv: nothing is dropped, set n_sinks to 0", c->n_sinks);
+    if (c->max_tokens == 0) c->max_tokens = h->context;
+    if (c->isa == FKV_ISA_AUTO) c->isa = model->config.isa;
+    if (c->isa == FKV_ISA_AUTO) c->isa = fkv_cpu_best_isa();
+    FKV_REQUIRE(fkv_cpu_runs(c->isa), FKV_UNSUPPORTED, "this machine does not run %s kernels: choose FKV_ISA_AUTO",
+                fkv_isa_name(c->isa));
+    for (uint32_t i = 0; i < h->n_layers; i++) {
+        layers[i] = (fkv_layer_config){.n_q_heads = h->n_q_heads,
+                                       .n_kv_heads = h->n_kv_heads,
+                                       .head_dim = padded_head(h->head_dim, c),
+                                       .window = fkv_architecture_window(model->architecture, h, i),
+                                       .scale = model->query_scale,
+                                       .softcap = h->softcap,
+                                       .k = c->k,
+                                       .v = c->v};
+        bound_context(c, &layers[i]);
+    }
+    *cache = fkv_config_default();
+    cache->n_layers = h->n_layers;
+    cache->layers = layers;
+    cache->rotate = rotation_of(c);
+    cache->rotation_seed = c->rotation_seed;
+    cache->page_tokens = c->page_tokens;
+    cache->max_tokens = c->max_tokens;
+    cache->max_seqs = c->max_seqs;
+    cache->max_step_tokens = c->max_step_tokens;
+    cache->n_threads = c->n_threads;
+    cache->isa = c->isa;
+    cache->lazy = c->lazy;
+    cache->log = c->log;
+    cache->log_user = c->log_user;
+    memcpy(cache->weights_id, model->info.weights_id, sizeof cache->weights_id);
+    memcpy(cache->rope_id, model->info.rope_id, sizeof cache->rope_id);
+    return FKV_OK;
+}
+
+/* ---- plan ---- */
+
+/* Everything of a runner but the cache, in one walk that either counts (then *r is the caller's) or places. */
+static void layout(fkv_carve *carve, fkv_runner *r) {
+    const fkv_hparams *h = r->model->hparams;
+    uint32_t t = r->config.max_step_tokens;
+    r->rows = FKV_CARVE(carve, r->config.max_seqs, fkv_row);
+    r->tokens = FKV_CARVE(carve, t, uint32_t);
+    r->positions = FKV_CARVE(carve, t, uint32_t);
+    r->asked = FKV_CARVE(carve, t, uint32_t);
+    for (uint32_t i = 0; i < r->n_ropes; i++) r->frequencies[i] = FKV_CARVE(carve, r->n_pairs, double);
+    if (fkv_architecture_centers_keys(r->model->architecture, h))
+        r->k_centers = FKV_CARVE(carve, (uint64_t)h->n_layers * h->n_kv_heads * h->head_dim, float);
+    r->logits = FKV_CARVE(carve, (uint64_t)r->config.max_logit_rows * h->n_vocab, float);
+    r->model->backend->layout(carve, r);
+}
+
+/* What layout() needs to know, and no memory. */
+static void shape(const fkv_model *model, const fkv_runner_config *c, fkv_runner *r) {
+    const fkv_hparams *h = model->hparams;
+    *r = (fkv_runner){.model = model, .config = *c};
+    r->head_pad = padded_head(h->head_dim, c);
+    r->n_ropes = model->info.window != 0 ? FKV_N_ROPES : 1;
+    r->n_pairs = h->rope_dim / 2;
+}
+
+/* *map_bytes: of the activations in host memory, which are one map. */
+static fkv_status make_plan(const fkv_model *model, const fkv_runner_config *c, const fkv_config *cache, fkv_runner_plan *plan,
+                            uint64_t *map_bytes) {
+    fkv_runner_plan made = {.packed_bytes = model->info.packed_bytes, .mapped_bytes = model->mapped_bytes};
+    FKV_TRY(model->backend->plan_cache(cache, &made.cache));
+    fkv_runner counting;
+    fkv_carve carve = {0};
+    (void)fkv_carve_take(&carve, 1, sizeof counting);
+    shape(model, c, &counting);
+    layout(&carve, &counting);
+    *map_bytes = fkv_align_up(carve.used, fkv_os_page_bytes());
+    FKV_REQUIRE(!carve.overflow && *map_bytes >= carve.used &&
+                    !fkv_add_overflows(*map_bytes, model->backend->step_bytes(&counting, cache), &made.activations_bytes) &&
+                    !fkv_add_overflows(made.cache.total_bytes, made.activations_bytes, &made.total_bytes),
+                FKV_BAD_CONFIG, "the plan does not fit 64 bits: lower max_step_tokens or max_logit_rows");
+    *plan = made;
+    return FKV_OK;
+}
+
+fkv_status fkv_runner_plan_make(const fkv_model *model, const fkv_runner_config *config, fkv_runner_plan *plan) {
+    FKV_REQUIRE(model != NULL && config != NULL && plan != NULL, FKV_BAD_ARGUMENT,
+                "fkv_runner_plan_make: model, config or plan is NULL");
+    fkv_layer_config layers[FKV_MAX_LAYERS];
+    fkv_runner_config c = *config;
+    fkv_config cache;
+    uint64_t map_bytes = 0;
+    FKV_TRY(configure(model, &c, layers, &cache));
+    return make_plan(model, &c, &cache, plan, &map_bytes);
+}
+
+/* ---- open and close ---- */
+
+static fkv_status check_fits(const fkv_model *model, const fkv_runner_config *c, const fkv_runner_plan *plan) {
+    const char *source = NULL;
+    uint64_t limit = model->backend->available(&source);
+    if (c->memory_limit != 0 && c->memory_limit < limit) {
+        limit = c->memory_limit;
+        source = "memory_limit";
+    }
+    if (plan->total_bytes <= limit) return FKV_OK;
+    uint64_t rest = plan->total_bytes - plan->cache.slab_bytes;
+    uint64_t tokens = limit > rest ? (limit - rest) / (plan->cache.token_bytes + 1) : 0;
+    return fkv_fail(FKV_NO_MEMORY,
+                    "the plan needs %" PRIu64 " bytes (cache %" PRIu64 ", activations %" PRIu64 ") and %s allows %" PRIu64
+                    ": lower max_tokens from %u to about %" PRIu64 ", store fewer bits, or take smaller steps",
+                    plan->total_bytes, plan->cache.total_bytes, plan->activations_bytes, source, limit, c->max_tokens, tokens);
+}
+
+static void fill_frequencies(fkv_runner *r) {
+    const fkv_hparams *h = r->model->hparams;
+    double local = (double)fkv_architecture_local_base(r->model->architecture, h);
+    for (uint32_t i = 0; i < r->n_pairs; i++) {
+        double power = -2.0 * i / h->rope_dim;
+        r->frequencies[FKV_ROPE_GLOBAL][i] = pow((double)h->rope_base, power) / (double)h->rope_scale;
+        if (r->n_ropes > 1) r->frequencies[FKV_ROPE_LOCAL][i] = pow(local, power);
+    }
+}
+
+uint32_t fkv_runner_rope(const fkv_runner *runner, uint32_t layer) {
+    const fkv_model *m = runner->model;
+    return fkv_architecture_window(m->architecture, m->hparams, layer) != 0 ? FKV_ROPE_LOCAL : FKV_ROPE_GLOBAL;
+}
+
+const float *fkv_runner_k_center(const fkv_runner *runner, uint32_t layer) {
+    const fkv_hparams *h = runner->model->hparams;
+    return runner->k_centers != NULL ? runner->k_centers + (size_t)layer * h->n_kv_heads * h->head_dim : NULL;
+}
+
+/* The mean of exp(i w p) over the positions p of the context is sin(a) / a in the direction a, with a = w context / 2: about 1
+ * for pairs that hardly turn, about 0 for those that go round. */
+static void fill_centers(fkv_runner *r) {
+    const fkv_model *m = r->model;
+    const fkv_hparams *h = m->hparams;
+    uint32_t kv_dim = h->n_kv_heads * h->head_dim;
+    float cosines[FKV_MAX_HEAD_DIM / 2];
+    float sines[FKV_MAX_HEAD_DIM / 2];
+    for (uint32_t i = 0; i < h->n_layers; i++) {
+        const double *frequencies = r->frequencies[fkv_runner_rope(r, i)];
+        for (uint32_t pair = 0; pair < r->n_pairs; pair++) {
+            double a = frequencies[pair] * h->context / 2.0;
+            double size = a > 0.0 ? sin(a) / a : 1.0;
+            cosines[pair] = (float)(size * cos(a));
+            sines[pair] = (float)(size * sin(a));
+        }
+        float *center = r->k_centers + (size_t)i * kv_dim;
+        fkv_tensor_row_floats(m->tensors[i].k_bias, 0, center);
+        for (uint32_t head = 0; head < h->n_kv_heads; head++)
+            (h->rope_interleaved ? r->ops->rope_pairs : r->ops->rope_halves)(center + (size_t)head * h->head_dim, cosines, sines,
+                                                                             r->n_pairs);
+    }
+}
+
+fkv_status fkv_runner_open(const fkv_model *model, const fkv_runner_config *config, fkv_runner **runner) {
+    FKV_REQUIRE(model != NULL && config != NULL && runner != NULL, FKV_BAD_ARGUMENT,
+                "fkv_runner_open: model, config or runner is NULL");
+    FKV_REQUIRE(!model->config.plan_only, FKV_BAD_STATE, "the model was loaded to plan with (plan_only): load it again");
+    fkv_layer_config layers[FKV_MAX_LAYERS];
+    fkv_runner_config c = *config;
+    fkv_config cache_config;
+    fkv_runner_plan plan = {0};
+    uint64_t map_bytes = 0;
+    FKV_TRY(configure(model, &c, layers, &cache_config));
+    FKV_TRY(make_plan(model, &c, &cache_config, &plan, &map_bytes));
+    FKV_TRY(check_fits(model, &c, &plan));
+    void *map = NULL;
+    FKV_TRY(fkv_map_open(map_bytes, true, &map));
+    fkv_carve carve = {.base = map, .size = map_bytes};
+    fkv_runner *r = FKV_CARVE(&carve, 1, fkv_runner);
+    shape(model, &c, r);
+    layout(&carve, r);
+    r->bytes = map_bytes;
+    r->ops = fkv_vector_ops_for(c.isa);
+    fill_frequencies(r);
+    if (r->k_centers != NULL) fill_centers(r);
+    fkv_status status = model->backend->open(r, &cache_config);
+    if (status != FKV_OK) {
+        fkv_runner_close(r);
+        return status;
+    }
+    *runner = r;
+    return FKV_OK;
+}
+
+void fkv_runner_close(fkv_runner *runner) {
+    if (runner == NULL) return;
+    runner->model->backend->close(runner);
+    fkv_map_close(runner, runner->bytes);
+}
+
+fkv_cache *fkv_runner_cache(fkv_runner *runner) { return runner != NULL ? runner->cache : NULL; }
+
+/* ---- the step ---- */
+
+/* The rows of the step, side by side, into the runner's tables; nothing has begun yet. */
+static fkv_status list_row(fkv_runner *r, const fkv_tokens *row) {
+    uint32_t position = 0;
+    FKV_REQUIRE(row->tokens != NULL && row->n_tokens > 0, FKV_BAD_ARGUMENT, "a row of sequence %llu has no tokens: leave it out",
+                (unsigned long long)row->seq);
+    FKV_REQUIRE((unsigned)row->logits <= FKV_LOGITS_ALL, FKV_BAD_ARGUMENT, "logits %d: FKV_LOGITS_NONE, _LAST or _ALL",
+                (int)row->logits);
+    FKV_REQUIRE(row->n_tokens <= r->config.max_step_tokens - r->n_tokens, FKV_STEP_FULL,
+                "the rows have %llu tokens or more and a step takes %u: split them over several steps",
+                (unsigned long long)r->n_tokens + row->n_tokens, r->config.max_step_tokens);
+    FKV_TRY(fkv_seq_length(r->cache, row->seq, &position));
+    for (uint32_t i = 0; i < row->n_tokens; i++) {
+        FKV_REQUIRE(row->tokens[i] < r->model->hparams->n_vocab, FKV_BAD_ARGUMENT,
+                    "token %u of a row is %u and the vocabulary ends at %u", i, row->tokens[i], r->model->hparams->n_vocab);
+        bool asked = row->logits == FKV_LOGITS_ALL || (row->logits == FKV_LOGITS_LAST && i + 1 == row->n_tokens);
+        if (asked) r->asked[r->n_asked++] = r->n_tokens;
+        r->tokens[r->n_tokens] = row->tokens[i];
+        r->positions[r->n_tokens] = position + i;
+        r->n_tokens++;
+    }
+    FKV_REQUIRE(r->n_asked <= r->config.max_logit_rows, FKV_STEP_FULL,
+                "the logits of %u rows or more are asked for and the runner was opened for %u (max_logit_rows)", r->n_asked,
+                r->config.max_logit_rows);
+    return FKV_OK;
+}
+
+fkv_status fkv_runner_forward(fkv_runner *runner, const fkv_tokens *rows, uint32_t n_rows, const float **logits) {
+    FKV_REQUIRE(runner != NULL && rows != NULL && n_rows > 0, FKV_BAD_ARGUMENT,
+                "fkv_runner_forward: runner or rows is NULL, or no rows");
+    FKV_REQUIRE(n_rows <= runner->config.max_seqs, FKV_BAD_ARGUMENT,
+                "%u rows and at most %u sequences (max_seqs): each sequence is in a step at most once", n_rows,
+                runner->config.max_seqs);
+    runner->n_tokens = 0;
+    runner->n_asked = 0;
+    for (uint32_t i = 0; i < n_rows; i++) {
+        FKV_TRY(list_row(runner, &rows[i]));
+        runner->rows[i] = (fkv_row){rows[i].seq, rows[i].n_tokens};
+    }
+    FKV_REQUIRE(logits != NULL || runner->n_asked == 0, FKV_BAD_ARGUMENT, "logits are asked for and there is no place for them");
+    fkv_step *step = NULL;
+    FKV_TRY(fkv_step_begin(runner->cache, runner->rows, n_rows, &step));
+    fkv_status status = runner->model->backend->forward(runner, step);
+    if (status == FKV_OK) status = fkv_step_commit(step);
+    if (status != FKV_OK) {
+        (void)fkv_step_abort(step);
+        return status;
+    }
+    if (logits != NULL) *logits = runner->n_asked != 0 ? runner->logits : NULL;
+    return FKV_OK;
+}

@@ -1,0 +1,73 @@
+/* A model in motion: a cache, the tables of one step, and what its backend keeps for itself, in one map that is taken at open.
+ *
+ * Everything up to the backends' own parts is the same wherever a model runs. The CPU's activations are below and its forward
+ * pass is forward.c; MLX's are in src/model/mlx.
+ */
+#ifndef FKV_RUNNER_H
+#define FKV_RUNNER_H
+
+#include "../../base/workers.h"
+#include "../model.h"
+#include "vector_ops.h"
+
+enum { FKV_ROPE_GLOBAL = 0, FKV_ROPE_LOCAL = 1, FKV_N_ROPES = 2 };
+
+/* The CPU's activations; T = max_step_tokens. Rows are as wide as the columns of the matrices they meet, a multiple of 32 with
+ * zeros behind. Heads lie in q, k and v as wide as pages hold them (head_pad), also with zeros behind: neither changes a score.
+ *
+ * The threads are the cache's own (fkv_cache_workers): products run on them between the cache's calls, so that no second pool
+ * fights the first for the cores. */
+typedef struct fkv_cpu_runner {
+    fkv_workers *workers;
+    uint32_t dim_pad;
+    uint32_t q_pad;              /* H D, as the output projection's columns */
+    uint32_t ffn_pad;            /* as the down projection's columns */
+    bool heads_lie_apart;        /* what attention gives must be gathered before the output projection */
+    float *cosines[FKV_N_ROPES]; /* [T, n_pairs] */
+    float *sines[FKV_N_ROPES];
+    float *x;        /* [T, dim_pad] what layers add to */
+    float *h;        /* [T, dim_pad] what products of the layer read, then what they give */
+    float *q;        /* [T, H, head_pad] queries, then what attention gives */
+    float *k, *v;    /* [T, G, head_pad] */
+    float *gate;     /* [T, ffn_pad] */
+    float *up;       /* [T, ffn_pad] */
+    float *gathered; /* [T, q_pad] where heads lie apart, else NULL */
+    void *input;     /* of products */
+} fkv_cpu_runner;
+
+typedef struct fkv_array_runner fkv_array_runner;
+
+struct fkv_runner {
+    const fkv_model *model;
+    fkv_runner_config config; /* with its zeros resolved */
+    fkv_cache *cache;
+    const fkv_vector_ops *ops;
+    uint64_t bytes; /* of the map this lies at the front of */
+
+    uint32_t head_pad; /* D inside pages */
+    uint32_t n_ropes;  /* 1, or 2 where windowed layers have a base of their own */
+    uint32_t n_pairs;  /* of one head that rotate */
+
+    double *frequencies[FKV_N_ROPES]; /* [n_pairs] */
+    float *k_centers; /* [n_layers, G, D] what is taken off every key, or NULL: see fkv_architecture_centers_keys() */
+    float *logits;    /* [max_logit_rows, n_vocab] */
+
+    /* The step; T = max_step_tokens. */
+    fkv_row *rows;       /* [max_seqs] */
+    uint32_t *tokens;    /* [T] */
+    uint32_t *positions; /* [T] */
+    uint32_t *asked;     /* [T] rows of the step whose logits are asked for, ascending */
+    uint32_t n_tokens;
+    uint32_t n_asked;
+
+    fkv_cpu_runner cpu;       /* zeros on other backends */
+    fkv_array_runner *arrays; /* MLX's, else NULL */
+};
+
+/* The RoPE of a layer: FKV_ROPE_ */
+uint32_t fkv_runner_rope(const fkv_runner *runner, uint32_t layer);
+
+/* What is taken off every key of a layer: [G, D], or NULL. */
+const float *fkv_runner_k_center(const fkv_runner *runner, uint32_t layer);
+
+#endif

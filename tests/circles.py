@@ -1,0 +1,98 @@
+#!/usr/bin/env python3
+"""No two source files of src need each other: the files, with what each calls in others, form no circle.
+
+usage: circles.py <build folder> | --self-test
+
+Read from the symbols of the object files in the build folder (nm), so it sees calls, not includes. Each circle is one printed line
+with the names that tie it; the exit status is 1 if there is any.
+"""
+import os
+import subprocess
+import sys
+
+
+def circles(needs):
+    """Files that need each other, directly or over others: the strongly connected parts of the graph (Tarjan)."""
+    number, low, stack, found = {}, {}, [], []
+
+    def visit(file):
+        number[file] = low[file] = len(number)
+        stack.append(file)
+        for other in sorted(needs[file]):
+            if other not in number:
+                visit(other)
+            if other in stack:
+                low[file] = min(low[file], low[other])
+        if low[file] == number[file]:
+            part = stack[stack.index(file):]
+            del stack[-len(part):]
+            if len(part) > 1:
+                found.append(sorted(part))
+
+    for file in sorted(needs):
+        if file not in number:
+            visit(file)
+    return found
+
+
+def graph_of(symbols):
+    """symbols: {file: (names it defines, names it needs)} -> {file: {other file: names}}"""
+    home = {name: file for file, (defined, _) in symbols.items() for name in defined}
+    graph = {file: {} for file in symbols}
+    for file, (_, needed) in symbols.items():
+        for name in needed:
+            if name in home and home[name] != file:
+                graph[file].setdefault(home[name], set()).add(name)
+    return graph
+
+
+def read_symbols(build):
+    """Of every object file that was compiled from src, under the path of its source."""
+    symbols = {}
+    for folder, _, names in os.walk(build):
+        for name in names:
+            path = os.path.join(folder, name)
+            if not name.endswith((".c.o", ".c.obj")) or "/src/" not in path or ".dir/" not in path:
+                continue
+            source = "src/" + path.rsplit("/src/", 1)[1].replace(".dir/", "/").replace("CMakeFiles/", "")[:-2]
+            listing = subprocess.run(["nm", "-P", "-g", path], check=True, capture_output=True, text=True).stdout
+            defined, needed = symbols.setdefault(source, (set(), set()))
+            for line in listing.splitlines():
+                symbol, kind = line.split()[:2]
+                (needed if kind in "Uw" else defined).add(symbol)
+    return symbols
+
+
+def report(symbols):
+    graph = graph_of(symbols)
+    lines = []
+    for part in circles(graph):
+        ties = [f"{a} -> {b}: {', '.join(sorted(graph[a][b])[:3])}" for a in part for b in sorted(graph[a]) if b in part]
+        lines.append("a circle of files: " + "; ".join(ties))
+    return lines
+
+
+def self_test():
+    good = {"a.c": ({"a"}, {"b", "c"}), "b.c": ({"b"}, {"c", "malloc"}), "c.c": ({"c"}, {"memcpy"})}
+    bad = {**good, "c.c": ({"c"}, {"a"})}
+    failed = [name for name, right in (("a good tree", not report(good)),
+                                       ("a circle of three", len(report(bad)) == 1 and "c.c -> a.c: a" in report(bad)[0])) if not right]
+    print(f"{2 - len(failed)} passed, {len(failed)} failed", *failed)
+    return 1 if failed else 0
+
+
+def main():
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    if sys.argv[1] == "--self-test":
+        sys.exit(self_test())
+    symbols = read_symbols(sys.argv[1])
+    if len(symbols) < 50:
+        sys.exit(f"only {len(symbols)} object files of src under {sys.argv[1]}: build it first")
+    lines = report(symbols)
+    print("\n".join(lines) or f"no circle among {len(symbols)} files")
+    sys.exit(1 if lines else 0)
+
+
+if __name__ == "__main__":
+    main()
