@@ -6,13 +6,16 @@
 
 #include "../src/store/page_file_format.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 enum { FILE_CAPACITY = 8 << 20 };
@@ -464,6 +467,7 @@ START_TEST(what_stands_in_the_place_of_the_part_file_is_taken_over_or_refused) {
     ck_assert_int_eq(unlink(part), 0);
     ck_assert_int_eq(mkfifo(part, 0600), 0);
     ck_status(world_save(&w, seq, 1, 10, path), FKV_IO);
+    ck_assert_ptr_nonnull(strstr(fkv_message(), "place.fkv.part is a pipe"));
     ck_assert_int_eq(unlink(part), 0);
     ck_assert_int_eq(mkdir(part, 0700), 0);
     ck_status(world_save(&w, seq, 1, 10, path), FKV_IO);
@@ -506,19 +510,58 @@ START_TEST(a_save_under_way_elsewhere_is_not_disturbed) {
 }
 END_TEST
 
-START_TEST(a_link_at_the_name_is_replaced_not_followed) {
-    const char *path = world_path("link.fkv");
+/* Refused with the word, still what it was, and no part file was left. */
+static void check_not_replaced(const world *w, fkv_seq seq, const char *path, const char *word) {
+    struct stat before;
+    struct stat after;
+    char part[600];
+    ck_assert_int_eq(lstat(path, &before), 0);
+    ck_status(world_save(w, seq, 1, 10, path), FKV_IO);
+    ck_assert_msg(strstr(fkv_message(), word) != NULL, "%s: %s", word, fkv_message());
+    ck_assert_int_eq(lstat(path, &after), 0);
+    ck_assert(after.st_ino == before.st_ino && after.st_mode == before.st_mode);
+    (void)snprintf(part, sizeof part, "%s.part", path);
+    ck_assert(!exists(part));
+    ck_assert_int_eq(unlink(path), 0);
+}
+
+static void make_socket(const char *path) {
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    ck_assert_uint_lt(strlen(path), sizeof address.sun_path);
+    memcpy(address.sun_path, path, strlen(path) + 1);
+    const int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    ck_assert_int_eq(bind(fd, (const struct sockaddr *)&address, sizeof address), 0);
+    ck_assert_int_eq(close(fd), 0);
+}
+
+START_TEST(what_is_not_a_regular_file_is_never_replaced) {
+    const char *path = world_path("special.fkv");
     const char *target = world_path("target");
     static const uint8_t precious[] = "precious";
     world w;
     world_open(&w, &WORLD_SMALL, 0);
+    const fkv_seq seq = world_fill(&w, 1, 10, 10);
     world_write_file(target, precious, sizeof precious);
+
     ck_assert_int_eq(symlink("target", path), 0);
-    ck_ok(world_save(&w, world_fill(&w, 1, 10, 10), 1, 10, path));
-    struct stat info;
-    ck_assert_int_eq(lstat(path, &info), 0);
-    ck_assert(S_ISREG(info.st_mode));
+    check_not_replaced(&w, seq, path, "special.fkv is a symbolic link");
     ck_assert_uint_eq(world_read_file(target, file_a, sizeof file_a), sizeof precious);
+    ck_assert_int_eq(symlink("nowhere", path), 0);
+    check_not_replaced(&w, seq, path, "a symbolic link");
+    ck_assert(!exists(world_path("nowhere")));
+    ck_assert_int_eq(mkfifo(path, 0600), 0);
+    check_not_replaced(&w, seq, path, "a pipe");
+    make_socket(path);
+    check_not_replaced(&w, seq, path, "a socket");
+    struct stat null_device;
+    ck_assert_int_eq(stat("/dev/null", &null_device), 0);
+    if (mknod(path, S_IFCHR | 0600, null_device.st_rdev) == 0) /* the null device under a name of the test's own; root only */
+        check_not_replaced(&w, seq, path, "a device");
+    else
+        printf("no device could be made here: %s\n", strerror(errno));
+
+    ck_ok(world_save(&w, seq, 1, 10, path));
+    ck_ok(world_save(&w, seq, 1, 10, path));
     world_close(&w);
 }
 END_TEST
@@ -536,4 +579,4 @@ TEST_MAIN("page_file", a_sequence_comes_back_bit_for_bit_in_other_pages, a_loade
           a_name_that_only_unfinished_files_have_is_refused, a_path_without_a_folder_is_in_the_working_folder,
           a_save_onto_a_folder_or_into_a_closed_one_leaves_nothing, a_disk_that_ends_anywhere_leaves_the_old_file_and_no_part,
           what_stands_in_the_place_of_the_part_file_is_taken_over_or_refused, a_save_under_way_elsewhere_is_not_disturbed,
-          a_link_at_the_name_is_replaced_not_followed, the_temporary_folder_can_be_emptied)
+          what_is_not_a_regular_file_is_never_replaced, the_temporary_folder_can_be_emptied)

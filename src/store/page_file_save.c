@@ -7,6 +7,9 @@
  * Who holds the lock of `name.part` may truncate, rename or unlink it; nobody else touches it. A save that was killed leaves a
  * part file without a lock, which the next save to the name takes over. Names that end like a part file's are refused, so that no
  * finished file is ever taken for one.
+ *
+ * Only a regular file is ever replaced. rename() cannot be told so, hence the name is looked at before anything is made and once
+ * more just before the rename; who can change the folder between the two could as well remove the saved file.
  */
 #include "page_file_format.h"
 
@@ -89,6 +92,27 @@ static bool names_part_file(const char *path) {
     return n >= n_end && strcasecmp(path + n - n_end, PART_END) == 0;
 }
 
+static const char *kind_of(mode_t mode) {
+    if (S_ISLNK(mode)) return "a symbolic link";
+    if (S_ISDIR(mode)) return "a folder";
+    if (S_ISFIFO(mode)) return "a pipe";
+    if (S_ISSOCK(mode)) return "a socket";
+    return S_ISREG(mode) ? "a file" : "a device";
+}
+
+/* The name is free or a regular file. A link is looked at, not followed. */
+static fkv_status require_file_or_nothing(const part_file *part, const char *name) {
+    struct stat there;
+    if (fstatat(part->folder, name, &there, AT_SYMLINK_NOFOLLOW) != 0) {
+        if (errno == ENOENT) return FKV_OK;
+        return fkv_file_os_failed("cannot look at what is to be replaced", part->path);
+    }
+    FKV_REQUIRE(S_ISREG(there.st_mode), FKV_IO,
+                "cannot save: %.100s is %s and only a regular file is replaced; remove it, or save under another name: %.300s",
+                name, kind_of(there.st_mode), part->path);
+    return FKV_OK;
+}
+
 /* Makes the part file ours alone: locked, still under its name, empty. */
 static fkv_status part_take(part_file *part) {
     struct stat opened;
@@ -110,12 +134,19 @@ static fkv_status part_take(part_file *part) {
     return FKV_OK;
 }
 
+static fkv_status part_create(part_file *part) {
+    FKV_TRY(require_file_or_nothing(part, part->name));
+    FKV_TRY(require_file_or_nothing(part, part->part_name)); /* opening a device can have effects of its own */
+    const int flags = O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
+    part->fd = openat(part->folder, part->part_name, flags, S_IRUSR | S_IWUSR);
+    if (part->fd < 0) return fkv_file_os_failed("cannot create the part file", part->path);
+    return part_take(part);
+}
+
 static fkv_status part_open(part_file *part, const char *path) {
     *part = (part_file){.path = path, .folder = -1, .fd = -1};
     FKV_TRY(part_open_folder(part));
-    const int flags = O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK;
-    part->fd = openat(part->folder, part->part_name, flags, S_IRUSR | S_IWUSR);
-    fkv_status status = part->fd < 0 ? fkv_file_os_failed("cannot create the part file", path) : part_take(part);
+    fkv_status status = part_create(part);
     if (status == FKV_OK) return FKV_OK;
     if (part->fd >= 0) (void)close(part->fd);
     (void)close(part->folder);
@@ -125,6 +156,7 @@ static fkv_status part_open(part_file *part, const char *path) {
 /* To the disk, then to its name. The lock is held until the name is right. */
 static fkv_status part_publish(part_file *part) {
     if (fkv_file_sync(part->fd) != 0) return fkv_file_os_failed("cannot sync the page file", part->path);
+    FKV_TRY(require_file_or_nothing(part, part->name));
     if (renameat(part->folder, part->part_name, part->folder, part->name) != 0)
         return fkv_file_os_failed("cannot rename the part file", part->path);
     part->published = true;
