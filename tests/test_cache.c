@@ -194,6 +194,55 @@ START_TEST(a_plan_above_the_limit_is_refused_with_the_numbers) {
 }
 END_TEST
 
+static fkv_plan least_plan(fkv_config config, bool one_of_each) {
+    config.max_tokens = 1;
+    if (one_of_each) config.n_threads = config.max_seqs = config.max_step_tokens = 1;
+    return plan_of(&config);
+}
+
+/* The refusal says what would fit, and that is true. */
+START_TEST(a_refused_plan_says_what_would_fit) {
+    fkv_config config = large_config();
+    config.n_threads = 4;
+    config.max_seqs = 3;
+    config.memory_limit = plan_of(&config).total_bytes / 2;
+    fkv_cache *cache = NULL;
+    char words[128];
+    uint32_t from = 0;
+    uint32_t to = 0;
+    ck_status(fkv_cache_open(&config, &cache), FKV_NO_MEMORY);
+    const char *advice = strstr(fkv_message(), "lower max_tokens from");
+    ck_assert_msg(advice != NULL && sscanf(advice, "lower max_tokens from %u to %u", &from, &to) == 2, "%s", fkv_message());
+    ck_assert_uint_eq(from, config.max_tokens);
+    ck_assert_uint_gt(to, config.max_tokens / 3);
+    config.max_tokens = to + 1;
+    ck_status(fkv_cache_open(&config, &cache), FKV_NO_MEMORY);
+    config.max_tokens = to;
+    ck_ok(fkv_cache_open(&config, &cache));
+    fkv_cache_close(cache);
+
+    /* no number of tokens fits, but fewer of the rest do */
+    config.memory_limit = least_plan(config, false).total_bytes - 1;
+    ck_status(fkv_cache_open(&config, &cache), FKV_NO_MEMORY);
+    (void)snprintf(words, sizeof words, "with 1 it needs %" PRIu64, least_plan(config, false).total_bytes);
+    ck_assert_msg(strstr(fkv_message(), words) != NULL, "%s", fkv_message());
+    (void)snprintf(words, sizeof words, "n_threads from 4, max_seqs from 3 or max_step_tokens from %u", config.max_step_tokens);
+    ck_assert_msg(strstr(fkv_message(), words) != NULL, "%s", fkv_message());
+    (void)snprintf(words, sizeof words, "with 1 of each it needs %" PRIu64 ")", least_plan(config, true).total_bytes);
+    ck_assert_msg(strstr(fkv_message(), words) != NULL, "%s", fkv_message());
+
+    /* nothing does */
+    config.memory_limit = least_plan(config, true).total_bytes - 1;
+    ck_status(fkv_cache_open(&config, &cache), FKV_NO_MEMORY);
+    (void)snprintf(words, sizeof words, "needs %" PRIu64 ", allow", least_plan(config, true).total_bytes);
+    ck_assert_msg(strstr(fkv_message(), "the least plan") != NULL && strstr(fkv_message(), words) != NULL, "%s", fkv_message());
+    config.memory_limit++;
+    config.max_tokens = config.n_threads = config.max_seqs = config.max_step_tokens = 1;
+    ck_ok(fkv_cache_open(&config, &cache));
+    fkv_cache_close(cache);
+}
+END_TEST
+
 /* Writable memory for `more` bytes above what the process has: a limit that fkv_memory_available() does not look at, so that the
  * refusal comes from the system. False where the system does not hold to it. */
 static bool limit_data(uint64_t more, struct rlimit *before) {
@@ -549,9 +598,9 @@ END_TEST
 TEST_MAIN("cache", the_plan_is_the_sum_of_its_parts_to_the_byte, scratch_does_not_contain_the_context_length,
           a_window_group_does_not_grow_with_the_context, what_is_taken_is_what_was_planned,
           a_lazy_cache_takes_pages_when_they_are_touched, a_plan_above_the_limit_is_refused_with_the_numbers,
-          what_the_system_refuses_is_an_answer_and_leaves_nothing_behind, open_and_close_leave_nothing_behind,
-          every_figure_is_exact_over_a_scripted_life, a_window_group_holds_a_bounded_number_of_pages,
-          attention_reads_the_packed_bytes_of_the_tokens_it_sees_once, held_pages_are_packed_and_nothing_else_is_kept,
-          the_log_hears_of_open_and_close, any_number_of_threads_does_the_same_work,
-          out_may_be_q_and_a_layer_may_be_attended_twice, a_sequence_of_another_cache_is_not_taken_for_ones_own,
-          the_default_configuration_is_the_documented_one)
+          a_refused_plan_says_what_would_fit, what_the_system_refuses_is_an_answer_and_leaves_nothing_behind,
+          open_and_close_leave_nothing_behind, every_figure_is_exact_over_a_scripted_life,
+          a_window_group_holds_a_bounded_number_of_pages, attention_reads_the_packed_bytes_of_the_tokens_it_sees_once,
+          held_pages_are_packed_and_nothing_else_is_kept, the_log_hears_of_open_and_close,
+          any_number_of_threads_does_the_same_work, out_may_be_q_and_a_layer_may_be_attended_twice,
+          a_sequence_of_another_cache_is_not_taken_for_ones_own, the_default_configuration_is_the_documented_one)

@@ -137,6 +137,54 @@ static void say(const fkv_cache *cache, const char *what) {
     c->log(c->log_user, line);
 }
 
+/* Bytes of the plan of a configuration; UINT64_MAX where it has none. */
+static uint64_t planned_bytes(const fkv_device *device, const fkv_config *config) {
+    fkv_plan plan;
+    return fkv_plan_make_on(device, config, &plan) == FKV_OK ? plan.total_bytes : UINT64_MAX;
+}
+
+/* The most tokens whose plan fits the limit, of a configuration whose own does not; 0: not even one. */
+static uint32_t most_tokens(const fkv_device *device, const fkv_config *config, uint64_t limit) {
+    fkv_config tried = *config;
+    uint32_t fits = 0;
+    uint32_t exceeds = config->max_tokens;
+    while (exceeds - fits > 1) {
+        tried.max_tokens = fits + (exceeds - fits) / 2;
+        if (planned_bytes(device, &tried) <= limit)
+            fits = tried.max_tokens;
+        else
+            exceeds = tried.max_tokens;
+    }
+    return fits;
+}
+
+/* What to change so that a plan fits the limit. words: [n_words] */
+static void advise(const fkv_shape *shape, const fkv_device *device, uint64_t limit, char *words, size_t n_words) {
+    const fkv_config *c = &shape->config;
+    uint32_t n_tokens = most_tokens(device, c, limit);
+    fkv_config least = *c;
+    least.max_tokens = 1;
+    uint64_t one_token = planned_bytes(device, &least);
+    least.n_threads = 1;
+    least.max_seqs = 1;
+    least.max_step_tokens = 1;
+    uint64_t all_least = planned_bytes(device, &least);
+    if (n_tokens > 0)
+        (void)snprintf(words, n_words, "lower max_tokens from %u to %u, or store fewer bits", c->max_tokens, n_tokens);
+    else if (all_least <= limit)
+        (void)snprintf(words, n_words,
+                       "fewer max_tokens are not enough (with 1 it needs %llu), lower n_threads from %u, max_seqs from %u or "
+                       "max_step_tokens from %u as well (with 1 of each it needs %llu)",
+                       (unsigned long long)one_token, shape->n_threads, c->max_seqs, c->max_step_tokens,
+                       (unsigned long long)all_least);
+    else
+        (void)snprintf(
+            words, n_words,
+            "the least plan of these layers (1 for max_tokens, n_threads, max_seqs and max_step_tokens) needs %llu, allow "
+            "that much or more",
+            (unsigned long long)all_least);
+}
+
 static fkv_status check_fits(const fkv_shape *shape, const fkv_device *device, const void *options, const fkv_plan *plan) {
     const char *source = NULL;
     uint64_t limit = device->available(options, &source);
@@ -145,15 +193,13 @@ static fkv_status check_fits(const fkv_shape *shape, const fkv_device *device, c
         source = "memory_limit";
     }
     if (plan->total_bytes <= limit) return FKV_OK;
-    uint64_t rest = plan->total_bytes - plan->slab_bytes;
-    uint64_t tokens = limit > rest ? (limit - rest) / (shape->token_bytes + 1) : 0;
-    return fkv_fail(
-        FKV_NO_MEMORY,
-        "the plan needs %llu bytes (slab %llu, tables %llu, scratch %llu, stacks %llu) and %s allows %llu: lower max_tokens from "
-        "%u to about %llu, or store fewer bits",
-        (unsigned long long)plan->total_bytes, (unsigned long long)plan->slab_bytes, (unsigned long long)plan->tables_bytes,
-        (unsigned long long)plan->scratch_bytes, (unsigned long long)plan->stacks_bytes, source, (unsigned long long)limit,
-        shape->config.max_tokens, (unsigned long long)tokens);
+    char words[256];
+    advise(shape, device, limit, words, sizeof words);
+    return fkv_fail(FKV_NO_MEMORY,
+                    "the plan needs %llu bytes (slab %llu, tables %llu, scratch %llu, stacks %llu) and %s allows %llu: %s",
+                    (unsigned long long)plan->total_bytes, (unsigned long long)plan->slab_bytes,
+                    (unsigned long long)plan->tables_bytes, (unsigned long long)plan->scratch_bytes,
+                    (unsigned long long)plan->stacks_bytes, source, (unsigned long long)limit, words);
 }
 
 /* Gives back what was taken so far; pieces not taken yet are NULL. */
