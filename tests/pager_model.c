@@ -74,6 +74,19 @@ bool model_unchanged(pager_model *m) {
     return same;
 }
 
+bool model_check_closed_only(pager_model *m) {
+    memcpy(m->aside, m->block, m->block_bytes);
+    memcpy(m->block, m->snapshot, m->block_bytes);
+    for (uint32_t slot = 0; slot < m->spec.max_seqs; slot++)
+        for (uint32_t s = 0; s < m->spec.max_seqs; s++)
+            if (m->seqs[s].closing && m->seqs[s].slot == slot)
+                EXPECT(fkv_pager_close(m->pager, m->seqs[s].seq) == FKV_OK, "a close without the step failed");
+    memcpy(m->snapshot, m->block, m->block_bytes);
+    memcpy(m->block, m->aside, m->block_bytes);
+    EXPECT(model_unchanged(m), "an aborted step left more behind than closed sequences");
+    return true;
+}
+
 /* An expected status; where it is a failure, nothing may have changed. */
 bool model_answered(pager_model *m, const char *call, fkv_status got, fkv_status expected) {
     EXPECT(got == expected, "%s answered %s instead of %s (%s)", call, fkv_status_name(got), fkv_status_name(expected),
@@ -103,8 +116,9 @@ bool model_holds(const pager_model *m, uint32_t group, uint32_t position, uint32
 
 bool model_check_sequence(pager_model *m, uint32_t s, uint32_t position) {
     model_seq *q = &m->seqs[s];
-    uint32_t slot = 0;
-    EXPECT(fkv_pager_slot(m->pager, q->seq, &slot) == FKV_OK, "sequence %u is not known", s);
+    uint32_t slot = q->slot;
+    EXPECT(fkv_pager_slot(m->pager, q->seq, &slot) == (q->closing ? FKV_BAD_SEQ : FKV_OK) && slot == q->slot,
+           "sequence %u is known or not known wrongly", s);
     for (uint32_t g = 0; g < m->spec.n_groups; g++) {
         fkv_page_view view = fkv_pager_view(m->pager, g, slot);
         for (uint32_t i = 0; i < position; i++) {
@@ -193,13 +207,13 @@ bool model_fits(const pager_model *m, const shadow *shadows, uint32_t n, uint32_
     return b.promised <= b.free + b.cached;
 }
 
-bool model_windows_fit(const pager_model *m, uint32_t max_tokens) {
+bool model_windows_fit(const pager_model *m, uint32_t max_tokens, const model_seq *instead) {
     for (uint32_t g = 0; g < m->spec.n_groups; g++) {
         if (g == m->n_full) continue;
         uint32_t cap = fkv_pager_window_cap(&m->spec, g);
         uint32_t sum = fkv_min_u32(cap, model_pages(m, max_tokens));
         for (uint32_t s = 0; s < m->spec.max_seqs; s++)
-            if (m->seqs[s].open) sum += fkv_min_u32(cap, model_pages(m, m->seqs[s].max_tokens));
+            if (m->seqs[s].open && &m->seqs[s] != instead) sum += fkv_min_u32(cap, model_pages(m, m->seqs[s].max_tokens));
         if (sum > m->spec.groups[g].n_pages) return false;
     }
     return true;
@@ -288,6 +302,7 @@ pager_model *pager_model_open(const pager_model_spec *spec) {
     m->block_bytes = fkv_align_up(carve.used, FKV_CARVE_ALIGN);
     m->block = must(aligned_alloc(FKV_CARVE_ALIGN, m->block_bytes));
     m->snapshot = must(aligned_alloc(FKV_CARVE_ALIGN, m->block_bytes));
+    m->aside = must(aligned_alloc(FKV_CARVE_ALIGN, m->block_bytes));
     memset(m->block, 0xa5, m->block_bytes);
     carve = (fkv_carve){.base = m->block, .size = m->block_bytes};
     fkv_pager_layout(&carve, &m->spec, &m->pager);
@@ -302,6 +317,7 @@ pager_model *pager_model_open(const pager_model_spec *spec) {
 void pager_model_close(pager_model *m) {
     for (uint32_t g = 0; g < m->spec.n_groups; g++) free(m->memory[g]);
     free(m->snapshot);
+    free(m->aside);
     free(m->block);
     free(m);
 }
@@ -326,4 +342,8 @@ void pager_model_tally_add(pager_model_tally *sum, const pager_model_tally *one)
     sum->copies += one->copies;
     sum->bad_calls += one->bad_calls;
     sum->contradicted += one->contradicted;
+    sum->reserved += one->reserved;
+    sum->reserve_refused += one->reserve_refused;
+    sum->closed_in_step += one->closed_in_step;
+    sum->matched += one->matched;
 }

@@ -46,7 +46,7 @@ const char *pager_model_fault(const pager_model *model);
 /* How often each kind of operation succeeded, for the test to see that nothing was left out. */
 typedef struct pager_model_tally {
     uint64_t opened, shared, refused, forked, truncated, truncate_refused, gone, inserted, cleared, filled, closed;
-    uint64_t committed, aborted, copies, bad_calls, contradicted;
+    uint64_t committed, aborted, copies, bad_calls, contradicted, reserved, reserve_refused, closed_in_step, matched;
 } pager_model_tally;
 
 const pager_model_tally *pager_model_tallied(const pager_model *model);

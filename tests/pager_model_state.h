@@ -16,7 +16,9 @@ typedef struct written {
 
 typedef struct model_seq {
     bool open;
+    bool closing; /* closed since the step began: its pages stay until the step ends */
     fkv_seq seq;
+    uint32_t slot;
     uint64_t tenant;
     uint32_t max_tokens;
     uint32_t len;
@@ -32,6 +34,7 @@ struct pager_model {
     fkv_pager *pager;
     uint8_t *block;
     uint8_t *snapshot; /* of the block before the operation */
+    uint8_t *aside;    /* of the block, while another state is looked at */
     size_t block_bytes;
     uint32_t n_full; /* the full group, n_groups where there is none */
     model_seq seqs[MAX_SEQS];
@@ -67,6 +70,9 @@ bool model_fault(pager_model *m, const char *format, ...) FKV_PRINTF(2, 3); /* f
 void model_snapshot(pager_model *m);
 bool model_unchanged(pager_model *m); /* every byte of the pager, since the snapshot */
 
+/* An aborted step in which sequences were closed leaves what closing them without it leaves, slot by slot. */
+bool model_check_closed_only(pager_model *m);
+
 /* An expected status; where it is a failure, nothing may have changed. */
 bool model_answered(pager_model *m, const char *call, fkv_status got, fkv_status expected);
 
@@ -89,7 +95,8 @@ void model_write(pager_model *m, model_seq *q, uint32_t slot, uint32_t i);
 uint32_t model_shadows(const pager_model *m, shadow *shadows); /* how many */
 balance model_count(const pager_model *m, const shadow *shadows, uint32_t n, uint32_t without);
 bool model_fits(const pager_model *m, const shadow *shadows, uint32_t n, uint32_t without);
-bool model_windows_fit(const pager_model *m, uint32_t max_tokens);
+/* One more sequence of max_tokens, in place of `instead` where it is not NULL. */
+bool model_windows_fit(const pager_model *m, uint32_t max_tokens, const model_seq *instead);
 
 /* ---- the tree, by looking at every node ---- */
 

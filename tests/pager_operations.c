@@ -36,6 +36,15 @@ static uint32_t choose_prompt(const pager_model *m, pager_choices *choices, uint
     return n;
 }
 
+/* Before a sequence is opened, whether it will fit or not, and in the middle of steps. */
+static bool match_agrees(pager_model *m, const fkv_seq_config *config, uint32_t n_found) {
+    uint32_t n_shared = 0;
+    EXPECT(fkv_pager_match(m->pager, config, &n_shared) == FKV_OK && n_shared == n_found * m->spec.page_tokens,
+           "match found %u tokens instead of %u", n_shared, n_found * m->spec.page_tokens);
+    m->tally.matched += n_found > 0;
+    return true;
+}
+
 static bool operate_open(pager_model *m, pager_choices *choices) {
     static shadow shadows[MAX_SEQS + 1];
     uint32_t prompt[MAX_TOKENS];
@@ -55,7 +64,7 @@ static bool operate_open(pager_model *m, pager_choices *choices) {
         expected = FKV_POOL_FULL;
     else if (vacant(m) == NULL)
         expected = FKV_SEQS_FULL;
-    else if (!model_windows_fit(m, max_tokens))
+    else if (!model_windows_fit(m, max_tokens, NULL))
         expected = FKV_POOL_FULL;
     else if (m->n_full < m->spec.n_groups) {
         uint32_t n = model_shadows(m, shadows);
@@ -66,6 +75,8 @@ static bool operate_open(pager_model *m, pager_choices *choices) {
     }
     fkv_seq seq = 0;
     uint32_t n_shared = 0;
+    if (!match_agrees(m, &config, n_found) || !model_unchanged(m))
+        return model_fault(m, "a match disagrees or changed something");
     if (!model_answered(m, "open", fkv_pager_open(m->pager, &config, &seq, &n_shared), expected)) return false;
     m->tally.refused += expected != FKV_OK;
     if (expected != FKV_OK) return true;
@@ -74,6 +85,7 @@ static bool operate_open(pager_model *m, pager_choices *choices) {
 
     model_seq *q = vacant(m);
     q->open = true;
+    q->closing = false;
     q->seq = seq;
     q->tenant = tenant;
     q->max_tokens = max_tokens;
@@ -85,6 +97,7 @@ static bool operate_open(pager_model *m, pager_choices *choices) {
     /* whoever wrote it, it is theirs now: the text is checked against the tokens, the write must stay what it is */
     uint32_t slot = 0;
     EXPECT(seq != 0 && seq != m->closed && fkv_pager_slot(m->pager, seq, &slot) == FKV_OK, "open gave no sequence");
+    q->slot = slot;
     for (uint32_t g = 0; g < m->spec.n_groups; g++)
         for (uint32_t i = 0; i < n_shared; i++) {
             uint32_t page = fkv_page_at(fkv_pager_view(m->pager, g, slot), i / m->spec.page_tokens);
@@ -109,7 +122,7 @@ static bool operate_fork(pager_model *m, pager_choices *choices) {
         expected = FKV_POOL_FULL;
     else if (vacant(m) == NULL)
         expected = FKV_SEQS_FULL;
-    else if (!model_windows_fit(m, max_tokens))
+    else if (!model_windows_fit(m, max_tokens, NULL))
         expected = FKV_POOL_FULL;
     else if (m->n_full < m->spec.n_groups) {
         uint32_t n = model_shadows(m, shadows);
@@ -129,6 +142,7 @@ static bool operate_fork(pager_model *m, pager_choices *choices) {
     other->seq = child;
     other->max_tokens = max_tokens;
     m->tally.forked++;
+    EXPECT(fkv_pager_slot(m->pager, child, &other->slot) == FKV_OK, "fork gave no sequence");
     return true;
 }
 
@@ -184,6 +198,34 @@ static bool operate_truncate(pager_model *m, pager_choices *choices) {
     q->len = n_tokens;
     q->n_known = fkv_min_u32(q->n_known, n_tokens / m->spec.page_tokens * m->spec.page_tokens);
     m->tally.truncated++;
+    return true;
+}
+
+static bool operate_reserve(pager_model *m, pager_choices *choices) {
+    static shadow shadows[MAX_SEQS + 1];
+    model_seq *q = pick(m, choices);
+    if (q == NULL) return true;
+    uint32_t max_tokens = choose_max_tokens(m, choices, q->len);
+    if (model_one_in(choices, 16)) max_tokens = q->len == 0 ? 0 : q->len - 1;
+    fkv_status expected = FKV_OK;
+    if (max_tokens == 0 || max_tokens < q->len)
+        expected = FKV_BAD_ARGUMENT;
+    else if (max_tokens > m->spec.max_seq_tokens || !model_windows_fit(m, max_tokens, q))
+        expected = FKV_POOL_FULL;
+    else if (m->n_full < m->spec.n_groups) {
+        uint32_t n = model_shadows(m, shadows);
+        uint32_t s = 0;
+        for (model_seq *before = m->seqs; before < q; before++) s += before->open;
+        shadows[s].max_tokens = max_tokens;
+        uint32_t without = node_in_the_way(m, shadows, n, s);
+        if (!model_fits(m, shadows, n, FKV_NO_NODE) && (without == FKV_NO_NODE || !model_fits(m, shadows, n, without)))
+            expected = FKV_POOL_FULL;
+    }
+    if (!model_answered(m, "reserve", fkv_pager_reserve(m->pager, q->seq, max_tokens), expected)) return false;
+    m->tally.reserve_refused += expected == FKV_POOL_FULL;
+    if (expected != FKV_OK) return true;
+    q->max_tokens = max_tokens;
+    m->tally.reserved++;
     return true;
 }
 
@@ -310,7 +352,7 @@ static bool all_refused_in_step(pager_model *m, fkv_row row) {
     EXPECT(fkv_pager_open(m->pager, &config, &other, NULL) == FKV_BAD_STATE, "open in a step");
     EXPECT(fkv_pager_fork(m->pager, row.seq, m->spec.max_seq_tokens, &other) == FKV_BAD_STATE, "fork in a step");
     EXPECT(fkv_pager_truncate(m->pager, row.seq, 0) == FKV_BAD_STATE, "truncate in a step");
-    EXPECT(fkv_pager_close(m->pager, row.seq) == FKV_BAD_STATE, "close in a step");
+    EXPECT(fkv_pager_reserve(m->pager, row.seq, m->spec.max_seq_tokens) == FKV_BAD_STATE, "reserve in a step");
     EXPECT(fkv_pager_insert(m->pager, row.seq, NULL, 0) == FKV_BAD_STATE, "insert in a step");
     EXPECT(fkv_pager_fill(m->pager, row.seq, 1) == FKV_BAD_STATE, "fill in a step");
     EXPECT(fkv_pager_clear(m->pager) == FKV_BAD_STATE, "clear in a step");
@@ -344,6 +386,57 @@ static bool write_step(pager_model *m, pager_choices *choices, const fkv_row *ro
     return true;
 }
 
+/* Closes some sequences while the step is open, with rows in it and without. */
+static bool close_in_step(pager_model *m, pager_choices *choices) {
+    uint32_t n_left = 0;
+    for (uint32_t s = 0; s < m->spec.max_seqs; s++) {
+        model_seq *q = &m->seqs[s];
+        uint32_t len = 0;
+        if (!q->open || q->closing) continue;
+        n_left++;
+        if (!model_one_in(choices, 3)) continue;
+        EXPECT(fkv_pager_close(m->pager, q->seq) == FKV_OK, "sequence %u cannot be closed in a step", s);
+        EXPECT(fkv_pager_close(m->pager, q->seq) == FKV_BAD_SEQ, "sequence %u was closed twice in a step", s);
+        EXPECT(fkv_pager_length(m->pager, q->seq, &len) == FKV_BAD_SEQ, "sequence %u was closed in a step and has a length", s);
+        q->closing = true;
+        n_left--;
+        m->closed = q->seq;
+        m->tally.closed_in_step++;
+    }
+    fkv_stats stats = {0};
+    fkv_pager_stats(m->pager, &stats);
+    EXPECT(stats.seqs == n_left, "%u sequences instead of %u, others closed in the step", stats.seqs, n_left);
+    EXPECT(fkv_pager_consistent(m->pager), "inconsistent after a close in a step");
+    return true;
+}
+
+/* What a sequence has been told is cached is matched in a step as outside, and the pager is left alone. */
+static bool match_in_step(pager_model *m, pager_choices *choices) {
+    uint32_t prompt[MAX_TOKENS];
+    uint32_t path[MAX_TOKENS];
+    uint32_t n_prompt = choose_prompt(m, choices, prompt);
+    fkv_seq_config config = {
+        .max_tokens = m->spec.max_seq_tokens, .tenant = pager_choose(choices, N_TENANTS), .prompt = prompt, .n_prompt = n_prompt};
+    uint32_t n_path = model_find_path(m, config.tenant, prompt, n_prompt / m->spec.page_tokens, path);
+    memcpy(m->aside, m->block, m->block_bytes);
+    if (!match_agrees(m, &config, model_usable_pages(m, path, n_path))) return false;
+    EXPECT(memcmp(m->aside, m->block, m->block_bytes) == 0, "a match in a step changed something");
+    return true;
+}
+
+/* The sequences that were closed in the step are gone now that it has ended; how many tokens of its rows with them. */
+static uint32_t forget_closing(pager_model *m, const fkv_row *rows, uint32_t n_rows) {
+    uint32_t n_tokens = 0;
+    for (uint32_t r = 0; r < n_rows; r++)
+        if (seq_of(m, rows[r].seq)->closing) n_tokens += rows[r].n_tokens;
+    for (uint32_t s = 0; s < m->spec.max_seqs; s++) {
+        m->tally.closed += m->seqs[s].closing;
+        if (m->seqs[s].closing) m->seqs[s].open = false;
+        m->seqs[s].closing = false;
+    }
+    return n_tokens;
+}
+
 static bool operate_step(pager_model *m, pager_choices *choices) {
     fkv_row rows[MAX_SEQS];
     uint32_t n_rows = choose_rows(m, choices, rows);
@@ -352,9 +445,11 @@ static bool operate_step(pager_model *m, pager_choices *choices) {
     if (!model_answered(m, "begin", fkv_pager_step_begin(m->pager, rows, n_rows), expected)) return false;
     if (expected != FKV_OK) return true;
     EXPECT(fkv_pager_consistent(m->pager), "inconsistent in a step");
-    if (model_one_in(choices, 4) && !all_refused_in_step(m, rows[0])) return false;
+    if (model_one_in(choices, 4) && (!all_refused_in_step(m, rows[0]) || !match_in_step(m, choices))) return false;
 
     bool abort = model_one_in(choices, 4);
+    uint32_t closing = pager_choose(choices, 8);
+    if (closing == 6 && !close_in_step(m, choices)) return false;
     if (!abort || model_one_in(choices, 2)) {
         if (!write_step(m, choices, rows, n_rows)) return false;
         for (uint32_t s = 0; s < m->spec.max_seqs; s++)
@@ -364,14 +459,20 @@ static bool operate_step(pager_model *m, pager_choices *choices) {
             if (!model_check_sequence(m, (uint32_t)(q - m->seqs), q->len + rows[r].n_tokens - 1)) return false;
         }
     }
+    if (closing == 7 && !close_in_step(m, choices)) return false;
     if (abort) {
         if (!model_answered(m, "abort", fkv_pager_step_abort(m->pager), FKV_OK)) return false;
-        EXPECT(model_unchanged(m), "an aborted step left something behind");
+        if (!model_check_closed_only(m)) return false;
+        (void)forget_closing(m, rows, n_rows);
         m->tally.aborted++;
         return true;
     }
+    uint64_t n_tokens = m->pager->figures.tokens;
     if (!model_answered(m, "commit", fkv_pager_step_commit(m->pager), FKV_OK)) return false;
     for (uint32_t r = 0; r < n_rows; r++) seq_of(m, rows[r].seq)->len += rows[r].n_tokens;
+    for (uint32_t r = 0; r < n_rows; r++) n_tokens += rows[r].n_tokens;
+    n_tokens -= forget_closing(m, rows, n_rows);
+    EXPECT(m->pager->figures.tokens == n_tokens, "a step counted tokens of sequences that were closed in it");
     m->tally.committed++;
     return true;
 }
@@ -382,7 +483,7 @@ static bool operate_badly(pager_model *m, pager_choices *choices) {
     uint32_t n = 0;
     fkv_seq child = 0;
     fkv_row row = {none, 1};
-    switch (pager_choose(choices, 10)) {
+    switch (pager_choose(choices, 11)) {
     case 0: return model_answered(m, "length", fkv_pager_length(m->pager, none, &n), FKV_BAD_SEQ);
     case 1: return model_answered(m, "fork", fkv_pager_fork(m->pager, none, 1, &child), FKV_BAD_SEQ);
     case 2: return model_answered(m, "truncate", fkv_pager_truncate(m->pager, none, 0), FKV_BAD_SEQ);
@@ -391,6 +492,7 @@ static bool operate_badly(pager_model *m, pager_choices *choices) {
     case 5: return model_answered(m, "fill", fkv_pager_fill(m->pager, none, 0), FKV_BAD_SEQ);
     case 6: return model_answered(m, "begin", fkv_pager_step_begin(m->pager, &row, 1), FKV_BAD_SEQ);
     case 7: return model_answered(m, "commit", fkv_pager_step_commit(m->pager), FKV_BAD_STATE);
+    case 9: return model_answered(m, "reserve", fkv_pager_reserve(m->pager, none, 1), FKV_BAD_SEQ);
     case 8: return model_answered(m, "abort", fkv_pager_step_abort(m->pager), FKV_BAD_STATE);
     default: return model_answered(m, "begin", fkv_pager_step_begin(m->pager, &row, m->spec.max_seqs + 1), FKV_BAD_ARGUMENT);
     }
@@ -400,7 +502,7 @@ bool pager_model_operate(pager_model *m, pager_choices *choices) {
     m->n_operations++;
     model_snapshot(m);
     bool agreed = true;
-    uint32_t kind = pager_choose(choices, 32);
+    uint32_t kind = pager_choose(choices, 35);
     if (kind < 12)
         agreed = operate_step(m, choices);
     else if (kind < 17)
@@ -415,6 +517,8 @@ bool pager_model_operate(pager_model *m, pager_choices *choices) {
         agreed = operate_fill(m, choices);
     else if (kind < 31)
         agreed = operate_close(m, choices);
+    else if (kind >= 32)
+        agreed = operate_reserve(m, choices);
     else if (model_one_in(choices, 8))
         agreed = operate_clear(m);
     else

@@ -79,7 +79,8 @@ typedef enum moment {
     WRITTEN,   /* both */
     COMMITTED, /* s->step is the handle of a step that is over */
     ABORTED,
-    CROWDED /* max_seqs sequences */
+    CROWDED,  /* max_seqs sequences */
+    CLOSED_IN /* a step of one token of `spare`, which was closed since it began */
 } moment;
 
 #define ROWS(...) ((const fkv_row[]){__VA_ARGS__})
@@ -99,6 +100,10 @@ typedef enum moment {
     ROW(seq_open_null_seq, IDLE, BAD_ARGUMENT, fkv_seq_open(s->cache, SEQ(.max_tokens = 1), NULL, &s->out_n))                    \
     ROW(fork_null_cache, IDLE, BAD_ARGUMENT, fkv_seq_fork(NULL, s->live, LIVE_MOST, &s->out_seq))                                \
     ROW(fork_null_child, IDLE, BAD_ARGUMENT, fkv_seq_fork(s->cache, s->live, LIVE_MOST, NULL))                                   \
+    ROW(reserve_null_cache, IDLE, BAD_ARGUMENT, fkv_seq_reserve(NULL, s->live, LIVE_MOST))                                       \
+    ROW(match_null_cache, IDLE, BAD_ARGUMENT, fkv_prefix_match(NULL, SEQ(.max_tokens = 1), &s->out_n))                           \
+    ROW(match_null_config, IDLE, BAD_ARGUMENT, fkv_prefix_match(s->cache, NULL, &s->out_n))                                      \
+    ROW(match_null_n_shared, IDLE, BAD_ARGUMENT, fkv_prefix_match(s->cache, SEQ(.max_tokens = 1), NULL))                         \
     ROW(truncate_null_cache, IDLE, BAD_ARGUMENT, fkv_seq_truncate(NULL, s->live, 59))                                            \
     ROW(close_null_cache, IDLE, BAD_ARGUMENT, fkv_seq_close(NULL, s->live))                                                      \
     ROW(length_null_cache, IDLE, BAD_ARGUMENT, fkv_seq_length(NULL, s->live, &s->out_n))                                         \
@@ -135,6 +140,10 @@ typedef enum moment {
         fkv_seq_open(s->cache, SEQ(.max_tokens = 9, .n_prompt = 3), &s->out_seq, &s->out_n))                                     \
     ROW(fork_shorter_than_the_parent, IDLE, BAD_ARGUMENT, fkv_seq_fork(s->cache, s->live, LIVE_TOKENS - 1, &s->out_seq))         \
     ROW(fork_for_no_tokens, IDLE, BAD_ARGUMENT, fkv_seq_fork(s->cache, s->roomy, 0, &s->out_seq))                                \
+    ROW(reserve_below_the_length, IDLE, BAD_ARGUMENT, fkv_seq_reserve(s->cache, s->live, LIVE_TOKENS - 1))                       \
+    ROW(reserve_for_no_tokens, IDLE, BAD_ARGUMENT, fkv_seq_reserve(s->cache, s->roomy, 0))                                       \
+    ROW(match_for_no_tokens, IDLE, BAD_ARGUMENT, fkv_prefix_match(s->cache, SEQ(.max_tokens = 0), &s->out_n))                    \
+    ROW(match_prompt_null, IDLE, BAD_ARGUMENT, fkv_prefix_match(s->cache, SEQ(.max_tokens = 9, .n_prompt = 3), &s->out_n))       \
     ROW(truncate_beyond_the_length, IDLE, BAD_ARGUMENT, fkv_seq_truncate(s->cache, s->live, LIVE_TOKENS + 1))                    \
     ROW(insert_beyond_the_length, IDLE, BAD_ARGUMENT, fkv_prefix_insert(s->cache, s->live, s->tokens, LIVE_TOKENS + 1))          \
     ROW(insert_other_tokens, IDLE, BAD_ARGUMENT, fkv_prefix_insert(s->cache, s->live, s->strange, 32))                           \
@@ -157,6 +166,8 @@ typedef enum moment {
         fkv_seq_load(s->cache, SEQ(.max_tokens = 64, .n_prompt = 64), s->good, &s->out_seq))                                     \
     /* not a sequence of this cache, or not any more */                                                                          \
     ROW(fork_closed, IDLE, BAD_SEQ, fkv_seq_fork(s->cache, s->closed, LIVE_MOST, &s->out_seq))                                   \
+    ROW(reserve_closed, IDLE, BAD_SEQ, fkv_seq_reserve(s->cache, s->closed, LIVE_MOST))                                          \
+    ROW(reserve_foreign, IDLE, BAD_SEQ, fkv_seq_reserve(s->cache, s->foreign, LIVE_MOST))                                        \
     ROW(truncate_closed, IDLE, BAD_SEQ, fkv_seq_truncate(s->cache, s->closed, 0))                                                \
     ROW(close_closed, IDLE, BAD_SEQ, fkv_seq_close(s->cache, s->closed))                                                         \
     ROW(length_closed, IDLE, BAD_SEQ, fkv_seq_length(s->cache, s->closed, &s->out_n))                                            \
@@ -178,9 +189,13 @@ typedef enum moment {
     ROW(begin_in_a_step, BEGUN, BAD_STATE, fkv_step_begin(s->cache, ROWS({s->roomy, 1}), 1, &s->out_step))                       \
     ROW(seq_open_in_a_step, BEGUN, BAD_STATE, fkv_seq_open(s->cache, SEQ(.max_tokens = 1), &s->out_seq, &s->out_n))              \
     ROW(fork_in_a_step, HALF, BAD_STATE, fkv_seq_fork(s->cache, s->live, LIVE_MOST, &s->out_seq))                                \
+    ROW(reserve_in_a_step, HALF, BAD_STATE, fkv_seq_reserve(s->cache, s->live, LIVE_MOST + 1))                                   \
     ROW(truncate_in_a_step, HALF, BAD_STATE, fkv_seq_truncate(s->cache, s->live, 59))                                            \
-    ROW(close_in_a_step, WRITTEN, BAD_STATE, fkv_seq_close(s->cache, s->live))                                                   \
-    ROW(close_another_in_a_step, BEGUN, BAD_STATE, fkv_seq_close(s->cache, s->roomy))                                            \
+    ROW(close_twice_in_a_step, CLOSED_IN, BAD_SEQ, fkv_seq_close(s->cache, s->spare))                                            \
+    ROW(length_of_one_closed_in_the_step, CLOSED_IN, BAD_SEQ, fkv_seq_length(s->cache, s->spare, &s->out_n))                     \
+    ROW(truncate_of_one_closed_in_the_step, CLOSED_IN, BAD_STATE, fkv_seq_truncate(s->cache, s->spare, 0))                       \
+    ROW(save_of_one_closed_in_the_step, CLOSED_IN, BAD_STATE, fkv_seq_save(s->cache, s->spare, s->tokens, 0, s->written))        \
+    ROW(commit_with_a_close_and_nothing_written, CLOSED_IN, BAD_STATE, fkv_step_commit(s->step))                                 \
     ROW(insert_in_a_step, WRITTEN, BAD_STATE, fkv_prefix_insert(s->cache, s->live, s->tokens, 32))                               \
     ROW(clear_in_a_step, BEGUN, BAD_STATE, fkv_prefix_clear(s->cache))                                                           \
     ROW(save_in_a_step, WRITTEN, BAD_STATE, fkv_seq_save(s->cache, s->live, s->tokens, 0, s->written))                           \
@@ -210,6 +225,8 @@ typedef enum moment {
     ROW(seq_open_promised_to_others, IDLE, POOL_FULL,                                                                            \
         fkv_seq_open(s->cache, SEQ(.max_tokens = MAX_TOKENS), &s->out_seq, &s->out_n))                                           \
     ROW(fork_longer_than_any, IDLE, POOL_FULL, fkv_seq_fork(s->cache, s->live, MAX_TOKENS + 1, &s->out_seq))                     \
+    ROW(reserve_longer_than_any, IDLE, POOL_FULL, fkv_seq_reserve(s->cache, s->live, MAX_TOKENS + 1))                            \
+    ROW(reserve_promised_to_others, IDLE, POOL_FULL, fkv_seq_reserve(s->cache, s->roomy, MAX_TOKENS))                            \
     ROW(fork_promised_to_others, IDLE, POOL_FULL, fkv_seq_fork(s->cache, s->live, MAX_TOKENS, &s->out_seq))                      \
     ROW(load_longer_than_any, IDLE, POOL_FULL, fkv_seq_load(s->cache, SEQ(.max_tokens = MAX_TOKENS + 1), s->good, &s->out_seq))  \
     ROW(seq_open_one_too_many, CROWDED, SEQS_FULL, fkv_seq_open(s->cache, SEQ(.max_tokens = 1), &s->out_seq, &s->out_n))         \
@@ -347,6 +364,12 @@ static void enter(stage *s, moment when) {
     }
     if (when == CROWDED)
         for (uint32_t n = 2; n < MAX_SEQS; n++) s->crowd[n] = cache_world_seq(&s->w, 1);
+    if (when == CLOSED_IN) {
+        s->spare = cache_world_seq(&s->w, 4);
+        ck_ok(fkv_step_begin(s->cache, &(fkv_row){s->spare, 1}, 1, &s->step));
+        ck_ok(fkv_seq_close(s->cache, s->spare));
+        return;
+    }
     if (when == IDLE || when == CROWDED) return;
     ck_ok(fkv_step_begin(s->cache, &(fkv_row){chunk.seq, 1}, 1, &s->step));
     if (when == BEGUN) return;
@@ -358,7 +381,7 @@ static void enter(stage *s, moment when) {
 }
 
 static void leave(stage *s, moment when) {
-    if (when == BEGUN || when == HALF || when == WRITTEN) ck_ok(fkv_step_abort(s->step));
+    if (when == BEGUN || when == HALF || when == WRITTEN || when == CLOSED_IN) ck_ok(fkv_step_abort(s->step));
     if (when == COMMITTED) ck_ok(fkv_seq_close(s->cache, s->spare));
     if (when == CROWDED)
         for (uint32_t n = 2; n < MAX_SEQS; n++) ck_ok(fkv_seq_close(s->cache, s->crowd[n]));

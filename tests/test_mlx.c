@@ -248,6 +248,50 @@ START_TEST(truncated_and_aborted_tokens_leave_nothing) {
 }
 END_TEST
 
+/* The last sequence of a full cache is closed in its own step; its pages are let go before the answer is evaluated, and the next
+ * sequence gets them. */
+START_TEST(the_answer_to_a_sequence_closed_in_its_step_is_the_hosts) {
+    const fkv_config config = config_of(64, 1);
+    pair p = pair_open(&config);
+    pair_seq s = pair_seq_open(&p, 1, 64);
+    pair_run(&p, &s, 50, 50);
+    fkv_step *host = NULL;
+    fkv_step *mlx = NULL;
+    const uint32_t n = 9;
+    ck_ok(fkv_step_begin(p.host, &(fkv_row){s.host, n}, 1, &host));
+    ck_ok(fkv_step_begin(p.mlx, &(fkv_row){s.mlx, n}, 1, &mlx));
+    static float expected[LAYERS][MAX_STEP * Q_HEADS * DIM];
+    mlx_array answers[LAYERS];
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        layer_rows((pair_seq *const[]){&s}, &n, 1, layer);
+        ck_ok(fkv_write(host, layer, side_rows[0], side_rows[1]));
+        ck_ok(fkv_attend(host, layer, side_rows[2], expected[layer]));
+        mlx_array k = array_of(side_rows[0], n, KV_HEADS);
+        mlx_array v = array_of(side_rows[1], n, KV_HEADS);
+        answers[layer] = array_of(side_rows[2], n, Q_HEADS);
+        ck_ok(fkv_mlx_write(mlx, layer, k, v));
+        if (layer == 0) ck_ok(fkv_seq_close(p.mlx, s.mlx));
+        ck_ok(fkv_mlx_attend(mlx, layer, answers[layer], &answers[layer]));
+        (void)mlx_array_free(k);
+        (void)mlx_array_free(v);
+    }
+    ck_ok(fkv_seq_close(p.host, s.host));
+    ck_ok(fkv_step_commit(host));
+    ck_ok(fkv_step_commit(mlx));
+    pair_seq next = pair_seq_open(&p, 2, 64);
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        ck_assert_int_eq(mlx_array_eval(answers[layer]), 0);
+        const float *out = mlx_array_data_float32(answers[layer]);
+        for (size_t row = 0; row < (size_t)n * Q_HEADS; row++)
+            ck_assert_double_le(relative_l2(out + row * DIM, expected[layer] + row * DIM, DIM), DEVICE_TOLERANCE);
+        (void)mlx_array_free(answers[layer]);
+    }
+    pair_run(&p, &next, 64, 20);
+    pair_same_pages(&p, &next);
+    pair_close(&p);
+}
+END_TEST
+
 START_TEST(random_lives_leave_the_hosts_pages) {
     const fkv_config config = config_of(700, 4);
     pair p = pair_open(&config);
@@ -559,9 +603,9 @@ START_TEST(a_plan_that_does_not_fit_and_a_way_that_is_not_there_are_refused) {
 END_TEST
 
 TEST_MAIN("mlx", chunks_batches_and_windows_are_the_hosts, a_fork_copies_the_page_it_writes_and_the_parent_keeps_its_own,
-          truncated_and_aborted_tokens_leave_nothing, random_lives_leave_the_hosts_pages,
-          a_file_saved_on_one_device_loads_on_the_other, alone_in_a_batch_or_forked_the_bits_are_the_same,
-          a_query_that_is_not_a_number_has_no_answer_and_spoils_no_other, the_pools_are_what_the_plan_says,
-          thousands_of_steps_move_no_counter, each_devices_calls_name_those_of_the_other,
+          truncated_and_aborted_tokens_leave_nothing, the_answer_to_a_sequence_closed_in_its_step_is_the_hosts,
+          random_lives_leave_the_hosts_pages, a_file_saved_on_one_device_loads_on_the_other,
+          alone_in_a_batch_or_forked_the_bits_are_the_same, a_query_that_is_not_a_number_has_no_answer_and_spoils_no_other,
+          the_pools_are_what_the_plan_says, thousands_of_steps_move_no_counter, each_devices_calls_name_those_of_the_other,
           arrays_of_the_wrong_shape_type_or_moment_are_refused, what_fails_inside_mlx_is_a_status_with_its_words,
           a_plan_that_does_not_fit_and_a_way_that_is_not_there_are_refused)

@@ -133,6 +133,21 @@ static void travel(cache_world *w, fkv_seq seq, const uint32_t *tokens, const ui
     expect(t, fkv_seq_load(w->cache, &good, paths->missing, &loaded), FKV_IO);
 }
 
+/* Forks that are closed while a step with a row of theirs is open, which is committed or aborted. */
+static void close_in_steps(cache_world *w, fkv_seq seq, const uint32_t *tokens, uint32_t at, tally *t) {
+    for (int ending = 0; ending < 2; ending++) {
+        fkv_seq child = 0;
+        fkv_step *step = NULL;
+        expect(t, fkv_seq_fork(w->cache, seq, N_TOKENS, &child), FKV_OK);
+        const cache_chunk chunk = {child, tokens, at, 1, NULL};
+        expect(t, fkv_step_begin(w->cache, &(fkv_row){child, 1}, 1, &step), FKV_OK);
+        expect(t, fkv_seq_close(w->cache, child), FKV_OK);
+        expect(t, fkv_seq_close(w->cache, child), FKV_BAD_SEQ);
+        for (uint32_t l = 0; l < N_OF(LAYERS); l++) expect(t, cache_world_write(w, step, &chunk, 1, l), FKV_OK);
+        expect(t, ending == 0 ? fkv_step_commit(step) : fkv_step_abort(step), FKV_OK);
+    }
+}
+
 /* One sequence from the cradle to the grave, with forks, detours and refusals on the way. */
 static void live(cache_world *w, const uint32_t *tokens, const uint32_t *strange, const file_paths *paths, uint32_t chunk,
                  tally *t) {
@@ -150,6 +165,12 @@ static void live(cache_world *w, const uint32_t *tokens, const uint32_t *strange
         cache_world_step(w, both, 2, CACHE_COMMIT);
         t->n_calls += 2;
         at += n;
+        if (at < N_TOKENS) close_in_steps(w, seq, strange, at, t);
+        uint32_t n_shared = 0;
+        expect(t, fkv_prefix_match(w->cache, &opened, &n_shared), FKV_OK);
+        expect(t, fkv_seq_reserve(w->cache, child, MAX_TOKENS + 1), FKV_POOL_FULL);
+        expect(t, fkv_seq_reserve(w->cache, child, N_TOKENS + 1), FKV_OK);
+        expect(t, fkv_seq_reserve(w->cache, child, N_TOKENS), FKV_OK);
         if (at % PAGE == 0) expect(t, fkv_prefix_insert(w->cache, seq, tokens, at), FKV_OK);
         fkv_status cut = fkv_seq_truncate(w->cache, child, at - n);
         expect(t, cut == FKV_GONE ? FKV_OK : cut, FKV_OK); /* where a page has left the window */

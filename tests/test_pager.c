@@ -1,5 +1,6 @@
-/* Sequences, steps, forks, truncation and windows of the pager, one behaviour at a time. The prefix tree is in test_prefix.c;
- * random runs against a model are in test_pager_model.c.
+/* Sequences, steps, forks, truncation and windows of the pager, one behaviour at a time. Reserving, matching, closing in a step
+ * and the numbers of sequences are in test_sequence.c, the prefix tree in test_prefix.c; random runs against a model are in
+ * test_pager_model.c.
  */
 #include "pager_world.h"
 
@@ -616,6 +617,15 @@ START_TEST(bad_calls_get_their_status_and_change_nothing) {
     BAD(fkv_pager_fork(pager, good, 257, &out), FKV_POOL_FULL);
     BAD(fkv_pager_fork(pager, good, 256, &out), FKV_POOL_FULL);
     BAD(fkv_pager_fork(pager, closed, 64, &out), FKV_BAD_SEQ);
+    BAD(fkv_pager_reserve(pager, good, 19), FKV_BAD_ARGUMENT);
+    BAD(fkv_pager_reserve(pager, empty, 0), FKV_BAD_ARGUMENT);
+    BAD(fkv_pager_reserve(pager, good, 257), FKV_POOL_FULL);
+    BAD(fkv_pager_reserve(pager, good, 256), FKV_POOL_FULL);
+    BAD(fkv_pager_reserve(pager, closed, 16), FKV_BAD_SEQ);
+    BAD(fkv_pager_match(pager, NULL, &n), FKV_BAD_ARGUMENT);
+    BAD(fkv_pager_match(pager, &config, NULL), FKV_BAD_ARGUMENT);
+    BAD(fkv_pager_match(pager, &no_length, &n), FKV_BAD_ARGUMENT);
+    BAD(fkv_pager_match(pager, &no_prompt, &n), FKV_BAD_ARGUMENT);
     BAD(fkv_pager_truncate(pager, good, 21), FKV_BAD_ARGUMENT);
     BAD(fkv_pager_truncate(pager, closed, 0), FKV_BAD_SEQ);
     BAD(fkv_pager_close(pager, closed), FKV_BAD_SEQ);
@@ -651,7 +661,7 @@ START_TEST(bad_calls_get_their_status_and_change_nothing) {
 }
 END_TEST
 
-START_TEST(nothing_but_its_end_is_allowed_in_a_step) {
+START_TEST(nothing_but_closes_and_its_end_is_allowed_in_a_step) {
     fkv_pager *pager = world_open(&full_spec);
     fkv_seq seq = open_seq(pager, 64);
     const fkv_seq_config config = {.max_tokens = 16};
@@ -663,7 +673,7 @@ START_TEST(nothing_but_its_end_is_allowed_in_a_step) {
     BAD(fkv_pager_open(pager, &config, &out, NULL), FKV_BAD_STATE);
     BAD(fkv_pager_fork(pager, seq, 64, &out), FKV_BAD_STATE);
     BAD(fkv_pager_truncate(pager, seq, 0), FKV_BAD_STATE);
-    BAD(fkv_pager_close(pager, seq), FKV_BAD_STATE);
+    BAD(fkv_pager_reserve(pager, seq, 65), FKV_BAD_STATE);
     BAD(fkv_pager_insert(pager, seq, tokens, 0), FKV_BAD_STATE);
     BAD(fkv_pager_clear(pager), FKV_BAD_STATE);
     BAD(fkv_pager_fill(pager, seq, 4), FKV_BAD_STATE);
@@ -732,5 +742,5 @@ TEST_MAIN("pager", counting_and_carving_take_the_same_bytes, sizes_that_do_not_f
           the_cap_is_the_worst_case_and_not_a_page_more, windows_reserve_their_caps, forks_of_a_window_share_and_copy_like_all,
           truncate_behind_the_window_is_gone, covers_says_what_truncate_would_answer, first_page_follows_the_window,
           fill_gives_the_pages_that_the_next_query_sees, fill_takes_more_than_a_step_could_and_evicts_for_it,
-          bad_calls_get_their_status_and_change_nothing, nothing_but_its_end_is_allowed_in_a_step,
+          bad_calls_get_their_status_and_change_nothing, nothing_but_closes_and_its_end_is_allowed_in_a_step,
           any_thread_may_read_stats_while_steps_run)

@@ -68,7 +68,13 @@ static void pages_taken_by_no_step(fkv_pager *p) { p->groups[WINDOW].taken = 1; 
 
 static void a_sequence_too_many(fkv_pager *p) { p->n_seqs++; }
 static void an_open_slot_among_the_free(fkv_pager *p) { p->slots[p->n_seqs] = slot_of(p, forked); }
-static void a_generation_of_zero(fkv_pager *p) { sequence(p)->generation = 0; }
+static void an_open_sequence_without_a_number(fkv_pager *p) { sequence(p)->generation = 0; }
+static void a_closed_sequence_with_a_number(fkv_pager *p) { p->sequences[p->slots[p->n_seqs]].generation = 7; }
+static void a_close_that_waits_for_no_step(fkv_pager *p) {
+    sequence(p)->generation = 0;
+    p->step.n_closing = 1;
+    p->figures.seqs--;
+}
 static void a_row_without_a_step(fkv_pager *p) { sequence(p)->row = 0; }
 static void a_step_without_rows(fkv_pager *p) { p->step.open = true; }
 static void a_stale_figure(fkv_pager *p) { p->figures.groups[WINDOW].shared++; }
@@ -143,7 +149,9 @@ static const damage damages[] = {
     DAMAGE(pages_taken_by_no_step),
     DAMAGE(a_sequence_too_many),
     DAMAGE(an_open_slot_among_the_free),
-    DAMAGE(a_generation_of_zero),
+    DAMAGE(an_open_sequence_without_a_number),
+    DAMAGE(a_closed_sequence_with_a_number),
+    DAMAGE(a_close_that_waits_for_no_step),
     DAMAGE(a_row_without_a_step),
     DAMAGE(a_step_without_rows),
     DAMAGE(a_stale_figure),
@@ -203,6 +211,16 @@ START_TEST(damage_in_an_open_step_is_noticed) {
     ck_assert(!fkv_pager_consistent(pager));
     world_restore();
     pager->groups[FULL].taken++; /* a page from nowhere */
+    ck_assert(!fkv_pager_consistent(pager));
+    world_restore();
+    pager->step.n_closing++; /* nobody was closed */
+    pager->figures.seqs--;
+    ck_assert(!fkv_pager_consistent(pager));
+    world_restore();
+    ck_ok(fkv_pager_close(pager, forked));
+    ck_assert(fkv_pager_consistent(pager));
+    pager->step.n_closing = 0; /* somebody was */
+    pager->figures.seqs++;
     ck_assert(!fkv_pager_consistent(pager));
     world_restore();
     ck_assert(fkv_pager_consistent(pager));

@@ -59,7 +59,7 @@ typedef enum fkv_status {
 
     /* it does not fit; nothing was admitted */
     FKV_POOL_FULL = -20, /* not enough pages for the whole life of this sequence */
-    FKV_SEQ_FULL = -21,  /* rows beyond the tokens this sequence reserved */
+    FKV_SEQ_FULL = -21,  /* rows beyond the tokens this sequence reserved; see fkv_seq_reserve() */
     FKV_SEQS_FULL = -22, /* max_seqs sequences are open */
     FKV_STEP_FULL = -23, /* more rows than max_step_tokens in one step */
     FKV_NO_MEMORY = -24, /* the machine or its cgroup cannot give what the plan needs */
@@ -189,7 +189,7 @@ typedef struct fkv_cache fkv_cache;
 /* Takes all of the plan, or says what did not fit (FKV_NO_MEMORY, with the numbers in fkv_message()). */
 FKV_API fkv_status fkv_cache_open(const fkv_config *config, fkv_cache **cache);
 
-/* Gives everything back, open sequences and an open step included. NULL is allowed. */
+/* Gives everything back, open sequences and an open step included, with closes that wait for its end. NULL is allowed. */
 FKV_API void fkv_cache_close(fkv_cache *cache);
 
 typedef struct fkv_group_stats {
@@ -226,7 +226,8 @@ FKV_API bool fkv_cache_consistent(const fkv_cache *cache);
 
 /* ---- sequences ----------------------------------------------------------------------------------------------- */
 
-/* 0 is never a sequence. */
+/* 0 is never a sequence. A number is given out once: no cache of the process takes it again, or another's (2^48 openings long).
+ */
 typedef uint64_t fkv_seq;
 
 typedef struct fkv_seq_config {
@@ -245,10 +246,20 @@ FKV_API fkv_status fkv_seq_open(fkv_cache *cache, const fkv_seq_config *config, 
 /* A second sequence with the same tokens, sharing every page until one of the two writes. Same tenant. */
 FKV_API fkv_status fkv_seq_fork(fkv_cache *cache, fkv_seq seq, uint32_t max_tokens, fkv_seq *child);
 
+/* Changes the promise of a sequence to max_tokens, more or less than before. FKV_POOL_FULL, with the numbers, if the pages for it
+ * are promised to others; FKV_BAD_ARGUMENT if the sequence is longer than that already. Less always fits, and what is no longer
+ * promised is there for others at once. */
+FKV_API fkv_status fkv_seq_reserve(fkv_cache *cache, fkv_seq seq, uint32_t max_tokens);
+
 /* Forgets the tokens from n_tokens on. The promise of max_tokens stays: FKV_POOL_FULL if pages let go are kept by others
  * and the promise can no longer be made. FKV_GONE if a windowed layer has dropped what token n_tokens would have to see. */
 FKV_API fkv_status fkv_seq_truncate(fkv_cache *cache, fkv_seq seq, uint32_t n_tokens);
 
+/* Lets go of the sequence; its number is refused from now on (FKV_BAD_SEQ), a second close included. Allowed while a step is
+ * open, whether the sequence has rows in it or not. Its pages, its promise and its place among max_seqs then stay until the step
+ * ends, by commit or abort alike. Its rows are written and attended like the others (every layer must still be written) and
+ * thrown away: they do not count in fkv_stats.tokens, and nothing of them enters the prefix tree (offer a prefix before the
+ * step). fkv_stats.seqs is lower at once. */
 FKV_API fkv_status fkv_seq_close(fkv_cache *cache, fkv_seq seq);
 
 FKV_API fkv_status fkv_seq_length(const fkv_cache *cache, fkv_seq seq, uint32_t *n_tokens);
@@ -257,13 +268,18 @@ FKV_API fkv_status fkv_seq_length(const fkv_cache *cache, fkv_seq seq, uint32_t 
  * that these are the tokens the rows were computed from; FKV_BAD_ARGUMENT if they contradict the prefix seq was opened on. */
 FKV_API fkv_status fkv_prefix_insert(fkv_cache *cache, fkv_seq seq, const uint32_t *tokens, uint32_t n_tokens);
 
+/* How many tokens fkv_seq_open() with this config would share now. Opens nothing, promises nothing and leaves the age of cached
+ * prefixes as it is; does not ask whether the sequence would fit. Allowed while a step is open. */
+FKV_API fkv_status fkv_prefix_match(const fkv_cache *cache, const fkv_seq_config *config, uint32_t *n_shared);
+
 /* Gives up every cached page that no sequence uses. */
 FKV_API fkv_status fkv_prefix_clear(fkv_cache *cache);
 
 /* ---- steps --------------------------------------------------------------------------------------------------- */
 
 /* One forward pass over any mix of prefill chunks and decode rows. A cache has one step at a time; the handle belongs to the
- * cache and is good until commit or abort. While a step is open, sequences and prefixes cannot be changed (FKV_BAD_STATE). */
+ * cache and is good until commit or abort. While a step is open, sequences and prefixes cannot be changed (FKV_BAD_STATE), but
+ * sequences can be closed. */
 typedef struct fkv_step fkv_step;
 
 typedef struct fkv_row {
@@ -285,14 +301,15 @@ FKV_API fkv_status fkv_attend(fkv_step *step, uint32_t layer, const void *q, voi
 /* Makes the step's tokens part of their sequences. Every layer must have been written. */
 FKV_API fkv_status fkv_step_commit(fkv_step *step);
 
-/* As if it never began. */
+/* As if it never began; sequences closed meanwhile are closed. */
 FKV_API fkv_status fkv_step_abort(fkv_step *step);
 
 /* ---- page files ---------------------------------------------------------------------------------------------- */
 
 /* Saves the first n_tokens tokens of seq (0: all of them) with their pages. tokens: [n_tokens], what the rows were computed
- * from. The file appears under its name complete or not at all (it is made as path.part, a name that no finished file may have);
- * FKV_IO can also mean that it is there but the folder could not be synced. FKV_GONE if a windowed layer has dropped what is
+ * from. The file appears under its name complete or not at all (it is made as path.part, a name that no finished file may have).
+ * A regular file at path is replaced; anything else there (a link, device, pipe, socket or folder) is left alone: FKV_IO. FKV_IO
+ * can also mean that the file is there but the folder could not be synced. FKV_GONE if a windowed layer has dropped what is
  * needed. */
 FKV_API fkv_status fkv_seq_save(fkv_cache *cache, fkv_seq seq, const uint32_t *tokens, uint32_t n_tokens, const char *path);
 

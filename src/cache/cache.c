@@ -326,6 +326,11 @@ fkv_status fkv_seq_fork(fkv_cache *cache, fkv_seq seq, uint32_t max_tokens, fkv_
     return fkv_pager_fork(cache->pager, seq, max_tokens, child);
 }
 
+fkv_status fkv_seq_reserve(fkv_cache *cache, fkv_seq seq, uint32_t max_tokens) {
+    FKV_REQUIRE(cache != NULL, FKV_BAD_ARGUMENT, "fkv_seq_reserve: cache is NULL");
+    return fkv_pager_reserve(cache->pager, seq, max_tokens);
+}
+
 fkv_status fkv_seq_truncate(fkv_cache *cache, fkv_seq seq, uint32_t n_tokens) {
     FKV_REQUIRE(cache != NULL, FKV_BAD_ARGUMENT, "fkv_seq_truncate: cache is NULL");
     return fkv_pager_truncate(cache->pager, seq, n_tokens);
@@ -344,6 +349,12 @@ fkv_status fkv_seq_length(const fkv_cache *cache, fkv_seq seq, uint32_t *n_token
 fkv_status fkv_prefix_insert(fkv_cache *cache, fkv_seq seq, const uint32_t *tokens, uint32_t n_tokens) {
     FKV_REQUIRE(cache != NULL && tokens != NULL, FKV_BAD_ARGUMENT, "fkv_prefix_insert: cache or tokens is NULL");
     return fkv_pager_insert(cache->pager, seq, tokens, n_tokens);
+}
+
+fkv_status fkv_prefix_match(const fkv_cache *cache, const fkv_seq_config *config, uint32_t *n_shared) {
+    FKV_REQUIRE(cache != NULL && config != NULL && n_shared != NULL, FKV_BAD_ARGUMENT,
+                "fkv_prefix_match: cache, config or n_shared is NULL");
+    return fkv_pager_match(cache->pager, config, n_shared);
 }
 
 fkv_status fkv_prefix_clear(fkv_cache *cache) {
@@ -457,6 +468,7 @@ fkv_status fkv_attend(fkv_step *step, uint32_t layer, const void *q, void *out) 
     return FKV_OK;
 }
 
+/* The device first: it still has the tables of pages that the pager is about to let go. */
 static void end_step(fkv_step *step) {
     step->open = false;
     step->cache->device->step_end(step->cache->device_state);

@@ -44,8 +44,9 @@ typedef struct fkv_device {
     /* For fkv_stats.isa. */
     const char *(*name)(const void *state);
 
-    /* After the step's slots are assigned and its pages copied; a failure aborts the step. The rows stay until step_end(), which
-     * follows every step_begin() that succeeded. */
+    /* After the step's slots are assigned and its pages copied; a failure aborts the step. The rows and the page tables behind
+     * them stay as they are until step_end(), which follows every step_begin() that succeeded: pages are let go after it, those
+     * of sequences closed during the step included. */
     fkv_status (*step_begin)(void *state, const fkv_device_step *step);
     void (*step_end)(void *state);
 } fkv_device;

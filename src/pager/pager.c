@@ -8,15 +8,7 @@
 #include "pool.h"
 #include "prefix_tree.h"
 
-/* Every pager of the process numbers its sequences from another start, so that one is not taken for another's. */
-static uint64_t first_generation(void) {
-    static _Atomic uint32_t n_pagers;
-    uint64_t pager = atomic_fetch_add_explicit(&n_pagers, 1, memory_order_relaxed) & 0xffffffu;
-    return (pager << 24) + 1;
-}
-
 static void reset(fkv_pager *pager) {
-    uint64_t generation = first_generation();
     for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
         fkv_group *group = &pager->groups[g];
         group->pins = pager->full == FKV_NO_GROUP || pager->full == g;
@@ -25,7 +17,7 @@ static void reset(fkv_pager *pager) {
     }
     for (uint32_t slot = 0; slot < pager->spec.max_seqs; slot++) {
         pager->slots[slot] = slot;
-        pager->sequences[slot] = (fkv_sequence){.generation = generation, .row = FKV_NO_ROW};
+        pager->sequences[slot] = (fkv_sequence){.row = FKV_NO_ROW};
     }
     fkv_tree_reset(pager);
     fkv_pager_publish(pager);
@@ -147,7 +139,7 @@ void fkv_pager_publish(fkv_pager *pager) {
         set(&figures->pinned, now.pinned);
         set(&figures->promised, now.promised);
     }
-    set(&pager->figures.seqs, pager->n_seqs);
+    set(&pager->figures.seqs, pager->n_seqs - pager->step.n_closing);
     FKV_ASSERT_DEEP(fkv_pager_consistent(pager));
 }
 
@@ -204,16 +196,18 @@ static bool figures_consistent(const fkv_pager *pager) {
         fkv_group_stats now = group_stats(pager, g);
         if (memcmp(&now, &stats.groups[g], sizeof now) != 0) return false;
     }
-    return stats.seqs == pager->n_seqs;
+    return stats.seqs == pager->n_seqs - pager->step.n_closing;
 }
 
 static bool sequences_consistent(const fkv_pager *pager) {
     uint32_t n_open = 0;
+    uint32_t n_closing = 0;
     uint32_t n_rows = 0;
     for (uint32_t slot = 0; slot < pager->spec.max_seqs; slot++) {
         const fkv_sequence *s = &pager->sequences[slot];
         n_open += s->open;
-        if (s->generation == 0) return false;
+        n_closing += s->open && s->generation == 0;
+        if (!s->open && s->generation != 0) return false;
         if (s->row == FKV_NO_ROW) continue;
         n_rows++;
         if (!s->open || s->row >= pager->step.n_rows || pager->step.rows[s->row].slot != slot) return false;
@@ -221,6 +215,7 @@ static bool sequences_consistent(const fkv_pager *pager) {
     }
     for (uint32_t i = pager->n_seqs; i < pager->spec.max_seqs; i++)
         if (pager->slots[i] >= pager->spec.max_seqs || pager->sequences[pager->slots[i]].open) return false;
+    if (n_closing != pager->step.n_closing || (n_closing > 0 && !pager->step.open)) return false;
     return n_open == pager->n_seqs && n_rows == pager->step.n_rows && pager->step.open == (n_rows > 0);
 }
 

@@ -21,15 +21,15 @@
  * Prefix tree. A node is in use while a sequence holds its page of the full group (of any group where none is full), however it
  * came by it, or while a node below is in use; all other nodes are cached and leave leaf first, oldest first. Window pages that
  * the tree alone holds can leave before their node. Where only the tree stands between writers and their last page, the tree lets
- * go of the page: at once in a window group, whose law has no room for the copy; in the full group when truncate() would
- * otherwise be refused.
+ * go of the page: at once in a window group, whose law has no room for the copy; in the full group when truncate() or reserve()
+ * would otherwise be refused.
  *
  * Steps are transactions. begin() never evicts: after every other call the pool is replenished so that
  *     free >= min(promised, the most pages one step can take).
  * So abort() can put everything back as it was: tables, counts, tree and the order of the free list.
  *
  * All calls validate their arguments and change nothing when they fail. While a step is open every call that changes sequences or
- * prefixes answers FKV_BAD_STATE.
+ * prefixes answers FKV_BAD_STATE, except close(): the number is refused from then on, the rest waits for the end of the step.
  */
 #ifndef FKV_PAGER_H
 #define FKV_PAGER_H
@@ -68,11 +68,13 @@ void fkv_pager_layout(fkv_carve *carve, const fkv_pager_spec *spec, fkv_pager **
  * FKV_POOL_FULL also for max_tokens > max_seq_tokens; FKV_BAD_ARGUMENT for a fork shorter than its parent. */
 fkv_status fkv_pager_open(fkv_pager *pager, const fkv_seq_config *config, fkv_seq *seq, uint32_t *n_shared);
 fkv_status fkv_pager_fork(fkv_pager *pager, fkv_seq seq, uint32_t max_tokens, fkv_seq *child);
+fkv_status fkv_pager_reserve(fkv_pager *pager, fkv_seq seq, uint32_t max_tokens);
 fkv_status fkv_pager_truncate(fkv_pager *pager, fkv_seq seq, uint32_t n_tokens);
 fkv_status fkv_pager_close(fkv_pager *pager, fkv_seq seq);
 fkv_status fkv_pager_length(const fkv_pager *pager, fkv_seq seq, uint32_t *n_tokens);
 fkv_status fkv_pager_insert(fkv_pager *pager, fkv_seq seq, const uint32_t *tokens, uint32_t n_tokens);
 fkv_status fkv_pager_clear(fkv_pager *pager);
+fkv_status fkv_pager_match(const fkv_pager *pager, const fkv_seq_config *config, uint32_t *n_shared);
 
 /* Gives an empty sequence the pages of n_tokens tokens at once, for a loader to fill: in window groups only the pages that a
  * query at n_tokens can see (sinks included). The sequence then has that length. Cannot run out: the pages were promised.

@@ -92,21 +92,26 @@ typedef struct fkv_tree {
     fkv_node_heap cached[FKV_MAX_GROUPS]; /* window groups: nodes whose page nobody else holds */
 } fkv_tree;
 
-/* seq = generation << 16 | slot; a closed number is recognised because the generation moved on. */
+/* seq = generation << 16 | slot. No two sequences of a process have the same generation, so a closed number and one of another
+ * pager are recognised. open && generation == 0: closed while a step is open; it holds its pages until the step ends. */
 typedef struct fkv_sequence {
-    uint64_t generation; /* 48 bits, from another start in each pager; never 0 */
+    uint64_t generation; /* 48 bits; 0: closed */
     uint64_t tenant;
     uint32_t len;
     uint32_t max_tokens;
     uint32_t row; /* in the open step, else FKV_NO_ROW */
-    bool open;
+    bool open;    /* has pages and promises */
 } fkv_sequence;
+
+/* Sequences opened by all pagers of the process; a test sets it to see what comes after very many. */
+extern _Atomic uint64_t fkv_sequences_opened;
 
 /* Zeroed whenever no step is open. */
 typedef struct fkv_step_state {
     bool open;
     uint32_t n_rows;
     uint32_t n_copies;
+    uint32_t n_closing;    /* sequences closed since the step began */
     fkv_step_row *rows;    /* [min(max_seqs, max_step_tokens)] */
     fkv_page_copy *copies; /* [rows * n_groups] */
 } fkv_step_state;
@@ -125,7 +130,7 @@ typedef struct fkv_figures {
 struct fkv_pager {
     fkv_pager_spec spec;
     uint32_t full;           /* the full group, or FKV_NO_GROUP */
-    uint32_t n_seqs;         /* open */
+    uint32_t n_seqs;         /* open, those that are closed when the step ends included */
     uint32_t *slots;         /* [max_seqs] a stack: the free ones are slots[n_seqs .. max_seqs) */
     uint32_t *audit;         /* [2, n_audit] of fkv_pager_consistent(); its contents mean nothing */
     uint32_t n_audit;        /* the most pages of a pool, the nodes */
@@ -161,7 +166,12 @@ void fkv_group_make_free(fkv_pager *pager, uint32_t group, uint64_t n);
 
 /* Ends every call that changed something: replenishes, sets the figures, checks all where checks are deep. */
 void fkv_pager_settle(fkv_pager *pager);
-/* The same without replenishing, where a step was begun or aborted. */
+/* The same without replenishing, while a step is open. */
 void fkv_pager_publish(fkv_pager *pager);
+
+/* ---- sequence.c ---- */
+
+/* Lets go of the sequences that were closed while a step was open. None is open any more; the caller settles. */
+void fkv_pager_end_closing(fkv_pager *pager);
 
 #endif

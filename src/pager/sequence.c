@@ -1,5 +1,5 @@
-/* Owns the life of a sequence: open, fork, truncate, fill, close, and the questions about one. A sequence is admitted for its
- * whole life or not at all; after that nothing here can run out of pages.
+/* Owns the life of a sequence: open, fork, reserve, truncate, fill, close, and the questions about one. A sequence is admitted
+ * for its whole life or not at all; after that nothing here can run out of pages.
  *
  * Every entry in a table is one holder of its page (fkv_tree_page_change keeps the books); which entries there are is a function
  * of the length (page_table.h).
@@ -11,9 +11,18 @@
 
 enum { SLOT_BITS = 16 };
 
+_Atomic uint64_t fkv_sequences_opened;
+
+/* Never 0. The first to come again is the one after 2^48 - 1 others. */
+static uint64_t next_generation(void) {
+    const uint64_t n_generations = (UINT64_C(1) << (64 - SLOT_BITS)) - 1;
+    return atomic_fetch_add_explicit(&fkv_sequences_opened, 1, memory_order_relaxed) % n_generations + 1;
+}
+
 fkv_status fkv_pager_slot(const fkv_pager *pager, fkv_seq seq, uint32_t *slot) {
     uint32_t at = (uint32_t)(seq & ((UINT32_C(1) << SLOT_BITS) - 1));
-    bool known = at < pager->spec.max_seqs && pager->sequences[at].open && pager->sequences[at].generation == seq >> SLOT_BITS;
+    uint64_t generation = seq >> SLOT_BITS;
+    bool known = generation != 0 && at < pager->spec.max_seqs && pager->sequences[at].generation == generation;
     FKV_REQUIRE(known, FKV_BAD_SEQ, "%llu is no open sequence of this cache: it was closed or never opened",
                 (unsigned long long)seq);
     *slot = at;
@@ -53,12 +62,17 @@ static fkv_status require_no_step(const fkv_pager *pager) {
 
 /* ---- admission ---- */
 
-/* Room for one more sequence of max_tokens: in the full group it brings n_shared pages, pins n_pinned cached ones and costs
- * n_copies of a page that was nobody's to copy before. */
-static fkv_status admit(const fkv_pager *pager, uint32_t max_tokens, uint32_t n_shared, uint32_t n_pinned, uint32_t n_copies) {
+static fkv_status check_longest(const fkv_pager *pager, uint32_t max_tokens) {
     FKV_REQUIRE(max_tokens <= pager->spec.max_seq_tokens, FKV_POOL_FULL,
                 "max_tokens is %u and the longest sequence of this cache is %u: ask for less, or open the cache with more",
                 max_tokens, pager->spec.max_seq_tokens);
+    return FKV_OK;
+}
+
+/* Room for one more sequence of max_tokens: in the full group it brings n_shared pages, pins n_pinned cached ones and costs
+ * n_copies of a page that was nobody's to copy before. */
+static fkv_status admit(const fkv_pager *pager, uint32_t max_tokens, uint32_t n_shared, uint32_t n_pinned, uint32_t n_copies) {
+    FKV_TRY(check_longest(pager, max_tokens));
     FKV_REQUIRE(pager->n_seqs < pager->spec.max_seqs, FKV_SEQS_FULL,
                 "all %u sequences are open: close one, or open the cache with more max_seqs", pager->spec.max_seqs);
     for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
@@ -80,7 +94,7 @@ static uint32_t slot_take(fkv_pager *pager, uint64_t tenant, uint32_t len, uint3
     uint32_t slot = pager->slots[pager->n_seqs++];
     fkv_sequence *s = &pager->sequences[slot];
     *s = (fkv_sequence){
-        .generation = s->generation, .tenant = tenant, .len = len, .max_tokens = max_tokens, .row = FKV_NO_ROW, .open = true};
+        .generation = next_generation(), .tenant = tenant, .len = len, .max_tokens = max_tokens, .row = FKV_NO_ROW, .open = true};
     for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
         pager->groups[g].reserved += fkv_table_cap(pager, g, max_tokens);
         if (g == pager->full) pager->groups[g].entered += fkv_pages_of(pager, len);
@@ -114,17 +128,33 @@ static void enter_path(fkv_pager *pager, uint32_t slot, uint32_t node) {
     }
 }
 
-fkv_status fkv_pager_open(fkv_pager *pager, const fkv_seq_config *config, fkv_seq *seq, uint32_t *n_shared) {
-    FKV_REQUIRE(config != NULL && seq != NULL, FKV_BAD_ARGUMENT, "%s is NULL: it is needed to open a sequence",
-                config == NULL ? "config" : "seq");
+static fkv_status check_config(const fkv_seq_config *config) {
+    FKV_REQUIRE(config != NULL, FKV_BAD_ARGUMENT, "config is NULL: it says which sequence is meant");
     FKV_REQUIRE(config->max_tokens > 0, FKV_BAD_ARGUMENT,
                 "max_tokens is 0: say how long the sequence may become, prompt included");
     FKV_REQUIRE(config->prompt != NULL || config->n_prompt == 0, FKV_BAD_ARGUMENT,
                 "prompt is NULL and n_prompt is %u: pass the tokens, or 0", config->n_prompt);
-    FKV_TRY(require_no_step(pager));
+    return FKV_OK;
+}
 
+/* What the tree has of the prompt. */
+static fkv_match match_prompt(const fkv_pager *pager, const fkv_seq_config *config) {
     uint32_t n_tokens = fkv_min_u32(config->n_prompt, fkv_min_u32(config->max_tokens, pager->spec.max_seq_tokens));
-    fkv_match match = fkv_tree_match(pager, config->tenant, config->prompt, n_tokens);
+    return fkv_tree_match(pager, config->tenant, config->prompt, n_tokens);
+}
+
+fkv_status fkv_pager_match(const fkv_pager *pager, const fkv_seq_config *config, uint32_t *n_shared) {
+    FKV_REQUIRE(n_shared != NULL, FKV_BAD_ARGUMENT, "n_shared is NULL: pass a place for the answer");
+    FKV_TRY(check_config(config));
+    *n_shared = match_prompt(pager, config).n_pages * pager->spec.page_tokens;
+    return FKV_OK;
+}
+
+fkv_status fkv_pager_open(fkv_pager *pager, const fkv_seq_config *config, fkv_seq *seq, uint32_t *n_shared) {
+    FKV_REQUIRE(seq != NULL, FKV_BAD_ARGUMENT, "seq is NULL: pass a place for the sequence");
+    FKV_TRY(check_config(config));
+    FKV_TRY(require_no_step(pager));
+    fkv_match match = match_prompt(pager, config);
     FKV_TRY(admit(pager, config->max_tokens, match.n_pages, match.n_idle, 0));
 
     uint32_t len = match.n_pages * pager->spec.page_tokens;
@@ -217,6 +247,17 @@ static bool tree_is_in_the_way(const fkv_pager *pager, uint32_t page) {
     return node != FKV_NO_NODE && pager->tree.nodes[node].busy == 1 && pool->tails[page] == pool->refs[page] - 1;
 }
 
+/* Whether the full group's promises fit. Where they are one page too many for the sake of the tree, the tree gives up `page`, the
+ * partly filled last one of a sequence or FKV_NO_PAGE. */
+static bool full_fits(fkv_pager *pager, uint32_t page) {
+    uint64_t promised = fkv_group_promised(pager, pager->full);
+    uint64_t room = fkv_group_room(pager, pager->full);
+    if (promised <= room) return true;
+    if (page == FKV_NO_PAGE || promised > room + 1 || !tree_is_in_the_way(pager, page)) return false;
+    fkv_tree_forget(pager, pager->groups[pager->full].pool.node[page]);
+    return true;
+}
+
 /* In the full group the promise of max_tokens is made again for pages that others keep; it may not fit. */
 static fkv_status cut_full(fkv_pager *pager, uint32_t slot, uint32_t n_tokens) {
     fkv_group *g = &pager->groups[pager->full];
@@ -224,15 +265,11 @@ static fkv_status cut_full(fkv_pager *pager, uint32_t slot, uint32_t n_tokens) {
     uint32_t n_dropped = fkv_pages_of(pager, pager->sequences[slot].len) - fkv_pages_of(pager, n_tokens);
     cut(pager, pager->full, slot, n_tokens);
     g->entered -= n_dropped;
+    uint32_t page = n_tokens % page_tokens == 0 ? FKV_NO_PAGE : *fkv_table_entry(g, slot, n_tokens / page_tokens);
+    if (full_fits(pager, page)) return FKV_OK;
+
     uint64_t promised = fkv_group_promised(pager, pager->full);
     uint64_t room = fkv_group_room(pager, pager->full);
-    if (promised <= room) return FKV_OK;
-
-    uint32_t page = n_tokens % page_tokens == 0 ? FKV_NO_PAGE : *fkv_table_entry(g, slot, n_tokens / page_tokens);
-    if (page != FKV_NO_PAGE && promised <= room + 1 && tree_is_in_the_way(pager, page)) {
-        fkv_tree_forget(pager, g->pool.node[page]);
-        return FKV_OK;
-    }
     g->entered += n_dropped;
     uncut(pager, pager->full, slot, n_tokens);
     return fkv_fail(
@@ -275,10 +312,7 @@ fkv_status fkv_pager_truncate(fkv_pager *pager, fkv_seq seq, uint32_t n_tokens) 
     return FKV_OK;
 }
 
-fkv_status fkv_pager_close(fkv_pager *pager, fkv_seq seq) {
-    uint32_t slot = 0;
-    FKV_TRY(require_no_step(pager));
-    FKV_TRY(fkv_pager_slot(pager, seq, &slot));
+static void let_go(fkv_pager *pager, uint32_t slot) {
     fkv_sequence *s = &pager->sequences[slot];
     for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
         cut(pager, g, slot, 0);
@@ -286,8 +320,94 @@ fkv_status fkv_pager_close(fkv_pager *pager, fkv_seq seq) {
         if (g == pager->full) pager->groups[g].entered -= fkv_pages_of(pager, s->len);
     }
     forget_entries(pager, slot, 0);
-    *s = (fkv_sequence){.generation = s->generation + 1, .row = FKV_NO_ROW};
+    *s = (fkv_sequence){.row = FKV_NO_ROW};
     pager->slots[--pager->n_seqs] = slot;
+}
+
+void fkv_pager_end_closing(fkv_pager *pager) {
+    for (uint32_t slot = 0; slot < pager->spec.max_seqs; slot++)
+        if (pager->sequences[slot].open && pager->sequences[slot].generation == 0) let_go(pager, slot);
+    pager->step.n_closing = 0;
+}
+
+fkv_status fkv_pager_close(fkv_pager *pager, fkv_seq seq) {
+    uint32_t slot = 0;
+    FKV_TRY(fkv_pager_slot(pager, seq, &slot));
+    if (pager->step.open) {
+        pager->sequences[slot].generation = 0;
+        pager->step.n_closing++;
+        fkv_pager_publish(pager);
+        return FKV_OK;
+    }
+    let_go(pager, slot);
+    fkv_pager_settle(pager);
+    return FKV_OK;
+}
+
+/* ---- reserve ---- */
+
+static fkv_status refuse_reserve(const fkv_pager *pager, uint32_t slot, uint32_t max_tokens, uint32_t group, uint64_t needed,
+                                 uint64_t room) {
+    return fkv_fail(
+        FKV_POOL_FULL,
+        "%u tokens instead of %u need %llu more pages of group %u and %llu of its %u pages are not promised to others: "
+        "close sequences, reserve fewer tokens, or open the cache with more max_tokens",
+        max_tokens, pager->sequences[slot].max_tokens, (unsigned long long)needed, group, (unsigned long long)room,
+        pager->groups[group].pool.n_pages);
+}
+
+/* Pages of the group that max_tokens reserves instead of what the sequence has reserved so far. */
+static void reserve_pages(fkv_pager *pager, uint32_t group, uint32_t slot, uint32_t max_tokens) {
+    uint64_t *reserved = &pager->groups[group].reserved;
+    *reserved -= fkv_table_cap(pager, group, pager->sequences[slot].max_tokens);
+    *reserved += fkv_table_cap(pager, group, max_tokens);
+}
+
+/* d_tails: the sequence becomes (1) or stops being (-1) one that may write to its partly filled last page, FKV_NO_PAGE: none. */
+static fkv_status reserve_full(fkv_pager *pager, uint32_t slot, uint32_t max_tokens, uint32_t page, int d_tails) {
+    fkv_group *g = &pager->groups[pager->full];
+    uint64_t reserved = g->reserved;
+    uint64_t promised = fkv_group_promised(pager, pager->full);
+    uint64_t room = fkv_group_room(pager, pager->full);
+    reserve_pages(pager, pager->full, slot, max_tokens);
+    if (d_tails != 0) fkv_tree_page_change(pager, pager->full, page, 0, d_tails);
+    if (full_fits(pager, page)) return FKV_OK;
+
+    uint64_t needed = fkv_group_promised(pager, pager->full) - promised;
+    if (d_tails != 0) fkv_tree_page_change(pager, pager->full, page, 0, -d_tails);
+    g->reserved = reserved;
+    return refuse_reserve(pager, slot, max_tokens, pager->full, needed, room - promised);
+}
+
+fkv_status fkv_pager_reserve(fkv_pager *pager, fkv_seq seq, uint32_t max_tokens) {
+    uint32_t slot = 0;
+    FKV_TRY(require_no_step(pager));
+    FKV_TRY(fkv_pager_slot(pager, seq, &slot));
+    fkv_sequence *s = &pager->sequences[slot];
+    FKV_REQUIRE(max_tokens > 0 && max_tokens >= s->len, FKV_BAD_ARGUMENT,
+                "max_tokens is %u and the sequence has %u tokens: reserve for all of them and at least one, or truncate it first",
+                max_tokens, s->len);
+    FKV_TRY(check_longest(pager, max_tokens));
+    for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
+        if (g == pager->full) continue;
+        uint32_t before = fkv_table_cap(pager, g, s->max_tokens);
+        uint32_t after = fkv_table_cap(pager, g, max_tokens);
+        uint64_t room = pager->groups[g].pool.n_pages - pager->groups[g].reserved;
+        if (after > before && after - before > room) return refuse_reserve(pager, slot, max_tokens, g, after - before, room);
+    }
+    bool has_part = s->len % pager->spec.page_tokens != 0;
+    uint32_t last = s->len / pager->spec.page_tokens;
+    int d_tails = has_part ? (s->len < max_tokens) - (s->len < s->max_tokens) : 0;
+    if (pager->full != FKV_NO_GROUP) {
+        uint32_t page = has_part ? *fkv_table_entry(&pager->groups[pager->full], slot, last) : FKV_NO_PAGE;
+        FKV_TRY(reserve_full(pager, slot, max_tokens, page, d_tails));
+    }
+    for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
+        if (g == pager->full) continue;
+        reserve_pages(pager, g, slot, max_tokens);
+        if (d_tails != 0) fkv_tree_page_change(pager, g, *fkv_table_entry(&pager->groups[g], slot, last), 0, d_tails);
+    }
+    s->max_tokens = max_tokens;
     fkv_pager_settle(pager);
     return FKV_OK;
 }
@@ -300,7 +420,7 @@ fkv_status fkv_pager_fill(fkv_pager *pager, fkv_seq seq, uint32_t n_tokens) {
     FKV_TRY(fkv_pager_slot(pager, seq, &slot));
     fkv_sequence *s = &pager->sequences[slot];
     FKV_REQUIRE(s->len == 0, FKV_BAD_STATE, "the sequence has %u tokens: only an empty one can be filled", s->len);
-    FKV_REQUIRE(n_tokens <= s->max_tokens, FKV_SEQ_FULL, "%u tokens do not fit a sequence opened for %u", n_tokens,
+    FKV_REQUIRE(n_tokens <= s->max_tokens, FKV_SEQ_FULL, "%u tokens do not fit a sequence that reserved %u", n_tokens,
                 s->max_tokens);
 
     uint32_t n_pages = fkv_pages_of(pager, n_tokens);

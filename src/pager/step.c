@@ -5,7 +5,8 @@
  * begin() changes nothing that abort() could not restore to the byte: a page that is copied keeps its holder until commit(), so
  * neither the tree nor another page's counts move in between. While a step is open
  *     refs(page) = tables + tree + copies of the step that read the page,
- * and the full group's promises are lower by the pages taken.
+ * and the full group's promises are lower by the pages taken. A sequence that is closed meanwhile keeps its row and its pages
+ * until the end: what the device works on stays as it is. Then it is committed or put back like the others, and let go.
  */
 #include "page_table.h"
 #include "pager_state.h"
@@ -26,8 +27,8 @@ static fkv_status check_row(const fkv_pager *pager, const fkv_row *row, uint64_t
     FKV_REQUIRE(row->n_tokens > 0, FKV_BAD_ARGUMENT, "a row of sequence %llu has no tokens: leave it out",
                 (unsigned long long)row->seq);
     FKV_REQUIRE(row->n_tokens <= s->max_tokens - s->len, FKV_SEQ_FULL,
-                "%u tokens more than the %u of sequence %llu go beyond the %u it was opened for", row->n_tokens, s->len,
-                (unsigned long long)row->seq, s->max_tokens);
+                "%u tokens more than the %u of sequence %llu go beyond the %u it reserved: reserve more for it", row->n_tokens,
+                s->len, (unsigned long long)row->seq, s->max_tokens);
     *n_tokens += row->n_tokens;
     FKV_REQUIRE(*n_tokens <= pager->spec.max_step_tokens, FKV_STEP_FULL,
                 "the rows have %llu tokens or more and a step takes %u: split them over several steps",
@@ -144,6 +145,7 @@ const fkv_step_row *fkv_pager_step_rows(const fkv_pager *pager, uint32_t *n_rows
 
 /* ---- commit, abort ---- */
 
+/* Sequences closed in the step had their rows like all others; only now their pages may go. */
 static void end(fkv_pager *pager) {
     fkv_step_state *step = &pager->step;
     for (uint32_t r = 0; r < step->n_rows; r++) pager->sequences[step->rows[r].slot].row = FKV_NO_ROW;
@@ -152,6 +154,8 @@ static void end(fkv_pager *pager) {
     step->open = false;
     step->n_rows = 0;
     step->n_copies = 0;
+    if (step->n_closing > 0) fkv_pager_end_closing(pager);
+    fkv_pager_settle(pager);
 }
 
 /* The new length of one row: the last page is another one, and whole pages behind the window are let go. */
@@ -188,13 +192,12 @@ fkv_status fkv_pager_step_commit(fkv_pager *pager) {
     uint64_t n_tokens = 0;
     for (uint32_t r = 0; r < step->n_rows; r++) {
         advance(pager, &step->rows[r]);
-        n_tokens += step->rows[r].n_tokens;
+        if (pager->sequences[step->rows[r].slot].generation != 0) n_tokens += step->rows[r].n_tokens;
     }
     fkv_figure_add(&pager->figures.steps, 1);
     fkv_figure_add(&pager->figures.tokens, n_tokens);
     fkv_figure_add(&pager->figures.page_copies, step->n_copies);
     end(pager);
-    fkv_pager_settle(pager);
     return FKV_OK;
 }
 
@@ -227,6 +230,5 @@ fkv_status fkv_pager_step_abort(fkv_pager *pager) {
     }
     fkv_figure_add(&pager->figures.aborts, 1);
     end(pager);
-    fkv_pager_publish(pager);
     return FKV_OK;
 }
