@@ -226,8 +226,8 @@ FKV_API bool fkv_cache_consistent(const fkv_cache *cache);
 
 /* ---- sequences ----------------------------------------------------------------------------------------------- */
 
-/* 0 is never a sequence. A number is given out once: no cache of the process takes it again, or another's (2^48 openings long).
- */
+/* 0 is never a sequence. No two of the 2^48 - 1 sequences that a process opens one after the other have the same number, in one
+ * cache or in several: a closed number and one of another cache are refused. */
 typedef uint64_t fkv_seq;
 
 typedef struct fkv_seq_config {
@@ -259,7 +259,7 @@ FKV_API fkv_status fkv_seq_truncate(fkv_cache *cache, fkv_seq seq, uint32_t n_to
  * open, whether the sequence has rows in it or not. Its pages, its promise and its place among max_seqs then stay until the step
  * ends, by commit or abort alike. Its rows are written and attended like the others (every layer must still be written) and
  * thrown away: they do not count in fkv_stats.tokens, and nothing of them enters the prefix tree (offer a prefix before the
- * step). fkv_stats.seqs is lower at once. */
+ * step). fkv_stats.seqs is lower at once. Calls that no step allows still answer FKV_BAD_STATE. */
 FKV_API fkv_status fkv_seq_close(fkv_cache *cache, fkv_seq seq);
 
 FKV_API fkv_status fkv_seq_length(const fkv_cache *cache, fkv_seq seq, uint32_t *n_tokens);

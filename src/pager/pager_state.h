@@ -171,7 +171,7 @@ void fkv_pager_publish(fkv_pager *pager);
 
 /* ---- sequence.c ---- */
 
-/* Lets go of the sequences that were closed while a step was open. None is open any more; the caller settles. */
+/* Lets go of the sequences that were closed while a step was open. The step is over; the caller settles. */
 void fkv_pager_end_closing(fkv_pager *pager);
 
 #endif
