@@ -17,7 +17,7 @@ LAW = {
     "base": {"base", "public"},
     "codec": {"base", "codec", "public"},
     "pager": {"base", "pager", "public"},  # integers only
-    "store": {"base", "pager", "store", "public"},
+    "store": {"base", "codec", "pager", "store", "public"},
     "attn": {"base", "codec", "attn", "public"},
     "matrix": {"base", "matrix", "public"},
     "cache": {"base", "codec", "pager", "store", "attn", "cache", "public"},

@@ -55,8 +55,10 @@ void world_open(world *w, const world_spec *spec, uint8_t junk) {
     for (uint32_t l = 0; l < spec->n_layers; l++) {
         const fkv_file_layer *layer = &spec->layers[l];
         fkv_codec codec[FKV_N_SIDES];
-        must(fkv_codec_make(layer->k, layer->head_dim, spec->page_type, &codec[FKV_SIDE_K]) == FKV_OK, "codec of K");
-        must(fkv_codec_make(layer->v, layer->head_dim, spec->page_type, &codec[FKV_SIDE_V]) == FKV_OK, "codec of V");
+        must(fkv_codec_make(fkv_file_codec(layer->k), layer->head_dim, spec->page_type, &codec[FKV_SIDE_K]) == FKV_OK,
+             "codec of K");
+        must(fkv_codec_make(fkv_file_codec(layer->v), layer->head_dim, spec->page_type, &codec[FKV_SIDE_V]) == FKV_OK,
+             "codec of V");
         fkv_block_make(&codec[FKV_SIDE_K], &codec[FKV_SIDE_V], spec->page_tokens, &w->blocks[l]);
         uint32_t g = 0;
         while (g < pages.n_groups && (pages.groups[g].window != layer->window || pages.groups[g].n_sinks != layer->n_sinks)) g++;

@@ -65,6 +65,10 @@ static const struct {
     {"K of 0 bits", {SET(layer.k.bits, 0)}},
     {"V of 32 bits", {SET(layer.v.bits, 32)}},
     {"K in groups of 16", {SET(layer.k.group, 16)}},
+    {"K of a kind behind the last", {SET(layer.k.kind, FKV_CODEC_AFFINE + 1)}},
+    {"V of a kind that is no number", {SET(layer.v.kind, UINT32_MAX)}},
+    {"K of 8 bits as 16-bit rows", {SET(layer.k.kind, FKV_CODEC_HALF)}},
+    {"V of 16 bits as affine codes", {SET(layer.v.bits, 16), SET(layer.v.kind, FKV_CODEC_AFFINE)}},
     {"V in groups of 0", {SET(layer.v.group, 0)}},
     {"V in groups that do not divide", {SET(layer.v.group, 128)}},
 };
@@ -110,6 +114,23 @@ START_TEST(bad_configurations_are_refused_with_a_message) {
             if (one->set) memcpy((uint8_t *)&config + one->field, &one->value, sizeof one->value);
         }
         check_refused(&config, FKV_BAD_CONFIG, BAD_CONFIGS[i].name);
+    }
+}
+END_TEST
+
+START_TEST(an_unknown_kind_of_codec_is_named_by_its_number) {
+    static const int kinds[] = {3, 77, -5};
+    for (size_t i = 0; i < N_OF(kinds); i++) {
+        char number[32];
+        (void)snprintf(number, sizeof number, "kind %d:", kinds[i]);
+        fkv_config config = plain_config();
+        config.layer.v.kind = (fkv_codec_kind)kinds[i];
+        check_refused(&config, FKV_BAD_CONFIG, number);
+        ck_assert_msg(strstr(fkv_message(), number) != NULL, "%s", fkv_message());
+        fkv_codec_info info = {.group = 7};
+        ck_status(fkv_codec_about(config.layer.v, &info), FKV_BAD_CONFIG);
+        ck_assert_msg(strstr(fkv_message(), number) != NULL, "%s", fkv_message());
+        ck_assert_uint_eq(info.group, 7);
     }
 }
 END_TEST
@@ -206,6 +227,6 @@ START_TEST(kernels_of_another_machine_are_not_supported) {
 }
 END_TEST
 
-TEST_MAIN("bad config", bad_configurations_are_refused_with_a_message, configurations_that_take_more_than_a_field_are_refused,
-          sizes_beyond_any_machine_are_refused, plans_that_pass_64_bits_by_a_little_are_refused,
-          kernels_of_another_machine_are_not_supported)
+TEST_MAIN("bad config", bad_configurations_are_refused_with_a_message, an_unknown_kind_of_codec_is_named_by_its_number,
+          configurations_that_take_more_than_a_field_are_refused, sizes_beyond_any_machine_are_refused,
+          plans_that_pass_64_bits_by_a_little_are_refused, kernels_of_another_machine_are_not_supported)

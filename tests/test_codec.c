@@ -240,21 +240,37 @@ START_TEST(bad_configurations_are_refused_with_their_numbers) {
         uint32_t bits, group, dim;
         fkv_type type;
         const char *number;
+        fkv_codec_kind kind;
     } bad[] = {
-        {3, 64, 128, FKV_F16, "3 bits"},      {0, 64, 128, FKV_F16, "0 bits"},        {32, 64, 128, FKV_F16, "32 bits"},
-        {6, 64, 128, FKV_BF16, "6 bits"},     {8, 0, 128, FKV_F16, "group of 0"},     {8, 16, 128, FKV_F16, "group of 16"},
-        {4, 48, 96, FKV_F16, "group of 48"},  {4, 256, 256, FKV_F16, "group of 256"}, {8, 64, 80, FKV_F16, "dimension 80"},
-        {2, 32, 80, FKV_F16, "dimension 80"}, {8, 64, 96, FKV_BF16, "dimension 96"},  {8, 128, 64, FKV_F16, "dimension 64"},
-        {8, 64, 0, FKV_F16, "dimension 0"},   {16, 0, 24, FKV_F16, "dimension 24"},   {16, 0, 1024, FKV_F16, "dimension 1024"},
-        {8, 64, 64, FKV_F32, "type 0"},       {16, 64, 64, (fkv_type)9, "type 9"},
+        {3, 64, 128, FKV_F16, "3 bits"},
+        {0, 64, 128, FKV_F16, "0 bits"},
+        {32, 64, 128, FKV_F16, "32 bits"},
+        {6, 64, 128, FKV_BF16, "6 bits"},
+        {8, 0, 128, FKV_F16, "group of 0"},
+        {8, 16, 128, FKV_F16, "group of 16"},
+        {4, 48, 96, FKV_F16, "group of 48"},
+        {4, 256, 256, FKV_F16, "group of 256"},
+        {8, 64, 80, FKV_F16, "dimension 80"},
+        {2, 32, 80, FKV_F16, "dimension 80"},
+        {8, 64, 96, FKV_BF16, "dimension 96"},
+        {8, 128, 64, FKV_F16, "dimension 64"},
+        {8, 64, 0, FKV_F16, "dimension 0"},
+        {16, 0, 24, FKV_F16, "dimension 24"},
+        {16, 0, 1024, FKV_F16, "dimension 1024"},
+        {8, 64, 64, FKV_F32, "type 0"},
+        {16, 64, 64, (fkv_type)9, "type 9"},
+        {8, 64, 64, FKV_F16, "of 8 bits", FKV_CODEC_HALF},
+        {16, 64, 64, FKV_F16, "of 16 bits", FKV_CODEC_AFFINE},
+        {8, 64, 64, FKV_F16, "kind 3", (fkv_codec_kind)3},
+        {16, 0, 64, FKV_F16, "kind -1", (fkv_codec_kind)-1},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         fkv_codec codec;
         fkv_codec untouched;
         memset(&codec, CANARY, sizeof codec);
         memset(&untouched, CANARY, sizeof untouched);
-        ck_status(fkv_codec_make((fkv_codec_config){.bits = bad[i].bits, .group = bad[i].group}, bad[i].dim, bad[i].type, &codec),
-                  FKV_BAD_CONFIG);
+        const fkv_codec_config config = {.bits = bad[i].bits, .group = bad[i].group, .kind = bad[i].kind};
+        ck_status(fkv_codec_make(config, bad[i].dim, bad[i].type, &codec), FKV_BAD_CONFIG);
         ck_assert_msg(strstr(fkv_message(), bad[i].number) != NULL, "\"%s\" does not say \"%s\"", fkv_message(), bad[i].number);
         ck_assert_mem_eq(&codec, &untouched, sizeof codec);
     }
@@ -273,6 +289,113 @@ static void check_row_bytes(packed *p, dice *d) {
 }
 
 START_TEST(row_bytes_follow_from_bits_and_group) { for_every_codec(1, check_row_bytes); }
+END_TEST
+
+/* ---- kinds and names ----------------------------------------------------------------------------------------- */
+
+/* A kind that is named packs a row as the one that the bits decide on. */
+static void check_kind(packed *p, dice *d) {
+    const fkv_codec *c = &p->codec;
+    const fkv_codec_config config = {.bits = c->bits, .group = c->group, .kind = c->kind};
+    packed named;
+    memset(&named, 0, sizeof named);
+    ck_ok(fkv_codec_make(config, c->dim, c->type, &named.codec));
+    ck_assert(fkv_codec_same(c, &named.codec));
+    ck_assert_mem_eq(named.codec.row_bytes, c->row_bytes, sizeof c->row_bytes);
+    float x[MAX_DIM];
+    float back[2][MAX_DIM];
+    fill_row(d, ROW_OUTLIERS, c->dim, x);
+    packed_encode(p, x);
+    packed_encode(&named, x);
+    ck_assert_mem_eq(p->bytes, named.bytes, sizeof p->bytes);
+    packed_decode(p, back[0]);
+    packed_decode(&named, back[1]);
+    ck_assert_mem_eq(back[0], back[1], c->dim * sizeof(float));
+
+    fkv_codec_info info;
+    ck_ok(fkv_codec_about(config, &info));
+    bool half = c->kind == FKV_CODEC_HALF;
+    ck_assert_uint_eq(info.group, half ? 0 : c->group);
+    ck_assert_uint_eq(info.dim_multiple, half ? 16 : c->group);
+    ck_assert_uint_eq(c->dim % info.dim_multiple, 0);
+    ck_assert_int_eq(info.rotates, !half);
+    ck_assert_int_eq(atoi(info.name), (int)c->bits);
+}
+
+START_TEST(a_kind_that_is_named_is_the_one_that_the_bits_decide_on) { for_every_codec(11, check_kind); }
+END_TEST
+
+START_TEST(only_codecs_of_the_same_bytes_are_the_same) {
+    packed p;
+    packed q;
+    ck_assert(packed_make(4, 64, 128, FKV_F16, &p));
+    ck_assert(packed_make(4, 64, 128, FKV_F16, &q));
+    ck_assert(fkv_codec_same(&p.codec, &q.codec));
+    fkv_codec_rotated(&q.codec);
+    ck_assert(!fkv_codec_same(&p.codec, &q.codec));
+    const struct {
+        uint32_t bits, group, dim;
+        fkv_type type;
+    } others[] = {
+        {8, 64, 128, FKV_F16}, {4, 32, 128, FKV_F16}, {4, 64, 64, FKV_F16}, {4, 64, 128, FKV_BF16}, {16, 0, 128, FKV_F16}};
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
+        ck_assert(packed_make(others[i].bits, others[i].group, others[i].dim, others[i].type, &q));
+        ck_assert(!fkv_codec_same(&p.codec, &q.codec));
+    }
+}
+END_TEST
+
+static void check_config(fkv_codec_config config, fkv_codec_kind kind, uint32_t bits, uint32_t group) {
+    ck_assert_int_eq(config.kind, kind);
+    ck_assert_uint_eq(config.bits, bits);
+    ck_assert_uint_eq(config.group, group);
+}
+
+START_TEST(names_are_codecs_and_keep_the_groups_they_do_not_name) {
+    const struct {
+        const char *text;
+        uint32_t k_bits, v_bits, k_group, v_group;
+    } good[] = {{"8/4", 8, 4, 64, 128},
+                {"16/16", 16, 16, 64, 128},
+                {"2/16", 2, 16, 64, 128},
+                {"4/4g32", 4, 4, 32, 32},
+                {"16/2g64", 16, 2, 64, 64},
+                {"8/16g128", 8, 16, 128, 128},
+                {"8/8g4294967295", 8, 8, UINT32_MAX, UINT32_MAX} /* whether a group exists is for fkv_codec_make() to say */};
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+        fkv_codec_config k = {.group = 64};
+        fkv_codec_config v = {.group = 128};
+        ck_ok(fkv_codec_parse(good[i].text, &k, &v));
+        check_config(k, good[i].k_bits == 16 ? FKV_CODEC_HALF : FKV_CODEC_AFFINE, good[i].k_bits, good[i].k_group);
+        check_config(v, good[i].v_bits == 16 ? FKV_CODEC_HALF : FKV_CODEC_AFFINE, good[i].v_bits, good[i].v_group);
+    }
+    static const char *const bad[] = {"",       "8",    "8/",     "/4",   "8/4/4",   "eight/four",
+                                      "3/4",    "4/3",  "8/4x",   "8/4g", "8/4gx",   "8/4g32x",
+                                      "8g32/4", " 8/4", "8/ 4",   "88/4", "8/4g-1",  "8/4 g32",
+                                      "8/4:kv", "08/4", "16/16/", "8\\4", "8/4g 32", "8/4g99999999999999999999"};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        fkv_codec_config k = {.bits = 5, .group = 6};
+        fkv_codec_config v = {.bits = 7, .group = 8};
+        ck_assert_msg(fkv_codec_parse(bad[i], &k, &v) == FKV_BAD_CONFIG, "\"%s\" was taken", bad[i]);
+        ck_assert_msg(strstr(fkv_message(), bad[i]) != NULL && strstr(fkv_message(), "16, 8, 4, 2") != NULL, "%s", fkv_message());
+        check_config(k, FKV_CODEC_AUTO, 5, 6);
+        check_config(v, FKV_CODEC_AUTO, 7, 8);
+    }
+    fkv_codec_config k;
+    ck_status(fkv_codec_parse(NULL, &k, &k), FKV_BAD_ARGUMENT);
+    ck_status(fkv_codec_parse("8/4", NULL, &k), FKV_BAD_ARGUMENT);
+    ck_status(fkv_codec_parse("8/4", &k, NULL), FKV_BAD_ARGUMENT);
+    ck_status(fkv_codec_about((fkv_codec_config){8, 64}, NULL), FKV_BAD_ARGUMENT);
+}
+END_TEST
+
+START_TEST(the_canonical_form_names_the_kind_and_no_group_that_is_not_there) {
+    check_config(fkv_codec_canonical((fkv_codec_config){8, 64}), FKV_CODEC_AFFINE, 8, 64);
+    check_config(fkv_codec_canonical((fkv_codec_config){16, 64}), FKV_CODEC_HALF, 16, 0);
+    check_config(fkv_codec_canonical((fkv_codec_config){16, 5, FKV_CODEC_HALF}), FKV_CODEC_HALF, 16, 0);
+    check_config(fkv_codec_canonical((fkv_codec_config){3, 5}), FKV_CODEC_AFFINE, 3, 5);
+    check_config(fkv_codec_canonical((fkv_codec_config){3, 5, (fkv_codec_kind)9}), (fkv_codec_kind)9, 3, 5);
+}
 END_TEST
 
 /* ---- encode and decode --------------------------------------------------------------------------------------- */
@@ -791,9 +914,11 @@ END_TEST
 TEST_MAIN("codec", every_sixteen_bit_float_survives_the_trip_through_float, half_to_float_is_the_value_of_its_fields,
           float_to_sixteen_bits_rounds_to_nearest_even_at_every_midpoint, float_to_half_at_its_edges,
           rows_of_every_type_convert_both_ways, bad_configurations_are_refused_with_their_numbers,
-          row_bytes_follow_from_bits_and_group, codes_are_packed_from_the_low_bits_up, decoded_numbers_stay_within_the_step_bound,
-          the_far_end_can_be_off_by_a_whole_step_and_the_edge_is_exact, constant_rows_are_exact,
-          a_constant_too_large_for_its_code_count_is_its_bias, a_group_does_not_see_its_neighbours,
+          row_bytes_follow_from_bits_and_group, a_kind_that_is_named_is_the_one_that_the_bits_decide_on,
+          only_codecs_of_the_same_bytes_are_the_same, names_are_codecs_and_keep_the_groups_they_do_not_name,
+          the_canonical_form_names_the_kind_and_no_group_that_is_not_there, codes_are_packed_from_the_low_bits_up,
+          decoded_numbers_stay_within_the_step_bound, the_far_end_can_be_off_by_a_whole_step_and_the_edge_is_exact,
+          constant_rows_are_exact, a_constant_too_large_for_its_code_count_is_its_bias, a_group_does_not_see_its_neighbours,
           encode_writes_its_row_bytes_at_any_alignment_and_no_other, sixteen_bit_rows_return_every_word_within_the_limit,
           nan_is_stored_as_zero_and_what_is_beyond_the_limit_as_the_limit, nothing_stored_or_decoded_is_ever_infinite_or_nan,
           a_fitted_line_is_closer, a_fitted_line_is_storable_whatever_comes, parts_of_a_block_are_aligned_in_order_and_apart,

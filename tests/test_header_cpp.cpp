@@ -16,7 +16,12 @@ static int failed(const char *what) {
 }
 
 int main() {
+    const fkv_codec_config usual = {8, 64, FKV_CODEC_AUTO};
     fkv_config config = fkv_config_default();
+    if (config.layer.k.bits != usual.bits || config.layer.k.group != usual.group || config.layer.k.kind != usual.kind)
+        return failed("the default codec");
+    if (fkv_codec_parse("8/4", &config.layer.k, &config.layer.v) != FKV_OK || config.layer.v.kind != FKV_CODEC_AFFINE)
+        return failed("codec_parse");
     config.n_layers = 1;
     config.layer.n_q_heads = 2;
     config.layer.n_kv_heads = 1;

@@ -186,6 +186,7 @@ START_TEST(inspect_and_tokens_tell_what_the_file_was_saved_with) {
         ck_assert_uint_eq(info.first_layer.n_kv_heads, 1);
         ck_assert_uint_eq(info.first_layer.head_dim, 128);
         ck_assert_uint_eq(info.first_layer.k.bits, 4);
+        ck_assert_int_eq(info.first_layer.k.kind, FKV_CODEC_AFFINE);
         ck_assert_uint_eq(info.first_layer.v.group, 128);
         ck_assert_float_eq(info.first_layer.scale, 0.0f);
         ck_assert_mem_eq(info.weights_id, w.identity.weights_id, 32);

@@ -106,12 +106,33 @@ typedef enum fkv_isa {
     FKV_ISA_AMX
 } fkv_isa;
 
-/* How one side (K or V) is stored: affine codes of 8, 4 or 2 bits in groups of 32, 64 or 128 along the head
- * dimension, or 16 bits unquantized (group is then ignored). */
+typedef enum fkv_codec_kind {
+    FKV_CODEC_AUTO = 0,  /* bits decide: 16 are FKV_CODEC_HALF, fewer FKV_CODEC_AFFINE */
+    FKV_CODEC_HALF = 1,  /* 16 bits: the numbers themselves; group is ignored */
+    FKV_CODEC_AFFINE = 2 /* 8, 4 or 2 bits, a scale and a bias for each group of 32, 64 or 128 along the head dimension */
+} fkv_codec_kind;
+
+/* How one side (K or V) is stored. {8, 64} is affine codes of 8 bits in groups of 64. */
 typedef struct fkv_codec_config {
     uint32_t bits;
     uint32_t group;
+    fkv_codec_kind kind;
 } fkv_codec_config;
+
+/* The codecs of both sides by their names, K first: "8/4", "16/16", "4/4g32". Without g the groups stay those of *k and *v.
+ * FKV_BAD_CONFIG, with the names there are; *k and *v are then unchanged. */
+FKV_API fkv_status fkv_codec_parse(const char *text, fkv_codec_config *k, fkv_codec_config *v);
+
+/* What a model and a program need to know of one side. */
+typedef struct fkv_codec_info {
+    const char *name;      /* as fkv_codec_parse() reads it: "8" */
+    uint32_t group;        /* numbers that share a scale; 0: this codec has no groups */
+    uint32_t dim_multiple; /* the head dimension must be a multiple of it */
+    bool rotates;          /* rotation makes it better */
+} fkv_codec_info;
+
+/* FKV_BAD_CONFIG for a kind, width or group that does not exist. */
+FKV_API fkv_status fkv_codec_about(fkv_codec_config config, fkv_codec_info *info);
 
 typedef struct fkv_layer_config {
     uint32_t n_q_heads;

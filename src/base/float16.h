@@ -49,6 +49,15 @@ FKV_INLINE uint16_t fkv_f32_to_half(fkv_type type, float x) { return type == FKV
 
 FKV_INLINE size_t fkv_type_bytes(fkv_type type) { return type == FKV_F32 ? 4 : 2; }
 
+/* Number i of an array of 16-bit floats at any address. */
+FKV_INLINE void fkv_store_half(uint8_t *bytes, uint32_t i, uint16_t half) { memcpy(bytes + 2 * (size_t)i, &half, sizeof half); }
+
+FKV_INLINE uint16_t fkv_load_half(const uint8_t *bytes, uint32_t i) {
+    uint16_t half;
+    memcpy(&half, bytes + 2 * (size_t)i, sizeof half);
+    return half;
+}
+
 /* Rows of any row type to and from floats. n numbers. */
 void fkv_rows_to_f32(fkv_type type, const void *rows, float *out, size_t n);
 void fkv_rows_from_f32(fkv_type type, const float *in, void *rows, size_t n);

@@ -159,7 +159,8 @@ void fkv_shape_fill_layers(fkv_shape *shape, const fkv_shape_layers *layers) {
         FKV_ASSERT(status == FKV_OK); /* it was when the shape was made */
         (void)status;
         layers->slab[i] = make_slab_layer(attn, group_of(&shape->pager, l));
-        layers->file[i] = (fkv_file_layer){l->n_kv_heads, l->head_dim, l->window, l->n_sinks, l->k, l->v};
+        layers->file[i] =
+            (fkv_file_layer){l->n_kv_heads, l->head_dim, l->window, l->n_sinks, fkv_file_side_of(l->k), fkv_file_side_of(l->v)};
         if (layers->rotations == NULL) continue;
         fkv_rotation *pair = &layers->rotations[(size_t)i * FKV_N_SIDES];
         for (uint32_t side = 0; side < FKV_N_SIDES; side++) fkv_rotation_make(c->rotation_seed, side, l->head_dim, &pair[side]);

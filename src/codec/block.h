@@ -1,5 +1,8 @@
 /* The bytes of one page for one (layer, KV head): K codes, K scales, K biases, V codes, V scales, V biases, each token-major and
  * starting on a FKV_BLOCK_ALIGN boundary. docs/page_format.md is the bit-exact truth of it.
+ *
+ * The KV heads of a layer share one fkv_block (fkv_attn_layer.block). Heads that differ (an order of channels of their own) would
+ * have one each there: nothing in a block speaks of the heads beside it.
  */
 #ifndef FKV_BLOCK_H
 #define FKV_BLOCK_H

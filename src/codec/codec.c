@@ -1,232 +1,152 @@
-/* Affine groups and 16-bit rows, in plain C: what every vector kernel must match bit for bit.
+/* The table of codecs, and what is the same for all of them: checks, names, the choice by kind.
  *
- * Owns the arithmetic of a row; where its parts lie is block.c's, how they are multiplied is src/attn's. One affine group is
- * fitted and coded the way mlx.core.quantize does on its CPU, in float, in this order:
- *
- *     hi, lo = the largest and the smallest number;  low = |lo| > |hi|;  edge = low ? lo : hi
- *     scale = max((hi - lo) / bins, 1e-7), negated unless low;  q = rint(edge / scale)
- *     q != 0:  scale = edge / q, bias = edge;     q == 0:  bias = 0
- *     code = rint((x - bias) / scale), held within 0 .. bins;  scale and bias are then rounded to the 16-bit type
- *
- * Before scale and bias are rounded the edge is exact, 0 is a code wherever the group spans it, and the codes reach from the edge
- * to within one step of the other end: the far end can be off by a whole |scale|, everything else by half of it.
- *
- * Rows need not come from 16-bit numbers (rotated rows do not): the same arithmetic applies to any float.
- * There is no product followed by a sum that rounds twice, so contraction to FMA cannot change a bit: in decoding, scale (11
- * bits) times code (8 bits) is exact in float. Refits have such products and must not be contracted. The default rounding mode
- * (nearest, ties to even) is relied upon.
+ * Owns no arithmetic: a row's is in the file of its kind (half.c, affine.c), where the parts of a row lie is block.c's.
  */
 #include "codec.h"
 
-#include "../base/float16.h"
+#include <stdio.h>
+#include <stdlib.h>
 
-#include <math.h>
+enum { ROW_MULTIPLE = 16 }; /* of every head dimension */
 
-enum { MAX_AFFINE_GROUP = 128, LANES = FKV_CODEC_LANES };
+static const fkv_codec_functions *const kinds[] = {
+    [FKV_CODEC_HALF] = &fkv_codec_half,
+    [FKV_CODEC_AFFINE] = &fkv_codec_affine,
+};
+enum { N_KINDS = sizeof kinds / sizeof kinds[0] };
 
-float fkv_codec_limit(fkv_type type) { return type == FKV_BF16 ? 0x1p126f : 65504.0f; }
+static fkv_codec_kind kind_of(fkv_codec_config config) {
+    if (config.kind != FKV_CODEC_AUTO) return config.kind;
+    return config.bits == 16 ? FKV_CODEC_HALF : FKV_CODEC_AFFINE;
+}
+
+static bool exists(fkv_codec_kind kind) { return (unsigned)kind < N_KINDS && kinds[kind] != NULL; }
+
+/* Everything that does not take a row to know. */
+static fkv_status check(fkv_codec_config config) {
+    fkv_codec_kind kind = kind_of(config);
+    FKV_REQUIRE(exists(kind), FKV_BAD_CONFIG,
+                "a codec of kind %d: choose FKV_CODEC_AUTO (0), FKV_CODEC_HALF (%d) or FKV_CODEC_AFFINE (%d)", (int)kind,
+                (int)FKV_CODEC_HALF, (int)FKV_CODEC_AFFINE);
+    return kinds[kind]->check(config);
+}
+
+fkv_codec_config fkv_codec_canonical(fkv_codec_config config) {
+    config.kind = kind_of(config);
+    if (exists(config.kind) && !kinds[config.kind]->grouped) config.group = 0;
+    return config;
+}
 
 fkv_status fkv_codec_make(fkv_codec_config config, uint32_t dim, fkv_type type, fkv_codec *codec) {
     FKV_REQUIRE(type == FKV_F16 || type == FKV_BF16, FKV_BAD_CONFIG, "pages of type %d: choose FKV_F16 (%d) or FKV_BF16 (%d)",
                 (int)type, (int)FKV_F16, (int)FKV_BF16);
-    FKV_REQUIRE(dim >= 16 && dim <= FKV_MAX_HEAD_DIM && dim % 16 == 0, FKV_BAD_CONFIG,
-                "head dimension %u: it must be a multiple of 16, from 16 to %d", dim, FKV_MAX_HEAD_DIM);
-    fkv_codec made = {.type = type, .bits = config.bits, .dim = dim};
-    if (config.bits == 16) {
-        made.kind = FKV_CODEC_HALF;
-        made.group = dim;
-        made.row_bytes[FKV_PART_CODES] = dim * 2;
-        *codec = made;
-        return FKV_OK;
-    }
-    FKV_REQUIRE(config.bits == 8 || config.bits == 4 || config.bits == 2, FKV_BAD_CONFIG,
-                "a codec of %u bits: choose 16 (unquantized), 8, 4 or 2", config.bits);
-    FKV_REQUIRE(config.group == 32 || config.group == 64 || config.group == 128, FKV_BAD_CONFIG,
-                "a group of %u for %u bits: choose 32, 64 or 128", config.group, config.bits);
-    FKV_REQUIRE(dim % config.group == 0, FKV_BAD_CONFIG,
+    FKV_REQUIRE(dim >= ROW_MULTIPLE && dim <= FKV_MAX_HEAD_DIM && dim % ROW_MULTIPLE == 0, FKV_BAD_CONFIG,
+                "head dimension %u: it must be a multiple of %d, from %d to %d", dim, ROW_MULTIPLE, ROW_MULTIPLE,
+                FKV_MAX_HEAD_DIM);
+    FKV_TRY(check(config));
+    config = fkv_codec_canonical(config);
+    FKV_REQUIRE(config.group == 0 || dim % config.group == 0, FKV_BAD_CONFIG,
                 "a group of %u does not divide the head dimension %u: choose a smaller group, or 16 bits", config.group, dim);
-    made.kind = FKV_CODEC_AFFINE;
-    made.group = config.group;
-    made.row_bytes[FKV_PART_CODES] = dim * config.bits / 8;
-    made.row_bytes[FKV_PART_SCALES] = dim / config.group * 2;
-    made.row_bytes[FKV_PART_BIASES] = dim / config.group * 2;
+    fkv_codec made = {
+        .kind = config.kind, .type = type, .bits = config.bits, .group = config.group != 0 ? config.group : dim, .dim = dim};
+    kinds[made.kind]->lay_out(&made);
     *codec = made;
     return FKV_OK;
 }
 
-void fkv_codec_rotated(fkv_codec *codec) { codec->fitted = codec->bits <= 4; }
+void fkv_codec_rotated(fkv_codec *codec) {
+    if (kinds[codec->kind]->rotated != NULL) kinds[codec->kind]->rotated(codec);
+}
 
-/* What is stored in place of x. -0 stays -0. */
-FKV_INLINE float storable(float x, float limit) {
-    float number = x == x ? x : 0.0f;
-    float below = number > limit ? limit : number;
-    return below < -limit ? -limit : below;
+bool fkv_codec_same(const fkv_codec *a, const fkv_codec *b) {
+    return a->kind == b->kind && a->type == b->type && a->bits == b->bits && a->group == b->group && a->dim == b->dim &&
+           a->fitted == b->fitted;
 }
 
 void fkv_codec_clean(const fkv_codec *codec, float *x) {
     float limit = fkv_codec_limit(codec->type);
-    for (uint32_t d = 0; d < codec->dim; d++) x[d] = storable(x[d], limit);
-}
-
-FKV_INLINE void store_half(uint8_t *bytes, uint32_t i, uint16_t half) { memcpy(bytes + 2 * (size_t)i, &half, sizeof half); }
-
-FKV_INLINE uint16_t load_half(const uint8_t *bytes, uint32_t i) {
-    uint16_t half;
-    memcpy(&half, bytes + 2 * (size_t)i, sizeof half);
-    return half;
-}
-
-fkv_affine fkv_codec_line(const fkv_codec *codec, float lo, float hi, float bins) {
-    float step = (hi - lo) / bins;
-    step = step > 1e-7f ? step : 1e-7f;
-    if (codec->fitted) return (fkv_affine){.scale = step, .bias = lo};
-    bool low = fabsf(lo) > fabsf(hi);
-    float edge = low ? lo : hi;
-    fkv_affine line = {.scale = low ? step : -step, .bias = 0.0f};
-    float q = rintf(edge / line.scale);
-    if (q != 0.0f) {
-        line.scale = edge / q;
-        line.bias = edge;
-    }
-    return line;
-}
-
-static float sum_of(const float lane[LANES]) {
-    float sum = lane[0];
-    for (uint32_t i = 1; i < LANES; i++) sum += lane[i];
-    return sum;
-}
-
-/* p = slope * c + start in least squares. Sums of codes are whole numbers below 2^24 and exact, the determinant too. It is 0
- * where all codes are the same, and then there is nothing to fit. A line that cannot be stored is not taken. */
-fkv_affine fkv_codec_refit(const fkv_codec *codec, fkv_affine line, const fkv_refit *sums) {
-    float n = (float)codec->group;
-    float c = sum_of(sums->c);
-    float p = sum_of(sums->p);
-    float determinant = n * sum_of(sums->cc) - c * c;
-    float slope = (n * sum_of(sums->cp) - c * p) / determinant;
-    float start = (p - slope * c) / n;
-    fkv_affine fitted = {.scale = line.scale * slope, .bias = line.scale * start + line.bias};
-    float limit = fkv_codec_limit(codec->type);
-    bool good = determinant > 0.0f && fitted.scale > 0.0f && fitted.scale <= limit && fabsf(fitted.bias) <= limit;
-    return good ? fitted : line;
-}
-
-/* x: [group] -> w: [group], the storable numbers, and the line through them. Largest and smallest are kept in lanes, which a
- * compiler turns into vector registers; the order of the comparisons can change only the sign of a zero, which nothing sees. */
-static fkv_affine line_of(const fkv_codec *codec, const float *x, float limit, float bins, float *w) {
-    uint32_t group = codec->group;
-    float hi_of[LANES];
-    float lo_of[LANES];
-    for (uint32_t lane = 0; lane < LANES; lane++) {
-        hi_of[lane] = -limit;
-        lo_of[lane] = limit;
-    }
-    for (uint32_t start = 0; start < group; start += LANES) {
-        for (uint32_t lane = 0; lane < LANES; lane++) {
-            float value = storable(x[start + lane], limit);
-            w[start + lane] = value;
-            hi_of[lane] = value > hi_of[lane] ? value : hi_of[lane];
-            lo_of[lane] = value < lo_of[lane] ? value : lo_of[lane];
-        }
-    }
-    float hi = hi_of[0];
-    float lo = lo_of[0];
-    for (uint32_t lane = 1; lane < LANES; lane++) {
-        hi = hi_of[lane] > hi ? hi_of[lane] : hi;
-        lo = lo_of[lane] < lo ? lo_of[lane] : lo;
-    }
-
-    return fkv_codec_line(codec, lo, hi, bins);
-}
-
-/* Clamping first is the same as rounding first, since the bounds are whole; adding 2^23 then rounds to the nearest whole number
- * (ties to even), which is the low bits of the sum. A constant group so large that q overflows (beyond 3e31, FKV_BF16 only) has
- * scale -0 or 0 and comes here as 0 / 0: the first comparison makes that code 0, and decoding gives the bias. */
-FKV_INLINE uint8_t nearest_code(float position, float bins) {
-    position = position > 0.0f ? position : 0.0f;
-    position = position < bins ? position : bins;
-    return (uint8_t)fkv_bits_of(position + 0x1p23f);
-}
-
-static void code_of(const float *w, uint32_t group, fkv_affine line, float bins, uint8_t *code) {
-    for (uint32_t j = 0; j < group; j++) {
-        float position = (w[j] - line.bias) / line.scale;
-        code[j] = nearest_code(position, bins);
-    }
-}
-
-static fkv_affine refit(const fkv_codec *codec, const float *w, fkv_affine line, float bins) {
-    fkv_refit sums = {0};
-    for (uint32_t j = 0; j < codec->group; j++) {
-        uint32_t lane = j % LANES;
-        float position = (w[j] - line.bias) / line.scale;
-        float code = (float)nearest_code(position, bins);
-        sums.c[lane] += code;
-        sums.cc[lane] += code * code;
-        sums.p[lane] += position;
-        sums.cp[lane] += code * position;
-    }
-    return fkv_codec_refit(codec, line, &sums);
-}
-
-/* LSB-first in little-endian 32-bit words is LSB-first in bytes. */
-static void pack(const uint8_t *code, uint32_t group, uint32_t bits, uint8_t *bytes) {
-    if (bits == 8) {
-        memcpy(bytes, code, group);
-    } else if (bits == 4) {
-        for (uint32_t i = 0; i < group / 2; i++) bytes[i] = (uint8_t)(code[2 * i] | code[2 * i + 1] << 4);
-    } else {
-        for (uint32_t i = 0; i < group / 4; i++)
-            bytes[i] = (uint8_t)(code[4 * i] | code[4 * i + 1] << 2 | code[4 * i + 2] << 4 | code[4 * i + 3] << 6);
-    }
-}
-
-static void unpack(const uint8_t *bytes, uint32_t group, uint32_t bits, uint8_t *code) {
-    if (bits == 8) {
-        memcpy(code, bytes, group);
-    } else if (bits == 4) {
-        for (uint32_t j = 0; j < group; j++) code[j] = bytes[j / 2] >> 4 * (j % 2) & 15;
-    } else {
-        for (uint32_t j = 0; j < group; j++) code[j] = bytes[j / 4] >> 2 * (j % 4) & 3;
-    }
+    for (uint32_t d = 0; d < codec->dim; d++) x[d] = fkv_codec_storable(x[d], limit);
 }
 
 void fkv_codec_encode(const fkv_codec *codec, const float *x, uint8_t *const part[FKV_N_PARTS]) {
-    float limit = fkv_codec_limit(codec->type);
-    if (codec->kind == FKV_CODEC_HALF) {
-        for (uint32_t d = 0; d < codec->dim; d++)
-            store_half(part[FKV_PART_CODES], d, fkv_f32_to_half(codec->type, storable(x[d], limit)));
-        return;
-    }
-    uint32_t group = codec->group;
-    float bins = (float)((1u << codec->bits) - 1u);
-    FKV_ASSERT(group <= MAX_AFFINE_GROUP && group % LANES == 0);
-    for (uint32_t g = 0; g < codec->dim / group; g++) {
-        float w[MAX_AFFINE_GROUP];
-        uint8_t code[MAX_AFFINE_GROUP];
-        fkv_affine line = line_of(codec, x + (size_t)g * group, limit, bins, w);
-        for (int i = 0; codec->fitted && i < FKV_REFITS; i++) line = refit(codec, w, line, bins);
-        code_of(w, group, line, bins, code);
-        pack(code, group, codec->bits, part[FKV_PART_CODES] + (size_t)g * group * codec->bits / 8);
-        store_half(part[FKV_PART_SCALES], g, fkv_f32_to_half(codec->type, line.scale));
-        store_half(part[FKV_PART_BIASES], g, fkv_f32_to_half(codec->type, line.bias));
-    }
+    kinds[codec->kind]->encode(codec, x, part);
 }
 
 void fkv_codec_decode(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], float *x) {
-    if (codec->kind == FKV_CODEC_HALF) {
-        for (uint32_t d = 0; d < codec->dim; d++) x[d] = fkv_half_to_f32(codec->type, load_half(part[FKV_PART_CODES], d));
-        return;
+    kinds[codec->kind]->decode(codec, part, x);
+}
+
+/* ---- names ---- */
+
+fkv_status fkv_codec_about(fkv_codec_config config, fkv_codec_info *info) {
+    FKV_REQUIRE(info != NULL, FKV_BAD_ARGUMENT, "fkv_codec_about: info is NULL");
+    FKV_TRY(check(config));
+    config = fkv_codec_canonical(config);
+    const fkv_codec_functions *of = kinds[config.kind];
+    const fkv_codec_name *name = of->names;
+    while (name->bits != config.bits) name++; /* what passes the check has a name */
+    *info = (fkv_codec_info){.name = name->name,
+                             .group = config.group,
+                             .dim_multiple = config.group != 0 ? config.group : ROW_MULTIPLE,
+                             .rotates = of->rotates};
+    return FKV_OK;
+}
+
+/* The name that stands at `text` with `end` or the end of the text behind it; NULL: none. *after: behind it. */
+static const fkv_codec_name *name_at(const char *text, char end, fkv_codec_kind *kind, const char **after) {
+    for (int k = 0; k < N_KINDS; k++) {
+        if (kinds[k] == NULL) continue;
+        for (const fkv_codec_name *n = kinds[k]->names; n->name != NULL; n++) {
+            size_t length = strlen(n->name);
+            if (strncmp(text, n->name, length) != 0 || (text[length] != end && text[length] != 0)) continue;
+            *kind = (fkv_codec_kind)k;
+            *after = text + length;
+            return n;
+        }
     }
-    uint32_t group = codec->group;
-    FKV_ASSERT(group <= MAX_AFFINE_GROUP);
-    for (uint32_t g = 0; g < codec->dim / group; g++) {
-        uint8_t code[MAX_AFFINE_GROUP];
-        float *to = x + (size_t)g * group;
-        float scale = fkv_half_to_f32(codec->type, load_half(part[FKV_PART_SCALES], g));
-        float bias = fkv_half_to_f32(codec->type, load_half(part[FKV_PART_BIASES], g));
-        unpack(part[FKV_PART_CODES] + (size_t)g * group * codec->bits / 8, group, codec->bits, code);
-        for (uint32_t j = 0; j < group; j++) to[j] = scale * (float)code[j] + bias;
+    return NULL;
+}
+
+static void list_names(char *text, size_t size) {
+    size_t used = 0;
+    text[0] = 0;
+    for (int k = 0; k < N_KINDS; k++)
+        for (const fkv_codec_name *n = kinds[k] != NULL ? kinds[k]->names : NULL; n != NULL && n->name != NULL && used < size;
+             n++)
+            used += (size_t)snprintf(text + used, size - used, "%s%s", used == 0 ? "" : ", ", n->name);
+}
+
+/* "g32" or nothing. *group stays where there is nothing. */
+static bool parse_group(const char *text, uint32_t *group) {
+    if (*text == 0) return true;
+    char *end = NULL;
+    if (text[0] != 'g' || text[1] < '0' || text[1] > '9') return false;
+    unsigned long number = strtoul(text + 1, &end, 10);
+    if (*end != 0 || number > UINT32_MAX) return false;
+    *group = (uint32_t)number;
+    return true;
+}
+
+fkv_status fkv_codec_parse(const char *text, fkv_codec_config *k, fkv_codec_config *v) {
+    FKV_REQUIRE(text != NULL && k != NULL && v != NULL, FKV_BAD_ARGUMENT, "fkv_codec_parse: text, k or v is NULL");
+    fkv_codec_config sides[2] = {*k, *v};
+    const char *at = text;
+    bool good = true;
+    for (int i = 0; good && i < 2; i++) {
+        const fkv_codec_name *name = name_at(at, i == 0 ? '/' : 'g', &sides[i].kind, &at);
+        good = name != NULL && (i == 1 || *at++ == '/');
+        if (good) sides[i].bits = name->bits;
     }
+    uint32_t group = 0;
+    good = good && parse_group(at, &group);
+    char names[128];
+    list_names(names, sizeof names);
+    FKV_REQUIRE(
+        good, FKV_BAD_CONFIG,
+        "\"%.40s\" names no codecs: write K/V, each one of %s, and g32, g64 or g128 behind them for other groups: 8/4, 4/4g32",
+        text, names);
+    if (group != 0) sides[0].group = sides[1].group = group;
+    *k = sides[0];
+    *v = sides[1];
+    return FKV_OK;
 }

@@ -17,15 +17,24 @@
 #include "../pager/pager.h"
 #include "slab.h"
 
+/* K or V of a layer, exactly as it stands in the file: the kind of the codec follows from the bits, as FKV_CODEC_AUTO has it. */
+typedef struct fkv_file_side {
+    uint32_t bits;
+    uint32_t group; /* 0 in a file where the codec has no groups */
+} fkv_file_side;
+
 /* One layer's shape, exactly as it stands in the file. */
 typedef struct fkv_file_layer {
     uint32_t n_kv_heads;
     uint32_t head_dim;
     uint32_t window;
     uint32_t n_sinks;
-    fkv_codec_config k; /* group is not looked at where bits is 16 */
-    fkv_codec_config v;
+    fkv_file_side k;
+    fkv_file_side v;
 } fkv_file_layer;
+
+fkv_file_side fkv_file_side_of(fkv_codec_config config);
+fkv_codec_config fkv_file_codec(fkv_file_side side);
 
 /* What a file must agree with to be ours: every field is compared. Layer groups are numbered by first appearance of their
  * (window, n_sinks) among the layers, in slab and pager too. */

@@ -5,11 +5,11 @@
  */
 #include "page_file_format.h"
 
+#include "../codec/block.h"
+
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
-
-enum { BLOCK_ALIGN = 64 }; /* of every part of a block */
 
 fkv_status fkv_file_os_failed(const char *what, const char *path) {
     return fkv_fail(FKV_IO, "%s: %s: %s", what, strerror(errno), path);
@@ -17,18 +17,24 @@ fkv_status fkv_file_os_failed(const char *what, const char *path) {
 
 /* ---- the plan ------------------------------------------------------------------------------------------------ */
 
-/* Bytes of K or V in a block, as fkv_codec_make() and fkv_block_make() lay them out; 0 for a codec that does not exist. */
-static uint64_t side_bytes(fkv_codec_config side, uint32_t head_dim, uint32_t page_tokens) {
-    const uint64_t codes = fkv_align_up((uint64_t)page_tokens * head_dim * side.bits / 8, BLOCK_ALIGN);
-    if (side.bits == 16) return side.group == 0 ? codes : 0;
-    if (side.bits != 8 && side.bits != 4 && side.bits != 2) return 0;
-    if ((side.group != 32 && side.group != 64 && side.group != 128) || head_dim % side.group != 0) return 0;
-    const uint64_t scales = fkv_align_up((uint64_t)page_tokens * (head_dim / side.group) * 2, BLOCK_ALIGN);
-    return codes + 2 * scales; /* biases are as many as scales */
+fkv_codec_config fkv_file_codec(fkv_file_side side) {
+    return fkv_codec_canonical((fkv_codec_config){.bits = side.bits, .group = side.group});
+}
+
+fkv_file_side fkv_file_side_of(fkv_codec_config config) {
+    config = fkv_codec_canonical(config);
+    const fkv_file_side side = {.bits = config.bits, .group = config.group};
+    FKV_ASSERT(fkv_file_codec(side).kind == config.kind); /* version 1 has no place for another kind */
+    return side;
+}
+
+/* The codec of a side; false for one that does not exist or is not in the form that a file has. */
+static bool side_codec(fkv_file_side side, uint32_t head_dim, fkv_type type, fkv_codec *codec) {
+    return fkv_codec_make(fkv_file_codec(side), head_dim, type, codec) == FKV_OK && fkv_file_codec(side).group == side.group;
 }
 
 /* Bytes of all KV heads of one layer's page. */
-static fkv_status layer_run_bytes(const fkv_file_layer *layer, uint32_t number, uint32_t page_tokens, const char *path,
+static fkv_status layer_run_bytes(const fkv_file_layer *layer, uint32_t number, const fkv_file_header *header, const char *path,
                                   uint64_t *bytes) {
     FKV_REQUIRE(layer->n_kv_heads > 0 && layer->head_dim >= 16 && layer->head_dim <= FKV_MAX_HEAD_DIM &&
                     layer->head_dim % 16 == 0,
@@ -36,12 +42,16 @@ static fkv_status layer_run_bytes(const fkv_file_layer *layer, uint32_t number, 
                 layer->head_dim, path);
     FKV_REQUIRE(layer->window > 0 || layer->n_sinks == 0, FKV_FILE_DAMAGED,
                 "damaged page file: layer %u has no window but %u sinks: %s", number, layer->n_sinks, path);
-    const uint64_t k_bytes = side_bytes(layer->k, layer->head_dim, page_tokens);
-    const uint64_t v_bytes = side_bytes(layer->v, layer->head_dim, page_tokens);
-    FKV_REQUIRE(k_bytes > 0 && v_bytes > 0, FKV_FILE_DAMAGED,
+    fkv_codec k;
+    fkv_codec v;
+    FKV_REQUIRE(side_codec(layer->k, layer->head_dim, (fkv_type)header->page_type, &k) &&
+                    side_codec(layer->v, layer->head_dim, (fkv_type)header->page_type, &v),
+                FKV_FILE_DAMAGED,
                 "damaged page file: layer %u of dimension %u has K of %u bits in groups of %u, V of %u in %u: %s", number,
                 layer->head_dim, layer->k.bits, layer->k.group, layer->v.bits, layer->v.group, path);
-    *bytes = layer->n_kv_heads * (k_bytes + v_bytes);
+    fkv_block block;
+    fkv_block_make(&k, &v, header->page_tokens, &block);
+    *bytes = (uint64_t)layer->n_kv_heads * block.bytes;
     return FKV_OK;
 }
 
@@ -86,7 +96,7 @@ fkv_status fkv_file_plan_make(const fkv_file_header *header, const fkv_file_laye
                 "damaged page file: page type %u: %s", header->page_type, path);
     for (uint32_t l = 0; l < header->n_layers; l++) {
         uint64_t run_bytes = 0;
-        FKV_TRY(layer_run_bytes(&layers[l], l, header->page_tokens, path, &run_bytes));
+        FKV_TRY(layer_run_bytes(&layers[l], l, header, path, &run_bytes));
         const uint32_t g = group_of(plan, &layers[l]);
         FKV_REQUIRE(g < FKV_MAX_GROUPS, FKV_FILE_DAMAGED, "damaged page file: more than %d groups of layers: %s", FKV_MAX_GROUPS,
                     path);
@@ -131,11 +141,8 @@ bool fkv_file_cursor_next(const fkv_file_plan *plan, fkv_file_cursor *cursor, fk
 
 /* ---- identity ------------------------------------------------------------------------------------------------ */
 
-/* The one form in which a side stands in a file: 16 bits have no group. */
-static fkv_codec_config canonical(fkv_codec_config codec) {
-    if (codec.bits == 16) codec.group = 0;
-    return codec;
-}
+/* The one form in which a side stands in a file. */
+static fkv_file_side canonical(fkv_file_side side) { return fkv_file_side_of(fkv_file_codec(side)); }
 
 void fkv_file_identity_write(const fkv_file_identity *identity, fkv_file_header *header, fkv_file_layer *layers) {
     *header = (fkv_file_header){
@@ -185,8 +192,8 @@ static void plain_text(const char rope_id[64], char text[ID_TEXT_BYTES]) {
 }
 
 static fkv_status foreign_layer(uint32_t number, const fkv_file_layer *file, const fkv_file_layer *ours, const char *path) {
-    const fkv_codec_config k = canonical(ours->k);
-    const fkv_codec_config v = canonical(ours->v);
+    const fkv_file_side k = canonical(ours->k);
+    const fkv_file_side v = canonical(ours->v);
     FKV_TRY(foreign_layer_number(number, "n_kv_heads", file->n_kv_heads, ours->n_kv_heads, path));
     FKV_TRY(foreign_layer_number(number, "head_dim", file->head_dim, ours->head_dim, path));
     FKV_TRY(foreign_layer_number(number, "window", file->window, ours->window, path));

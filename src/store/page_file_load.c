@@ -346,8 +346,8 @@ fkv_status fkv_file_inspect(const char *path, bool verify, fkv_file_info *info) 
                         .head_dim = layer->head_dim,
                         .window = layer->window,
                         .n_sinks = layer->n_sinks,
-                        .k = layer->k,
-                        .v = layer->v},
+                        .k = fkv_file_codec(layer->k),
+                        .v = fkv_file_codec(layer->v)},
     };
     memcpy(info->weights_id, header->weights_id, sizeof info->weights_id);
     memcpy(info->rope_id, header->rope_id, sizeof info->rope_id);

@@ -23,16 +23,18 @@ fkv_runner_config fkv_runner_config_default(void) {
 
 /* ---- the cache a model needs ---- */
 
-/* A group that does not exist is left to the cache's check. */
-static uint32_t side_align(fkv_codec_config side) {
-    enum { ROW_ALIGN = 16 }; /* of the heads of a cache */
-    bool grouped = side.bits != 16 && (side.group == 32 || side.group == 64 || side.group == 128);
-    return grouped ? side.group : ROW_ALIGN;
+/* Of a side that configure() has checked. */
+static fkv_codec_info about(fkv_codec_config side) {
+    fkv_codec_info info;
+    fkv_status status = fkv_codec_about(side, &info);
+    FKV_ASSERT(status == FKV_OK);
+    (void)status;
+    return info;
 }
 
-/* The head dimension inside pages. Alignments are powers of two: the larger one holds for both. */
+/* The head dimension inside pages. Multiples are powers of two: the larger one holds for both. */
 static uint32_t padded_head(uint32_t head_dim, const fkv_runner_config *c) {
-    return (uint32_t)fkv_align_up(head_dim, fkv_max_u32(side_align(c->k), side_align(c->v)));
+    return (uint32_t)fkv_align_up(head_dim, fkv_max_u32(about(c->k).dim_multiple, about(c->v).dim_multiple));
 }
 
 static void bound_context(const fkv_runner_config *c, fkv_layer_config *layer) {
@@ -41,17 +43,20 @@ static void bound_context(const fkv_runner_config *c, fkv_layer_config *layer) {
     layer->n_sinks = c->n_sinks;
 }
 
-/* Rotation spreads outliers over a group before it is rounded: 16 bits have no groups. A value that is none is left to the
- * cache's check. */
+/* Rotation spreads outliers over a group before it is rounded: where nothing is rounded it is left out. A value that is none is
+ * left to the cache's check. */
 static fkv_rotate rotation_of(const fkv_runner_config *c) {
     if ((unsigned)c->rotate > FKV_ROTATE_KV) return c->rotate;
-    unsigned quantized = (c->k.bits != 16 ? FKV_ROTATE_K : 0u) | (c->v.bits != 16 ? FKV_ROTATE_V : 0u);
-    return (fkv_rotate)((unsigned)c->rotate & quantized);
+    unsigned rotates = (about(c->k).rotates ? FKV_ROTATE_K : 0u) | (about(c->v).rotates ? FKV_ROTATE_V : 0u);
+    return (fkv_rotate)((unsigned)c->rotate & rotates);
 }
 
 /* The configuration of the runner with its zeros resolved, and that of its cache. layers: [FKV_MAX_LAYERS], used by *cache. */
 static fkv_status configure(const fkv_model *model, fkv_runner_config *c, fkv_layer_config *layers, fkv_config *cache) {
     const fkv_hparams *h = model->hparams;
+    fkv_codec_info side;
+    FKV_TRY(fkv_codec_about(c->k, &side));
+    FKV_TRY(fkv_codec_about(c->v, &side));
     FKV_REQUIRE(c->max_logit_rows > 0 && c->max_logit_rows <= c->max_step_tokens, FKV_BAD_CONFIG,
                 "max_logit_rows %u: 1 to the %u of max_step_tokens", c->max_logit_rows, c->max_step_tokens);
     FKV_REQUIRE(c->max_kv != 0 || c->n_sinks == 0, FKV_BAD_CONFIG,
