@@ -96,17 +96,13 @@ static uint32_t threads_of(const fkv_mlx_state *mlx, const fkv_mlx_layer *layer,
 
 /* ---- open and close ---- */
 
-static bool same_codec(const fkv_codec *a, const fkv_codec *b) {
-    return a->bits == b->bits && a->group == b->group && a->type == b->type && a->dim == b->dim;
-}
-
 /* Whether two layers of one cache, which has one rotation for a head dimension, have the same texts. */
 static bool same_kind(const fkv_attn_layer *a, const fkv_attn_layer *b) {
     return a->n_q_heads == b->n_q_heads && a->n_kv_heads == b->n_kv_heads && a->head_dim == b->head_dim &&
            a->window == b->window && a->n_sinks == b->n_sinks && a->scale == b->scale && a->softcap == b->softcap &&
            (a->rotate_k != NULL) == (b->rotate_k != NULL) && (a->rotate_v != NULL) == (b->rotate_v != NULL) &&
-           same_codec(&a->block.codec[FKV_SIDE_K], &b->block.codec[FKV_SIDE_K]) &&
-           same_codec(&a->block.codec[FKV_SIDE_V], &b->block.codec[FKV_SIDE_V]);
+           fkv_codec_same(&a->block.codec[FKV_SIDE_K], &b->block.codec[FKV_SIDE_K]) &&
+           fkv_codec_same(&a->block.codec[FKV_SIDE_V], &b->block.codec[FKV_SIDE_V]);
 }
 
 static bool same_cut(const fkv_step_cut *a, const fkv_step_cut *b) {

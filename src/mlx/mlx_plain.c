@@ -1,19 +1,18 @@
 /* The plain way: rows into pages and queries over pages with MLX's own operations, on any stream.
  *
- * Write. A row is made storable, rotated and quantized as docs/page_format.md says. mlx.core.quantize gives these codes exactly
- * (rotated rows of 4 bits and fewer have a line of our own); on MLX's CPU the Hadamard transform does the format's additions in
- * the format's order, and a cumulative sum adds from first to last. Each part of the rows of one page is one slice update of the
- * pool.
+ * Write. A row is made storable, rotated and packed as docs/page_format.md says; packing is mlx_codec.c's. On MLX's CPU the
+ * Hadamard transform does the format's additions in the format's order. Each part of the rows of one page is one slice update of
+ * the pool.
  *
  * Attend. One sequence at a time, a block of its queries at a time, over tiles of TILE_TOKENS tokens: the packed pages of a tile
- * are gathered, scored by mlx.core.quantized_matmul, and folded into a running {out, max, denominator}. Each tile is ordered
+ * are gathered, scored by the functions of their codec, and folded into a running {out, max, denominator}. Each tile is ordered
  * after the one before it, so that one tile's intermediate results are all that lives, whatever MLX would like to do ahead of
  * time.
  *
  * Tiles are cut at fixed positions and sequences never share an operation: neither the rows beside a sequence in the step nor the
  * numbers of its pages change a bit of its answer.
  */
-#include "mlx_state.h"
+#include "mlx_codec.h"
 
 enum {
     TILE_TOKENS = 1024,       /* a multiple of every page size */
@@ -51,108 +50,14 @@ static mlx_array storable(fkv_mlx_state *mlx, mlx_array x) {
     return fkv_mlx_minimum(g, fkv_mlx_maximum(g, numbers, c->minus_limit), c->limit);
 }
 
-/* A line for each group: [rows, 1] each. */
-typedef struct fitted_line {
-    mlx_array scale;
-    mlx_array bias;
-} fitted_line;
-
-static mlx_array number(fkv_mlx_graph *g, float value) { return fkv_mlx_adopt(g, mlx_array_new_float32(value)); }
-
-/* x: [rows, group] -> where its numbers lie on the line, in codes. */
-static mlx_array places_of(fkv_mlx_graph *g, mlx_array x, fitted_line line) {
-    return fkv_mlx_divide(g, fkv_mlx_subtract(g, x, line.bias), line.scale);
-}
-
-static mlx_array nearest_codes(fkv_mlx_graph *g, mlx_array places, float bins) {
-    return fkv_mlx_round(g, fkv_mlx_minimum(g, fkv_mlx_maximum(g, places, number(g, 0.0f)), number(g, bins)));
-}
-
-/* x: [rows, group] -> [rows, 1]: sums in the order of fkv_refit, lanes first, then from lane to lane. */
-static mlx_array sum_in_lanes(fkv_mlx_graph *g, mlx_array x, int rows, int group) {
-    const int n = group / FKV_CODEC_LANES;
-    mlx_array lanes = fkv_mlx_cumsum(g, fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(rows, n, FKV_CODEC_LANES)), 1);
-    lanes = fkv_mlx_slice(g, lanes, FKV_MLX_SHAPE(0, n - 1, 0), FKV_MLX_SHAPE(rows, n, FKV_CODEC_LANES));
-    mlx_array sums = fkv_mlx_cumsum(g, fkv_mlx_reshape(g, lanes, FKV_MLX_SHAPE(rows, FKV_CODEC_LANES)), 1);
-    return fkv_mlx_slice(g, sums, FKV_MLX_SHAPE(0, FKV_CODEC_LANES - 1), FKV_MLX_SHAPE(rows, FKV_CODEC_LANES));
-}
-
-/* fkv_codec_refit(), for every group at once. x: [rows, group] */
-static fitted_line refit(fkv_mlx_state *mlx, mlx_array x, fitted_line line, int rows, int group, float bins) {
-    fkv_mlx_graph *g = &mlx->graph;
-    const mlx_array limit = mlx->constants.limit;
-    mlx_array place = places_of(g, x, line);
-    mlx_array code = nearest_codes(g, place, bins);
-    mlx_array n = number(g, (float)group);
-    mlx_array c = sum_in_lanes(g, code, rows, group);
-    mlx_array cc = sum_in_lanes(g, fkv_mlx_multiply(g, code, code), rows, group);
-    mlx_array p = sum_in_lanes(g, place, rows, group);
-    mlx_array cp = sum_in_lanes(g, fkv_mlx_multiply(g, code, place), rows, group);
-    mlx_array determinant = fkv_mlx_subtract(g, fkv_mlx_multiply(g, n, cc), fkv_mlx_multiply(g, c, c));
-    mlx_array slope = fkv_mlx_subtract(g, fkv_mlx_multiply(g, n, cp), fkv_mlx_multiply(g, c, p));
-    slope = fkv_mlx_divide(g, slope, determinant);
-    mlx_array start = fkv_mlx_divide(g, fkv_mlx_subtract(g, p, fkv_mlx_multiply(g, slope, c)), n);
-    const fitted_line fitted = {.scale = fkv_mlx_multiply(g, line.scale, slope),
-                                .bias = fkv_mlx_add(g, fkv_mlx_multiply(g, line.scale, start), line.bias)};
-    mlx_array good = fkv_mlx_less(g, mlx->constants.zero, determinant);
-    good = fkv_mlx_logical_and(g, good, fkv_mlx_less(g, mlx->constants.zero, fitted.scale));
-    good = fkv_mlx_logical_and(g, good, fkv_mlx_less_equal(g, fitted.scale, limit));
-    good = fkv_mlx_logical_and(g, good, fkv_mlx_less_equal(g, fkv_mlx_abs(g, fitted.bias), limit));
-    return (fitted_line){.scale = fkv_mlx_where(g, good, fitted.scale, line.scale),
-                         .bias = fkv_mlx_where(g, good, fitted.bias, line.bias)};
-}
-
-/* codes: whole numbers as floats, [rows, group] -> words of 32 bits, the first code in the lowest. */
-static mlx_array packed(fkv_mlx_graph *g, mlx_array codes, int rows, int group, int bits) {
-    const int per_word = 32 / bits;
-    uint32_t place[16];
-    for (int i = 0; i < per_word; i++) place[i] = 1u << i * bits;
-    mlx_array places = fkv_mlx_adopt(g, mlx_array_new_data(place, &per_word, 1, MLX_UINT32));
-    mlx_array words = fkv_mlx_reshape(g, fkv_mlx_astype(g, codes, MLX_UINT32), FKV_MLX_SHAPE(rows, group / per_word, per_word));
-    return fkv_mlx_sum_last(g, fkv_mlx_multiply(g, words, places));
-}
-
-/* What fkv_mlx_quantize() is for other rows: rotated ones of 4 bits and fewer have a fitted line, see src/codec/codec.h.
- * x: [T, G, D] */
-static fkv_mlx_affine quantize_fitted(fkv_mlx_state *mlx, mlx_array x, const fkv_codec *codec) {
-    fkv_mlx_graph *g = &mlx->graph;
-    fkv_mlx_affine out = {.bits = (int)codec->bits, .group = (int)codec->group};
-    if (g->failed) return out;
-    const int *shape = mlx_array_shape(x);
-    const int n_groups = shape[2] / out.group;
-    const int rows = shape[0] * shape[1] * n_groups;
-    const float bins = (float)((1u << codec->bits) - 1u);
-    const fkv_mlx_shape of_lines = FKV_MLX_SHAPE(shape[0], shape[1], n_groups);
-    const fkv_mlx_shape of_words = FKV_MLX_SHAPE(shape[0], shape[1], shape[2] * out.bits / 32);
-    mlx_array groups = fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(rows, out.group));
-    mlx_array lo = fkv_mlx_min_last(g, groups);
-    mlx_array step = fkv_mlx_divide(g, fkv_mlx_subtract(g, fkv_mlx_max_last(g, groups), lo), number(g, bins));
-    fitted_line line = {.scale = fkv_mlx_maximum(g, step, number(g, 1e-7f)), .bias = lo};
-    for (int i = 0; i < FKV_REFITS; i++) line = refit(mlx, groups, line, rows, out.group, bins);
-    mlx_array codes = nearest_codes(g, places_of(g, groups, line), bins);
-    out.codes = fkv_mlx_reshape(g, packed(g, codes, rows, out.group, out.bits), of_words);
-    out.scales = fkv_mlx_reshape(g, line.scale, of_lines);
-    out.biases = fkv_mlx_reshape(g, line.bias, of_lines);
-    return out;
-}
-
-/* rows: [T, G, D] -> the parts of one side, each [T, G, row_bytes / 2] of 16-bit numbers. */
+/* rows: [T, G, D] -> the parts of one side. */
 static void encode(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, fkv_side side, mlx_array rows, mlx_array part[FKV_N_PARTS]) {
     fkv_mlx_graph *g = &mlx->graph;
     const fkv_codec *codec = &layer->attn->block.codec[side];
     const fkv_rotation *rotation = side == FKV_SIDE_K ? layer->attn->rotate_k : layer->attn->rotate_v;
-    const mlx_dtype page_type = fkv_mlx_page_dtype(layer->attn);
     mlx_array x = storable(mlx, fkv_mlx_astype(g, rows, MLX_FLOAT32));
     if (rotation != NULL) x = storable(mlx, fkv_mlx_rotate(g, x, rotation, layer->signs[side]));
-    if (codec->kind == FKV_CODEC_HALF) {
-        part[FKV_PART_CODES] = fkv_mlx_view(g, fkv_mlx_astype(g, x, page_type), MLX_UINT16);
-        return;
-    }
-    fkv_mlx_affine made =
-        codec->fitted ? quantize_fitted(mlx, x, codec) : fkv_mlx_quantize(g, x, (int)codec->bits, (int)codec->group);
-    part[FKV_PART_CODES] = fkv_mlx_view(g, made.codes, MLX_UINT16);
-    part[FKV_PART_SCALES] = fkv_mlx_view(g, fkv_mlx_astype(g, made.scales, page_type), MLX_UINT16);
-    part[FKV_PART_BIASES] = fkv_mlx_view(g, fkv_mlx_astype(g, made.biases, page_type), MLX_UINT16);
+    fkv_mlx_codec_of(codec)->encode(mlx, codec, x, part);
 }
 
 /* Tokens [first, first + n) of the step into slots of one page. */
@@ -268,37 +173,12 @@ static mlx_array gathered_part(const query_block *b, mlx_array pages, uint32_t n
     return fkv_mlx_slice(g, x, FKV_MLX_SHAPE(0, (int)skip, 0), FKV_MLX_SHAPE(heads, (int)(skip + n_tokens), width));
 }
 
-/* One side of a tile, ready for a product. */
-typedef struct tile_side {
-    bool is_affine;
-    mlx_array rows; /* float32 [G, S, D] where not affine */
-    fkv_mlx_affine affine;
-} tile_side;
-
-static tile_side gathered_side(const query_block *b, mlx_array pages, uint32_t n_pages, fkv_side side, uint32_t skip,
-                               uint32_t n_tokens) {
-    fkv_mlx_graph *g = &b->mlx->graph;
+/* The parts of one side of a tile. */
+static void gathered_side(const query_block *b, mlx_array pages, uint32_t n_pages, fkv_side side, uint32_t skip,
+                          uint32_t n_tokens, mlx_array part[FKV_N_PARTS]) {
     const fkv_codec *codec = &b->layer->attn->block.codec[side];
-    const mlx_dtype type = fkv_mlx_page_dtype(b->layer->attn);
-    mlx_array x = gathered_part(b, pages, n_pages, side, FKV_PART_CODES, skip, n_tokens);
-    if (codec->kind == FKV_CODEC_HALF) return (tile_side){.rows = fkv_mlx_astype(g, fkv_mlx_view(g, x, type), MLX_FLOAT32)};
-    mlx_array scales = gathered_part(b, pages, n_pages, side, FKV_PART_SCALES, skip, n_tokens);
-    mlx_array biases = gathered_part(b, pages, n_pages, side, FKV_PART_BIASES, skip, n_tokens);
-    return (tile_side){.is_affine = true,
-                       .affine = {.codes = fkv_mlx_view(g, x, MLX_UINT32),
-                                  .scales = fkv_mlx_astype(g, fkv_mlx_view(g, scales, type), MLX_FLOAT32),
-                                  .biases = fkv_mlx_astype(g, fkv_mlx_view(g, biases, type), MLX_FLOAT32),
-                                  .bits = (int)codec->bits,
-                                  .group = (int)codec->group}};
-}
-
-static mlx_array scores_of(fkv_mlx_graph *g, mlx_array q, const tile_side *k) {
-    if (k->is_affine) return fkv_mlx_quantized_matmul(g, q, &k->affine, true);
-    return fkv_mlx_matmul(g, q, fkv_mlx_transpose(g, k->rows, FKV_MLX_SHAPE(0, 2, 1)));
-}
-
-static mlx_array values_of(fkv_mlx_graph *g, mlx_array p, const tile_side *v) {
-    return v->is_affine ? fkv_mlx_quantized_matmul(g, p, &v->affine, false) : fkv_mlx_matmul(g, p, v->rows);
+    for (int p = 0; p < FKV_N_PARTS; p++)
+        if (codec->row_bytes[p] != 0) part[p] = gathered_part(b, pages, n_pages, side, (fkv_part)p, skip, n_tokens);
 }
 
 static mlx_array int_of(fkv_mlx_graph *g, uint32_t value) { return fkv_mlx_adopt(g, mlx_array_new_int((int)value)); }
@@ -338,10 +218,12 @@ static void fold_tile(query_block *b, uint32_t begin, uint32_t end) {
     const uint32_t n_pages = end_page - first_page;
     const uint32_t skip = begin - first_page * attn->block.page_tokens;
     mlx_array pages = fkv_mlx_take_first(g, b->layer->pool, page_numbers(b, first_page, end_page));
-    const tile_side k = gathered_side(b, pages, n_pages, FKV_SIDE_K, skip, end - begin);
-    const tile_side v = gathered_side(b, pages, n_pages, FKV_SIDE_V, skip, end - begin);
+    const fkv_codec *codec = attn->block.codec;
+    mlx_array part[FKV_N_SIDES][FKV_N_PARTS] = {{{NULL}}};
+    gathered_side(b, pages, n_pages, FKV_SIDE_K, skip, end - begin, part[FKV_SIDE_K]);
+    gathered_side(b, pages, n_pages, FKV_SIDE_V, skip, end - begin, part[FKV_SIDE_V]);
 
-    mlx_array scores = scores_of(g, b->q, &k);
+    mlx_array scores = fkv_mlx_codec_of(&codec[FKV_SIDE_K])->scores(g, &codec[FKV_SIDE_K], part[FKV_SIDE_K], b->q);
     if (attn->softcap > 0) {
         mlx_array cap = fkv_mlx_adopt(g, mlx_array_new_float32(attn->softcap));
         scores = fkv_mlx_multiply(g, fkv_mlx_tanh(g, fkv_mlx_divide(g, scores, cap)), cap);
@@ -351,7 +233,7 @@ static void fold_tile(query_block *b, uint32_t begin, uint32_t end) {
     mlx_array max = fkv_mlx_maximum(g, fkv_mlx_max_last(g, scores), is_first ? b->mlx->constants.lowest : b->max);
     mlx_array p = fkv_mlx_exp(g, fkv_mlx_subtract(g, scores, max));
     mlx_array total = fkv_mlx_sum_last(g, p);
-    mlx_array out = values_of(g, p, &v);
+    mlx_array out = fkv_mlx_codec_of(&codec[FKV_SIDE_V])->values(g, &codec[FKV_SIDE_V], part[FKV_SIDE_V], p);
     if (!is_first) {
         mlx_array shrunk = fkv_mlx_exp(g, fkv_mlx_subtract(g, b->max, max));
         total = fkv_mlx_add(g, fkv_mlx_multiply(g, b->total, shrunk), total);

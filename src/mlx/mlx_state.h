@@ -73,10 +73,6 @@ FKV_INLINE const fkv_attn_row *fkv_mlx_rows(const fkv_mlx_state *mlx, const fkv_
     return mlx->step.rows + (size_t)layer->group * mlx->step.stride;
 }
 
-FKV_INLINE mlx_dtype fkv_mlx_page_dtype(const fkv_attn_layer *layer) {
-    return layer->block.codec[FKV_SIDE_K].type == FKV_BF16 ? MLX_BFLOAT16 : MLX_FLOAT16;
-}
-
 /* ---- the plain way (mlx_plain.c) ---- */
 
 fkv_status fkv_mlx_plain_write(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array k, mlx_array v);

@@ -1,0 +1,152 @@
+/* See mlx_codec.h.
+ *
+ * mlx.core.quantize gives the codes of affine groups exactly. Rotated rows of 4 bits and fewer have a line of our own
+ * (src/codec/affine.h): its sums must be added in the order of fkv_refit, and a cumulative sum adds from first to last.
+ */
+#include "mlx_codec.h"
+
+#include "../codec/affine.h"
+
+static mlx_dtype page_dtype(const fkv_codec *codec) { return codec->type == FKV_BF16 ? MLX_BFLOAT16 : MLX_FLOAT16; }
+
+/* ---- 16 bits ---- */
+
+static void encode_half(fkv_mlx_state *mlx, const fkv_codec *codec, mlx_array x, mlx_array part[FKV_N_PARTS]) {
+    fkv_mlx_graph *g = &mlx->graph;
+    part[FKV_PART_CODES] = fkv_mlx_view(g, fkv_mlx_astype(g, x, page_dtype(codec)), MLX_UINT16);
+}
+
+static mlx_array half_rows(fkv_mlx_graph *g, const fkv_codec *codec, const mlx_array part[FKV_N_PARTS]) {
+    return fkv_mlx_astype(g, fkv_mlx_view(g, part[FKV_PART_CODES], page_dtype(codec)), MLX_FLOAT32);
+}
+
+static mlx_array scores_half(fkv_mlx_graph *g, const fkv_codec *codec, const mlx_array part[FKV_N_PARTS], mlx_array q) {
+    return fkv_mlx_matmul(g, q, fkv_mlx_transpose(g, half_rows(g, codec, part), FKV_MLX_SHAPE(0, 2, 1)));
+}
+
+static mlx_array values_half(fkv_mlx_graph *g, const fkv_codec *codec, const mlx_array part[FKV_N_PARTS], mlx_array p) {
+    return fkv_mlx_matmul(g, p, half_rows(g, codec, part));
+}
+
+/* ---- affine groups ---- */
+
+/* A line for each group: [rows, 1] each. */
+typedef struct fitted_line {
+    mlx_array scale;
+    mlx_array bias;
+} fitted_line;
+
+static mlx_array number(fkv_mlx_graph *g, float value) { return fkv_mlx_adopt(g, mlx_array_new_float32(value)); }
+
+/* x: [rows, group] -> where its numbers lie on the line, in codes. */
+static mlx_array places_of(fkv_mlx_graph *g, mlx_array x, fitted_line line) {
+    return fkv_mlx_divide(g, fkv_mlx_subtract(g, x, line.bias), line.scale);
+}
+
+static mlx_array nearest_codes(fkv_mlx_graph *g, mlx_array places, float bins) {
+    return fkv_mlx_round(g, fkv_mlx_minimum(g, fkv_mlx_maximum(g, places, number(g, 0.0f)), number(g, bins)));
+}
+
+/* x: [rows, group] -> [rows, 1]: sums in the order of fkv_refit, lanes first, then from lane to lane. */
+static mlx_array sum_in_lanes(fkv_mlx_graph *g, mlx_array x, int rows, int group) {
+    const int n = group / FKV_CODEC_LANES;
+    mlx_array lanes = fkv_mlx_cumsum(g, fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(rows, n, FKV_CODEC_LANES)), 1);
+    lanes = fkv_mlx_slice(g, lanes, FKV_MLX_SHAPE(0, n - 1, 0), FKV_MLX_SHAPE(rows, n, FKV_CODEC_LANES));
+    mlx_array sums = fkv_mlx_cumsum(g, fkv_mlx_reshape(g, lanes, FKV_MLX_SHAPE(rows, FKV_CODEC_LANES)), 1);
+    return fkv_mlx_slice(g, sums, FKV_MLX_SHAPE(0, FKV_CODEC_LANES - 1), FKV_MLX_SHAPE(rows, FKV_CODEC_LANES));
+}
+
+/* fkv_codec_refit(), for every group at once. x: [rows, group] */
+static fitted_line refit(fkv_mlx_state *mlx, mlx_array x, fitted_line line, int rows, int group, float bins) {
+    fkv_mlx_graph *g = &mlx->graph;
+    const mlx_array limit = mlx->constants.limit;
+    mlx_array place = places_of(g, x, line);
+    mlx_array code = nearest_codes(g, place, bins);
+    mlx_array n = number(g, (float)group);
+    mlx_array c = sum_in_lanes(g, code, rows, group);
+    mlx_array cc = sum_in_lanes(g, fkv_mlx_multiply(g, code, code), rows, group);
+    mlx_array p = sum_in_lanes(g, place, rows, group);
+    mlx_array cp = sum_in_lanes(g, fkv_mlx_multiply(g, code, place), rows, group);
+    mlx_array determinant = fkv_mlx_subtract(g, fkv_mlx_multiply(g, n, cc), fkv_mlx_multiply(g, c, c));
+    mlx_array slope = fkv_mlx_subtract(g, fkv_mlx_multiply(g, n, cp), fkv_mlx_multiply(g, c, p));
+    slope = fkv_mlx_divide(g, slope, determinant);
+    mlx_array start = fkv_mlx_divide(g, fkv_mlx_subtract(g, p, fkv_mlx_multiply(g, slope, c)), n);
+    const fitted_line fitted = {.scale = fkv_mlx_multiply(g, line.scale, slope),
+                                .bias = fkv_mlx_add(g, fkv_mlx_multiply(g, line.scale, start), line.bias)};
+    mlx_array good = fkv_mlx_less(g, mlx->constants.zero, determinant);
+    good = fkv_mlx_logical_and(g, good, fkv_mlx_less(g, mlx->constants.zero, fitted.scale));
+    good = fkv_mlx_logical_and(g, good, fkv_mlx_less_equal(g, fitted.scale, limit));
+    good = fkv_mlx_logical_and(g, good, fkv_mlx_less_equal(g, fkv_mlx_abs(g, fitted.bias), limit));
+    return (fitted_line){.scale = fkv_mlx_where(g, good, fitted.scale, line.scale),
+                         .bias = fkv_mlx_where(g, good, fitted.bias, line.bias)};
+}
+
+/* codes: whole numbers as floats, [rows, group] -> words of 32 bits, the first code in the lowest. */
+static mlx_array packed(fkv_mlx_graph *g, mlx_array codes, int rows, int group, int bits) {
+    const int per_word = 32 / bits;
+    uint32_t place[16];
+    for (int i = 0; i < per_word; i++) place[i] = 1u << i * bits;
+    mlx_array places = fkv_mlx_adopt(g, mlx_array_new_data(place, &per_word, 1, MLX_UINT32));
+    mlx_array words = fkv_mlx_reshape(g, fkv_mlx_astype(g, codes, MLX_UINT32), FKV_MLX_SHAPE(rows, group / per_word, per_word));
+    return fkv_mlx_sum_last(g, fkv_mlx_multiply(g, words, places));
+}
+
+/* What fkv_mlx_quantize() is for other rows: rotated ones of 4 bits and fewer have a fitted line, see src/codec/affine.h.
+ * x: [T, G, D] */
+static fkv_mlx_affine quantize_fitted(fkv_mlx_state *mlx, mlx_array x, const fkv_codec *codec) {
+    fkv_mlx_graph *g = &mlx->graph;
+    fkv_mlx_affine out = {.bits = (int)codec->bits, .group = (int)codec->group};
+    if (g->failed) return out;
+    const int *shape = mlx_array_shape(x);
+    const int n_groups = shape[2] / out.group;
+    const int rows = shape[0] * shape[1] * n_groups;
+    const float bins = (float)((1u << codec->bits) - 1u);
+    const fkv_mlx_shape of_lines = FKV_MLX_SHAPE(shape[0], shape[1], n_groups);
+    const fkv_mlx_shape of_words = FKV_MLX_SHAPE(shape[0], shape[1], shape[2] * out.bits / 32);
+    mlx_array groups = fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(rows, out.group));
+    mlx_array lo = fkv_mlx_min_last(g, groups);
+    mlx_array step = fkv_mlx_divide(g, fkv_mlx_subtract(g, fkv_mlx_max_last(g, groups), lo), number(g, bins));
+    fitted_line line = {.scale = fkv_mlx_maximum(g, step, number(g, 1e-7f)), .bias = lo};
+    for (int i = 0; i < FKV_REFITS; i++) line = refit(mlx, groups, line, rows, out.group, bins);
+    mlx_array codes = nearest_codes(g, places_of(g, groups, line), bins);
+    out.codes = fkv_mlx_reshape(g, packed(g, codes, rows, out.group, out.bits), of_words);
+    out.scales = fkv_mlx_reshape(g, line.scale, of_lines);
+    out.biases = fkv_mlx_reshape(g, line.bias, of_lines);
+    return out;
+}
+
+static void encode_affine(fkv_mlx_state *mlx, const fkv_codec *codec, mlx_array x, mlx_array part[FKV_N_PARTS]) {
+    fkv_mlx_graph *g = &mlx->graph;
+    const mlx_dtype page_type = page_dtype(codec);
+    fkv_mlx_affine made =
+        codec->fitted ? quantize_fitted(mlx, x, codec) : fkv_mlx_quantize(g, x, (int)codec->bits, (int)codec->group);
+    part[FKV_PART_CODES] = fkv_mlx_view(g, made.codes, MLX_UINT16);
+    part[FKV_PART_SCALES] = fkv_mlx_view(g, fkv_mlx_astype(g, made.scales, page_type), MLX_UINT16);
+    part[FKV_PART_BIASES] = fkv_mlx_view(g, fkv_mlx_astype(g, made.biases, page_type), MLX_UINT16);
+}
+
+static fkv_mlx_affine affine_rows(fkv_mlx_graph *g, const fkv_codec *codec, const mlx_array part[FKV_N_PARTS]) {
+    const mlx_dtype type = page_dtype(codec);
+    return (fkv_mlx_affine){.codes = fkv_mlx_view(g, part[FKV_PART_CODES], MLX_UINT32),
+                            .scales = fkv_mlx_astype(g, fkv_mlx_view(g, part[FKV_PART_SCALES], type), MLX_FLOAT32),
+                            .biases = fkv_mlx_astype(g, fkv_mlx_view(g, part[FKV_PART_BIASES], type), MLX_FLOAT32),
+                            .bits = (int)codec->bits,
+                            .group = (int)codec->group};
+}
+
+static mlx_array scores_affine(fkv_mlx_graph *g, const fkv_codec *codec, const mlx_array part[FKV_N_PARTS], mlx_array q) {
+    const fkv_mlx_affine rows = affine_rows(g, codec, part);
+    return fkv_mlx_quantized_matmul(g, q, &rows, true);
+}
+
+static mlx_array values_affine(fkv_mlx_graph *g, const fkv_codec *codec, const mlx_array part[FKV_N_PARTS], mlx_array p) {
+    const fkv_mlx_affine rows = affine_rows(g, codec, part);
+    return fkv_mlx_quantized_matmul(g, p, &rows, false);
+}
+
+/* ---- the table ---- */
+
+static const fkv_mlx_codec codecs[] = {[FKV_CODEC_HALF] = {encode_half, scores_half, values_half},
+                                       [FKV_CODEC_AFFINE] = {encode_affine, scores_affine, values_affine}};
+
+const fkv_mlx_codec *fkv_mlx_codec_of(const fkv_codec *codec) { return &codecs[codec->kind]; }
