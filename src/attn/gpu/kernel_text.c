@@ -48,7 +48,8 @@ static void put_signs(writer *w, const char *name, const fkv_rotation *rotation)
     put(w, "0u\n");
 }
 
-static void put_side(writer *w, const fkv_block *block, fkv_side side) {
+/* 16-bit rows are codes of 16 bits here, and have neither scales nor biases. */
+static void put_codes(writer *w, const fkv_block *block, fkv_side side) {
     const fkv_codec *codec = &block->codec[side];
     char s = side == FKV_SIDE_K ? 'K' : 'V';
     put_line(w, "#define FKV_%c_BITS %u\n", s, codec->bits);
@@ -57,6 +58,14 @@ static void put_side(writer *w, const fkv_block *block, fkv_side side) {
     put_line(w, "#define FKV_%c_SCALES %u\n", s, block->offset[side][FKV_PART_SCALES]);
     put_line(w, "#define FKV_%c_BIASES %u\n", s, block->offset[side][FKV_PART_BIASES]);
 }
+
+/* What a text is told of a side, by the kind of its codec: what rows.h and the files of the devices unpack it by. */
+static void (*const put_side_of[])(writer *w, const fkv_block *block, fkv_side side) = {
+    [FKV_CODEC_HALF] = put_codes,
+    [FKV_CODEC_AFFINE] = put_codes,
+};
+
+static void put_side(writer *w, const fkv_block *block, fkv_side side) { put_side_of[block->codec[side].kind](w, block, side); }
 
 static void put_layer(writer *w, const fkv_attn_layer *layer) {
     put_number(w, "D", layer->head_dim);
@@ -195,8 +204,9 @@ uint32_t fkv_kernel_threads(fkv_kernel_device device, fkv_kernel kernel, const f
 /* Registers are given out for so many blocks: enough warps that their loads fill the memory's pipe, few enough that nothing is
  * spilled. Up to 12 bits of a key and a value have larger tiles. */
 uint32_t fkv_decode_blocks(const fkv_attn_layer *layer, uint32_t decode_rows) {
-    uint32_t bits = layer->block.codec[FKV_SIDE_K].bits + layer->block.codec[FKV_SIDE_V].bits;
-    uint32_t warps = decode_rows > 8 ? 8 : decode_rows > 4 || bits <= 12 ? 12 : 16;
+    const fkv_codec *codec = layer->block.codec;
+    uint32_t bytes = codec[FKV_SIDE_K].row_bytes[FKV_PART_CODES] + codec[FKV_SIDE_V].row_bytes[FKV_PART_CODES];
+    uint32_t warps = decode_rows > 8 ? 8 : decode_rows > 4 || 8 * bytes <= 12 * layer->head_dim ? 12 : 16;
     return fkv_max_u32(1, warps * WARP / decode_threads(FKV_KERNEL_CUDA, layer));
 }
 

@@ -88,7 +88,7 @@ FKV_FN fkv_line fkv_refit(FKV_LOCAL const float *x, int n, fkv_line line, float 
     return line;
 }
 
-/* One group (n numbers of each lane) to codes, with its line: see src/codec/codec.c for every step of it. */
+/* One group (n numbers of each lane) to codes, with its line: see src/codec/affine.c for every step of it. */
 FKV_FN fkv_line fkv_code_group(FKV_LOCAL const float *x, FKV_LOCAL fkv_u32 *code, int n, int bits, bool fitted) {
     const float bins = (float)((1 << bits) - 1);
     float hi = x[0];
