@@ -230,7 +230,7 @@ static void encoding_is_the_codecs(fkv_isa only) {
                 const fkv_cpu_kernels *kernels = fkv_cpu_kernels_for(isas[k]);
                 if (kernels == NULL || (only != FKV_ISA_AUTO && only != isas[k])) continue;
                 memset(bytes[1], 0, sizeof bytes[1]);
-                kernels->encode(&codec, x, got);
+                fkv_codec_kernels_of(kernels, &codec)->encode(&codec, x, got);
                 report(memcmp(bytes[0], bytes[1], sizeof bytes[0]) == 0, kernels->name, &c,
                        "encodes other bytes than the codec, bits", bits);
             }

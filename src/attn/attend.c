@@ -46,6 +46,7 @@ typedef struct scratch {
 
 typedef struct job {
     const fkv_cpu_kernels *kernels;
+    const fkv_codec_kernels *codecs[FKV_N_SIDES];
     const fkv_attn_layer *layer;
     const fkv_attn_row *rows;
     uint32_t n_rows;
@@ -177,7 +178,7 @@ static void load_queries(const job *j, query_tile tile, uint32_t head, const thr
         if (layer->rotate_k != NULL)
             for (uint32_t h = 0; h < j->heads_per_kv; h++) fkv_rotation_apply(layer->rotate_k, to + (size_t)h * layer->head_dim);
     }
-    j->kernels->prepare(&layer->block.codec[FKV_SIDE_K], s->q, tile.n_queries * j->heads_per_kv, s->prepared);
+    j->codecs[FKV_SIDE_K]->prepare(&layer->block.codec[FKV_SIDE_K], s->q, tile.n_queries * j->heads_per_kv, s->prepared);
 }
 
 static void store_outputs(const job *j, query_tile tile, uint32_t head, fkv_softmax total) {
@@ -256,9 +257,10 @@ static void meet(const job *j, query_tile tile, const thread_scratch *s, place h
                 fkv_fetch_add(&fetch, next.block + block->offset[side][p] + next.slot * row_bytes, j->tile_tokens * row_bytes);
         }
     }
-    j->kernels->scores(&block->codec[FKV_SIDE_K], part[FKV_SIDE_K], &fetch, n_tokens, s->q, s->prepared, n_rows, s->scores);
+    j->codecs[FKV_SIDE_K]->scores(&block->codec[FKV_SIDE_K], part[FKV_SIDE_K], &fetch, n_tokens, s->q, s->prepared, n_rows,
+                                  s->scores);
     j->kernels->softmax(s->scores, j->tile_tokens, s->masks, n_rows, layer->head_dim, layer->softcap, s->piece);
-    j->kernels->values(&block->codec[FKV_SIDE_V], part[FKV_SIDE_V], &fetch, n_tokens, s->scores, n_rows, s->piece.out);
+    j->codecs[FKV_SIDE_V]->values(&block->codec[FKV_SIDE_V], part[FKV_SIDE_V], &fetch, n_tokens, s->scores, n_rows, s->piece.out);
 }
 
 static void close_pieces(const job *j, query_tile tile, const thread_scratch *s, uint32_t from_page, uint32_t to_page) {
@@ -392,6 +394,7 @@ uint64_t fkv_attn_attend(const fkv_cpu_kernels *kernels, const fkv_attn_layer *l
              .heads_per_kv = heads_per_kv,
              .tile_queries = choose_tile_queries(layer, rows, n_rows, n_threads),
              .tile_tokens = fkv_min_u32(layer->block.page_tokens, FKV_TILE_TOKENS)};
+    for (int side = 0; side < FKV_N_SIDES; side++) j.codecs[side] = fkv_codec_kernels_of(kernels, &layer->block.codec[side]);
     fkv_carve carve = {.base = memory, .size = UINT64_MAX};
     layout(&carve, layer, n_rows, n_threads, &j.scratch);
 

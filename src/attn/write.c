@@ -9,7 +9,7 @@
 enum { TOKENS_PER_ITEM = 8 };
 
 typedef struct write_job {
-    const fkv_cpu_kernels *kernels;
+    const fkv_codec_kernels *codecs[FKV_N_SIDES];
     const fkv_attn_layer *layer;
     const fkv_attn_row *rows;
     uint32_t n_tokens; /* of all rows */
@@ -26,7 +26,7 @@ static void write_row(const write_job *j, uint8_t *block, uint32_t slot, fkv_sid
         fkv_codec_clean(&layer->block.codec[side], x);
         fkv_rotation_apply(rotation, x);
     }
-    j->kernels->encode(&layer->block.codec[side], x, part);
+    j->codecs[side]->encode(&layer->block.codec[side], x, part);
 }
 
 static void write_tokens(void *context, uint32_t item, uint32_t thread) {
@@ -57,7 +57,8 @@ static void write_tokens(void *context, uint32_t item, uint32_t thread) {
 
 void fkv_attn_write(const fkv_cpu_kernels *kernels, const fkv_attn_layer *layer, const fkv_attn_row *rows, uint32_t n_rows,
                     const void *k, const void *v, fkv_workers *workers) {
-    write_job j = {.kernels = kernels, .layer = layer, .rows = rows, .side = {k, v}};
+    write_job j = {.layer = layer, .rows = rows, .side = {k, v}};
+    for (int side = 0; side < FKV_N_SIDES; side++) j.codecs[side] = fkv_codec_kernels_of(kernels, &layer->block.codec[side]);
     for (uint32_t r = 0; r < n_rows; r++) j.n_tokens += rows[r].n_tokens;
     fkv_workers_run(workers, write_tokens, &j, fkv_ceil_div(j.n_tokens, TOKENS_PER_ITEM));
 }

@@ -36,8 +36,7 @@ enum {
  * few_score_pairs() 6 has queries, too. Set once for a walk: setting them costs as much as half the products of a tile. */
 static void few_tiles_open(const fkv_codec *k_codec) {
     fkv_tile_shapes shapes = {0};
-    uint32_t bytes = 64; /* of a chunk */
-    if (has_integer_kernel(k_codec)) bytes = chunk_numbers(k_codec);
+    uint32_t bytes = chunk_numbers(k_codec); /* where K has no integer kernel, 2 and 3 are not used */
     fkv_tile_shape(&shapes, 0, LANE_TOKENS, 64);
     fkv_tile_shape(&shapes, 1, LANE_TOKENS, 64);
     fkv_tile_shape(&shapes, 2, bytes / 4, 64);

@@ -86,13 +86,10 @@ FKV_INLINE uint64_t fkv_prepared_bytes(uint64_t n_rows, uint64_t dim) {
     return n_rows * (3 * dim + dim / 8 + 4) + 5 * 64 + 21 * dim;
 }
 
-struct fkv_cpu_kernels {
-    const char *name;
-
-    /* Before the first tile of a walk with these rows and after its last, on the thread that walks: what the kernels set up there
-     * for as long. Other calls of the same thread may not come between. */
-    void (*enter)(const fkv_codec *k_codec, uint32_t n_rows);
-    void (*leave)(void);
+/* What an instruction set does with one width of one codec. */
+typedef struct fkv_codec_kernels {
+    fkv_codec_kind kind;
+    uint32_t bits;
 
     /* What scores() wants to have of the queries beside their floats, made once for all tiles that they meet. q: [rows, D];
      * prepared: fkv_prepared_bytes(), 64-byte aligned. */
@@ -103,21 +100,38 @@ struct fkv_cpu_kernels {
     void (*scores)(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
                    const float *q, const void *prepared, uint32_t n_rows, float *scores);
 
+    /* out[r] += sum over t < n_tokens of p[r][t] * v[t]. p is as softmax() left it: 0 behind n_tokens. */
+    void (*values)(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
+                   const float *p, uint32_t n_rows, float *out);
+
+    /* fkv_codec_encode(), bit for bit. */
+    void (*encode)(const fkv_codec *codec, const float *x, uint8_t *const part[FKV_N_PARTS]);
+} fkv_codec_kernels;
+
+struct fkv_cpu_kernels {
+    const char *name;
+    const fkv_codec_kernels *codecs; /* every width of every codec, once */
+
+    /* Before the first tile of a walk with these rows and after its last, on the thread that walks: what the kernels set up there
+     * for as long. Other calls of the same thread may not come between. */
+    void (*enter)(const fkv_codec *k_codec, uint32_t n_rows);
+    void (*leave)(void);
+
     /* Caps and masks the scores, moves the running maximum, rescales state, and leaves p in scores (0 where masked). width:
      * tokens of a full tile, a multiple of 16. */
     void (*softmax)(float *scores, uint32_t width, const fkv_row_mask *masks, uint32_t n_rows, uint32_t dim, float softcap,
                     fkv_softmax state);
 
-    /* out[r] += sum over t < n_tokens of p[r][t] * v[t]. p is as softmax() left it: 0 behind n_tokens. */
-    void (*values)(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
-                   const float *p, uint32_t n_rows, float *out);
-
     /* into = into + piece, for rows where piece has seen a token. */
     void (*fold)(fkv_softmax into, fkv_softmax piece, uint32_t n_rows, uint32_t dim);
-
-    /* fkv_codec_encode(), bit for bit. */
-    void (*encode)(const fkv_codec *codec, const float *x, uint8_t *const part[FKV_N_PARTS]);
 };
+
+/* Looked up once for all tiles of a layer in a step. */
+FKV_INLINE const fkv_codec_kernels *fkv_codec_kernels_of(const struct fkv_cpu_kernels *kernels, const fkv_codec *codec) {
+    const fkv_codec_kernels *of = kernels->codecs;
+    while (of->kind != codec->kind || of->bits != codec->bits) of++;
+    return of;
+}
 
 extern const struct fkv_cpu_kernels fkv_kernels_scalar;
 extern const struct fkv_cpu_kernels fkv_kernels_avx2;

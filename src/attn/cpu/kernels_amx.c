@@ -182,7 +182,7 @@ static void many_scores(const fkv_codec *codec, const tile *t, uint32_t n_tokens
 }
 
 static void amx_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows, void *prepared) {
-    if (has_integer_kernel(codec) && n_rows <= FEW_ROWS)
+    if (n_rows <= FEW_ROWS)
         few_prepare(codec, q, n_rows, prepared);
     else
         int_prepare(codec, q, n_rows, prepared);
@@ -190,10 +190,7 @@ static void amx_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows,
 
 static void amx_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
                        const float *q, const void *prepared, uint32_t n_rows, float *scores) {
-    if (!has_integer_kernel(codec)) {
-        kernel_scores(codec, part, next, n_tokens, q, prepared, n_rows, scores);
-        return;
-    }
+    (void)q;
     if (n_rows <= FEW_ROWS) {
         few_scores(codec, part, next, n_tokens, prepared, n_rows, scores);
         return;
@@ -389,10 +386,6 @@ static void many_values(const fkv_codec *codec, const tile *t, uint32_t n_tokens
 
 static void amx_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
                        const float *p, uint32_t n_rows, float *out) {
-    if (!has_integer_kernel(codec)) {
-        kernel_values(codec, part, next, n_tokens, p, n_rows, out);
-        return;
-    }
     tile t;
     int_tile_open(&t, codec, part, next, n_tokens);
     if (n_rows <= FEW_ROWS)
@@ -407,5 +400,9 @@ static void amx_enter(const fkv_codec *k_codec, uint32_t n_rows) {
 
 static void amx_leave(void) { fkv_tiles_close(); }
 
-const struct fkv_cpu_kernels fkv_kernels_amx = {"amx",          amx_enter,  amx_leave,   amx_prepare,  amx_scores,
-                                                rows16_softmax, amx_values, kernel_fold, kernel_encode};
+static const fkv_codec_kernels codecs[] = {{FKV_CODEC_AFFINE, 8, amx_prepare, amx_scores, amx_values, affine_encode},
+                                           {FKV_CODEC_AFFINE, 4, amx_prepare, amx_scores, amx_values, affine_encode},
+                                           AFFINE_CODEC(2),
+                                           HALF_CODEC};
+
+const struct fkv_cpu_kernels fkv_kernels_amx = {"amx", codecs, amx_enter, amx_leave, rows16_softmax, kernel_fold};

@@ -3,4 +3,4 @@
 
 #include "kernels_body.h"
 
-FKV_KERNELS(avx512, kernel_prepare, kernel_scores, kernel_values);
+FLOAT_KERNELS(avx512);

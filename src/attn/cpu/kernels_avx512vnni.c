@@ -46,10 +46,7 @@ FKV_INLINE void int_scores_bits(int bits, const tile *t, uint32_t n_tokens, cons
 
 static void int_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
                        const float *q, const void *prepared, uint32_t n_rows, float *scores) {
-    if (!has_integer_kernel(codec)) {
-        kernel_scores(codec, part, next, n_tokens, q, prepared, n_rows, scores);
-        return;
-    }
+    (void)q;
     tile t;
     int_queries iq = queries_in((void *)(uintptr_t)prepared, n_rows, codec->dim);
     int_tile_open(&t, codec, part, next, n_tokens);
@@ -211,10 +208,6 @@ FKV_INLINE void int_values_bits(int bits, const tile *t, uint32_t n_tokens, cons
 
 static void int_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
                        const float *p, uint32_t n_rows, float *out) {
-    if (!has_integer_kernel(codec)) {
-        kernel_values(codec, part, next, n_tokens, p, n_rows, out);
-        return;
-    }
     tile t;
     int_tile_open(&t, codec, part, next, n_tokens);
     if (codec->bits == 8)
@@ -223,4 +216,10 @@ static void int_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_P
         int_values_bits(4, &t, n_tokens, p, n_rows, out);
 }
 
-FKV_KERNELS(avx512vnni, int_prepare, int_scores, int_values);
+static const fkv_codec_kernels codecs[] = {{FKV_CODEC_AFFINE, 8, int_prepare, int_scores, int_values, affine_encode},
+                                           {FKV_CODEC_AFFINE, 4, int_prepare, int_scores, int_values, affine_encode},
+                                           AFFINE_CODEC(2),
+                                           HALF_CODEC};
+
+const struct fkv_cpu_kernels fkv_kernels_avx512vnni = {"avx512vnni", codecs,         kernel_enter,
+                                                       kernel_leave, kernel_softmax, kernel_fold};

@@ -14,6 +14,7 @@
  * Ladder (decode, 32 q / 8 kv / 128, 16384 cached, K8/V4, one thread of a 2.0 GHz AVX-512 machine) is in docs/performance.md.
  */
 #include "../../base/float16.h"
+#include "../../codec/affine.h"
 #include "kernels.h"
 
 #include <math.h>
@@ -60,7 +61,6 @@ FKV_INLINE void tile_begin(tile *t, const fkv_codec *codec, const uint8_t *const
     t->next = next;
     t->row_bytes = codec->row_bytes[FKV_PART_CODES];
     t->n_units = codec->dim / 16;
-    if (codec->kind == FKV_CODEC_HALF) return; /* no groups */
     t->n_groups = codec->dim / codec->group;
     t->group_shift = codec->group == 32 ? 5 : codec->group == 64 ? 6 : 7;
 }
@@ -68,7 +68,6 @@ FKV_INLINE void tile_begin(tile *t, const fkv_codec *codec, const uint8_t *const
 static void tile_open(tile *t, const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next,
                       uint32_t n_tokens) {
     tile_begin(t, codec, part, next);
-    if (codec->kind == FKV_CODEC_HALF) return;
     /* whole slices, which are inside the part because a full tile is a multiple of 16 tokens */
     uint32_t n = (uint32_t)fkv_align_up(n_tokens, 16) * t->n_groups;
     FKV_ASSERT(n > 0);
@@ -317,65 +316,86 @@ FKV_INLINE void many_values_form(int form, int group_units, const tile *t, uint3
 
 enum { GROUP_32_UNITS = CHUNK_UNITS < 2 ? CHUNK_UNITS : 2 };
 
-#define EACH_FORM(call)                                                                                                          \
-    do {                                                                                                                         \
-        bool small = codec->group == 32;                                                                                         \
-        if (codec->kind == FKV_CODEC_HALF && codec->type == FKV_BF16) {                                                          \
-            call(FORM_BF16, CHUNK_UNITS);                                                                                        \
-        } else if (codec->kind == FKV_CODEC_HALF) {                                                                              \
-            call(FORM_F16, CHUNK_UNITS);                                                                                         \
-        } else if (codec->bits == 8) {                                                                                           \
-            if (small)                                                                                                           \
-                call(FORM_8, GROUP_32_UNITS);                                                                                    \
-            else                                                                                                                 \
-                call(FORM_8, CHUNK_UNITS);                                                                                       \
-        } else if (codec->bits == 4) {                                                                                           \
-            if (small)                                                                                                           \
-                call(FORM_4, GROUP_32_UNITS);                                                                                    \
-            else                                                                                                                 \
-                call(FORM_4, CHUNK_UNITS);                                                                                       \
-        } else {                                                                                                                 \
-            if (small)                                                                                                           \
-                call(FORM_2, GROUP_32_UNITS);                                                                                    \
-            else                                                                                                                 \
-                call(FORM_2, CHUNK_UNITS);                                                                                       \
-        }                                                                                                                        \
-    } while (0)
-
-static void kernel_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows, void *prepared) { /* floats are enough */
+static void float_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows, void *prepared) { /* floats are enough */
     (void)codec, (void)q, (void)n_rows, (void)prepared;
 }
 
-static void kernel_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
-                          const float *q, const void *prepared, uint32_t n_rows, float *scores) {
-    (void)prepared;
-    tile t;
-    slice s; /* one for all forms: where they do not share it, it overflows a stack */
-    tile_open(&t, codec, part, next, n_tokens);
-#define SCORES(form, units) scores_form(form, units, &t, n_tokens, q, n_rows, scores)
-#define MANY_SCORES(form, units) many_scores_form(form, units, &t, n_tokens, q, n_rows, scores, &s)
+/* s: one for all forms: where they do not share it, it overflows a stack. */
+FKV_INLINE void float_scores(int form, int group_units, const tile *t, slice *s, uint32_t n_tokens, const float *q,
+                             uint32_t n_rows, float *scores) {
     if (n_rows < LEAST_MANY)
-        EACH_FORM(SCORES);
+        scores_form(form, group_units, t, n_tokens, q, n_rows, scores);
     else
-        EACH_FORM(MANY_SCORES);
-#undef MANY_SCORES
-#undef SCORES
+        many_scores_form(form, group_units, t, n_tokens, q, n_rows, scores, s);
 }
 
-static void kernel_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
-                          const float *p, uint32_t n_rows, float *out) {
+FKV_INLINE void float_values(int form, int group_units, const tile *t, slice *s, uint32_t n_tokens, const float *p,
+                             uint32_t n_rows, float *out) {
+    if (n_rows < LEAST_MANY)
+        values_form(form, group_units, t, n_tokens, p, n_rows, out);
+    else
+        many_values_form(form, group_units, t, n_tokens, p, n_rows, out, s);
+}
+
+static void half_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
+                        const float *q, const void *prepared, uint32_t n_rows, float *scores) {
+    (void)prepared;
+    tile t;
+    slice s;
+    tile_begin(&t, codec, part, next);
+    if (codec->type == FKV_BF16)
+        float_scores(FORM_BF16, CHUNK_UNITS, &t, &s, n_tokens, q, n_rows, scores);
+    else
+        float_scores(FORM_F16, CHUNK_UNITS, &t, &s, n_tokens, q, n_rows, scores);
+}
+
+static void half_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
+                        const float *p, uint32_t n_rows, float *out) {
+    tile t;
+    slice s;
+    tile_begin(&t, codec, part, next);
+    if (codec->type == FKV_BF16)
+        float_values(FORM_BF16, CHUNK_UNITS, &t, &s, n_tokens, p, n_rows, out);
+    else
+        float_values(FORM_F16, CHUNK_UNITS, &t, &s, n_tokens, p, n_rows, out);
+}
+
+FKV_INLINE void affine_scores(int form, const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next,
+                              uint32_t n_tokens, const float *q, uint32_t n_rows, float *scores) {
     tile t;
     slice s;
     tile_open(&t, codec, part, next, n_tokens);
-#define VALUES(form, units) values_form(form, units, &t, n_tokens, p, n_rows, out)
-#define MANY_VALUES(form, units) many_values_form(form, units, &t, n_tokens, p, n_rows, out, &s)
-    if (n_rows < LEAST_MANY)
-        EACH_FORM(VALUES);
+    if (codec->group == 32)
+        float_scores(form, GROUP_32_UNITS, &t, &s, n_tokens, q, n_rows, scores);
     else
-        EACH_FORM(MANY_VALUES);
-#undef MANY_VALUES
-#undef VALUES
+        float_scores(form, CHUNK_UNITS, &t, &s, n_tokens, q, n_rows, scores);
 }
+
+FKV_INLINE void affine_values(int form, const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next,
+                              uint32_t n_tokens, const float *p, uint32_t n_rows, float *out) {
+    tile t;
+    slice s;
+    tile_open(&t, codec, part, next, n_tokens);
+    if (codec->group == 32)
+        float_values(form, GROUP_32_UNITS, &t, &s, n_tokens, p, n_rows, out);
+    else
+        float_values(form, CHUNK_UNITS, &t, &s, n_tokens, p, n_rows, out);
+}
+
+/* Affine codes of one width as floats: the kernels of it, where the instruction set has no better ones. */
+#define AFFINE_FLOATS(bits)                                                                                                      \
+    static void affine_scores_##bits(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next,            \
+                                     uint32_t n_tokens, const float *q, const void *prepared, uint32_t n_rows, float *scores) {  \
+        (void)prepared;                                                                                                          \
+        affine_scores(FORM_##bits, codec, part, next, n_tokens, q, n_rows, scores);                                              \
+    }                                                                                                                            \
+    static void affine_values_##bits(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next,            \
+                                     uint32_t n_tokens, const float *p, uint32_t n_rows, float *out) {                           \
+        affine_values(FORM_##bits, codec, part, next, n_tokens, p, n_rows, out);                                                 \
+    }                                                                                                                            \
+    _Static_assert(FORM_##bits == (bits), "")
+
+AFFINE_FLOATS(2);
 
 /* ---- softmax ---- */
 
@@ -536,12 +556,8 @@ static fkv_affine refit(const fkv_codec *codec, const float *x, fkv_affine line,
     return fkv_codec_refit(codec, line, &sums);
 }
 
-/* The arithmetic of fkv_codec_encode(), 16 numbers at a time. */
-static void kernel_encode(const fkv_codec *codec, const float *x, uint8_t *const part[FKV_N_PARTS]) {
-    if (codec->kind != FKV_CODEC_AFFINE) {
-        fkv_codec_encode(codec, x, part);
-        return;
-    }
+/* The arithmetic of src/codec/affine.c, 16 numbers at a time. */
+static void affine_encode(const fkv_codec *codec, const float *x, uint8_t *const part[FKV_N_PARTS]) {
     uint8_t codes[FKV_MAX_HEAD_DIM];
     vf limit = vf_set(fkv_codec_limit(codec->type));
     vf minus_limit = vf_sub(vf_set(0.0f), limit);
@@ -577,6 +593,14 @@ static void kernel_encode(const fkv_codec *codec, const float *x, uint8_t *const
 FKV_INLINE void kernel_enter(const fkv_codec *k_codec, uint32_t n_rows) { (void)k_codec, (void)n_rows; }
 FKV_INLINE void kernel_leave(void) {}
 
-#define FKV_KERNELS(isa, prepare, scores, values)                                                                                \
-    const struct fkv_cpu_kernels fkv_kernels_##isa = {#isa,           kernel_enter, kernel_leave, prepare,      scores,          \
-                                                      kernel_softmax, values,       kernel_fold,  kernel_encode}
+/* ---- the table: a line for each width of each codec ---- */
+
+#define AFFINE_CODEC(bits) {FKV_CODEC_AFFINE, bits, float_prepare, affine_scores_##bits, affine_values_##bits, affine_encode}
+#define HALF_CODEC {FKV_CODEC_HALF, 16, float_prepare, half_scores, half_values, fkv_codec_encode}
+
+/* An instruction set that has no kernels of its own for any codec. */
+#define FLOAT_KERNELS(isa)                                                                                                       \
+    AFFINE_FLOATS(8);                                                                                                            \
+    AFFINE_FLOATS(4);                                                                                                            \
+    static const fkv_codec_kernels codecs[] = {AFFINE_CODEC(8), AFFINE_CODEC(4), AFFINE_CODEC(2), HALF_CODEC};                   \
+    const struct fkv_cpu_kernels fkv_kernels_##isa = {#isa, codecs, kernel_enter, kernel_leave, kernel_softmax, kernel_fold}

@@ -3,4 +3,4 @@
 
 #include "kernels_body.h"
 
-FKV_KERNELS(scalar, kernel_prepare, kernel_scores, kernel_values);
+FLOAT_KERNELS(scalar);

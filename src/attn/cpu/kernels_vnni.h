@@ -127,13 +127,7 @@ FKV_INLINE float store_query(const int_queries *iq, size_t at, vf x) {
 FKV_INLINE uint32_t chunk_units(uint32_t group) { return group == 32 ? 1 : 2; }
 FKV_INLINE uint32_t chunk_numbers(const fkv_codec *codec) { return chunk_units(codec->group) * UNIT_NUMBERS; }
 
-static bool has_integer_kernel(const fkv_codec *codec) { return codec->kind == FKV_CODEC_AFFINE && codec->bits >= 4; }
-
 static void int_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows, void *prepared) {
-    if (!has_integer_kernel(codec)) {
-        kernel_prepare(codec, q, n_rows, prepared);
-        return;
-    }
     uint32_t dim = codec->dim;
     uint32_t chunk = chunk_numbers(codec);
     int_queries iq = queries_in(prepared, n_rows, dim);
