@@ -268,7 +268,7 @@ static uint64_t packed_bytes_read(const flatkv_subject *s) {
     return stats.packed_bytes_read;
 }
 
-static void flatkv_open(bench *b, subject *whole, const compare_case *c, uint32_t k_bits, uint32_t v_bits) {
+static void flatkv_open(bench *b, subject *whole, const compare_case *c, fkv_codec_config k_codec, fkv_codec_config v_codec) {
     flatkv_subject *s = &whole->ours;
     fkv_config config = fkv_config_default();
     fkv_layer_config layers[2] = {config.layer, config.layer};
@@ -276,8 +276,8 @@ static void flatkv_open(bench *b, subject *whole, const compare_case *c, uint32_
         layers[i].n_q_heads = c->n_q_heads;
         layers[i].n_kv_heads = c->n_kv_heads;
         layers[i].head_dim = c->head_dim;
-        layers[i].k.bits = k_bits;
-        layers[i].v.bits = v_bits;
+        layers[i].k = k_codec;
+        layers[i].v = v_codec;
     }
     layers[1].window = WAKING_WINDOW;
     config.n_layers = 2;
@@ -376,14 +376,13 @@ static void subjects_open(bench *b, const compare_case *c) {
     b->n_subjects = 0;
     for (const char *list = o->codecs; next_name(&list, name);) {
         subject *s = add_subject(b, "flatkv", name, false);
-        const char *end = NULL;
-        uint32_t k_bits = bench_number(PROGRAM, "--codec", name, 2, 16, &end);
-        if (*end != '/') bench_die(PROGRAM, BENCH_USAGE, "--codec: \"%s\" is not bits of K / bits of V", name);
-        uint32_t v_bits = bench_number(PROGRAM, "--codec", end + 1, 2, 16, &end);
-        flatkv_open(b, s, c, k_bits, v_bits);
+        fkv_codec_config k = fkv_config_default().layer.k;
+        fkv_codec_config v = fkv_config_default().layer.v;
+        if (fkv_codec_parse(name, &k, &v) != FKV_OK) bench_die(PROGRAM, BENCH_USAGE, "--codec: %s", fkv_message());
+        flatkv_open(b, s, c, k, v);
         for (uint32_t i = 1; i <= c->n_seqs; i++)
             s->error = fmax(s->error, error_of(s->ours.out + (i * c->n_queries - 1) * n, exact, n));
-        s->good = s->error < (k_bits == 2 || v_bits == 2 ? FAR_OFF_TWO_BITS : FAR_OFF);
+        s->good = s->error < (k.bits == 2 || v.bits == 2 ? FAR_OFF_TWO_BITS : FAR_OFF);
     }
     for (uint32_t i = 0; i < o->n_peers && c->n_seqs == 1; i++) {
         for (const char *list = o->peers[i].types; next_name(&list, name);) {

@@ -4,19 +4,11 @@
 #include <string.h>
 
 static bool parse_one(const char *word, codec_choice *codec) {
-    unsigned k = 0;
-    unsigned v = 0;
-    unsigned group = 0;
-    int used = 0;
-    if (sscanf(word, "%2u/%2u%n", &k, &v, &used) != 2) return false;
-    const char *rest = word + used;
-    codec->k.bits = k;
-    codec->v.bits = v;
-    if (*rest == 'g') {
-        if (sscanf(rest, "g%3u%n", &group, &used) != 1) return false;
-        codec->k.group = codec->v.group = group;
-        rest += used;
-    }
+    char sides[32];
+    size_t length = strcspn(word, ":");
+    snprintf(sides, sizeof sides, "%.*s", (int)length, word);
+    if (fkv_codec_parse(sides, &codec->k, &codec->v) != FKV_OK) return false;
+    const char *rest = word + length;
     if (*rest == 0) return true;
     static const char *const names[] = {":none", ":k", ":v", ":kv"};
     for (unsigned i = 0; i < 4; i++) {
@@ -55,9 +47,13 @@ void codec_apply(const codec_choice *codec, fkv_runner_config *config) {
 }
 
 const char *codec_text(const codec_choice *codec, char text[32]) {
-    int n = snprintf(text, 32, "K%u/V%u", codec->k.bits, codec->v.bits);
-    if ((codec->k.bits != 16 && codec->k.group != 64) || (codec->v.bits != 16 && codec->v.group != 64))
-        n += snprintf(text + n, 32 - (size_t)n, " g%u", codec->k.bits != 16 ? codec->k.group : codec->v.group);
+    fkv_codec_info k = {.name = "?"};
+    fkv_codec_info v = {.name = "?"};
+    (void)fkv_codec_about(codec->k, &k);
+    (void)fkv_codec_about(codec->v, &v);
+    int n = snprintf(text, 32, "K%s/V%s", k.name, v.name);
+    if ((k.group != 0 && k.group != 64) || (v.group != 0 && v.group != 64))
+        n += snprintf(text + n, 32 - (size_t)n, " g%u", k.group != 0 ? k.group : v.group);
     if (codec->rotate != FKV_ROTATE_NONE) snprintf(text + n, 32 - (size_t)n, " %s", model_rotate_name(codec->rotate));
     return text;
 }

@@ -1,4 +1,4 @@
-/* Several codecs on a command line: "16/16,8/4,4/4:kv,4/4g32" are K/V bits, an optional group after g, an optional rotation
+/* Several codecs on a command line: "16/16,8/4,4/4:kv,4/4g32" are names as fkv_codec_parse() reads them, an optional rotation
  * after a colon.
  */
 #ifndef FKV_CLI_CODEC_LIST_H

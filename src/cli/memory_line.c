@@ -78,7 +78,7 @@ memory_verdict memory_line_judge(const memory_line *line, bool lazy) {
 static double pages_16bit(const memory_line *line, const fkv_runner_config *config, uint32_t tokens) {
     fkv_runner_config wide = *config;
     fkv_runner_plan plan;
-    wide.k.bits = wide.v.bits = 16;
+    wide.k = wide.v = (fkv_codec_config){.bits = 16};
     wide.rotate = FKV_ROTATE_NONE;
     wide.memory_limit = 0;
     wide.max_tokens = tokens;

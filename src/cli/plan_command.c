@@ -31,7 +31,7 @@ static fkv_status make_plan(const subject *s, uint32_t n_tokens, bool wide, fkv_
     if (s->model == NULL) {
         fkv_config c = s->shape;
         c.max_tokens = n_tokens;
-        if (wide) c.layer.k.bits = c.layer.v.bits = 16;
+        if (wide) c.layer.k = c.layer.v = (fkv_codec_config){.bits = 16};
         *plan = (fkv_runner_plan){0};
         fkv_status status = fkv_plan_make(&c, &plan->cache);
         plan->total_bytes = plan->cache.total_bytes;
@@ -40,7 +40,7 @@ static fkv_status make_plan(const subject *s, uint32_t n_tokens, bool wide, fkv_
     fkv_runner_config c = model_options_runner(&s->o->model, n_tokens);
     c.max_seqs = s->o->seqs;
     c.page_tokens = s->o->page;
-    if (wide) c.k.bits = c.v.bits = 16;
+    if (wide) c.k = c.v = (fkv_codec_config){.bits = 16};
     return fkv_runner_plan_make(s->model, &c, plan);
 }
 
