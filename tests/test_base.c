@@ -117,143 +117,13 @@ START_TEST(a_carve_that_does_not_fit_64_bits_says_so) {
 }
 END_TEST
 
-/* ---- arena --------------------------------------------------------------------------------------------------- */
+/* ---- maps ---------------------------------------------------------------------------------------------------- */
 
 static bool is_zero(const uint8_t *block, uint64_t bytes) {
     for (uint64_t i = 0; i < bytes; i++)
         if (block[i] != 0) return false;
     return true;
 }
-
-START_TEST(blocks_are_zeroed_aligned_and_counted_to_the_byte) {
-    static const uint64_t sizes[] = {1, 63, 64, 65, 4096, 5000, 100 * 1000, 3 * 1000 * 1000};
-    enum { N = sizeof sizes / sizeof sizes[0] };
-    fkv_arena arena;
-    uint8_t *blocks[N];
-    uint64_t sum = 0;
-    ck_ok(fkv_arena_open(&arena));
-    ck_assert_uint_eq(fkv_arena_measured(&arena), 0);
-    for (int round = 0; round < 2; round++) { /* the second round gets memory that was dirtied by the first */
-        for (int i = 0; i < N; i++) {
-            blocks[i] = fkv_arena_take(&arena, sizes[i]);
-            ck_assert_ptr_nonnull(blocks[i]);
-            ck_assert_uint_eq((uintptr_t)blocks[i] % 64, 0);
-            ck_assert(is_zero(blocks[i], sizes[i]));
-            memset(blocks[i], 0xab, sizes[i]);
-            ck_assert_uint_ge(fkv_memory_rounded(sizes[i]), sizes[i]);
-            sum += fkv_memory_rounded(sizes[i]);
-            ck_assert_uint_eq(arena.live_bytes, sum);
-            ck_assert_uint_eq(fkv_arena_measured(&arena), sum);
-        }
-        for (int i = 0; i < N; i++) {
-            fkv_arena_give(&arena, blocks[i], sizes[i]);
-            sum -= fkv_memory_rounded(sizes[i]);
-            ck_assert_uint_eq(fkv_arena_measured(&arena), sum);
-        }
-    }
-    ck_assert_uint_eq(arena.live_bytes, 0);
-    fkv_arena_close(&arena);
-}
-END_TEST
-
-START_TEST(arenas_count_apart_and_can_be_opened_again) {
-    for (int round = 0; round < 3; round++) {
-        fkv_arena a;
-        fkv_arena b;
-        ck_ok(fkv_arena_open(&a));
-        ck_ok(fkv_arena_open(&b));
-        void *block = fkv_arena_take(&a, 1000);
-        ck_assert_uint_eq(fkv_arena_measured(&a), fkv_memory_rounded(1000));
-        ck_assert_uint_eq(fkv_arena_measured(&b), 0);
-        fkv_arena_give(&a, block, 1000);
-        fkv_arena_give(&b, NULL, 1000);
-        fkv_arena_close(&b);
-        fkv_arena_close(&a);
-    }
-}
-END_TEST
-
-#ifdef FKV_HAVE_JEMALLOC
-START_TEST(a_closed_arena_is_used_again_and_counts_from_zero) {
-    enum { ROUNDS = 200 };
-    fkv_arena arena;
-    ck_ok(fkv_arena_open(&arena));
-    const uint32_t index = arena.index;
-    fkv_arena_close(&arena);
-    for (uint64_t i = 0; i < ROUNDS; i++) {
-        const uint64_t bytes = 100 + i * i * 50; /* small classes and large ones */
-        ck_ok(fkv_arena_open(&arena));
-        ck_assert_uint_eq(arena.index, index);
-        ck_assert_uint_eq(fkv_arena_measured(&arena), 0);
-        uint8_t *block = fkv_arena_take(&arena, bytes);
-        ck_assert_ptr_nonnull(block);
-        ck_assert(is_zero(block, bytes));
-        ck_assert_uint_eq(fkv_arena_measured(&arena), fkv_memory_rounded(bytes));
-        memset(block, 0xcd, bytes);
-        fkv_arena_give(&arena, block, bytes);
-        fkv_arena_close(&arena);
-    }
-}
-END_TEST
-#else
-START_TEST(a_closed_arena_is_used_again_and_counts_from_zero) {
-    printf("built without jemalloc: there is no arena to use again\n");
-}
-END_TEST
-#endif
-
-/* Opens and closes, two at a time, and looks whether anybody else is in its arenas. */
-static void *come_and_go(void *good) {
-    bool *all_good = good;
-    for (uint64_t i = 0; i < 300; i++) {
-        fkv_arena arenas[2];
-        void *blocks[2];
-        const uint64_t bytes[2] = {64 + i * 16, 20000 + i * 100};
-        for (int a = 0; a < 2; a++) {
-            if (fkv_arena_open(&arenas[a]) != FKV_OK) return NULL;
-            *all_good &= fkv_arena_measured(&arenas[a]) == 0;
-            blocks[a] = fkv_arena_take(&arenas[a], bytes[a]);
-        }
-        for (int a = 0; a < 2; a++) {
-            *all_good &= blocks[a] != NULL && fkv_arena_measured(&arenas[a]) == fkv_memory_rounded(bytes[a]);
-            fkv_arena_give(&arenas[a], blocks[a], bytes[a]);
-            fkv_arena_close(&arenas[a]);
-        }
-    }
-    return good;
-}
-
-START_TEST(an_arena_has_one_owner_however_many_threads_open_and_close) {
-    enum { N_THREADS = 6 };
-    pthread_t threads[N_THREADS];
-    bool good[N_THREADS];
-    for (int i = 0; i < N_THREADS; i++) {
-        good[i] = true;
-        ck_assert_int_eq(pthread_create(&threads[i], NULL, come_and_go, &good[i]), 0);
-    }
-    for (int i = 0; i < N_THREADS; i++) {
-        void *finished = NULL;
-        ck_assert_int_eq(pthread_join(threads[i], &finished), 0);
-        ck_assert(finished == &good[i] && good[i]);
-    }
-}
-END_TEST
-
-START_TEST(a_block_no_system_has_is_refused_and_not_counted) {
-    fkv_arena arena;
-    ck_ok(fkv_arena_open(&arena));
-    ck_assert_uint_eq(fkv_memory_rounded(UINT64_MAX), UINT64_MAX);
-    ck_assert_ptr_null(fkv_arena_take(&arena, UINT64_MAX));
-    ck_assert_uint_eq(arena.live_bytes, 0);
-    void *empty = fkv_arena_take(&arena, 0);
-    ck_assert_ptr_nonnull(empty);
-    ck_assert_uint_eq(arena.live_bytes, fkv_memory_rounded(0));
-    fkv_arena_give(&arena, empty, 0);
-    fkv_arena_close(&arena);
-}
-END_TEST
-
-/* ---- maps ---------------------------------------------------------------------------------------------------- */
 
 static uint64_t resident_pages(void *map, uint64_t bytes) {
     uint64_t n_pages = (bytes + fkv_os_page_bytes() - 1) / fkv_os_page_bytes();
@@ -278,6 +148,55 @@ START_TEST(a_committed_map_is_zero_and_resident_in_full) {
         fkv_map_close(map, sizes[i]);
     }
     fkv_map_close(NULL, 10);
+}
+END_TEST
+
+START_TEST(maps_are_counted_in_whole_pages) {
+    static const uint64_t sizes[] = {1, 4096, 5000, 100 * 1000, 3 * 1000 * 1000};
+    enum { N = sizeof sizes / sizeof sizes[0] };
+    const uint64_t page = fkv_os_page_bytes();
+    const uint64_t before = fkv_map_live_bytes();
+    void *maps[N];
+    uint64_t sum = 0;
+    for (int i = 0; i < N; i++) {
+        ck_ok(fkv_map_open(sizes[i], i % 2 == 0, &maps[i]));
+        ck_assert_uint_eq(fkv_map_rounded(sizes[i]), (sizes[i] + page - 1) / page * page);
+        sum += fkv_map_rounded(sizes[i]);
+        ck_assert_uint_eq(fkv_map_live_bytes(), before + sum);
+    }
+    void *none = NULL;
+    ck_status(fkv_map_open(UINT64_C(1) << 60, true, &none), FKV_NO_MEMORY);
+    ck_assert_uint_eq(fkv_map_live_bytes(), before + sum);
+    for (int i = 0; i < N; i++) {
+        fkv_map_close(maps[i], sizes[i]);
+        sum -= fkv_map_rounded(sizes[i]);
+        ck_assert_uint_eq(fkv_map_live_bytes(), before + sum);
+    }
+    ck_assert_uint_eq(fkv_map_rounded(0), page);
+    ck_assert_uint_eq(fkv_map_rounded(UINT64_MAX), UINT64_MAX);
+}
+END_TEST
+
+static void *come_and_go(void *good) {
+    for (uint64_t i = 0; i < 300; i++) {
+        void *map = NULL;
+        if (fkv_map_open(64 + i * 100, true, &map) != FKV_OK) return NULL;
+        fkv_map_close(map, 64 + i * 100);
+    }
+    return good;
+}
+
+START_TEST(maps_of_many_threads_are_counted) {
+    enum { N_THREADS = 6 };
+    pthread_t threads[N_THREADS];
+    const uint64_t before = fkv_map_live_bytes();
+    for (int i = 0; i < N_THREADS; i++) ck_assert_int_eq(pthread_create(&threads[i], NULL, come_and_go, threads), 0);
+    for (int i = 0; i < N_THREADS; i++) {
+        void *finished = NULL;
+        ck_assert_int_eq(pthread_join(threads[i], &finished), 0);
+        ck_assert(finished == threads);
+    }
+    ck_assert_uint_eq(fkv_map_live_bytes(), before);
 }
 END_TEST
 
@@ -635,10 +554,8 @@ END_TEST
 
 TEST_MAIN("base", a_failure_carries_its_status_and_message, messages_belong_to_their_thread, every_status_has_its_own_name,
           the_version_is_the_one_of_the_header, counting_and_carving_take_the_same_bytes,
-          a_carve_that_does_not_fit_64_bits_says_so, blocks_are_zeroed_aligned_and_counted_to_the_byte,
-          arenas_count_apart_and_can_be_opened_again, a_closed_arena_is_used_again_and_counts_from_zero,
-          an_arena_has_one_owner_however_many_threads_open_and_close, a_block_no_system_has_is_refused_and_not_counted,
-          a_committed_map_is_zero_and_resident_in_full, a_lazy_map_is_committed_by_touch,
+          a_carve_that_does_not_fit_64_bits_says_so, a_committed_map_is_zero_and_resident_in_full,
+          maps_are_counted_in_whole_pages, maps_of_many_threads_are_counted, a_lazy_map_is_committed_by_touch,
           a_map_beyond_the_machine_is_refused_with_numbers, text_numbers_are_found_at_line_starts_only, no_cgroups_mean_no_limit,
           the_tightest_v2_cgroup_on_the_way_up_binds, a_container_sees_its_own_cgroup_at_the_mount, v1_cgroups_bind_too,
           what_is_available_names_what_bound_it, every_item_runs_once_in_every_job, sleepers_on_both_sides_are_woken,

@@ -437,10 +437,8 @@ START_TEST(what_cannot_be_used_is_refused_by_name) {
 END_TEST
 
 START_TEST(keys_that_pile_up_are_refused) {
-    fkv_arena arena;
     fkv_pair_map map;
-    ck_ok(fkv_arena_open(&arena));
-    ck_ok(fkv_pair_map_open(&map, &arena, 1000));
+    ck_ok(fkv_pair_map_open(&map, 1000));
     fkv_status status = FKV_OK;
     uint32_t n_added = 0;
     for (uint64_t key = 0; status == FKV_OK; key++) {
@@ -450,8 +448,7 @@ START_TEST(keys_that_pile_up_are_refused) {
     }
     ck_assert_int_eq(status, FKV_FILE_DAMAGED);
     ck_assert_uint_eq(n_added, FKV_MAP_MAX_PROBES);
-    fkv_pair_map_close(&map, &arena);
-    fkv_arena_close(&arena);
+    fkv_pair_map_close(&map);
 }
 END_TEST
 

@@ -28,7 +28,6 @@ struct fkv_cache {
     fkv_shape_layers layers;
     fkv_pager *pager;
     fkv_step step;
-    fkv_arena arena;
     const fkv_device *device;
     void *device_state;
     const fkv_cpu_kernels *kernels; /* NULL unless the device is the host */
@@ -70,15 +69,15 @@ static fkv_status make_plan(const fkv_shape *shape, const fkv_device *device, fk
     fkv_cache *none = NULL;
     layout_tables(&tables, shape, device, &none);
     layout_scratch(&scratch, shape, NULL);
-    fkv_plan made = {.slab_bytes = fkv_align_up(shape->slab.bytes, fkv_os_page_bytes()),
-                     .tables_bytes = fkv_memory_rounded(tables.used),
-                     .scratch_bytes = fkv_memory_rounded(scratch.used),
+    fkv_plan made = {.slab_bytes = fkv_map_rounded(shape->slab.bytes),
+                     .tables_bytes = fkv_map_rounded(tables.used),
+                     .scratch_bytes = fkv_map_rounded(scratch.used),
                      .stacks_bytes = (uint64_t)(shape->n_threads - 1) * FKV_WORKER_STACK_BYTES,
                      .token_bytes = shape->token_bytes,
                      .n_groups = shape->slab.n_groups,
                      .n_threads = shape->n_threads};
-    bool too_large = tables.overflow || scratch.overflow || made.slab_bytes < shape->slab.bytes ||
-                     made.tables_bytes == UINT64_MAX || made.scratch_bytes == UINT64_MAX ||
+    bool too_large = tables.overflow || scratch.overflow || made.slab_bytes == UINT64_MAX || made.tables_bytes == UINT64_MAX ||
+                     made.scratch_bytes == UINT64_MAX ||
                      fkv_add_overflows(made.slab_bytes, made.tables_bytes, &made.total_bytes) ||
                      fkv_add_overflows(made.total_bytes, made.scratch_bytes + made.stacks_bytes, &made.total_bytes);
     FKV_REQUIRE(!too_large, FKV_BAD_CONFIG, "the plan does not fit 64 bits: lower max_tokens, max_seqs or max_step_tokens");
@@ -203,19 +202,14 @@ static fkv_status check_fits(const fkv_shape *shape, const fkv_device *device, c
 }
 
 /* Gives back what was taken so far; pieces not taken yet are NULL. */
-static void release(fkv_arena arena, void *tables, void *scratch, const fkv_plan *plan) {
-    if (scratch != NULL) fkv_arena_give(&arena, scratch, plan->scratch_bytes);
-    if (tables != NULL) fkv_arena_give(&arena, tables, plan->tables_bytes);
-    fkv_arena_close(&arena);
+static void release(void *tables, void *scratch, fkv_plan plan) {
+    fkv_map_close(scratch, plan.scratch_bytes);
+    fkv_map_close(tables, plan.tables_bytes);
 }
 
-static fkv_status take(const fkv_plan *plan, fkv_arena *arena, void **tables, void **scratch) {
-    *tables = fkv_arena_take(arena, plan->tables_bytes);
-    *scratch = fkv_arena_take(arena, plan->scratch_bytes);
-    FKV_REQUIRE(*tables != NULL && *scratch != NULL, FKV_NO_MEMORY,
-                "the system did not give %llu bytes of tables and %llu of scratch", (unsigned long long)plan->tables_bytes,
-                (unsigned long long)plan->scratch_bytes);
-    return FKV_OK;
+static fkv_status take(const fkv_plan *plan, void **tables, void **scratch) {
+    FKV_TRY(fkv_map_open(plan->tables_bytes, true, tables));
+    return fkv_map_open(plan->scratch_bytes, true, scratch);
 }
 
 static void fill(fkv_cache *cache, const fkv_shape *shape, const fkv_plan *plan) {
@@ -250,12 +244,10 @@ fkv_status fkv_cache_open_on(const fkv_device *device, const void *options, cons
                 fkv_isa_name(config->isa));
     FKV_TRY(check_fits(&shape, device, options, &plan));
 
-    fkv_arena arena;
-    FKV_TRY(fkv_arena_open(&arena));
     void *tables = NULL;
     void *scratch = NULL;
     fkv_cache *cache = NULL;
-    fkv_status status = take(&plan, &arena, &tables, &scratch);
+    fkv_status status = take(&plan, &tables, &scratch);
     if (status == FKV_OK) {
         fkv_carve in_tables = {.base = tables, .size = plan.tables_bytes};
         fkv_carve in_scratch = {.base = scratch, .size = plan.scratch_bytes};
@@ -267,10 +259,9 @@ fkv_status fkv_cache_open_on(const fkv_device *device, const void *options, cons
         status = open_device(cache, options);
     }
     if (status != FKV_OK) {
-        release(arena, tables, scratch, &plan);
+        release(tables, scratch, plan);
         return status;
     }
-    cache->arena = arena;
     cache->kernels = kernels;
     say(cache, "opened");
     *out = cache;
@@ -288,8 +279,7 @@ void fkv_cache_close(fkv_cache *cache) {
     fkv_workers_close(cache->workers);
     if (cache->step.open) cache->device->step_end(cache->device_state);
     cache->device->close(cache->device_state);
-    fkv_plan plan = cache->plan;
-    release(cache->arena, cache, cache->scratch, &plan);
+    release(cache, cache->scratch, cache->plan);
 }
 
 void *fkv_cache_device_state(const fkv_cache *cache, const fkv_device *device) {
@@ -308,11 +298,7 @@ fkv_status fkv_cache_stats(const fkv_cache *cache, fkv_stats *stats) {
     return FKV_OK;
 }
 
-bool fkv_cache_consistent(const fkv_cache *cache) {
-    if (cache == NULL || !fkv_pager_consistent(cache->pager)) return false;
-    uint64_t arena_bytes = cache->plan.tables_bytes + cache->plan.scratch_bytes;
-    return cache->arena.live_bytes == arena_bytes && fkv_arena_measured(&cache->arena) == arena_bytes;
-}
+bool fkv_cache_consistent(const fkv_cache *cache) { return cache != NULL && fkv_pager_consistent(cache->pager); }
 
 /* ---- sequences: the pager's answers, behind a check for NULL ---- */
 

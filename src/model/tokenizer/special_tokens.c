@@ -93,7 +93,7 @@ static fkv_status add_all(fkv_special_tokens *specials, fkv_special_token *token
     return FKV_OK;
 }
 
-fkv_status fkv_special_tokens_open(fkv_special_tokens *specials, fkv_arena *arena, fkv_special_token *tokens, uint32_t n_tokens) {
+fkv_status fkv_special_tokens_open(fkv_special_tokens *specials, fkv_special_token *tokens, uint32_t n_tokens) {
     *specials = (fkv_special_tokens){0};
     uint64_t n_bytes = 0;
     for (uint32_t i = 0; i < n_tokens; i++) n_bytes += tokens[i].text.size;
@@ -103,22 +103,22 @@ fkv_status fkv_special_tokens_open(fkv_special_tokens *specials, fkv_arena *aren
     specials->n_tokens = n_tokens;
     specials->n_nodes = 1;
     specials->max_nodes = (uint32_t)n_bytes + 1;
-    FKV_TRY(fkv_pair_map_open(&specials->edges, arena, (uint32_t)n_bytes));
-    specials->nodes = fkv_arena_take(arena, specials->max_nodes * sizeof *specials->nodes);
-    specials->tokens = fkv_arena_take(arena, n_tokens * sizeof *specials->tokens);
+    FKV_TRY(fkv_pair_map_open(&specials->edges, (uint32_t)n_bytes));
+    specials->nodes = calloc(specials->max_nodes, sizeof *specials->nodes);
+    specials->tokens = calloc(n_tokens + (size_t)1, sizeof *specials->tokens);
     FKV_REQUIRE(specials->nodes != NULL && specials->tokens != NULL, FKV_NO_MEMORY, "no memory for %" PRIu32 " special tokens",
                 n_tokens);
-    uint32_t *by_length = fkv_arena_take(arena, specials->max_nodes * sizeof *by_length);
+    uint32_t *by_length = calloc(specials->max_nodes, sizeof *by_length);
     FKV_REQUIRE(by_length != NULL, FKV_NO_MEMORY, "no memory for %" PRIu32 " special tokens", n_tokens);
     fkv_status status = add_all(specials, tokens, by_length);
-    fkv_arena_give(arena, by_length, specials->max_nodes * sizeof *by_length);
+    free(by_length);
     return status;
 }
 
-void fkv_special_tokens_close(fkv_special_tokens *specials, fkv_arena *arena) {
-    fkv_pair_map_close(&specials->edges, arena);
-    fkv_arena_give(arena, specials->nodes, specials->max_nodes * sizeof *specials->nodes);
-    fkv_arena_give(arena, specials->tokens, specials->n_tokens * sizeof *specials->tokens);
+void fkv_special_tokens_close(fkv_special_tokens *specials) {
+    fkv_pair_map_close(&specials->edges);
+    free(specials->nodes);
+    free(specials->tokens);
     *specials = (fkv_special_tokens){0};
 }
 

@@ -36,8 +36,8 @@ typedef struct fkv_special_token {
 } fkv_special_token;
 
 /* `tokens` is sorted in place. Close takes a zeroed one too. */
-fkv_status fkv_special_tokens_open(fkv_special_tokens *specials, fkv_arena *arena, fkv_special_token *tokens, uint32_t n_tokens);
-void fkv_special_tokens_close(fkv_special_tokens *specials, fkv_arena *arena);
+fkv_status fkv_special_tokens_open(fkv_special_tokens *specials, fkv_special_token *tokens, uint32_t n_tokens);
+void fkv_special_tokens_close(fkv_special_tokens *specials);
 
 typedef struct fkv_special_scan {
     const fkv_special_tokens *specials;

@@ -9,6 +9,7 @@
 #include "token_merge.h"
 
 #include <inttypes.h>
+#include <stdlib.h>
 
 /* Blocks double up to here. Larger ones are exact: whoever needs one works through all of it, so taking it anew costs no more. */
 static const uint64_t DOUBLING_BYTES = UINT64_C(1) << 20;
@@ -18,9 +19,9 @@ fkv_status fkv_scratch_need(fkv_scratch *scratch, uint64_t bytes) {
     uint64_t wanted = 4096;
     while (wanted < bytes && wanted < DOUBLING_BYTES) wanted *= 2;
     if (wanted < bytes) wanted = bytes;
-    fkv_arena_give(scratch->arena, scratch->block, scratch->bytes);
+    free(scratch->block);
     scratch->bytes = 0;
-    scratch->block = fkv_arena_take(scratch->arena, wanted);
+    scratch->block = wanted <= SIZE_MAX ? malloc((size_t)wanted) : NULL;
     FKV_REQUIRE(scratch->block != NULL, FKV_NO_MEMORY, "no memory for %" PRIu64 " bytes of tokenizing; cut the text into parts",
                 wanted);
     scratch->bytes = wanted;
@@ -28,7 +29,7 @@ fkv_status fkv_scratch_need(fkv_scratch *scratch, uint64_t bytes) {
 }
 
 void fkv_scratch_close(fkv_scratch *scratch) {
-    fkv_arena_give(scratch->arena, scratch->block, scratch->bytes);
+    free(scratch->block);
     scratch->block = NULL;
     scratch->bytes = 0;
 }

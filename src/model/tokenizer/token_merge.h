@@ -8,13 +8,11 @@
 #define FKV_TOKEN_MERGE_H
 
 #include "../../base/base.h"
-#include "../../base/memory.h"
 
 enum { FKV_NO_SYMBOL = UINT32_MAX, FKV_NO_MERGE = UINT32_MAX };
 
-/* A block that grows and forgets its content then; belongs to one call and its arena. */
+/* A block that grows and forgets its content then; belongs to one call. */
 typedef struct fkv_scratch {
-    fkv_arena *arena;
     void *block;
     uint64_t bytes;
 } fkv_scratch;

@@ -110,7 +110,7 @@ static uint8_t kind_of_type(int32_t type) {
 
 static fkv_status kinds_open(fkv_tokenizer *tokenizer) {
     const fkv_vocab_source *source = tokenizer->source;
-    tokenizer->kinds = fkv_arena_take(&tokenizer->arena, tokenizer->n_tokens);
+    tokenizer->kinds = malloc(tokenizer->n_tokens);
     FKV_REQUIRE(tokenizer->kinds != NULL, FKV_NO_MEMORY, "no memory for the kinds of %" PRIu32 " tokens", tokenizer->n_tokens);
     for (uint32_t i = 0; i < tokenizer->n_tokens; i++) {
         tokenizer->kinds[i] = source->types != NULL ? kind_of_type(source->types[i]) : KIND_NORMAL;
@@ -164,9 +164,8 @@ static fkv_status texts_open(fkv_tokenizer *tokenizer) {
     uint64_t n_bytes = 0;
     for (uint32_t i = 0; i < tokenizer->n_tokens; i++) n_bytes += tokenizer->source->tokens[i].size + 1;
     FKV_ASSERT(n_bytes <= UINT32_MAX); /* MAX_TOKENS of FKV_MAX_TOKEN_BYTES; the map refused more */
-    tokenizer->texts_bytes = n_bytes;
-    tokenizer->texts = fkv_arena_take(&tokenizer->arena, n_bytes);
-    tokenizer->text_at = fkv_arena_take(&tokenizer->arena, (tokenizer->n_tokens + UINT64_C(1)) * sizeof *tokenizer->text_at);
+    tokenizer->texts = malloc((size_t)n_bytes);
+    tokenizer->text_at = malloc((tokenizer->n_tokens + (size_t)1) * sizeof *tokenizer->text_at);
     FKV_REQUIRE(tokenizer->texts != NULL && tokenizer->text_at != NULL, FKV_NO_MEMORY,
                 "no memory for the texts of %" PRIu32 " tokens", tokenizer->n_tokens);
     uint32_t at = 0;
@@ -181,10 +180,9 @@ static fkv_status texts_open(fkv_tokenizer *tokenizer) {
 
 /* The bytes themselves: 256 tokens. */
 static fkv_status byte_texts_open(fkv_tokenizer *tokenizer) {
-    tokenizer->texts_bytes = 512;
-    tokenizer->texts = fkv_arena_take(&tokenizer->arena, tokenizer->texts_bytes);
-    tokenizer->text_at = fkv_arena_take(&tokenizer->arena, 257 * sizeof *tokenizer->text_at);
-    tokenizer->kinds = fkv_arena_take(&tokenizer->arena, 256);
+    tokenizer->texts = calloc(256, 2);
+    tokenizer->text_at = malloc(257 * sizeof *tokenizer->text_at);
+    tokenizer->kinds = calloc(256, 1);
     FKV_REQUIRE(tokenizer->texts != NULL && tokenizer->text_at != NULL && tokenizer->kinds != NULL, FKV_NO_MEMORY,
                 "no memory for a tokenizer of bytes");
     for (uint32_t i = 0; i <= 256; i++) tokenizer->text_at[i] = 2 * i;
@@ -199,8 +197,7 @@ static fkv_status byte_texts_open(fkv_tokenizer *tokenizer) {
 static fkv_status specials_open(fkv_tokenizer *tokenizer) {
     uint32_t n = 0;
     for (uint32_t i = 0; i < tokenizer->n_tokens; i++) n += (tokenizer->kinds[i] & (KIND_HIDDEN | KIND_USER_DEFINED)) != 0;
-    uint64_t n_bytes = (n + UINT64_C(1)) * sizeof(fkv_special_token);
-    fkv_special_token *list = fkv_arena_take(&tokenizer->arena, n_bytes);
+    fkv_special_token *list = malloc((n + (size_t)1) * sizeof *list);
     FKV_REQUIRE(list != NULL, FKV_NO_MEMORY, "no memory for %" PRIu32 " special tokens", n);
     n = 0;
     for (uint32_t i = 0; i < tokenizer->n_tokens; i++) {
@@ -210,8 +207,8 @@ static fkv_status specials_open(fkv_tokenizer *tokenizer) {
         if (fkv_vocab_map_find(&tokenizer->map, text.data, text.size) != i) continue; /* another token's text once more */
         list[n++] = (fkv_special_token){.text = text, .token = i, .hidden = (kind & KIND_HIDDEN) != 0};
     }
-    fkv_status status = fkv_special_tokens_open(&tokenizer->specials, &tokenizer->arena, list, n);
-    fkv_arena_give(&tokenizer->arena, list, n_bytes);
+    fkv_status status = fkv_special_tokens_open(&tokenizer->specials, list, n);
+    free(list);
     return status;
 }
 
@@ -226,7 +223,7 @@ static fkv_status vocabulary_open(fkv_tokenizer *tokenizer) {
                 source->n_merges, MAX_TOKENS);
     uint64_t n_strings = source->n_tokens;
     if (tokenizer->kind == FKV_TOKENIZER_BPE) n_strings += fkv_bpe_n_strings(source);
-    FKV_TRY(fkv_vocab_map_open(&tokenizer->map, &tokenizer->arena, (uint32_t)n_strings));
+    FKV_TRY(fkv_vocab_map_open(&tokenizer->map, (uint32_t)n_strings));
     for (uint32_t i = 0; i < source->n_tokens; i++) {
         uint32_t kept = 0;
         if (source->tokens[i].size > 0) FKV_TRY(fkv_vocab_map_add(&tokenizer->map, source->tokens[i], i, &kept));
@@ -259,12 +256,7 @@ fkv_status fkv_tokenizer_open(const fkv_vocab_source *source, fkv_tokenizer **to
         opened->kind = models[i].kind;
         opened->source = source;
         opened->n_tokens = source->n_tokens;
-        fkv_status status = fkv_arena_open(&opened->arena);
-        if (status != FKV_OK) {
-            free(opened);
-            return status;
-        }
-        status = tokenizer_fill(opened);
+        fkv_status status = tokenizer_fill(opened);
         if (status == FKV_OK) *tokenizer = opened;
         if (status != FKV_OK) fkv_tokenizer_close(opened);
         return status;
@@ -275,15 +267,13 @@ fkv_status fkv_tokenizer_open(const fkv_vocab_source *source, fkv_tokenizer **to
 
 void fkv_tokenizer_close(fkv_tokenizer *tokenizer) {
     if (tokenizer == NULL) return;
-    fkv_arena *arena = &tokenizer->arena;
     fkv_bpe_close(tokenizer);
     fkv_spm_close(tokenizer);
-    fkv_special_tokens_close(&tokenizer->specials, arena);
-    fkv_vocab_map_close(&tokenizer->map, arena);
-    fkv_arena_give(arena, tokenizer->kinds, tokenizer->n_tokens);
-    fkv_arena_give(arena, tokenizer->texts, tokenizer->texts_bytes);
-    fkv_arena_give(arena, tokenizer->text_at, (tokenizer->n_tokens + UINT64_C(1)) * sizeof *tokenizer->text_at);
-    fkv_arena_close(arena);
+    fkv_special_tokens_close(&tokenizer->specials);
+    fkv_vocab_map_close(&tokenizer->map);
+    free(tokenizer->kinds);
+    free(tokenizer->texts);
+    free(tokenizer->text_at);
     free(tokenizer);
 }
 
@@ -322,20 +312,12 @@ fkv_status fkv_tokenizer_encode(const fkv_tokenizer *tokenizer, const char *text
         *n_tokens = encoding.n_tokens;
         return FKV_OK;
     }
-    FKV_TRY(fkv_arena_open(&encoding.arena));
-    encoding.merge.scratch.arena = &encoding.arena;
-    encoding.text.arena = &encoding.arena;
-    fkv_special_scan scan = {.specials = &tokenizer->specials,
-                             .text = text,
-                             .n_bytes = n_bytes,
-                             .with_hidden = (flags & FKV_TOKENIZE_SPECIAL) != 0,
-                             .block = {.arena = &encoding.arena},
-                             .contest = {.arena = &encoding.arena}};
+    fkv_special_scan scan = {
+        .specials = &tokenizer->specials, .text = text, .n_bytes = n_bytes, .with_hidden = (flags & FKV_TOKENIZE_SPECIAL) != 0};
     fkv_status status = encode_between_specials(tokenizer, &scan, &encoding);
     fkv_special_scan_close(&scan);
     fkv_scratch_close(&encoding.text);
     fkv_scratch_close(&encoding.merge.scratch);
-    fkv_arena_close(&encoding.arena);
     if (status == FKV_OK) *n_tokens = encoding.n_tokens;
     return status;
 }

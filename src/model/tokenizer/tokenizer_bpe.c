@@ -13,6 +13,7 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <inttypes.h>
 #include <pcre2.h>
+#include <stdlib.h>
 
 static const uint32_t DEAD = UINT32_MAX - 1;
 
@@ -172,7 +173,7 @@ static fkv_status merges_open(fkv_tokenizer *tokenizer, uint32_t *n_symbols) {
         FKV_TRY(symbol_of(tokenizer, left, n_symbols, &left_id));
         FKV_TRY(symbol_of(tokenizer, right, n_symbols, &right_id));
     }
-    FKV_TRY(fkv_pair_map_open(&tokenizer->bpe->merges, &tokenizer->arena, source->n_merges));
+    FKV_TRY(fkv_pair_map_open(&tokenizer->bpe->merges, source->n_merges));
     for (uint32_t i = 0; i < source->n_merges; i++) {
         FKV_TRY(merge_halves(source->merges[i], i, &left, &right));
         left_id = fkv_vocab_map_find(&tokenizer->map, left.data, left.size);
@@ -187,7 +188,7 @@ static fkv_status merges_open(fkv_tokenizer *tokenizer, uint32_t *n_symbols) {
 fkv_status fkv_bpe_open(fkv_tokenizer *tokenizer) {
     FKV_REQUIRE(tokenizer->source->n_merges > 0 && tokenizer->source->merges != NULL, FKV_FILE_FORMAT,
                 "a BPE vocabulary without merges (tokenizer.ggml.merges)");
-    fkv_bpe *bpe = fkv_arena_take(&tokenizer->arena, sizeof *bpe);
+    fkv_bpe *bpe = calloc(1, sizeof *bpe);
     FKV_REQUIRE(bpe != NULL, FKV_NO_MEMORY, "no memory for %zu bytes of tokenizer", sizeof *bpe);
     tokenizer->bpe = bpe;
     uint32_t n_symbols = tokenizer->n_tokens;
@@ -202,8 +203,8 @@ void fkv_bpe_close(fkv_tokenizer *tokenizer) {
     if (bpe == NULL) return;
     pcre2_match_context_free(bpe->limits);
     pcre2_code_free(bpe->pattern);
-    fkv_pair_map_close(&bpe->merges, &tokenizer->arena);
-    fkv_arena_give(&tokenizer->arena, bpe, sizeof *bpe);
+    fkv_pair_map_close(&bpe->merges);
+    free(bpe);
     tokenizer->bpe = NULL;
 }
 

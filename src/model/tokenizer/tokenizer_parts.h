@@ -17,13 +17,12 @@ struct fkv_tokenizer {
     fkv_tokenizer_kind kind;
     const fkv_vocab_source *source;
     uint32_t n_tokens;
-    fkv_arena arena;   /* of everything below; taken at open, not changed until close */
-    fkv_vocab_map map; /* token texts as the file writes them; bpe adds the halves of merges, numbered from n_tokens on */
+    fkv_vocab_map map; /* taken at open with everything below, not changed until close. Token texts as the file writes them; bpe
+                          adds the halves of merges, numbered from n_tokens on */
     fkv_special_tokens specials;
     uint8_t *kinds;    /* [n_tokens] of token_kind, tokenizer.c */
     uint32_t *text_at; /* [n_tokens + 1] where a token's text starts in texts; a 0 ends each */
     char *texts;
-    uint64_t texts_bytes;
     uint32_t n_end;
     uint32_t end[FKV_MAX_END_TOKENS];
     bool has_chat;
@@ -36,7 +35,6 @@ typedef struct fkv_encoding {
     uint32_t *tokens;
     size_t capacity;
     size_t n_tokens;
-    fkv_arena arena;
     fkv_token_merge merge;
     fkv_scratch text; /* the text as the vocabulary spells it */
 } fkv_encoding;

@@ -8,6 +8,7 @@
 #include "tokenizer_parts.h"
 
 #include <inttypes.h>
+#include <stdlib.h>
 
 enum { MIN_NEIGHBOUR_BITS = 1 << 12, MAX_NEIGHBOUR_BITS = 1 << 22 };
 
@@ -51,7 +52,7 @@ static fkv_status neighbours_open(fkv_tokenizer *tokenizer) {
     for (uint32_t i = 0; i < source->n_tokens; i++) n_bytes += source->tokens[i].size;
     spm->n_neighbour_bits = MIN_NEIGHBOUR_BITS;
     while (spm->n_neighbour_bits < 16 * n_bytes && spm->n_neighbour_bits < MAX_NEIGHBOUR_BITS) spm->n_neighbour_bits *= 2;
-    spm->neighbours = fkv_arena_take(&tokenizer->arena, spm->n_neighbour_bits / 8);
+    spm->neighbours = calloc(1, spm->n_neighbour_bits / 8);
     FKV_REQUIRE(spm->neighbours != NULL, FKV_NO_MEMORY, "no memory for %u bytes of tokenizer", spm->n_neighbour_bits / 8);
     for (uint32_t i = 0; i < source->n_tokens; i++) neighbours_add(spm, source->tokens[i]);
     return FKV_OK;
@@ -66,7 +67,7 @@ static bool neighbours_have(const fkv_spm *spm, uint32_t left, uint32_t right) {
 
 fkv_status fkv_spm_open(fkv_tokenizer *tokenizer) {
     const fkv_vocab_source *source = tokenizer->source;
-    fkv_spm *spm = fkv_arena_take(&tokenizer->arena, sizeof *spm);
+    fkv_spm *spm = calloc(1, sizeof *spm);
     FKV_REQUIRE(spm != NULL, FKV_NO_MEMORY, "no memory for %zu bytes of tokenizer", sizeof *spm);
     tokenizer->spm = spm;
     FKV_TRY(neighbours_open(tokenizer));
@@ -85,8 +86,8 @@ fkv_status fkv_spm_open(fkv_tokenizer *tokenizer) {
 void fkv_spm_close(fkv_tokenizer *tokenizer) {
     fkv_spm *spm = tokenizer->spm;
     if (spm == NULL) return;
-    fkv_arena_give(&tokenizer->arena, spm->neighbours, spm->n_neighbour_bits / 8);
-    fkv_arena_give(&tokenizer->arena, spm, sizeof *spm);
+    free(spm->neighbours);
+    free(spm);
     tokenizer->spm = NULL;
 }
 

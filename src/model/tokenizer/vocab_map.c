@@ -6,6 +6,7 @@
 #include "vocab_map.h"
 
 #include <inttypes.h>
+#include <stdlib.h>
 
 /* FNV-1a, mixed: the strings are short and the map needs both ends of the hash. */
 static uint64_t hash_of(const char *data, size_t size) {
@@ -16,10 +17,10 @@ static uint64_t hash_of(const char *data, size_t size) {
 
 static uint16_t tag_of(uint64_t hash) { return (uint16_t)(hash >> 48); }
 
-static fkv_status slots_take(fkv_arena *arena, uint32_t n_keys, size_t slot_bytes, void **slots, uint64_t *mask) {
+static fkv_status slots_take(uint32_t n_keys, size_t slot_bytes, void **slots, uint64_t *mask) {
     uint64_t n_slots = 8;
     while (n_slots < 2 * (uint64_t)n_keys) n_slots *= 2;
-    *slots = fkv_arena_take(arena, n_slots * slot_bytes);
+    *slots = calloc((size_t)n_slots, slot_bytes);
     FKV_REQUIRE(*slots != NULL, FKV_NO_MEMORY, "no memory for a vocabulary map of %" PRIu64 " bytes", n_slots * slot_bytes);
     *mask = n_slots - 1;
     return FKV_OK;
@@ -33,16 +34,16 @@ static fkv_status refuse_crowd(void) {
 
 /* ---- strings to numbers -------------------------------------------------------------------------------------- */
 
-fkv_status fkv_vocab_map_open(fkv_vocab_map *map, fkv_arena *arena, uint32_t n_strings) {
+fkv_status fkv_vocab_map_open(fkv_vocab_map *map, uint32_t n_strings) {
     void *slots = NULL;
     *map = (fkv_vocab_map){0};
-    FKV_TRY(slots_take(arena, n_strings, sizeof *map->slots, &slots, &map->mask));
+    FKV_TRY(slots_take(n_strings, sizeof *map->slots, &slots, &map->mask));
     map->slots = slots;
     return FKV_OK;
 }
 
-void fkv_vocab_map_close(fkv_vocab_map *map, fkv_arena *arena) {
-    if (map->slots != NULL) fkv_arena_give(arena, map->slots, (map->mask + 1) * sizeof *map->slots);
+void fkv_vocab_map_close(fkv_vocab_map *map) {
+    free(map->slots);
     *map = (fkv_vocab_map){0};
 }
 
@@ -89,17 +90,17 @@ uint32_t fkv_vocab_map_find_joined(const fkv_vocab_map *map, fkv_bytes left, fkv
 
 /* ---- pairs to values ----------------------------------------------------------------------------------------- */
 
-fkv_status fkv_pair_map_open(fkv_pair_map *map, fkv_arena *arena, uint32_t n_pairs) {
+fkv_status fkv_pair_map_open(fkv_pair_map *map, uint32_t n_pairs) {
     void *slots = NULL;
     *map = (fkv_pair_map){0};
-    FKV_TRY(slots_take(arena, n_pairs, sizeof *map->slots, &slots, &map->mask));
+    FKV_TRY(slots_take(n_pairs, sizeof *map->slots, &slots, &map->mask));
     map->slots = slots;
     for (uint64_t i = 0; i <= map->mask; i++) map->slots[i].value = FKV_NO_PAIR;
     return FKV_OK;
 }
 
-void fkv_pair_map_close(fkv_pair_map *map, fkv_arena *arena) {
-    if (map->slots != NULL) fkv_arena_give(arena, map->slots, (map->mask + 1) * sizeof *map->slots);
+void fkv_pair_map_close(fkv_pair_map *map) {
+    free(map->slots);
     *map = (fkv_pair_map){0};
 }
 

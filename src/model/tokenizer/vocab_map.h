@@ -9,8 +9,6 @@
 
 #include "../files/weights.h"
 
-#include "../../base/memory.h"
-
 enum {
     FKV_MAX_TOKEN_BYTES = 1024, /* the longest string of a vocabulary; what is longer is FKV_UNSUPPORTED */
     FKV_MAP_MAX_PROBES = 128,
@@ -31,9 +29,9 @@ typedef struct fkv_vocab_map {
     uint32_t n_used;
 } fkv_vocab_map;
 
-/* Room for n_strings. Blocks are the arena's and are given back by close, which takes a zeroed map too. */
-fkv_status fkv_vocab_map_open(fkv_vocab_map *map, fkv_arena *arena, uint32_t n_strings);
-void fkv_vocab_map_close(fkv_vocab_map *map, fkv_arena *arena);
+/* Room for n_strings. close takes a zeroed map too. */
+fkv_status fkv_vocab_map_open(fkv_vocab_map *map, uint32_t n_strings);
+void fkv_vocab_map_close(fkv_vocab_map *map);
 
 /* *kept is the number the string has from now on: the first one it was added with. The string is not empty. */
 fkv_status fkv_vocab_map_add(fkv_vocab_map *map, fkv_bytes string, uint32_t id, uint32_t *kept);
@@ -57,8 +55,8 @@ typedef struct fkv_pair_map {
     uint32_t n_used;
 } fkv_pair_map;
 
-fkv_status fkv_pair_map_open(fkv_pair_map *map, fkv_arena *arena, uint32_t n_pairs);
-void fkv_pair_map_close(fkv_pair_map *map, fkv_arena *arena);
+fkv_status fkv_pair_map_open(fkv_pair_map *map, uint32_t n_pairs);
+void fkv_pair_map_close(fkv_pair_map *map);
 
 /* The first value of a key stays. value < FKV_NO_PAIR. */
 fkv_status fkv_pair_map_add(fkv_pair_map *map, uint64_t key, uint64_t value);
