@@ -16,13 +16,13 @@ configure_package_config_file(cmake/flatkvConfig.cmake.in ${PROJECT_BINARY_DIR}/
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/flatkvConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/flatkvConfig.cmake ${PROJECT_BINARY_DIR}/flatkvConfigVersion.cmake DESTINATION ${package_dir})
 
-# In a shared library the dependencies are its own affair; a static one hands them on.
+# In a shared library the dependencies are its own affair. Whoever links a static one needs them, with or without --static.
 if(BUILD_SHARED_LIBS)
-  set(pc_requires_private "")
-  set(pc_libs_private "")
+  set(pc_requires "")
+  set(pc_libs "")
 else()
-  set(pc_requires_private ${flatkv_requires})
-  set(pc_libs_private "-pthread -lm")
+  set(pc_requires ${flatkv_requires})
+  set(pc_libs "-pthread -lm")
 endif()
 # Where the installed file says the tree is: from its own place, so that an installed tree can be moved.
 file(RELATIVE_PATH pc_prefix "/${CMAKE_INSTALL_LIBDIR}/pkgconfig" "/")

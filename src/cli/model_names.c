@@ -31,6 +31,15 @@ static void cut_to_folder(char *path) {
     if (slash != NULL) slash[1] = 0;
 }
 
+const char *model_fetcher(void) {
+    char path[MODEL_PATH];
+    if (!process_program_path(path, sizeof path)) return "flatkv-get-model";
+    cut_to_folder(path);
+    const size_t length = strlen(path);
+    snprintf(path + length, sizeof path - length, "flatkv-get-model");
+    return there(path) ? "flatkv-get-model" : "scripts/get-model";
+}
+
 static bool needle_folder(char path[MODEL_PATH]) {
     char program[MODEL_PATH / 2];
     if (process_program_path(program, sizeof program)) {
@@ -69,7 +78,7 @@ int model_path_of(const char *word, char path[MODEL_PATH]) {
     if (model_name_path(name, path)) return EXIT_GOOD;
     if (strcmp(word, "needle") == 0)
         return cli_fail(EXIT_FAILED, "the needle model is not at %s: install flatkv again, or name a folder with -m", path);
-    return cli_fail(EXIT_FAILED, "%s is not on this machine (%s): scripts/get-model %s fetches it", word, path, word);
+    return cli_fail(EXIT_FAILED, "%s is not on this machine (%s): %s %s fetches it", word, path, model_fetcher(), word);
 }
 
 int model_needle_file(const char *file, char path[MODEL_PATH]) {

@@ -1,7 +1,7 @@
 /* The models that have names: what they are, and where their files lie on this machine.
  *
  * needle comes with flatkv: in share/flatkv/models beside an installed program, else in the source tree it was built from. The
- * others are fetched by scripts/get-model into the user's cache folder.
+ * others are fetched by model_fetcher() into the user's cache folder.
  */
 #ifndef FKV_CLI_MODEL_NAMES_H
 #define FKV_CLI_MODEL_NAMES_H
@@ -27,6 +27,9 @@ const model_name *model_name_find(const char *name);
 
 /* Where its file or folder is or would be; false where it is not there. */
 bool model_name_path(const model_name *name, char path[MODEL_PATH]);
+
+/* The command that fetches models: flatkv-get-model beside an installed program, else the script of the source tree. */
+const char *model_fetcher(void);
 
 /* What -m says as a path: a file or a folder as it is, a name by its place. Exit code, said what to do. */
 int model_path_of(const char *word, char path[MODEL_PATH]);

@@ -3,8 +3,9 @@
 #include "model_names.h"
 #include "options.h"
 
-static const char usage[] = "usage: flatkv models [--json]\n"
-                            "The names -m knows. Those that are missing are fetched by scripts/get-model NAME.\n";
+static const char usage[] =
+    "usage: flatkv models [--json]\n"
+    "The names -m knows. flatkv-get-model NAME (scripts/get-model in a source tree) fetches a missing one.\n";
 
 int cli_models(int argc, char **argv) {
     bool as_json = false;
@@ -35,7 +36,7 @@ int cli_models(int argc, char **argv) {
     }
     if (!as_json) {
         json_decref(list);
-        printf("\nscripts/get-model NAME fetches what is missing\n");
+        printf("\n%s NAME fetches what is missing\n", model_fetcher());
         return EXIT_GOOD;
     }
     json_t *object = json_object();
