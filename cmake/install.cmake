@@ -1,16 +1,33 @@
-# What `cmake --install` gives: the public headers, the library, flatkv.pc and the CMake package. Both descriptions name the
-# private dependencies, so that linking the static library works without knowing them.
+# What `cmake --install` gives: the public headers, the libraries, flatkv.pc and the CMake package. Both descriptions name the
+# private dependencies, so that linking the static library works without knowing them. Nothing in the tree names where it was
+# built or installed, so it can be moved.
 include(CMakePackageConfigHelpers)
 
-install(DIRECTORY include/flatkv DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-install(TARGETS flatkv EXPORT flatkvTargets)
-if(flatkv_has_mlx AND NOT flatkv_mlx_is_in_tree)
-  install(TARGETS flatkv_mlx EXPORT flatkvTargets)
-elseif(flatkv_has_mlx AND BUILD_SHARED_LIBS AND FKV_PROGRAMS)
-  install(TARGETS flatkv_mlx LIBRARY NAMELINK_SKIP) # for the program alone
+install(FILES include/flatkv/flatkv.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/flatkv)
+if(FKV_MODELS)
+  install(FILES include/flatkv/model.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/flatkv)
 endif()
+install(TARGETS flatkv EXPORT flatkvTargets)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/flatkv)
+if(flatkv_has_mlx)
+  install(FILES include/flatkv/mlx.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/flatkv)
+  install(TARGETS flatkv_mlx EXPORT flatkv_mlxTargets)
+  install(EXPORT flatkv_mlxTargets NAMESPACE flatkv:: DESTINATION ${package_dir})
+  set(origin $<IF:$<PLATFORM_ID:Darwin>,@loader_path,$ORIGIN>)
+  if(flatkv_mlx_is_in_tree) # laid out as in its wheel, whose libraries find each other that way
+    install(DIRECTORY ${mlx_in_tree}/lib DESTINATION ${CMAKE_INSTALL_LIBDIR}/flatkv/mlx FILES_MATCHING PATTERN "*.so*")
+    install(DIRECTORY ${mlx_in_tree}/include/mlx/c DESTINATION ${CMAKE_INSTALL_LIBDIR}/flatkv/mlx/include/mlx)
+    install(DIRECTORY ${mlx_in_tree}/../mlx_cpu.libs DESTINATION ${CMAKE_INSTALL_LIBDIR}/flatkv)
+    set(flatkv_mlx_rpath ${origin} ${origin}/flatkv/mlx/lib)
+    set(flatkv_mlx_module_rpath ${origin}/mlx/lib)
+  else()
+    set(flatkv_mlx_rpath ${origin} ${flatkv_mlx_folder})
+    set(flatkv_mlx_module_rpath ${flatkv_mlx_folder})
+  endif()
+  set_target_properties(flatkv_mlx PROPERTIES INSTALL_RPATH "${flatkv_mlx_rpath}")
+endif()
+
 install(EXPORT flatkvTargets NAMESPACE flatkv:: DESTINATION ${package_dir})
 configure_package_config_file(cmake/flatkvConfig.cmake.in ${PROJECT_BINARY_DIR}/flatkvConfig.cmake INSTALL_DESTINATION ${package_dir})
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/flatkvConfigVersion.cmake COMPATIBILITY SameMinorVersion)

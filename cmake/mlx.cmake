@@ -19,7 +19,7 @@ endif()
 message(STATUS "The MLX device is built with ${FKV_MLX_LIBRARY}")
 set(flatkv_has_mlx ON)
 cmake_path(GET FKV_MLX_LIBRARY PARENT_PATH flatkv_mlx_folder)
-# An installed library cannot lean on a library of this build tree.
+# One of this build tree is installed with flatkv, since nothing that is installed may lean on the tree.
 cmake_path(IS_PREFIX mlx_in_tree "${FKV_MLX_LIBRARY}" NORMALIZE flatkv_mlx_is_in_tree)
 
 add_library(flatkv_mlxc UNKNOWN IMPORTED)

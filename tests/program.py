@@ -5,6 +5,7 @@ usage: program.py <flatkv> <behaviour>     program.py --list names them
 """
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -276,6 +277,20 @@ def mlx_answers_as_the_cpu_does():
     expect(abs(here / there - 1) < 0.01, "perplexities", here, there)
     refused(USAGE, ["--lazy"], "run", "-p", "x", "--lazy", "--device", "mlx")
     refused(USAGE, ["bench_attn"], "bench", "attn", "--device", "mlx")
+
+
+def a_missing_mlx_library_says_what_to_install():
+    ask = ("run", "-p", "x", "-n", "1", "--device", "mlx")
+    with tempfile.TemporaryDirectory() as folder:
+        global program
+        program = shutil.copy(program, folder)  # away from the library
+        refused(FAILED, ["there is no", "brew install mlx-c", "scripts/get-mlx", "-DFKV_MLX=ON"], *ask)
+        expect(flatkv("run", "-p", "x", "-n", "1")[0] == GOOD, "the CPU needs no such library")
+
+
+def mlx_folders_that_hold_none_are_refused():
+    ask = ("run", "-p", "x", "-n", "1", "--device", "mlx")
+    refused(FAILED, ["/no/such/folder/libmlxc", "brew install mlx-c"], *ask, environment={"FLATKV_MLX": "/no/such/folder"})
 
 
 def mlx_counters_are_flat():

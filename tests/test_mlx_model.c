@@ -10,6 +10,8 @@
 #include "model_world.h"
 #include "test.h"
 
+#include <flatkv/mlx.h>
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -29,6 +31,7 @@ static fkv_model *load_on(fkv_backend backend, const char *path) {
     fkv_model_config config = fkv_model_config_default();
     fkv_model *model = NULL;
     config.backend = backend;
+    if (backend == FKV_BACKEND_MLX) ck_ok(fkv_mlx_register());
     ck_ok(fkv_model_load(path, &config, &model));
     return model;
 }
@@ -415,6 +418,7 @@ START_TEST(activations_do_not_grow_with_the_context) {
     fkv_model *model = NULL;
     planning.backend = FKV_BACKEND_MLX;
     planning.plan_only = true;
+    ck_ok(fkv_mlx_register());
     ck_ok(fkv_model_load("models/needle", &planning, &model));
     fkv_runner_config config = fkv_runner_config_default();
     fkv_runner_plan small;

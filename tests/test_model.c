@@ -1,4 +1,5 @@
 /* Loading: what a model says of itself, and that a file with a tensor missing, misshapen or too many is refused with its name. */
+#include "../src/model/model_backend.h"
 #include "cache_world.h"
 #include "model_world.h"
 #include "test.h"
@@ -160,6 +161,9 @@ START_TEST(a_backend_that_is_not_there_is_refused) {
     ck_status(fkv_backend_memory_now(FKV_BACKEND_MLX, NULL), FKV_BAD_ARGUMENT);
     ck_assert_uint_eq(fkv_backend_available(FKV_BACKEND_MLX, NULL), 0);
     ck_assert_uint_gt(fkv_backend_available(FKV_BACKEND_CPU, NULL), 0);
+    ck_status(fkv_model_backend_register(FKV_BACKEND_MLX, &fkv_cpu_model_backend, "0.0.9"), FKV_UNSUPPORTED);
+    ck_status(fkv_model_backend_register(FKV_BACKEND_CPU, &fkv_cpu_model_backend, FKV_VERSION_TEXT), FKV_BAD_CONFIG);
+    ck_status(fkv_backend_memory_now(FKV_BACKEND_MLX, &now), FKV_UNSUPPORTED);
 }
 END_TEST
 

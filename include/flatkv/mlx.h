@@ -49,6 +49,10 @@ typedef struct fkv_mlx_config {
 
 FKV_API fkv_mlx_config fkv_mlx_config_default(void);
 
+/* Makes FKV_BACKEND_MLX of flatkv/model.h known to the library: called once, before a model is loaded for it. Caches need no such
+ * call. FKV_UNSUPPORTED where libflatkv is of another version than this library. */
+FKV_API fkv_status fkv_mlx_register(void);
+
 /* As fkv_plan_make(). total_bytes is what flatkv takes, of which slab_bytes are MLX's (they show in its active memory from open
  * to close). What MLX takes for the intermediate results of a step is not in it: it does not depend on the context length.
  * mlx_config may be NULL: the default. */

@@ -44,7 +44,7 @@ FKV_API uint64_t fkv_backend_available(fkv_backend backend, const char **source)
 typedef struct fkv_model fkv_model;
 
 typedef struct fkv_model_config {
-    fkv_backend backend; /* weights are loaded for it, every runner runs there; FKV_UNSUPPORTED in a build without it */
+    fkv_backend backend; /* weights are loaded for it, every runner runs there; MLX is FKV_UNSUPPORTED until fkv_mlx_register() */
     uint32_t n_threads;  /* that repack weights; 0: one for each core the process may use */
     fkv_isa isa;         /* kernels the weights are laid out for and that will run; AUTO: the best of this machine */
     bool plan_only;      /* weights stay in the file: tokens and plans only, no runner can be opened */

@@ -61,8 +61,15 @@
 #define FKV_OS_LINUX 0
 #endif
 
+#define FKV_TEXT_OF(x) #x
+#define FKV_JOIN_VERSION(major, minor, patch) FKV_TEXT_OF(major) "." FKV_TEXT_OF(minor) "." FKV_TEXT_OF(patch)
+#define FKV_VERSION_TEXT FKV_JOIN_VERSION(FKV_VERSION_MAJOR, FKV_VERSION_MINOR, FKV_VERSION_PATCH)
+
+/* Not of the public API: what libflatkv_mlx, of the same version, takes from libflatkv. Every other symbol is hidden. */
+#define FKV_SEAM FKV_API
+
 /* Records the message for fkv_message() of this thread and returns the status. */
-fkv_status fkv_fail(fkv_status status, const char *format, ...) FKV_PRINTF(2, 3);
+FKV_SEAM fkv_status fkv_fail(fkv_status status, const char *format, ...) FKV_PRINTF(2, 3);
 
 #define FKV_TRY(expr)                                                                                                            \
     do {                                                                                                                         \

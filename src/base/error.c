@@ -40,7 +40,4 @@ const char *fkv_status_name(fkv_status status) {
     return "unknown status";
 }
 
-#define TEXT_OF(x) #x
-#define VERSION_TEXT(major, minor, patch) TEXT_OF(major) "." TEXT_OF(minor) "." TEXT_OF(patch)
-
-const char *fkv_version(void) { return VERSION_TEXT(FKV_VERSION_MAJOR, FKV_VERSION_MINOR, FKV_VERSION_PATCH); }
+const char *fkv_version(void) { return FKV_VERSION_TEXT; }

@@ -54,22 +54,22 @@ typedef struct fkv_device {
 extern const fkv_device fkv_device_host;
 
 /* fkv_plan_make() and fkv_cache_open() for a device. */
-fkv_status fkv_plan_make_on(const fkv_device *device, const fkv_config *config, fkv_plan *plan);
-fkv_status fkv_cache_open_on(const fkv_device *device, const void *options, const fkv_config *config, fkv_cache **cache);
+FKV_SEAM fkv_status fkv_plan_make_on(const fkv_device *device, const fkv_config *config, fkv_plan *plan);
+FKV_SEAM fkv_status fkv_cache_open_on(const fkv_device *device, const void *options, const fkv_config *config, fkv_cache **cache);
 
 /* The public checks of a device's own write and attend: the step is open, its cache is of this device, the layer exists, was not
  * written yet (write) or was (attend). `call` is the name for the message. */
-fkv_status fkv_step_check_write(const fkv_step *step, const fkv_device *device, uint32_t layer, const char *call);
-fkv_status fkv_step_check_attend(const fkv_step *step, const fkv_device *device, uint32_t layer, const char *call);
+FKV_SEAM fkv_status fkv_step_check_write(const fkv_step *step, const fkv_device *device, uint32_t layer, const char *call);
+FKV_SEAM fkv_status fkv_step_check_attend(const fkv_step *step, const fkv_device *device, uint32_t layer, const char *call);
 
 /* The state of the step's device. */
-void *fkv_step_device_state(const fkv_step *step);
+FKV_SEAM void *fkv_step_device_state(const fkv_step *step);
 
 /* What a write, and an attend that reads `bytes` of packed pages, leave in the books. */
-void fkv_step_wrote(fkv_step *step, uint32_t layer);
-void fkv_step_attended(fkv_step *step, uint64_t bytes);
+FKV_SEAM void fkv_step_wrote(fkv_step *step, uint32_t layer);
+FKV_SEAM void fkv_step_attended(fkv_step *step, uint64_t bytes);
 
 /* The device's own state of a cache, NULL if the cache is of another device. */
-void *fkv_cache_device_state(const fkv_cache *cache, const fkv_device *device);
+FKV_SEAM void *fkv_cache_device_state(const fkv_cache *cache, const fkv_device *device);
 
 #endif

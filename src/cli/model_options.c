@@ -1,6 +1,7 @@
 /* See model_options.h. */
 #include "model_options.h"
 
+#include "mlx_library.h"
 #include "model_names.h"
 
 #include <string.h>
@@ -47,6 +48,10 @@ int model_options_load(const model_options *o, bool plan_only, fkv_model **model
     if (code != EXIT_GOOD) return code;
     if (o->chunk == 0) return cli_fail(EXIT_USAGE, "--chunk 0: a step needs at least one token");
     if (o->lazy && o->device == FKV_BACKEND_MLX) return cli_fail(EXIT_USAGE, "--lazy: MLX commits its pages at open");
+    if (o->device == FKV_BACKEND_MLX) {
+        code = mlx_library_load();
+        if (code != EXIT_GOOD) return code;
+    }
     fkv_model_config config = fkv_model_config_default();
     config.backend = (fkv_backend)o->device;
     config.n_threads = o->n_threads;

@@ -37,7 +37,7 @@ float fkv_architecture_local_base(const fkv_architecture *architecture, const fk
  * of the K bias. A score loses the same for every key, so softmax gives the same weights; what is lost is the range that a few
  * large biases (Qwen2 has some of several hundred, in pairs that hardly turn) would take from all other numbers of their group.
  */
-bool fkv_architecture_centers_keys(const fkv_architecture *architecture, const fkv_hparams *hparams);
+FKV_SEAM bool fkv_architecture_centers_keys(const fkv_architecture *architecture, const fkv_hparams *hparams);
 
 /* RoPE in words, for page files: style, numbers that rotate, bases, scale, what is taken off keys. FKV_UNSUPPORTED if it takes
  * more words than fit. */

@@ -45,6 +45,6 @@ struct fkv_model {
 };
 
 /* The weights of a norm as the model uses them. out: [n_cols] */
-void fkv_model_norm(const fkv_model *model, const fkv_tensor *tensor, float *out);
+FKV_SEAM void fkv_model_norm(const fkv_model *model, const fkv_tensor *tensor, float *out);
 
 #endif

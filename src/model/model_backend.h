@@ -38,12 +38,13 @@ typedef struct fkv_model_backend {
     fkv_status (*memory)(fkv_backend_memory *now);
 } fkv_model_backend;
 
-/* Never NULL for a backend of the enum; FKV_UNSUPPORTED for one this build was made without, or that is none. */
+/* FKV_UNSUPPORTED for a backend that is not registered, or that is none. */
 fkv_status fkv_model_backend_find(fkv_backend backend, const fkv_model_backend **found);
 
-extern const fkv_model_backend fkv_cpu_model_backend;
+/* From now on `backend`, which is not the CPU, is this one. `version` is that of the library it is in: FKV_UNSUPPORTED where it
+ * is not this one's, since what they share is not public. Any thread may call, again too. */
+FKV_SEAM fkv_status fkv_model_backend_register(fkv_backend backend, const fkv_model_backend *table, const char *version);
 
-/* NULL in a build without MLX: CMake lists the file that defines it. */
-const fkv_model_backend *fkv_mlx_model_backend(void);
+extern const fkv_model_backend fkv_cpu_model_backend;
 
 #endif

@@ -20,32 +20,32 @@ typedef enum fkv_kernel {
 } fkv_kernel;
 
 /* Rows (queries times heads of a KV head) of a decode block: item_queries is the step table's word. */
-uint32_t fkv_decode_rows(fkv_kernel_device device, const fkv_attn_layer *layer, uint32_t item_queries);
+FKV_SEAM uint32_t fkv_decode_rows(fkv_kernel_device device, const fkv_attn_layer *layer, uint32_t item_queries);
 
 /* Blocks of decode that a CUDA multiprocessor is to have at a time. */
 uint32_t fkv_decode_blocks(const fkv_attn_layer *layer, uint32_t decode_rows);
 
 /* Rows (queries times heads of a KV head) of a prefill block. A tile of the step table has fkv_prefill_queries() queries: as many
  * as fill a block, and one where there are more heads; then a tile has several blocks. */
-uint32_t fkv_prefill_rows(fkv_kernel_device device, const fkv_attn_layer *layer);
-uint32_t fkv_prefill_queries(fkv_kernel_device device, const fkv_attn_layer *layer);
+FKV_SEAM uint32_t fkv_prefill_rows(fkv_kernel_device device, const fkv_attn_layer *layer);
+FKV_SEAM uint32_t fkv_prefill_queries(fkv_kernel_device device, const fkv_attn_layer *layer);
 
 /* Bytes of shared memory that the launch must ask for, beside what the text itself declares. */
-uint32_t fkv_kernel_shared_bytes(fkv_kernel_device device, fkv_kernel kernel);
+FKV_SEAM uint32_t fkv_kernel_shared_bytes(fkv_kernel_device device, fkv_kernel kernel);
 
 /* Threads of a block. */
-uint32_t fkv_kernel_threads(fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer);
+FKV_SEAM uint32_t fkv_kernel_threads(fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer);
 
 /* What stands before the kernel: defines of the layer, prelude, functions. As snprintf(): returns the length without the 0 at the
  * end, and writes what fits. decode_rows: fkv_decode_rows() for FKV_KERNEL_DECODE, else 0. */
-size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer, uint32_t decode_rows,
-                         char *text, size_t size);
+FKV_SEAM size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer, uint32_t decode_rows,
+                                  char *text, size_t size);
 
 /* The body of the kernel, between the braces of a signature that has the inputs and outputs under the names of README.md. */
-const char *fkv_kernel_source(fkv_kernel_device device, fkv_kernel kernel);
+FKV_SEAM const char *fkv_kernel_source(fkv_kernel_device device, fkv_kernel kernel);
 
 /* Names of inputs and outputs, ended by NULL. */
-const char *const *fkv_kernel_inputs(fkv_kernel kernel);
-const char *const *fkv_kernel_outputs(fkv_kernel kernel);
+FKV_SEAM const char *const *fkv_kernel_inputs(fkv_kernel kernel);
+FKV_SEAM const char *const *fkv_kernel_outputs(fkv_kernel kernel);
 
 #endif

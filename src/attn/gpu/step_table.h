@@ -16,16 +16,16 @@ typedef struct fkv_step_cut {
 } fkv_step_cut;
 
 /* The cut of one layer. tile_queries: the prefill kernel's. */
-fkv_step_cut fkv_step_cut_of(const fkv_attn_layer *layer, uint32_t tile_queries);
+FKV_SEAM fkv_step_cut fkv_step_cut_of(const fkv_attn_layer *layer, uint32_t tile_queries);
 
 /* Seen pages of one piece for a query that sees n_seen pages. */
 uint32_t fkv_step_piece_pages(const fkv_step_cut *cut, uint32_t n_seen);
 
 /* Words of the table of a step; fkv_step_table_fill() fills exactly so many. */
-uint32_t fkv_step_table_words(const fkv_step_cut *cut, const fkv_attn_row *rows, uint32_t n_rows);
-void fkv_step_table_fill(const fkv_step_cut *cut, const fkv_attn_row *rows, uint32_t n_rows, uint32_t *words);
+FKV_SEAM uint32_t fkv_step_table_words(const fkv_step_cut *cut, const fkv_attn_row *rows, uint32_t n_rows);
+FKV_SEAM void fkv_step_table_fill(const fkv_step_cut *cut, const fkv_attn_row *rows, uint32_t n_rows, uint32_t *words);
 
 /* Floats that the decode kernel leaves for the merge kernel: [pieces, G, queries of an item * R, D + 2]; see attend_decode.h. */
-uint64_t fkv_step_parts_floats(const fkv_attn_layer *layer, const uint32_t *words);
+FKV_SEAM uint64_t fkv_step_parts_floats(const fkv_attn_layer *layer, const uint32_t *words);
 
 #endif

@@ -17,9 +17,9 @@ fkv_matrix_kind fkv_tensor_matrix_kind(const fkv_tensor *tensor, uint32_t *group
 
 /* codes: [C], scales and biases: [C / group], for the affine kinds: scale * code + bias is the number once scale and bias are
  * rounded to f16. */
-void fkv_tensor_row_codes(const fkv_tensor *tensor, uint32_t row, uint8_t *codes, float *scales, float *biases);
+FKV_SEAM void fkv_tensor_row_codes(const fkv_tensor *tensor, uint32_t row, uint8_t *codes, float *scales, float *biases);
 
 /* Any type to floats, exactly as the format's definition says: the truth, and for vectors (norms, biases). */
-void fkv_tensor_row_floats(const fkv_tensor *tensor, uint32_t row, float *out);
+FKV_SEAM void fkv_tensor_row_floats(const fkv_tensor *tensor, uint32_t row, float *out);
 
 #endif

@@ -94,6 +94,6 @@ uint64_t fkv_weights_file_bytes(const fkv_weights *weights);
 fkv_status fkv_weights_id(const fkv_weights *weights, uint8_t id[32]);
 
 /* Tells the system that the mapped bytes of a tensor are not needed again soon (after repacking). */
-void fkv_weights_release(const fkv_weights *weights, const fkv_tensor *tensor);
+FKV_SEAM void fkv_weights_release(const fkv_weights *weights, const fkv_tensor *tensor);
 
 #endif

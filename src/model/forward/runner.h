@@ -65,9 +65,9 @@ struct fkv_runner {
 };
 
 /* The RoPE of a layer: FKV_ROPE_ */
-uint32_t fkv_runner_rope(const fkv_runner *runner, uint32_t layer);
+FKV_SEAM uint32_t fkv_runner_rope(const fkv_runner *runner, uint32_t layer);
 
 /* What is taken off every key of a layer: [G, D], or NULL. */
-const float *fkv_runner_k_center(const fkv_runner *runner, uint32_t layer);
+FKV_SEAM const float *fkv_runner_k_center(const fkv_runner *runner, uint32_t layer);
 
 #endif

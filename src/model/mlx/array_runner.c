@@ -142,4 +142,4 @@ static const fkv_model_backend MLX_BACKEND = {.count_weights = fkv_array_weights
                                               .forward = fkv_array_forward,
                                               .memory = memory};
 
-const fkv_model_backend *fkv_mlx_model_backend(void) { return &MLX_BACKEND; }
+fkv_status fkv_mlx_register(void) { return fkv_model_backend_register(FKV_BACKEND_MLX, &MLX_BACKEND, FKV_VERSION_TEXT); }
