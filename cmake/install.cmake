@@ -15,10 +15,8 @@ if(flatkv_has_mlx)
   install(TARGETS flatkv_mlx EXPORT flatkv_mlxTargets)
   install(EXPORT flatkv_mlxTargets NAMESPACE flatkv:: DESTINATION ${package_dir})
   set(origin $<IF:$<PLATFORM_ID:Darwin>,@loader_path,$ORIGIN>)
-  if(flatkv_mlx_is_in_tree) # laid out as in its wheel, whose libraries find each other that way
-    install(DIRECTORY ${mlx_in_tree}/lib DESTINATION ${CMAKE_INSTALL_LIBDIR}/flatkv/mlx FILES_MATCHING PATTERN "*.so*")
-    install(DIRECTORY ${mlx_in_tree}/include/mlx/c DESTINATION ${CMAKE_INSTALL_LIBDIR}/flatkv/mlx/include/mlx)
-    install(DIRECTORY ${mlx_in_tree}/../mlx_cpu.libs DESTINATION ${CMAKE_INSTALL_LIBDIR}/flatkv)
+  if(flatkv_mlx_is_in_tree) # as scripts/get-mlx laid it out, where its libraries find each other
+    install(DIRECTORY ${flatkv_mlx_folder}/../../ DESTINATION ${CMAKE_INSTALL_LIBDIR}/flatkv PATTERN stamp EXCLUDE)
     set(flatkv_mlx_rpath ${origin} ${origin}/flatkv/mlx/lib)
     set(flatkv_mlx_module_rpath ${origin}/mlx/lib)
   else()
