@@ -16,7 +16,7 @@ configure_package_config_file(cmake/flatkvConfig.cmake.in ${PROJECT_BINARY_DIR}/
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/flatkvConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/flatkvConfig.cmake ${PROJECT_BINARY_DIR}/flatkvConfigVersion.cmake DESTINATION ${package_dir})
 
-# In a shared library the dependencies are its own affair; a static one hands them on.
+# In a shared library the dependencies are private; a static one passes them on.
 if(BUILD_SHARED_LIBS)
   set(pc_requires_private "")
   set(pc_libs_private "")

@@ -91,6 +91,8 @@ def table(results, name):
 def fill(results, text):
     """The page with every marker filled. Raises Wrong where one cannot be, or a figure stands outside."""
     makers = {"figure": figure, "table": table}
+    if re.search(r"^<!-- (?:figure|given)", text, re.M):
+        raise Wrong("a figure at the beginning of a line would end the paragraph there: put a word before it")
     check_unmarked(MARKED.sub("", GIVEN.sub("", text)))
     return MARKED.sub(lambda m: m["open"] + makers[m["kind"]](results, m["what"]) + m["close"], text)
 
@@ -107,15 +109,16 @@ def check_unmarked(rest):
 
 
 SELF_TEST = (
-    ("the right value", "<!-- figure m/run rows[who=a].ms .2f -->1.77<!-- /figure --> ms", None),
-    ("an older value", "<!-- figure m/run rows[who=a].ms .2f -->2.95<!-- /figure --> ms", "differs"),
-    ("a unit", "<!-- figure m/run bytes .1f/MiB -->3.0<!-- /figure --> MiB", None),
-    ("a file that is not there", "<!-- figure m/gone rows .2f -->1<!-- /figure -->", "no bench/results/m/gone"),
-    ("a name that is not there", "<!-- figure m/run row .2f -->1<!-- /figure -->", "no row"),
-    ("a value that is not a number", "<!-- figure m/run rows[who=a].who .2f -->a<!-- /figure -->", "is not a number"),
-    ("two rows that fit", "<!-- figure m/run rows[bits=8].ms .2f -->1<!-- /figure -->", "2 elements"),
+    ("the right value", "a <!-- figure m/run rows[who=a].ms .2f -->1.77<!-- /figure --> ms", None),
+    ("an older value", "a <!-- figure m/run rows[who=a].ms .2f -->2.95<!-- /figure --> ms", "differs"),
+    ("a unit", "a <!-- figure m/run bytes .1f/MiB -->3.0<!-- /figure --> MiB", None),
+    ("a file that is not there", "a <!-- figure m/gone rows .2f -->1<!-- /figure -->", "no bench/results/m/gone"),
+    ("a name that is not there", "a <!-- figure m/run row .2f -->1<!-- /figure -->", "no row"),
+    ("a value that is not a number", "a <!-- figure m/run rows[who=a].who .2f -->a<!-- /figure -->", "is not a number"),
+    ("two rows that fit", "a <!-- figure m/run rows[bits=8].ms .2f -->1<!-- /figure -->", "2 elements"),
     ("a table nobody makes", "<!-- table nonsense -->\n<!-- /table -->", "no table nonsense"),
-    ("a marker left open", "<!-- figure m/run bytes .1f -->3", "other end"),
+    ("a figure that begins a line", "<!-- figure m/run bytes .1f/MiB -->3.0<!-- /figure -->", "beginning of a line"),
+    ("a marker left open", "a <!-- figure m/run bytes .1f -->3", "other end"),
     ("a time by hand", "Decode takes 1.77 ms.", '"1.77 ms"'),
     ("a ratio by hand", "| decode | 3.2x |", '"3.2x"'),
     ("a cell by hand", "| decode | 62.7 |", "62.7"),

@@ -68,16 +68,23 @@ def case_name(case):
     return f"{what}, {case['q_heads']}/{case['kv_heads']}/{case['head_dim']}, {case['cached']} cached"
 
 
-def attention_cpu(results):
+def attention_cpu(results, shape=None):
     """bench_compare: all subjects of a row by turns in one run. Ratios are medians over the rounds, to flatkv's 8/4."""
     rows = []
     for case in results.file(f"{CPU}/compare_decode")["cases"] + results.file(f"{CPU}/compare_prefill")["cases"]:
+        if shape and (case["q_heads"], case["kv_heads"], case["head_dim"]) != shape:
+            continue
         ik = min((s for s in case["subjects"] if s["who"] == "ik_llama.cpp"), key=lambda s: s["ms_p50"])
         ours = [milliseconds(subject(case, "flatkv", types)) for types in ("8/4", "4/4", "16/16")]
         theirs = [with_ratio(subject(case, "llama.cpp", types)) for types in ("f16", "q8_0")]
         rows.append([case_name(case), *ours, with_ratio(ik, f" ({ik['types']})"), *theirs])
     head = ["ms", "flatkv 8/4", "4/4", "16/16", "ik_llama.cpp's best, native", "llama.cpp f16, native", "q8_0, native"]
     return markdown(head, rows)
+
+
+def attention_cpu_128(results):
+    """The same, of one shape."""
+    return attention_cpu(results, (32, 8, 128))
 
 
 def attention_mlx_lm(results):
@@ -205,5 +212,5 @@ def kernels_gpu(results):
 
 TABLES = {
     f.__name__: f
-    for f in (flat, attention_cpu, attention_mlx_lm, models_cpu, quality, decode_step_gpu, attention_gpu, kernels_gpu)
+    for f in (flat, attention_cpu, attention_cpu_128, attention_mlx_lm, models_cpu, quality, decode_step_gpu, attention_gpu, kernels_gpu)
 }

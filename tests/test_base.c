@@ -202,7 +202,7 @@ START_TEST(a_closed_arena_is_used_again_and_counts_from_zero) {
 END_TEST
 #endif
 
-/* Opens and closes, two at a time, and looks whether anybody else is in its arenas. */
+/* Opens and closes, two at a time, and checks that its arenas are its own. */
 static void *come_and_go(void *good) {
     bool *all_good = good;
     for (uint64_t i = 0; i < 300; i++) {
@@ -519,7 +519,7 @@ START_TEST(sleepers_on_both_sides_are_woken) {
     t.n_threads = 2;
     for (uint32_t job = 1; job <= 40; job++) {
         t.stamp = job;
-        t.sleep_ns = job % 2 == 0 ? 300 * 1000 : 0; /* the caller falls asleep waiting for the other one's last item */
+        t.sleep_ns = job % 2 == 0 ? 300 * 1000 : 0; /* the caller sleeps until the other one's last item */
         fkv_workers_run(workers, tally_item, &t, 3);
         tally_check(&t, 3, job);
         nap(job % 3 == 0 ? 300 * 1000 : 0); /* the workers fall asleep before the next job */
