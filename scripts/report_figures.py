@@ -88,20 +88,21 @@ def table(results, name):
     return "\n" + report_tables.TABLES[name](results) + "\n"
 
 
-def fill(results, text):
-    """The page with every marker filled. Raises Wrong where one cannot be, or a figure stands outside."""
+def fill(results, text, strict=True):
+    """The page with every marker filled. Raises Wrong where one cannot be or, where strict, a figure stands outside."""
     makers = {"figure": figure, "table": table}
     if re.search(r"^<!-- (?:figure|given)", text, re.M):
         raise Wrong("a figure at the beginning of a line would end the paragraph there: put a word before it")
-    check_unmarked(MARKED.sub("", GIVEN.sub("", text)))
+    rest = MARKED.sub("", GIVEN.sub("", text))
+    left = MARKER.search(rest)
+    if left:
+        raise Wrong(f"a marker without its other end: {left[0]}")
+    if strict:
+        check_unmarked(NOT_LOOKED_AT.sub("", rest))
     return MARKED.sub(lambda m: m["open"] + makers[m["kind"]](results, m["what"]) + m["close"], text)
 
 
 def check_unmarked(rest):
-    left = MARKER.search(rest)
-    if left:
-        raise Wrong(f"a marker without its other end: {left[0]}")
-    rest = NOT_LOOKED_AT.sub("", rest)
     found = UNMARKED.search(rest)
     if found:
         line = rest.splitlines()[rest[: found.start()].count("\n")]
