@@ -339,8 +339,8 @@ def rates(machine):
     if peers:
         peer = peers[0]["result"]
         lines.append(
-            f"llama.cpp of {peer['package']} {peer['version']} ({build(peer['system'])}), {peer['threads']} threads, flash attention "
-            f"on: {peer['system']}"
+            f"llama.cpp of {peer['package']} {peer['version']} ({build(peer['system'])}), {peer['threads']} threads, "
+            f"flash attention on: {peer['system']}"
         )
     return lines
 
