@@ -23,7 +23,7 @@
 
 static const char PROGRAM[] = "bench_compare";
 
-/* Against exact attention over numbers that nobody rounded. Four bits have a tenth, two bits a half; a wrong layout, head or
+/* Against exact attention over the numbers before rounding. Four bits have a tenth, two bits a half; a wrong layout, head or
  * mask is near 1. */
 static const double FAR_OFF = 0.35;
 static const double FAR_OFF_TWO_BITS = 0.7;

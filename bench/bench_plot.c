@@ -49,7 +49,7 @@ static const json_t *member(const json_t *object, const char *key) {
 
 static double number(const json_t *object, const char *key) {
     const json_t *value = member(object, key);
-    if (!json_is_number(value)) bench_die(PROGRAM, BENCH_USAGE, "\"%s\" is no number in the file", key);
+    if (!json_is_number(value)) bench_die(PROGRAM, BENCH_USAGE, "\"%s\" is not a number in the file", key);
     return json_number_value(value);
 }
 

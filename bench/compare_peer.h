@@ -1,5 +1,5 @@
 /* A peer of bench_compare: one case with one pair of cache types in a process of its own, asked for calls by turns over a pipe.
- * So two libraries do not meet, one that aborts takes nobody with it, and a peer may be a program in any language.
+ * So two libraries do not meet, one that aborts does not end the others, and a peer may be a program in any language.
  *
  * The process is given the types, H, G, D, cached tokens, queries and threads as its last arguments. It makes the numbers of the
  * case itself (compare_case.h), computes once, and writes the last query's output, [H, D] as floats, and the seconds of that

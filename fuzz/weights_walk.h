@@ -63,7 +63,7 @@ static void walk_numbers(const fkv_hparams *hparams) {
     const float numbers[] = {hparams->rms_eps,    hparams->rope_base, hparams->rope_base_local,
                              hparams->rope_scale, hparams->softcap,   hparams->query_scale};
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
-        must(isfinite(numbers[i]) && numbers[i] >= 0, "a hyperparameter that is no number");
+        must(isfinite(numbers[i]) && numbers[i] >= 0, "a hyperparameter that is not finite");
     must(hparams->rope_scale > 0, "positions divided by nothing");
 }
 

@@ -9,7 +9,7 @@ import subprocess
 def name(machine):
     """A folder's name, told by the processor: xeon-sapphire-rapids-2c."""
     # Virtual machines hide the name of the part; family and model still tell its generation.
-    generations = {("6", "85"): "skylake", ("6", "106"): "ice-lake", ("6", "143"): "sapphire-rapids"}
+    generations = {("6", "85"): "skylake", ("6", "106"): "ice-lake", ("6", "143"): "sapphire-rapids", ("6", "173"): "granite-rapids"}
     words = re.sub(r"\(R\)|\(TM\)|Processor|CPU|@.*", " ", machine["processor"])
     words = " ".join(w for w in words.split() if w not in ("Intel", "AMD"))
     generation = generations.get((machine.get("family"), machine.get("model_number")), "")

@@ -43,7 +43,7 @@ def cut_text(text, n_bytes):
 
 
 class Subject:
-    """Somebody with one cache type at one depth. turn() gives prefill_tps and decode_tps."""
+    """A program with one cache type at one depth. turn() gives prefill_tps and decode_tps."""
 
     def __init__(self, who, types, depth):
         self.row = {"who": who, "types": types, "depth": depth}

@@ -1,11 +1,13 @@
 """Makes docs/results.md out of the files under bench/results. Imported by scripts/report, which measures; this only reads.
 
-A file is one measurement: its kind, command, time, revision and result. Nothing on the page has another source, and what no file
-says is said to be missing. Numbers are rounded for reading; the files have them in full.
+A file is one measurement: its kind, command, time, revision and result. Nothing on the page has another source; what was not
+measured on a machine is not on the page. Numbers are rounded for reading; the files have them in full.
 """
 
 import json
 import pathlib
+
+from report_tables import build, markdown as table
 
 REAL_MODELS = ["smollm2", "gemma3-270m", "qwen2.5-0.5b", "qwen2.5-1.5b"]
 RATE_MODELS = ["smollm2", "qwen2.5-0.5b", "qwen2.5-1.5b"]
@@ -35,12 +37,6 @@ class Machine:
         return [r["result"] for r in self.of(kind) if all(r["result"].get(k) == v for k, v in wanted.items())]
 
 
-def table(head, rows):
-    """A Markdown table: the first column is words, the others are numbers."""
-    lines = ["| " + " | ".join(head) + " |", "|---" + "|---:" * (len(head) - 1) + "|"]
-    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
-
-
 def codec_name(c):
     """8/4, 4/4 kv, 4/4 g32: bits of keys and values, the group where it is not 64, what is rotated."""
     name = f"{c['k_bits']}/{c['v_bits']}"
@@ -63,10 +59,6 @@ def signed(x):
 
 def count(n, thing):
     return f"{n} {thing}" + ("" if n == 1 else "s")
-
-
-def missing(what):
-    return f"*Not measured on this machine: {what}.*"
 
 
 def made_by(records):
@@ -106,9 +98,6 @@ def quality(machine):
     for window in (2048, 8192):
         for model in REAL_MODELS:
             records = [r for r in machine.of("quality") if r["result"]["model"] == model and r["result"]["window"] == window]
-            if not records:
-                lines.append(missing(f"{model}, windows of {window}"))
-                continue
             for record in sorted(records, key=lambda r: -r["result"]["windows"]):
                 lines += quality_table(record)
     return lines
@@ -117,7 +106,7 @@ def quality(machine):
 def peers_quality(machine):
     records = machine.of("peer-quality")
     if not records:
-        return [missing("perplexity of llama.cpp and mlx-lm")]
+        return []
     lines = []
     for record in records:
         peer = record["result"]
@@ -145,11 +134,9 @@ def peers_quality(machine):
             ]
         lines.append(
             f"**{peer['model']}**, the first {peer['windows']} windows of {peer['context']}, {peer['caches'][0]['tokens']} "
-            f"tokens scored; {peer['peer']} {peer['version']}. Each is held against its own 16-bit cache."
+            f"tokens scored; {peer['peer']} {peer['version']}. Each against its own 16-bit cache."
         )
         lines.append(table(["cache", "perplexity", "to own 16-bit", "KL mean", "same top-1"], rows))
-        if not same:
-            lines.append(missing(f"flatkv on the same {peer['windows']} windows"))
         if peer["peer"] == "mlx-lm":
             lines += mlx_distance(peer, same)
         lines += made_with_note(record)
@@ -173,7 +160,7 @@ def mlx_distance(peer, same):
 def agreement(machine):
     records = machine.of("agreement")
     if not records:
-        return [missing("agreement of logits")]
+        return []
     rows = []
     for result in sorted((r["result"] for r in records), key=lambda r: REAL_MODELS.index(r["model"])):
         pairs = [result[k] for k in ("flatkv_expanded", "flatkv_llama", "llama_expanded")]
@@ -205,7 +192,7 @@ def agreement(machine):
 def needles(machine):
     records = machine.of("niah")
     if not records:
-        return [missing("needle grids")]
+        return []
     lines, rows = [], []
     for record in records:
         result = record["result"]
@@ -236,7 +223,7 @@ def needles(machine):
 def facts(machine):
     records = machine.of("facts")
     if not records:
-        return [missing("many facts")]
+        return []
     rows = []
     for record in records:
         result = record["result"]
@@ -269,7 +256,7 @@ def facts(machine):
 def memory(machine):
     records = machine.of("memory")
     if not records:
-        return [missing("resident memory")]
+        return []
     rows = []
     for r in (record["result"] for record in records):
         rows.append(
@@ -291,10 +278,22 @@ def memory(machine):
     ]
 
 
+def filled_cache(machine):
+    """bench_flat: the cache alone, no model."""
+    lines = []
+    for record in machine.of("flat"):
+        r = record["result"]
+        name = f"{r['layers']} layers, {r['q_heads']}/{r['kv_heads']}/{r['head_dim']}, {r['k_bits']}/{r['v_bits']}"
+        sizes = [f"{r[key]:,}" for key in ("plan_bytes", "open_bytes", "peak_bytes", "end_bytes")]
+        head = ["cache", "tokens", "plan", "after open", "peak", "at the end", "flat"]
+        lines += [table(head, [[name, f"{r['tokens']}", *sizes, "yes" if r["flat"] else "**no**"]]), *made_with_note(record)]
+    return lines
+
+
 def plans(machine):
     records = machine.of("plan")
     if not records:
-        return [missing("plans")]
+        return []
     lines = []
     for model in ["needle", *REAL_MODELS]:
         for result in machine.results("plan", model=model):
@@ -320,7 +319,6 @@ def rates(machine):
         ours = [r for r in machine.of("rates") if r["result"]["model"] == model]
         theirs = [r for r in machine.of("peer-rates") if r["result"]["model"] == model]
         if not ours and not theirs:
-            lines.append(missing(f"rates of {model}"))
             continue
         cells = {}
         for record in ours:
@@ -328,7 +326,7 @@ def rates(machine):
                 cells.setdefault(f"flatkv {r['codec'].replace(':', ' ')}", {})[r["depth"]] = r
         for record in theirs:
             for r in record["result"]["rates"]:
-                cells.setdefault(f"llama.cpp {r['cache']}", {})[r["depth"]] = r
+                cells.setdefault(f"llama.cpp {r['cache']}, {build(record['result']['system'])}", {})[r["depth"]] = r
         depths = sorted({d for c in cells.values() for d in c})
         rows = [
             [name, *(f"{by[d][k]:.1f}" if d in by else "-" for d in depths for k in ("prefill_tps", "decode_tps"))]
@@ -341,7 +339,8 @@ def rates(machine):
     if peers:
         peer = peers[0]["result"]
         lines.append(
-            f"llama.cpp of {peer['package']} {peer['version']}, {peer['threads']} threads, flash attention on: {peer['system']}"
+            f"llama.cpp of {peer['package']} {peer['version']} ({build(peer['system'])}), {peer['threads']} threads, "
+            f"flash attention on: {peer['system']}"
         )
     return lines
 
@@ -352,6 +351,7 @@ SECTIONS = (
     ("The same windows under llama.cpp and mlx-lm", peers_quality),
     ("Needles", needles),
     ("Many facts", facts),
+    ("A cache filled to its last token, bytes", filled_cache),
     ("Peak memory", memory),
     ("Memory against context, and where it crosses the machine", plans),
     ("Rates", rates),
@@ -380,6 +380,6 @@ def make(results):
             + " ".join(about["instructions"])
         )
         for title, section in SECTIONS:
-            parts.append(f"### {title}")
-            parts += section(machine)
+            lines = section(machine)
+            parts += [f"### {title}", *lines] if lines else []
     return "\n\n".join(parts) + "\n"

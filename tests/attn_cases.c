@@ -73,7 +73,7 @@ static bool open_world(attn_world *w, const attn_case *c, const fkv_cpu_kernels 
     uint32_t n_pages = 0;
     for (uint32_t r = 0; r < c->n_rows; r++) n_pages += fkv_ceil_div(c->rows[r].start + c->rows[r].n_tokens, c->page_tokens);
 
-    /* page numbers in random order, and garbage that is no number in every slot: what nobody wrote must not be seen */
+    /* page numbers in random order, NaN in every slot: what was not written must not be seen */
     size_t slab_bytes = (size_t)n_pages * c->shape.n_kv_heads * w->layer.block.bytes;
     w->pages = take(slab_bytes);
     memset(w->pages, 0xff, slab_bytes);

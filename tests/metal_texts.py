@@ -4,7 +4,7 @@ pointer or reference without an address space for `thread`, which Metal does not
 
 usage: metal_texts.py <make_kernel_texts> <clang++> [--self-test]
 
---self-test breaks a text in ways that must be noticed: a check that cannot fail is none.
+--self-test breaks a text in ways that must be noticed: a check that cannot fail is not a check.
 """
 import pathlib
 import re

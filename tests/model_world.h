@@ -20,9 +20,9 @@ typedef struct model_spec {
     uint32_t n_kv_heads;
     uint32_t head_dim;
     uint32_t window;  /* gemma3 */
-    uint32_t pattern; /* gemma3: every so manieth layer is full */
+    uint32_t pattern; /* gemma3: one layer in this many is full */
     bool tied;
-    uint32_t bound; /* of the plain pass: every layer sees so many tokens (0: all) and the sinks */
+    uint32_t bound; /* of the plain pass: tokens that every layer sees beside the sinks; 0: all */
     uint32_t n_sinks;
 } model_spec;
 
@@ -59,7 +59,7 @@ void model_run(fkv_runner *runner, fkv_seq seq, const uint32_t *tokens, uint32_t
 
 fkv_seq model_seq(fkv_runner *runner, uint32_t max_tokens);
 
-/* Keys and values of so many bits in groups of 32, small pages, logits of every token of a step. */
+/* Keys and values of these bits in groups of 32, small pages, logits of every token of a step. */
 fkv_runner_config model_runner_config(uint32_t bits, uint32_t max_tokens, uint32_t step_tokens);
 
 fkv_runner *model_runner(const fkv_model *model, fkv_runner_config config);

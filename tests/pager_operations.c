@@ -440,7 +440,7 @@ static uint32_t forget_closing(pager_model *m, const fkv_row *rows, uint32_t n_r
 static bool operate_step(pager_model *m, pager_choices *choices) {
     fkv_row rows[MAX_SEQS];
     uint32_t n_rows = choose_rows(m, choices, rows);
-    if (n_rows == 0 && !model_one_in(choices, 16)) return operate_close(m, choices); /* nobody has anything left to say */
+    if (n_rows == 0 && !model_one_in(choices, 16)) return operate_close(m, choices); /* no sequence has tokens left */
     fkv_status expected = expected_of_rows(m, rows, n_rows);
     if (!model_answered(m, "begin", fkv_pager_step_begin(m->pager, rows, n_rows), expected)) return false;
     if (expected != FKV_OK) return true;

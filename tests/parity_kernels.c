@@ -1,5 +1,5 @@
 /* The GPU kernels' own text, compiled for the host with one thread for each thread of a block, against the scalar truth, the
- * codec and themselves: as a Hopper has them, its matrix units and warpgroups played by hand; as Metal has them, on the matrices
+ * codec and themselves: as a Hopper has them, its matrix units and warpgroups simulated; as Metal has them, on the matrices
  * of simdgroups; and in plain loops.
  *
  * usage: parity_kernels decode|prefill [case]

@@ -304,7 +304,7 @@ static void not_a_number_is_never_hidden(void) {
             if (what == 3) {
                 float numbers[COLS];
                 uint8_t codes[COLS] = {0};
-                memset(numbers, 0xff, sizeof numbers); /* no number in any of the three types */
+                memset(numbers, 0xff, sizeof numbers); /* NaN in each of the three types */
                 if (w.m.group != 0)
                     fkv_matrix_set_codes(&w.m, BAD_ROW, codes, numbers, numbers);
                 else

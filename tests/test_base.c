@@ -438,7 +438,7 @@ START_TEST(sleepers_on_both_sides_are_woken) {
     t.n_threads = 2;
     for (uint32_t job = 1; job <= 40; job++) {
         t.stamp = job;
-        t.sleep_ns = job % 2 == 0 ? 300 * 1000 : 0; /* the caller falls asleep waiting for the other one's last item */
+        t.sleep_ns = job % 2 == 0 ? 300 * 1000 : 0; /* the caller sleeps until the other one's last item */
         fkv_workers_run(workers, tally_item, &t, 3);
         tally_check(&t, 3, job);
         nap(job % 3 == 0 ? 300 * 1000 : 0); /* the workers fall asleep before the next job */

@@ -2,7 +2,7 @@
  * every figure of fkv_cache_stats() is exact over scripted lives of sequences. What attention means is in test_meaning.c, what is
  * refused in test_bad_config.c and test_bad_calls.c, promise 5 in test_same_answer.c.
  *
- * Resident memory is looked at only where the system tells it (Linux) and no sanitizer keeps books beside the cache.
+ * Resident memory is looked at only where the system tells it (Linux) and no sanitizer takes memory beside the cache.
  */
 #include "../src/base/memory.h"
 #include "cache_world.h"

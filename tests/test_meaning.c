@@ -2,7 +2,7 @@
  * them, computed in double by code that shares nothing with the library (cache_world_truth).
  *
  * So this sees what no comparison among kernels can: a mask off by one, a scale left out, K taken for V, a rotation not undone, a
- * page of somebody else. Codecs are lossy, hence the tolerances; each has a name and a reason.
+ * page of another sequence. Codecs are lossy, hence the tolerances; each has a name and a reason.
  */
 #include "cache_world.h"
 #include "test.h"
@@ -17,7 +17,7 @@
 #define AFFINE_8_4 0.15 /* 16 steps for V: an error of a tenth of a standard deviation in each number */
 #define AFFINE_4 0.2    /* and for K: the weights move too */
 #define AFFINE_4_2 0.6  /* 4 steps for V: little more than a direction is left */
-#define TOKEN_SLACK 4.0 /* one token alone may be off by so many times the tolerance */
+#define TOKEN_SLACK 4.0 /* one token alone may be off by this many times the tolerance */
 
 enum { N_TOKENS = 150, STEP_TOKENS = 40 };
 

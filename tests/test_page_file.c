@@ -402,7 +402,7 @@ START_TEST(a_save_onto_a_folder_or_into_a_closed_one_leaves_nothing) {
     ck_status(world_save(&w, seq, 1, 10, folder), FKV_IO);
     ck_assert(!exists(world_path("folder.fkv.part")));
 
-    /* root may write anywhere, so it becomes somebody else for the moment */
+    /* root may write anywhere, so it drops its rights for the moment */
     const bool root = geteuid() == 0;
     ck_assert_int_eq(chmod(world_folder(), 0755), 0);
     ck_assert_int_eq(chmod(folder, 0555), 0);

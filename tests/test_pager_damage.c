@@ -204,7 +204,7 @@ START_TEST(damage_in_an_open_step_is_noticed) {
     pager->step.copies[0].from = pager->step.copies[0].to; /* the page that was read has lost its holder */
     ck_assert(!fkv_pager_consistent(pager));
     world_restore();
-    pager->step.rows[0].slot ^= 1; /* a row of somebody else */
+    pager->step.rows[0].slot ^= 1; /* a row of another sequence */
     ck_assert(!fkv_pager_consistent(pager));
     world_restore();
     pager->step.rows[0].start--; /* that begins too early */

@@ -166,7 +166,7 @@ static void each_subject(void (*look_at)(const subject *s)) {
 
 static bool has_windows(const subject *s) { return s->shape->layers[0].window != 0 || s->shape->layers[1].window != 0; }
 
-/* ---- steps of any size, beside anybody, on any number of threads ---- */
+/* ---- steps of any size, beside other sequences, on any number of threads ---- */
 
 static void in_chunks(const subject *s) {
     static const uint32_t patterns[][4] = {{48, 48, 48, 48}, {16, 16, 16, 16}, {1, 31, 2, 13}};
@@ -188,7 +188,7 @@ static void in_chunks(const subject *s) {
 START_TEST(chunks_of_any_size_give_the_same_bits) { each_subject(in_chunks); }
 END_TEST
 
-/* Three strangers come and go in the same steps, at other lengths and paces, before and behind in the rows. */
+/* Three other sequences come and go in the same steps, at other lengths and paces, before and behind in the rows. */
 static void beside_others(const subject *s) {
     cache_world w;
     open_world(s, &w);

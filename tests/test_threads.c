@@ -67,7 +67,7 @@ static bool live(cache_world *w, const uint32_t *tokens, const uint32_t *strange
     return good && fkv_cache_consistent(w->cache);
 }
 
-/* ---- figures while somebody drives ---- */
+/* ---- figures while another thread drives ---- */
 
 typedef struct watcher {
     const fkv_cache *cache;

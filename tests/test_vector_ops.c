@@ -90,7 +90,7 @@ START_TEST(loops_are_right_against_double) {
 }
 END_TEST
 
-/* Where the exponential would leave the numbers, and numbers that are none. */
+/* Where the exponential would leave the numbers, and NaN. */
 START_TEST(activations_end_in_their_limits) {
     const float x[] = {-INFINITY, -1e30f, -100.0f, 0.0f, 100.0f, 1e30f, NAN};
     enum { N = sizeof x / sizeof x[0] };

@@ -5,7 +5,7 @@
 
 Types: f16 and f32 are mlx-lm's KVCache with rows and queries of that type, 8 and 4 its QuantizedKVCache in groups of 64 with
 float32 queries and scales, which MLX's CPU computes much faster than 16-bit ones. Attention is the function that every model of
-mlx-lm calls. MLX has no number of threads to be told.
+mlx-lm calls. MLX has no setting for the number of threads.
 """
 
 import os

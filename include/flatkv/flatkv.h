@@ -9,10 +9,11 @@
  *   One thread at a time drives a cache. fkv_cache_stats() may be called from any thread at any time between open and
  *   close. Different caches are independent. The library starts its own workers (fkv_config.n_threads - 1 for each cache).
  *
- * Answers
+ * Errors
  *   Every call that can fail returns fkv_status: 0 is good, everything else is negative and has changed nothing.
  *   fkv_message() says, for the calling thread, what was wrong with the last call that failed and what to do about it.
- *   FKV_POOL_FULL and its neighbours are ordinary answers. The library never exits, prints or reads the environment.
+ *   FKV_POOL_FULL and the other "does not fit" statuses are ordinary results. The library never exits, prints or reads the
+ *   environment.
  *
  * Shapes
  *   T tokens of the step, H query heads, G KV heads, D head dimension. Row arrays are dense and row-major, of
@@ -46,7 +47,7 @@ enum {
     FKV_MAX_HEADS_PER_KV = 128 /* query heads served by one KV head */
 };
 
-/* ---- answers ------------------------------------------------------------------------------------------------- */
+/* ---- status -------------------------------------------------------------------------------------------------- */
 
 typedef enum fkv_status {
     FKV_OK = 0,
@@ -66,7 +67,7 @@ typedef enum fkv_status {
     FKV_GONE = -25,      /* these tokens have left the window and cannot be brought back */
 
     /* files */
-    FKV_IO = -40,           /* the operating system said no; the message has its words */
+    FKV_IO = -40,           /* the operating system refused; the message has its text */
     FKV_FILE_FORMAT = -41,  /* not a page file */
     FKV_FILE_VERSION = -42, /* a page file of a version this library does not read */
     FKV_FILE_DAMAGED = -43, /* truncated, or a checksum does not agree */
@@ -74,13 +75,13 @@ typedef enum fkv_status {
 
     /* the machine */
     FKV_UNSUPPORTED = -60, /* this machine or this build cannot do it */
-    FKV_DEVICE = -61       /* the library of a device failed; the message has its words */
+    FKV_DEVICE = -61       /* the library of a device failed; the message has its text */
 } fkv_status;
 
 /* The name of a status, as written above. Never NULL. */
 FKV_API const char *fkv_status_name(fkv_status status);
 
-/* What the last failing call of this thread had to say, with the values and what to do. "" if nothing failed yet. */
+/* Why the last failing call of this thread failed, with the values and what to do. "" if nothing failed yet. */
 FKV_API const char *fkv_message(void);
 
 FKV_API const char *fkv_version(void);
@@ -169,9 +170,9 @@ typedef struct fkv_config {
     uint64_t memory_limit; /* bytes this cache may plan for; 0: no limit but what fkv_memory_available() says */
 
     uint8_t weights_id[32]; /* identity of the weights, for page files: any 32 bytes, the same for the same weights */
-    char rope_id[64];       /* RoPE in words, for page files: "neox base=1000000", 0-terminated */
+    char rope_id[64];       /* RoPE as text, for page files: "neox base=1000000", 0-terminated */
 
-    fkv_log_fn log; /* NULL, or told a line about noteworthy events at open and close */
+    fkv_log_fn log; /* NULL, or called with a line of text for events at open and close */
     void *log_user;
 } fkv_config;
 
@@ -215,7 +216,7 @@ FKV_API void fkv_cache_close(fkv_cache *cache);
 
 typedef struct fkv_group_stats {
     uint32_t pages;    /* total = free + held + cached */
-    uint32_t free;     /* held by nobody */
+    uint32_t free;     /* in no table and no tree */
     uint32_t held;     /* in the table of a sequence, or on the way to such a page in the prefix tree: cannot be given up */
     uint32_t shared;   /* of the held: by two holders or more, the prefix tree counts as one */
     uint32_t cached;   /* by the prefix tree alone: given up, oldest leaf first, when a promise needs them */
@@ -235,14 +236,14 @@ typedef struct fkv_stats {
     uint64_t hit_tokens;        /* tokens that fkv_seq_open() found in the prefix tree */
     uint64_t hits;              /* sequences opened with at least one such token */
     uint64_t evictions;         /* pages the prefix tree gave up */
-    uint64_t packed_bytes_read; /* by attention, from pages: proof of the path taken */
+    uint64_t packed_bytes_read; /* by attention, from pages: shows that it read them packed */
     const char *isa;            /* kernels in use */
 } fkv_stats;
 
 /* Any thread. Each figure is exact for some moment during the call. */
 FKV_API fkv_status fkv_cache_stats(const fkv_cache *cache, fkv_stats *stats);
 
-/* Walks every structure and checks its invariants: for tests and for the suspicious. Driving thread only. */
+/* Walks every structure and checks its invariants: for tests and debugging. Driving thread only. */
 FKV_API bool fkv_cache_consistent(const fkv_cache *cache);
 
 /* ---- sequences ----------------------------------------------------------------------------------------------- */
@@ -285,8 +286,8 @@ FKV_API fkv_status fkv_seq_close(fkv_cache *cache, fkv_seq seq);
 
 FKV_API fkv_status fkv_seq_length(const fkv_cache *cache, fkv_seq seq, uint32_t *n_tokens);
 
-/* Offers the full pages of the first n_tokens tokens of seq to the prefix tree, under their exact tokens. The caller vouches
- * that these are the tokens the rows were computed from; FKV_BAD_ARGUMENT if they contradict the prefix seq was opened on. */
+/* Offers the full pages of the first n_tokens tokens of seq to the prefix tree, under their exact tokens. The caller
+ * guarantees that the rows were computed from these tokens; FKV_BAD_ARGUMENT if they contradict the prefix seq was opened on. */
 FKV_API fkv_status fkv_prefix_insert(fkv_cache *cache, fkv_seq seq, const uint32_t *tokens, uint32_t n_tokens);
 
 /* How many tokens fkv_seq_open() with this config would share now. Opens nothing, promises nothing and leaves the age of cached
@@ -322,7 +323,7 @@ FKV_API fkv_status fkv_attend(fkv_step *step, uint32_t layer, const void *q, voi
 /* Makes the step's tokens part of their sequences. Every layer must have been written. */
 FKV_API fkv_status fkv_step_commit(fkv_step *step);
 
-/* As if it never began; sequences closed meanwhile are closed. */
+/* Undoes the step: every sequence is as it was before fkv_step_begin(). Sequences closed meanwhile are closed. */
 FKV_API fkv_status fkv_step_abort(fkv_step *step);
 
 /* ---- page files ---------------------------------------------------------------------------------------------- */
@@ -336,7 +337,7 @@ FKV_API fkv_status fkv_seq_save(fkv_cache *cache, fkv_seq seq, const uint32_t *t
 
 /* Opens a sequence and fills it from a file that was verified in full first. config as for fkv_seq_open(); a prompt, where
  * given, must begin with the saved tokens (else FKV_BAD_ARGUMENT). A file that changes while it is read is refused too, but
- * prefixes that nobody uses may have been given up for it by then. */
+ * unused prefixes may have been given up for it by then. */
 FKV_API fkv_status fkv_seq_load(fkv_cache *cache, const fkv_seq_config *config, const char *path, fkv_seq *seq);
 
 typedef struct fkv_file_info {

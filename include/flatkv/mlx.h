@@ -14,16 +14,16 @@
  * In place
  *   The pools, one array for each layer, are taken and committed at open; their bytes are in the plan, and no step copies them.
  *   On a GPU (FKV_MLX_FUSED) kernels write into the pool they were given and hand on a ticket that orders the reads after them.
- *   With plain operations MLX itself writes in place where nobody else holds the pool, which is so on its CPU stream when every
+ *   With plain operations MLX itself writes in place where nothing else holds the pool, which is so on its CPU stream when every
  *   step is evaluated before the next one begins; otherwise it copies the pool for that step: right, but not flat.
  *
  * Errors
- *   mlx-c has one error handler for the whole process, and its own one exits. The first call here installs one that remembers the
- *   words instead, so that every mlx-c call returns its code: what fails inside MLX is FKV_DEVICE with MLX's words in
+ *   mlx-c has one error handler for the whole process, and its own one exits. The first call here installs one that keeps the
+ *   text instead, so that every mlx-c call returns its code: what fails inside MLX is FKV_DEVICE with MLX's text in
  *   fkv_message(), and a program's own failing mlx-c calls can find theirs in fkv_mlx_last_error(). A program with a handler of
- *   its own sets it after its first call here; statuses stay right, words are then its own affair.
+ *   its own sets it after its first call here; statuses stay right, but fkv_message() then has no text from MLX.
  *
- * Streams are thread affine in MLX: a cache is driven by the thread that made its stream.
+ * MLX's streams belong to threads: a cache is driven by the thread that made its stream.
  */
 #ifndef FLATKV_MLX_H
 #define FLATKV_MLX_H
@@ -70,11 +70,11 @@ FKV_API fkv_status fkv_mlx_cache_open(const fkv_config *config, const fkv_mlx_co
 FKV_API fkv_status fkv_mlx_write(fkv_step *step, uint32_t layer, mlx_array k, mlx_array v);
 
 /* As fkv_attend(). q: [T, H, D], float16, bfloat16 or float32; *out becomes an array of the same shape and type. *out is a valid
- * handle (mlx_array_new() will do) whose old array is let go, as for every mlx-c call; q itself is allowed. */
+ * handle (mlx_array_new() will do) whose old array is released, as for every mlx-c call; q itself is allowed. */
 FKV_API fkv_status fkv_mlx_attend(fkv_step *step, uint32_t layer, mlx_array q, mlx_array *out);
 
 /* Appends to `arrays` what must be evaluated for all writes of this step, which has written every layer, to have happened: for a
- * step that ends with a write nobody attends to, as a prefill chunk whose logits are not asked for does. */
+ * step that ends with a write that no attention reads, as a prefill chunk without logits does. */
 FKV_API fkv_status fkv_mlx_step_pending(fkv_step *step, mlx_vector_array arrays);
 
 /* The way in use: FKV_MLX_PLAIN or FKV_MLX_FUSED; FKV_MLX_AUTO where the cache is not on MLX. */

@@ -7,7 +7,7 @@
  *   those of its cache (fkv_runner_cache()) and are handled with flatkv.h. One thread drives a runner; on MLX the one that
  *   opened it, because MLX's streams belong to threads.
  *
- * Files come from strangers: every count, offset, shape and string is checked before it is used, and a file that is not right is
+ * Files are not trusted: every count, offset, shape and string is checked before it is used, and a file that is not right is
  * refused with FKV_FILE_FORMAT, FKV_FILE_DAMAGED or FKV_UNSUPPORTED and a message that says where and why.
  */
 #ifndef FLATKV_MODEL_H
@@ -22,7 +22,7 @@ extern "C" {
 /* ---- backends ------------------------------------------------------------------------------------------------- */
 
 /* Where a model runs. MLX: on its default device, Metal or CUDA where there is one, else its own CPU code. Models, tokens,
- * plans, sequences and page files are the same on both, and pages saved on one go on on the other. */
+ * plans, sequences and page files are the same on both, and pages saved on one load on the other. */
 typedef enum fkv_backend { FKV_BACKEND_CPU = 0, FKV_BACKEND_MLX = 1 } fkv_backend;
 
 /* What the allocator of a backend holds for this process, by its own counters. */
@@ -48,7 +48,7 @@ typedef struct fkv_model_config {
     uint32_t n_threads;  /* that repack weights; 0: one for each core the process may use */
     fkv_isa isa;         /* kernels the weights are laid out for and that will run; AUTO: the best of this machine */
     bool plan_only;      /* weights stay in the file: tokens and plans only, no runner can be opened */
-    fkv_log_fn log;      /* NULL, or told a line about noteworthy events */
+    fkv_log_fn log;      /* NULL, or called with a line of text for events */
     void *log_user;
 } fkv_model_config;
 
@@ -126,7 +126,7 @@ typedef struct fkv_runner_config {
     fkv_codec_config v;
     fkv_rotate rotate; /* a side of 16 bits is not rotated */
     uint64_t rotation_seed;
-    uint32_t max_kv;  /* bounded context: every full layer becomes a window of so many tokens; 0: no bound */
+    uint32_t max_kv;  /* bounded context: every full layer gets a window of this many tokens; 0: no bound */
     uint32_t n_sinks; /* with it */
     uint32_t page_tokens;
     uint32_t n_threads;    /* 0: one for each core */
@@ -137,7 +137,7 @@ typedef struct fkv_runner_config {
     void *log_user;
 } fkv_runner_config;
 
-/* K8/V4 in groups of 64, rotated (some models have keys that even 8 bits spoil without: docs/results.md), the model's context,
+/* K8/V4 in groups of 64, rotated (some models need it even at 8 bits: docs/results.md), the model's context,
  * one sequence, steps of 512, one row of logits. */
 FKV_API fkv_runner_config fkv_runner_config_default(void);
 
@@ -191,7 +191,7 @@ FKV_API fkv_status fkv_sampler_open(const fkv_sampler_config *config, uint32_t n
 FKV_API void fkv_sampler_close(fkv_sampler *sampler); /* NULL is allowed */
 
 /* The next token. Filters in the order top_k, top_p, min_p, temperature, as llama.cpp. Same seed and logits, same token. Of equal
- * logits the lower token wins greedily. FKV_BAD_ARGUMENT where a logit is no number. */
+ * logits the lower token wins greedily. FKV_BAD_ARGUMENT where a logit is NaN. */
 FKV_API fkv_status fkv_sample(fkv_sampler *sampler, const float *logits, uint32_t *token);
 
 #ifdef __cplusplus

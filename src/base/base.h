@@ -19,7 +19,7 @@
 #define FKV_INLINE static inline __attribute__((always_inline))
 #define FKV_RESTRICT restrict
 #define FKV_PREFETCH(address) __builtin_prefetch((address), 0, 3)
-#define FKV_PREFETCH_FAR(address) __builtin_prefetch((address), 0, 2) /* not into the nearest cache: for later */
+#define FKV_PREFETCH_FAR(address) __builtin_prefetch((address), 0, 2) /* into L2, not L1: for later */
 #else
 #error "flatkv is built with gcc or clang"
 #endif

@@ -156,7 +156,7 @@ static void cpu_limit_v2(const char *root, const char *directory, uint64_t *leas
 }
 
 static void cpu_limit_v1(const char *root, const char *directory, uint64_t *least) {
-    uint64_t quota = 0; /* -1, which is no number here, says "no limit" */
+    uint64_t quota = 0; /* -1, which does not parse, means "no limit" */
     uint64_t period = 0;
     if (directory_number(root, directory, "cpu.cfs_quota_us", &quota) &&
         directory_number(root, directory, "cpu.cfs_period_us", &period))

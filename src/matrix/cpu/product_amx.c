@@ -5,7 +5,7 @@
  * the sums of one unit while the vector unit turns those of another into floats; the outputs of 16 tokens x 16 rows stay in
  * registers. Groups smaller than a unit would leave half of every tile empty and are as quick on vectors.
  *
- * A span of columns of some panels is unpacked once for all tokens, and a block's bytes of that span stay in the nearest cache
+ * A span of columns of some panels is unpacked once for all tokens, and a block's bytes of that span stay in L1
  * while the panels pass over them. What has been summed before the span waits in out, as the same floats.
  */
 #include "../../base/simd/amx_tiles.h"
