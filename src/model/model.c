@@ -7,7 +7,6 @@
 #include "model.h"
 
 #include "../base/workers.h"
-#include "files/tensor_rows.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -123,11 +122,6 @@ static fkv_status find_all(search *s, fkv_model *m) {
     FKV_TRY(find(s, "output_norm.weight", 1, h->dim, true, &m->final_norm));
     for (uint32_t i = 0; i < h->n_layers; i++) FKV_TRY(find_layer(s, i, &m->tensors[i]));
     return FKV_OK;
-}
-
-void fkv_model_norm(const fkv_model *model, const fkv_tensor *tensor, float *out) {
-    fkv_tensor_row_floats(tensor, 0, out);
-    for (uint32_t i = 0; model->hparams->norm_plus_one && i < tensor->n_cols; i++) out[i] += 1.0f;
 }
 
 /* ---- load ---- */

@@ -5,6 +5,7 @@
 #define FKV_WEIGHTS_H
 
 #include "../../base/base.h"
+#include "../../base/shown.h"
 
 #include <flatkv/model.h>
 
@@ -53,11 +54,6 @@ typedef struct fkv_hparams {
 
 /* The vocabulary as the file has it; tokenizer.c makes sense of it. Strings are not 0-terminated; all lie inside the mapping or a
  * copy that lives as long as the weights. */
-typedef struct fkv_bytes {
-    const char *data;
-    size_t size;
-} fkv_bytes;
-
 typedef struct fkv_vocab_source {
     fkv_bytes
         model; /* tokenizer.ggml.model: "gpt2", "llama"; "byte" for safetensors with a vocabulary of 256 and no tokenizer file */
@@ -76,7 +72,8 @@ typedef struct fkv_vocab_source {
 
 typedef struct fkv_weights fkv_weights;
 
-/* path: a .gguf file, or a folder. Status as in flatkv/model.h; nothing is left open on failure. */
+/* path: a .gguf file, or a folder. Status as in flatkv/model.h; nothing is left open on failure. Defined in weights_open.c, which
+ * alone knows all formats. */
 fkv_status fkv_weights_open(const char *path, fkv_weights **weights);
 void fkv_weights_close(fkv_weights *weights);
 
