@@ -34,7 +34,8 @@ enum {
     PAGE_TOKENS = 64,
     WRITE_TOKENS = 512,         /* rows of one timed write: a prefill chunk */
     N_CHECKED = 3,              /* prefill queries held against the truth */
-    MAX_LIST = BENCH_MAX_ROOFS, /* thread counts, shapes */
+    MAX_LIST = BENCH_MAX_ROOFS, /* thread counts, depths */
+    MAX_CASES = 64,
     MAX_ROUNDS = 1000
 };
 
@@ -47,21 +48,21 @@ typedef struct bench_case {
 } bench_case;
 
 static const bench_case default_cases[] = {{{32, 8, 128}, 16384}, {{9, 3, 64}, 8192}, {{4, 1, 256}, 32768}, {{8, 1, 512}, 8192}};
+enum { N_DEFAULT_CASES = sizeof default_cases / sizeof default_cases[0] };
 static const char default_codecs[] = "16/16,8/8,8/4,4/4,4/2";
 
 typedef struct options {
-    bench_case cases[MAX_LIST];
+    bench_case cases[MAX_CASES];
     uint32_t n_cases;
     uint32_t threads[MAX_LIST];
     uint32_t n_threads;
     bool codecs[N_ATTN_CODECS];
     bool ops[N_OPS];
-    uint32_t n_cached; /* 0: each shape's own */
     uint32_t n_queries;
     uint32_t n_rounds;
     bool quick;
     fkv_isa isa;
-    bench_json json;
+    bool json;
 } options;
 
 /* One codec of the shape at hand. */
@@ -115,159 +116,131 @@ typedef struct bench {
 
 /* ---- options ---- */
 
-static void print_help(void) {
-    printf("usage: bench_attn [options]\n"
-           "Times write, decode and prefill over packed pages for each codec and shape, checked against the truth first.\n\n"
-           "  --device NAME    cpu, or mlx, which has other options: see --device mlx --help\n"
-           "  --shape H/G/D    query heads / KV heads / head dimension; may be repeated\n"
-           "                   (32/8/128 at 16384, 9/3/64 at 8192, 4/1/256 at 32768, 8/1/512 at 8192)\n"
-           "  --cached N       tokens in the pages, the new ones included (16384 for a shape not in that list)\n"
-           "  --queries N      new tokens of a prefill (64)\n"
-           "  --codec LIST     of K/V bits: %s; or all\n"
-           "  --only LIST      of write, decode, prefill\n"
-           "  --threads LIST   (1 and one for each core)\n"
-           "  --isa NAME       kernels: auto, scalar, neon, avx2, avx512; without it the environment's FKV_ISA\n"
-           "  --rounds N       timed calls of each (15; a third of them, at least 3, for prefill)\n"
-           "  --quick          3 rounds, 16 queries, at most 2048 cached: to see that it runs, not how fast\n"
-           "  --json [FILE]    results as JSON; without FILE to stdout, and the tables to stderr\n"
-           "  --help\n\n"
-           "codecs:",
-           default_codecs);
-    for (uint32_t i = 0; i < N_ATTN_CODECS; i++) printf("%s %s", i == 0 ? "" : ",", attn_codecs[i].name);
-    printf(" (g: group, 64 where it is not named)\n"
-           "exit status: 0 good, 1 a result was wrong, 2 bad usage, 3 not enough memory\n");
-}
-
-/* Cuts the next name off a list with commas; false at its end. */
-static bool next_name(const char **list, char name[BENCH_TEXT]) {
-    if (**list == '\0') return false;
-    size_t length = strcspn(*list, ",");
-    (void)snprintf(name, BENCH_TEXT, "%.*s", (int)length, *list);
-    *list += length + ((*list)[length] == ',');
-    return true;
-}
+static const char usage[] =
+    "usage: bench_attn [options]                 the kernels of this processor, on pages of random rows\n"
+    "       bench_attn --device mlx [options]    the MLX device; --device mlx --help lists its options\n"
+    "Times write, decode and prefill over packed pages for each codec and shape, each checked against the truth first.\n"
+    "Exit status: 0 good, 1 a result was wrong, 2 wrong usage, 3 not enough memory.\n";
 
 static void take_codecs(options *o, const char *list) {
-    char name[BENCH_TEXT];
+    char word[KIT_WORD];
     bool all = strcmp(list, "all") == 0;
     for (uint32_t i = 0; i < N_ATTN_CODECS; i++) o->codecs[i] = all;
-    while (!all && next_name(&list, name)) {
+    while (!all && kit_next_word(&list, word)) {
         uint32_t i = 0;
-        while (i < N_ATTN_CODECS && strcmp(attn_codecs[i].name, name) != 0) i++;
-        if (i == N_ATTN_CODECS) bench_die(PROGRAM, BENCH_USAGE, "--codec: there is no codec \"%s\"; --help lists them", name);
+        while (i < N_ATTN_CODECS && strcmp(attn_codecs[i].name, word) != 0) i++;
+        if (i == N_ATTN_CODECS) kit_die(EXIT_USAGE, "--codec %s: there is no such codec; --help lists them", word);
         o->codecs[i] = true;
     }
 }
 
 static void take_ops(options *o, const char *list) {
-    char name[BENCH_TEXT];
-    memset(o->ops, 0, sizeof o->ops);
-    while (next_name(&list, name)) {
+    char word[KIT_WORD];
+    while (kit_next_word(&list, word)) {
         uint32_t i = 0;
-        while (i < N_OPS && strcmp(op_names[i], name) != 0) i++;
-        if (i == N_OPS) bench_die(PROGRAM, BENCH_USAGE, "--only: \"%s\" is not write, decode or prefill", name);
+        while (i < N_OPS && strcmp(op_names[i], word) != 0) i++;
+        if (i == N_OPS) kit_die(EXIT_USAGE, "--only %s: write, decode or prefill", word);
         o->ops[i] = true;
     }
 }
 
-static void take_threads(options *o, const char *list) {
-    char name[BENCH_TEXT];
-    for (o->n_threads = 0; next_name(&list, name); o->n_threads++) {
-        const char *end = NULL;
-        if (o->n_threads == MAX_LIST) bench_die(PROGRAM, BENCH_USAGE, "--threads: more than %d counts", MAX_LIST);
-        o->threads[o->n_threads] = bench_number(PROGRAM, "--threads", name, 1, FKV_MAX_THREADS, &end);
-        if (*end != '\0') bench_die(PROGRAM, BENCH_USAGE, "--threads: \"%s\" is not a number", name);
-    }
-}
-
-static void take_shape(options *o, const char *text) {
-    static const uint32_t most[3] = {4096, 4096, FKV_MAX_HEAD_DIM};
+static attn_shape shape_of(const char *text) {
+    static const uint32_t max[3] = {4096, 4096, FKV_MAX_HEAD_DIM};
     uint32_t parts[3];
-    const char *at = text;
-    for (int i = 0; i < 3; i++) {
-        parts[i] = bench_number(PROGRAM, "--shape", at, 1, most[i], &at);
-        if (*at != (i < 2 ? '/' : '\0')) bench_die(PROGRAM, BENCH_USAGE, "--shape: \"%s\" is not H/G/D", text);
-        at += i < 2;
-    }
+    if (!kit_numbers(text, '/', max, parts, 3))
+        kit_die(EXIT_USAGE, "--shape %s: query heads/KV heads/head dimension, as 32/8/128", text);
     if (parts[0] % parts[1] != 0 || parts[0] / parts[1] > FKV_MAX_HEADS_PER_KV)
-        bench_die(PROGRAM, BENCH_USAGE, "--shape: %u query heads do not share %u KV heads in whole numbers up to %d", parts[0],
-                  parts[1], FKV_MAX_HEADS_PER_KV);
-    if (parts[2] % 16 != 0) bench_die(PROGRAM, BENCH_USAGE, "--shape: head dimension %u is not a multiple of 16", parts[2]);
-    if (o->n_cases == MAX_LIST) bench_die(PROGRAM, BENCH_USAGE, "--shape: more than %d shapes", MAX_LIST);
-    bench_case *c = &o->cases[o->n_cases++];
-    *c = (bench_case){{parts[0], parts[1], parts[2]}, 16384};
-    for (size_t i = 0; i < sizeof default_cases / sizeof default_cases[0]; i++)
-        if (memcmp(&default_cases[i].shape, &c->shape, sizeof c->shape) == 0) c->n_cached = default_cases[i].n_cached;
+        kit_die(EXIT_USAGE, "--shape %s: query heads are a multiple of KV heads, at most %d times as many", text,
+                FKV_MAX_HEADS_PER_KV);
+    if (parts[2] % 16 != 0) kit_die(EXIT_USAGE, "--shape %s: the head dimension is a multiple of 16", text);
+    return (attn_shape){parts[0], parts[1], parts[2]};
 }
 
-static fkv_isa isa_named(const char *from, const char *name) {
-    for (fkv_isa isa = FKV_ISA_AUTO; isa <= FKV_ISA_AMX; isa++)
-        if (strcmp(name, fkv_isa_name(isa)) == 0) return isa;
-    bench_die(PROGRAM, BENCH_USAGE, "%s: there is no instruction set \"%s\"; --help lists them", from, name);
+static void add_case(options *o, attn_shape shape, uint32_t n_cached) {
+    if (o->n_cases == MAX_CASES) kit_die(EXIT_USAGE, "at most %d shapes and depths together", MAX_CASES);
+    if (n_cached < o->n_queries)
+        kit_die(EXIT_USAGE, "--queries %u: more than the %u tokens cached, which include them", o->n_queries, n_cached);
+    o->cases[o->n_cases++] = (bench_case){shape, n_cached};
 }
 
-/* What was not asked for is filled in, and sizes that cannot be are refused. */
+/* The tokens cached for a shape that --cached says nothing of. */
+static uint32_t usual_depth(const options *o, const attn_shape *shape) {
+    uint32_t n_cached = 16384;
+    for (size_t i = 0; i < N_DEFAULT_CASES; i++)
+        if (memcmp(&default_cases[i].shape, shape, sizeof *shape) == 0) n_cached = default_cases[i].n_cached;
+    return o->quick ? fkv_min_u32(n_cached, 2048) : n_cached;
+}
+
+/* Every shape at every depth. */
+static void make_cases(options *o, const kit_texts *shapes, const char *depths) {
+    uint32_t cached[MAX_LIST];
+    uint32_t n_cached = bench_numbers("--cached", depths, 1u << 26, cached, MAX_LIST);
+    uint32_t n_shapes = shapes->n > 0 ? shapes->n : N_DEFAULT_CASES;
+    for (uint32_t i = 0; i < n_shapes; i++) {
+        attn_shape shape = shapes->n > 0 ? shape_of(shapes->texts[i]) : default_cases[i].shape;
+        if (n_cached == 0) add_case(o, shape, usual_depth(o, &shape));
+        for (uint32_t j = 0; j < n_cached; j++) add_case(o, shape, cached[j]);
+    }
+}
+
+/* What was not asked for is filled in. */
 static void complete(options *o) {
-    if (o->n_queries == 0) o->n_queries = o->quick ? 16 : 64;
-    if (o->n_rounds == 0) o->n_rounds = o->quick ? 3 : 15;
-    if (o->n_cases == 0) {
-        o->n_cases = sizeof default_cases / sizeof default_cases[0];
-        memcpy(o->cases, default_cases, sizeof default_cases);
-    }
-    for (uint32_t i = 0; i < o->n_cases; i++) {
-        if (o->quick) o->cases[i].n_cached = fkv_min_u32(o->cases[i].n_cached, 2048);
-        if (o->n_cached != 0) o->cases[i].n_cached = o->n_cached;
-        if (o->cases[i].n_cached < o->n_queries)
-            bench_die(PROGRAM, BENCH_USAGE, "--queries: %u new tokens are more than the %u cached, which include them",
-                      o->n_queries, o->cases[i].n_cached);
-    }
     bool any_codec = false;
     for (uint32_t i = 0; i < N_ATTN_CODECS; i++) any_codec = any_codec || o->codecs[i];
     if (!any_codec || !(o->ops[OP_WRITE] || o->ops[OP_DECODE] || o->ops[OP_PREFILL]))
-        bench_die(PROGRAM, BENCH_USAGE, "--codec or --only names nothing, so there is nothing to time");
+        kit_die(EXIT_USAGE, "--codec or --only names nothing, so there is nothing to time");
     if (o->n_threads == 0) {
         o->threads[o->n_threads++] = 1;
         if (fkv_cpu_count() > 1) o->threads[o->n_threads++] = fkv_cpu_count();
     }
 }
 
+/* "of K/V bits, or all" and the names there are. */
+static const char *codec_help(void) {
+    static char text[512];
+    size_t n = (size_t)snprintf(text, sizeof text, "of K/V bits (%s), or all;\n", default_codecs);
+    for (uint32_t i = 0; i < N_ATTN_CODECS && n < sizeof text; i++)
+        n += (size_t)snprintf(text + n, sizeof text - n, "%s%s", i == 0 ? "" : i % 8 == 0 ? ",\n" : ", ", attn_codecs[i].name);
+    return text;
+}
+
 static void parse(options *o, int argc, char **argv) {
-    const char *from_environment = getenv("FKV_ISA");
-    take_codecs(o, default_codecs);
-    take_ops(o, "write,decode,prefill");
-    if (from_environment != NULL) o->isa = isa_named("FKV_ISA", from_environment);
-    bench_args args = {PROGRAM, argc, argv, 0};
-    while (bench_args_next(&args)) {
-        if (bench_args_is(&args, "--help")) {
-            print_help();
-            exit(BENCH_GOOD);
-        } else if (bench_args_is(&args, "--device")) {
-            const char *name = bench_args_value(&args);
-            if (strcmp(name, "cpu") != 0) bench_die(PROGRAM, BENCH_USAGE, "--device %s: cpu or mlx", name);
-        } else if (bench_args_is(&args, "--shape"))
-            take_shape(o, bench_args_value(&args));
-        else if (bench_args_is(&args, "--cached"))
-            o->n_cached = bench_args_number(&args, 1, 1u << 26);
-        else if (bench_args_is(&args, "--queries"))
-            o->n_queries = bench_args_number(&args, 1, 1u << 16);
-        else if (bench_args_is(&args, "--codec"))
-            take_codecs(o, bench_args_value(&args));
-        else if (bench_args_is(&args, "--only"))
-            take_ops(o, bench_args_value(&args));
-        else if (bench_args_is(&args, "--threads"))
-            take_threads(o, bench_args_value(&args));
-        else if (bench_args_is(&args, "--isa"))
-            o->isa = isa_named("--isa", bench_args_value(&args));
-        else if (bench_args_is(&args, "--rounds"))
-            o->n_rounds = bench_args_number(&args, 1, MAX_ROUNDS);
-        else if (bench_args_is(&args, "--quick"))
-            o->quick = true;
-        else if (bench_args_is(&args, "--json")) {
-            o->json.wanted = true;
-            o->json.path = bench_args_optional(&args);
-        } else
-            bench_args_unknown(&args);
-    }
+    kit_texts shapes = {0};
+    const char *depths = "";
+    const char *codecs = default_codecs;
+    const char *ops = "write,decode,prefill";
+    const char *threads = "";
+    const char *isa = NULL;
+    int device = 0;
+    const kit_option own[] = {
+        {"device", 0, OPTION_CHOICE, &device, 0, "cpu|mlx", "(cpu)"},
+        {"shape", 0, OPTION_TEXTS, &shapes, 0, "H/G/D",
+         "query heads/KV heads/head dimension; may be repeated\n"
+         "(32/8/128 at 16384, 9/3/64 at 8192, 4/1/256 at 32768, 8/1/512 at 8192)"},
+        {"cached", 'c', OPTION_TEXT, &depths, 0, "LIST",
+         "tokens in the pages, the new ones included (16384 for a shape not in that list)"},
+        {"queries", 0, OPTION_COUNT, &o->n_queries, 1u << 16, "N", "new tokens of a prefill (64)"},
+        {"codec", 0, OPTION_TEXT, &codecs, 0, "LIST", codec_help()},
+        {"only", 0, OPTION_TEXT, &ops, 0, "LIST", "of write, decode, prefill"},
+        {"threads", 0, OPTION_TEXT, &threads, 0, "LIST", "(1 and one for each core)"},
+        {"isa", 0, OPTION_TEXT, &isa, 0, "NAME",
+         "kernels: auto, scalar, neon, avx2, avx512, avx512vnni, amx; without it the environment's FKV_ISA"},
+        {"rounds", 0, OPTION_COUNT, &o->n_rounds, MAX_ROUNDS, "N",
+         "timed calls of each (15; a third of them, at least 3, for prefill)"},
+        {"quick", 0, OPTION_FLAG, &o->quick, 0, NULL,
+         "3 rounds, 16 queries, at most 2048 cached: a test run, its times mean nothing"},
+        {"json", 0, OPTION_FLAG, &o->json, 0, NULL, BENCH_JSON_HELP},
+        {0}};
+    const kit_option *const tables[] = {own, NULL};
+    int code = EXIT_GOOD;
+    if (!kit_options_parse(usage, tables, argc, argv, &code)) exit(code);
+    if (o->n_queries == 0) o->n_queries = o->quick ? 16 : 64;
+    if (o->n_rounds == 0) o->n_rounds = o->quick ? 3 : 15;
+    make_cases(o, &shapes, depths);
+    take_codecs(o, codecs);
+    take_ops(o, ops);
+    o->n_threads = bench_numbers("--threads", threads, FKV_MAX_THREADS, o->threads, MAX_LIST);
+    o->isa = bench_isa(isa);
     complete(o);
 }
 
@@ -275,14 +248,8 @@ static void parse(options *o, int argc, char **argv) {
 
 static void *map(uint64_t bytes) {
     void *place = NULL;
-    if (fkv_map_open(bytes, true, &place) != FKV_OK) bench_die(PROGRAM, BENCH_NO_MEMORY, "%s", fkv_message());
+    if (fkv_map_open(bytes, true, &place) != FKV_OK) kit_die(EXIT_NO_FIT, "%s", fkv_message());
     return place;
-}
-
-static void *grow(void *block, size_t bytes) {
-    void *wider = realloc(block, bytes);
-    if (wider == NULL) bench_die(PROGRAM, BENCH_NO_MEMORY, "the system has no %zu bytes for the results", bytes);
-    return wider;
 }
 
 /* ---- the cases of one shape ---- */
@@ -451,7 +418,7 @@ static bool check(bench *b, const subject *s, op what, fkv_workers *workers, dou
 
 /* Seconds of one call on a history that is in no cache. The rows of the step are, and the threads are awake. */
 static double time_call(bench *b, const subject *s, op what, uint32_t t) {
-    (void)bench_roof_stream(&b->roof, PROGRAM, b->workers[t], t);
+    (void)bench_roof_stream(&b->roof, b->workers[t], t);
     if (what == OP_WRITE) {
         size_t bytes = (size_t)b->n_written * b->c.shape.n_kv_heads * b->c.shape.head_dim * sizeof *b->k;
         bench_read(b->k, bytes);
@@ -470,7 +437,7 @@ static double time_call(bench *b, const subject *s, op what, uint32_t t) {
 static result *add_result(bench *b) {
     if (b->n_results == b->room_results) {
         b->room_results = b->room_results * 2 + 64;
-        b->results = grow(b->results, b->room_results * sizeof *b->results);
+        b->results = kit_take_more(b->results, b->room_results * sizeof *b->results);
     }
     return &b->results[b->n_results++];
 }
@@ -555,47 +522,48 @@ static void run_rounds(bench *b, op what, uint32_t t) {
     (void)fflush(b->text);
 }
 
-static void write_json(bench *b, bench_json *json) {
-    bench_json_begin(json, PROGRAM);
-    bench_json_string(json, "bench", PROGRAM);
-    bench_json_string(json, "version", fkv_version());
-    bench_json_string(json, "isa", fkv_cpu_kernels_name(b->kernels));
-    bench_json_integer(json, "roof_buffer_bytes", b->roof.bytes);
-    bench_json_array(json, "read_roof");
+static void result_json(const result *r, kit_json *json) {
+    double rate = r->right ? (double)r->packed_bytes / r->ms.p50 * 1e3 : NAN;
+    kit_json_object(json, NULL);
+    kit_json_text(json, "op", op_names[r->what]);
+    kit_json_text(json, "codec", r->codec);
+    kit_json_integer(json, "threads", r->n_threads);
+    kit_json_integer(json, "q_heads", r->c.shape.n_q_heads);
+    kit_json_integer(json, "kv_heads", r->c.shape.n_kv_heads);
+    kit_json_integer(json, "head_dim", r->c.shape.head_dim);
+    kit_json_integer(json, "cached", r->c.n_cached);
+    kit_json_integer(json, "tokens", r->n_tokens);
+    kit_json_integer(json, "rounds", r->n_rounds);
+    kit_json_bool(json, "right", r->right);
+    kit_json_real(json, "error_l2", r->error);
+    kit_json_real(json, "ms_p50", r->right ? r->ms.p50 : NAN);
+    kit_json_real(json, "ms_p10", r->right ? r->ms.p10 : NAN);
+    kit_json_real(json, "ms_p90", r->right ? r->ms.p90 : NAN);
+    kit_json_integer(json, "packed_bytes", r->packed_bytes);
+    kit_json_real(json, "packed_gb_s", rate * 1e-9);
+    kit_json_real(json, "read_roof_gb_s", r->roof * 1e-9);
+    kit_json_real(json, "roof_share", r->what == OP_WRITE ? NAN : rate / r->roof);
+    kit_json_real(json, "speed_to_16bit", r->speedup);
+    kit_json_close(json);
+}
+
+static int write_json(bench *b) {
+    kit_json *json = kit_json_begin();
+    kit_json_text(json, "bench", PROGRAM);
+    kit_json_text(json, "version", fkv_version());
+    kit_json_text(json, "isa", fkv_cpu_kernels_name(b->kernels));
+    kit_json_integer(json, "roof_buffer_bytes", b->roof.bytes);
+    kit_json_array(json, "read_roof");
     for (uint32_t t = 0; t < b->options->n_threads; t++) {
-        bench_json_object(json, NULL);
-        bench_json_integer(json, "threads", b->options->threads[t]);
-        bench_json_number(json, "gb_s", bench_roof_median(&b->roof, t, 0) * 1e-9);
-        bench_json_close(json);
+        kit_json_object(json, NULL);
+        kit_json_integer(json, "threads", b->options->threads[t]);
+        kit_json_real(json, "gb_s", bench_roof_median(&b->roof, t, 0) * 1e-9);
+        kit_json_close(json);
     }
-    bench_json_close(json);
-    bench_json_array(json, "results");
-    for (size_t i = 0; i < b->n_results; i++) {
-        const result *r = &b->results[i];
-        double rate = r->right ? (double)r->packed_bytes / r->ms.p50 * 1e3 : NAN;
-        bench_json_object(json, NULL);
-        bench_json_string(json, "op", op_names[r->what]);
-        bench_json_string(json, "codec", r->codec);
-        bench_json_integer(json, "threads", r->n_threads);
-        bench_json_integer(json, "q_heads", r->c.shape.n_q_heads);
-        bench_json_integer(json, "kv_heads", r->c.shape.n_kv_heads);
-        bench_json_integer(json, "head_dim", r->c.shape.head_dim);
-        bench_json_integer(json, "cached", r->c.n_cached);
-        bench_json_integer(json, "tokens", r->n_tokens);
-        bench_json_integer(json, "rounds", r->n_rounds);
-        bench_json_bool(json, "right", r->right);
-        bench_json_number(json, "error_l2", r->error);
-        bench_json_number(json, "ms_p50", r->right ? r->ms.p50 : NAN);
-        bench_json_number(json, "ms_p10", r->right ? r->ms.p10 : NAN);
-        bench_json_number(json, "ms_p90", r->right ? r->ms.p90 : NAN);
-        bench_json_integer(json, "packed_bytes", r->packed_bytes);
-        bench_json_number(json, "packed_gb_s", rate * 1e-9);
-        bench_json_number(json, "read_roof_gb_s", r->roof * 1e-9);
-        bench_json_number(json, "roof_share", r->what == OP_WRITE ? NAN : rate / r->roof);
-        bench_json_number(json, "speed_to_16bit", r->speedup);
-        bench_json_close(json);
-    }
-    bench_json_end(json, PROGRAM);
+    kit_json_close(json);
+    kit_json_array(json, "results");
+    for (size_t i = 0; i < b->n_results; i++) result_json(&b->results[i], json);
+    return kit_json_print(json);
 }
 
 static void run_shape(bench *b, bench_case c) {
@@ -628,39 +596,42 @@ static bool asks_for_mlx(int argc, char **argv) {
     return false;
 }
 
+static void print_roofs(const bench *b) {
+    const options *o = b->options;
+    (void)fprintf(b->text, "\nread roof:");
+    for (uint32_t t = 0; t < o->n_threads; t++) {
+        if (b->roof.n_samples[t] == 0) continue;
+        kit_spread roof = kit_spread_of(b->roof.samples[t], b->roof.n_samples[t]);
+        (void)fprintf(b->text, "%s %u thread%s %.1f GB/s (p10 %.1f, p90 %.1f)", t == 0 ? "" : ",", o->threads[t],
+                      o->threads[t] == 1 ? "" : "s", roof.p50 * 1e-9, roof.p10 * 1e-9, roof.p90 * 1e-9);
+    }
+}
+
 int main(int argc, char **argv) {
     static options o;
     static bench b;
+    kit_set_program(PROGRAM);
     if (asks_for_mlx(argc, argv)) {
 #ifdef FKV_BENCH_MLX
         return bench_attn_mlx(argc, argv);
 #else
-        bench_die(PROGRAM, BENCH_USAGE, "this build has no MLX: run scripts/get-mlx and build with FKV_MLX=ON");
+        kit_die(EXIT_USAGE, "this build has no MLX: run scripts/get-mlx and build with FKV_MLX=ON");
 #endif
     }
     parse(&o, argc, argv);
-    if (o.json.wanted) bench_writable(PROGRAM, o.json.path);
     b.options = &o;
     b.kernels = fkv_cpu_kernels_for(o.isa);
-    b.text = o.json.wanted && o.json.path == NULL ? stderr : stdout;
-    if (b.kernels == NULL)
-        bench_die(PROGRAM, BENCH_USAGE, "this machine or build has no %s kernels; choose auto", fkv_isa_name(o.isa));
-    for (uint32_t t = 0; t < o.n_threads; t++) b.workers[t] = bench_workers_open(PROGRAM, o.threads[t]);
-    bench_roof_open(&b.roof, PROGRAM, o.quick);
+    b.text = o.json ? stderr : stdout;
+    if (b.kernels == NULL) kit_die(EXIT_USAGE, "this machine or build has no %s kernels; choose auto", fkv_isa_name(o.isa));
+    for (uint32_t t = 0; t < o.n_threads; t++) b.workers[t] = bench_workers_open(o.threads[t]);
+    bench_roof_open(&b.roof, o.quick);
     (void)fprintf(b.text, "flatkv %s, %s kernels; medians of %u rounds; before each call %llu MiB are streamed (the read roof)\n",
                   fkv_version(), fkv_cpu_kernels_name(b.kernels), o.n_rounds, (unsigned long long)(b.roof.bytes >> 20));
     for (uint32_t i = 0; i < o.n_cases; i++) run_shape(&b, o.cases[i]);
-
-    (void)fprintf(b.text, "\nread roof:");
-    for (uint32_t t = 0; t < o.n_threads; t++) {
-        if (b.roof.n_samples[t] == 0) continue;
-        kit_spread roof = kit_spread_of(b.roof.samples[t], b.roof.n_samples[t]);
-        (void)fprintf(b.text, "%s %u thread%s %.1f GB/s (p10 %.1f, p90 %.1f)", t == 0 ? "" : ",", o.threads[t],
-                      o.threads[t] == 1 ? "" : "s", roof.p50 * 1e-9, roof.p10 * 1e-9, roof.p90 * 1e-9);
-    }
+    print_roofs(&b);
     size_t n_wrong = 0;
     for (size_t i = 0; i < b.n_results; i++) n_wrong += !b.results[i].right;
     (void)fprintf(b.text, "\n%zu results, %zu wrong\n", b.n_results, n_wrong);
-    if (o.json.wanted) write_json(&b, &o.json);
-    return n_wrong == 0 && b.n_results > 0 ? BENCH_GOOD : BENCH_FAILED;
+    if (o.json && write_json(&b) != EXIT_GOOD) return EXIT_FAILED;
+    return n_wrong == 0 && b.n_results > 0 ? EXIT_GOOD : EXIT_FAILED;
 }

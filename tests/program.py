@@ -276,7 +276,8 @@ def mlx_answers_as_the_cpu_does():
     here, there = answer(*window)["ppl"], answer(*window, "--device", "mlx")["ppl"]
     expect(abs(here / there - 1) < 0.01, "perplexities", here, there)
     refused(USAGE, ["--lazy"], "run", "-p", "x", "--lazy", "--device", "mlx")
-    refused(USAGE, ["bench_attn"], "bench", "attn", "--device", "mlx")
+    timed = answer("bench", "attn", "--device", "mlx", "--stream", "cpu", "--quick", "--no-peers", "--case", "decode 8/4")
+    expect(timed["results"] and all(r["right"] for r in timed["results"]), timed)
 
 
 def a_missing_mlx_library_says_what_to_install():
@@ -307,8 +308,11 @@ def mlx_counters_are_flat():
 
 
 def attention_is_timed():
-    result = answer("bench", "attn", "-c", "1024", "--codecs", "16/16,8/4")
-    expect([r["depth"] for r in result["results"]] == [1024, 1024] and all(r["decode_ms"] > 0 for r in result["results"]), result)
+    result = answer("bench", "attn", "-c", "1024,2K", "--codec", "16/16,8/4", "--only", "decode", "--threads", "1", "--quick")
+    rows = result["results"]
+    expect(result["bench"] == "bench_attn" and [r["cached"] for r in rows] == [1024, 1024, 2048, 2048], result)
+    expect(all(r["right"] and r["ms_p50"] > 0 and (r["q_heads"], r["kv_heads"]) == (4, 2) for r in rows), result)  # needle's
+    refused(USAGE, ["--shape"], "bench", "attn", "-m", "needle", "--shape", "4/1/64")
 
 
 def tokens_are_shown():

@@ -28,6 +28,6 @@ void codec_apply(const codec_choice *codec, fkv_runner_config *config);
 /* "K8/V4", "K4/V4 kv", "K4/V4 g32" */
 const char *codec_text(const codec_choice *codec, char text[32]);
 
-void codec_json(const codec_choice *codec, json_t *object);
+void codec_json(const codec_choice *codec, kit_json *json);
 
 #endif

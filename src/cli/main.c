@@ -32,7 +32,7 @@ static void usage(FILE *out) {
 /* What could not be written was not done. */
 static int written(int code) {
     bool good = fflush(stdout) == 0 && ferror(stdout) == 0;
-    return good || code != EXIT_GOOD ? code : cli_fail(EXIT_FAILED, "the output could not be written");
+    return good || code != EXIT_GOOD ? code : kit_fail(EXIT_FAILED, "the output could not be written");
 }
 
 int main(int argc, char **argv) {
@@ -50,5 +50,5 @@ int main(int argc, char **argv) {
     }
     for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++)
         if (strcmp(argv[1], commands[i].name) == 0) return written(commands[i].run(argc - 1, argv + 1));
-    return cli_fail(EXIT_USAGE, "no command %s: flatkv --help lists them", argv[1]);
+    return kit_fail(EXIT_USAGE, "no command %s: flatkv --help lists them", argv[1]);
 }

@@ -54,7 +54,7 @@ memory_verdict memory_line_judge(const memory_line *line, bool lazy);
 
 void memory_verdict_print(const memory_line *line, const fkv_runner_config *config, const memory_verdict *v);
 void memory_verdict_json(const memory_verdict *v,
-                         json_t *object); /* plan_bytes, held_bytes, open_bytes, peak_bytes, end_bytes, cached_bytes, flat */
+                         kit_json *json); /* plan_bytes, held_bytes, open_bytes, peak_bytes, end_bytes, cached_bytes, flat */
 
 /* config: that of the session, for the computed lines. Exit code, said. */
 int memory_line_draw(const memory_line *line, const fkv_runner_config *config, const char *subtitle, const char *path);

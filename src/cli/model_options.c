@@ -19,8 +19,8 @@ model_options model_options_default(void) {
                            .seed = 1};
 }
 
-void model_options_list(model_options *o, cli_option list[N_MODEL_OPTIONS]) {
-    const cli_option options[N_MODEL_OPTIONS] = {
+void model_options_list(model_options *o, kit_option list[N_MODEL_OPTIONS]) {
+    const kit_option options[N_MODEL_OPTIONS] = {
         {"model", 'm', OPTION_TEXT, &o->model, 0, "MODEL", "a .gguf file, a folder with safetensors, or a name (flatkv models)"},
         {"device", 0, OPTION_CHOICE, &o->device, 0, "cpu|mlx", "where it runs: MLX is Metal, CUDA or MLX's CPU code (cpu)"},
         {"context", 'c', OPTION_U32, &o->context, INT32_MAX, "N", "tokens to reserve; K, M and G multiply by 1024"},
@@ -46,8 +46,8 @@ int model_options_load(const model_options *o, bool plan_only, fkv_model **model
     char path[MODEL_PATH];
     int code = model_path_of(o->model, path);
     if (code != EXIT_GOOD) return code;
-    if (o->chunk == 0) return cli_fail(EXIT_USAGE, "--chunk 0: a step needs at least one token");
-    if (o->lazy && o->device == FKV_BACKEND_MLX) return cli_fail(EXIT_USAGE, "--lazy: MLX commits its pages at open");
+    if (o->chunk == 0) return kit_fail(EXIT_USAGE, "--chunk 0: a step needs at least one token");
+    if (o->lazy && o->device == FKV_BACKEND_MLX) return kit_fail(EXIT_USAGE, "--lazy: MLX commits its pages at open");
     if (o->device == FKV_BACKEND_MLX) {
         code = mlx_library_load();
         if (code != EXIT_GOOD) return code;
@@ -85,18 +85,18 @@ const char *model_rotate_name(fkv_rotate rotate) {
     return names[rotate & 3];
 }
 
-void model_options_json(const model_options *o, const fkv_model_info *about, json_t *object) {
-    cli_json_text(object, "version", fkv_version());
-    cli_json_text(object, "model", o->model);
-    cli_json_text(object, "architecture", about->architecture);
-    cli_json_text(object, "device", model_device_name(o));
-    cli_json_integer(object, "k_bits", o->k_bits);
-    cli_json_integer(object, "v_bits", o->v_bits);
-    cli_json_integer(object, "k_group", o->k_group);
-    cli_json_integer(object, "v_group", o->v_group);
-    cli_json_text(object, "rotate", model_rotate_name((fkv_rotate)o->rotate));
+void model_options_json(const model_options *o, const fkv_model_info *about, kit_json *json) {
+    kit_json_text(json, "version", fkv_version());
+    kit_json_text(json, "model", o->model);
+    kit_json_text(json, "architecture", about->architecture);
+    kit_json_text(json, "device", model_device_name(o));
+    kit_json_integer(json, "k_bits", o->k_bits);
+    kit_json_integer(json, "v_bits", o->v_bits);
+    kit_json_integer(json, "k_group", o->k_group);
+    kit_json_integer(json, "v_group", o->v_group);
+    kit_json_text(json, "rotate", model_rotate_name((fkv_rotate)o->rotate));
     if (o->max_kv != 0) {
-        cli_json_integer(object, "max_kv", o->max_kv);
-        cli_json_integer(object, "sinks", o->n_sinks);
+        kit_json_integer(json, "max_kv", o->max_kv);
+        kit_json_integer(json, "sinks", o->n_sinks);
     }
 }

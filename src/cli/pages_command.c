@@ -18,7 +18,7 @@ static void print_hex(const uint8_t *bytes, size_t n) {
 static void show_text(const char *path, const fkv_file_info *info) {
     char size[32];
     const fkv_layer_config *l = &info->first_layer;
-    printf("%s: page file version %u, %s, %llu pages of %u tokens\n", path, info->version, cli_bytes(info->file_bytes, size),
+    printf("%s: page file version %u, %s, %llu pages of %u tokens\n", path, info->version, kit_bytes(info->file_bytes, size),
            (unsigned long long)info->n_pages, info->page_tokens);
     printf("tokens   %u\nlayers   %u, first: %u KV heads of %u, window %u, sinks %u\n", info->n_tokens, info->n_layers,
            l->n_kv_heads, l->head_dim, l->window, l->n_sinks);
@@ -35,28 +35,28 @@ static int show_json(const fkv_file_info *info) {
     const fkv_layer_config *l = &info->first_layer;
     char weights[2 * sizeof info->weights_id + 1];
     for (size_t i = 0; i < sizeof info->weights_id; i++) snprintf(weights + 2 * i, 3, "%02x", info->weights_id[i]);
-    json_t *object = json_object();
-    cli_json_integer(object, "version", info->version);
-    cli_json_integer(object, "file_bytes", info->file_bytes);
-    cli_json_integer(object, "n_pages", info->n_pages);
-    cli_json_integer(object, "page_tokens", info->page_tokens);
-    cli_json_integer(object, "n_tokens", info->n_tokens);
-    cli_json_integer(object, "n_layers", info->n_layers);
-    json_t *layer = json_object();
-    cli_json_integer(layer, "n_kv_heads", l->n_kv_heads);
-    cli_json_integer(layer, "head_dim", l->head_dim);
-    cli_json_integer(layer, "window", l->window);
-    cli_json_integer(layer, "n_sinks", l->n_sinks);
-    cli_json_integer(layer, "k_bits", l->k.bits);
-    cli_json_integer(layer, "k_group", l->k.group);
-    cli_json_integer(layer, "v_bits", l->v.bits);
-    cli_json_integer(layer, "v_group", l->v.group);
-    cli_json_set(object, "first_layer", layer);
-    cli_json_text(object, "page_type", info->page_type == FKV_BF16 ? "bf16" : "f16");
-    cli_json_text(object, "rotate", model_rotate_name(info->rotate));
-    cli_json_text(object, "rope", info->rope_id);
-    cli_json_text(object, "weights", weights);
-    return cli_print_json(object);
+    kit_json *json = kit_json_begin();
+    kit_json_integer(json, "version", info->version);
+    kit_json_integer(json, "file_bytes", info->file_bytes);
+    kit_json_integer(json, "n_pages", info->n_pages);
+    kit_json_integer(json, "page_tokens", info->page_tokens);
+    kit_json_integer(json, "n_tokens", info->n_tokens);
+    kit_json_integer(json, "n_layers", info->n_layers);
+    kit_json_object(json, "first_layer");
+    kit_json_integer(json, "n_kv_heads", l->n_kv_heads);
+    kit_json_integer(json, "head_dim", l->head_dim);
+    kit_json_integer(json, "window", l->window);
+    kit_json_integer(json, "n_sinks", l->n_sinks);
+    kit_json_integer(json, "k_bits", l->k.bits);
+    kit_json_integer(json, "k_group", l->k.group);
+    kit_json_integer(json, "v_bits", l->v.bits);
+    kit_json_integer(json, "v_group", l->v.group);
+    kit_json_close(json);
+    kit_json_text(json, "page_type", info->page_type == FKV_BF16 ? "bf16" : "f16");
+    kit_json_text(json, "rotate", model_rotate_name(info->rotate));
+    kit_json_text(json, "rope", info->rope_id);
+    kit_json_text(json, "weights", weights);
+    return kit_json_print(json);
 }
 
 static int verify(int argc, char **argv) {
@@ -67,7 +67,7 @@ static int verify(int argc, char **argv) {
         if (status == FKV_OK) {
             printf("%s: good, %u tokens, %llu pages\n", argv[i], info.n_tokens, (unsigned long long)info.n_pages);
         } else {
-            worst = cli_fail(EXIT_FAILED, "%s: %s: %s", argv[i], fkv_status_name(status), fkv_message());
+            worst = kit_fail(EXIT_FAILED, "%s: %s: %s", argv[i], fkv_status_name(status), fkv_message());
         }
     }
     return worst;
@@ -83,7 +83,7 @@ int cli_pages(int argc, char **argv) {
     if ((argc == 3 || json) && strcmp(argv[1], "show") == 0) {
         fkv_file_info info;
         fkv_status status = fkv_file_inspect(argv[2], false, &info);
-        if (status != FKV_OK) return cli_fail(EXIT_FAILED, "%s: %s: %s", argv[2], fkv_status_name(status), fkv_message());
+        if (status != FKV_OK) return kit_fail(EXIT_FAILED, "%s: %s: %s", argv[2], fkv_status_name(status), fkv_message());
         if (json) return show_json(&info);
         show_text(argv[2], &info);
         return EXIT_GOOD;
