@@ -46,15 +46,23 @@ def graph_of(symbols):
     return graph
 
 
+def source_tree(build):
+    with open(os.path.join(build, "CMakeCache.txt"), encoding="utf-8") as cache:
+        return next(line.split("=", 1)[1].strip() for line in cache if line.startswith("CMAKE_HOME_DIRECTORY:"))
+
+
 def read_symbols(build):
-    """Of every object file that was compiled from src, under the path of its source."""
+    """Of every object file that was compiled from src, under the path of its source. Those whose source is gone are left over."""
     symbols = {}
+    tree = source_tree(build)
     for folder, _, names in os.walk(build):
         for name in names:
             path = os.path.join(folder, name)
             if not name.endswith((".c.o", ".c.obj")) or "/src/" not in path or ".dir/" not in path:
                 continue
             source = "src/" + path.rsplit("/src/", 1)[1].replace(".dir/", "/").replace("CMakeFiles/", "")[:-2]
+            if not os.path.isfile(os.path.join(tree, source)):
+                continue
             listing = subprocess.run(["nm", "-P", "-g", path], check=True, capture_output=True, text=True).stdout
             defined, needed = symbols.setdefault(source, (set(), set()))
             for line in listing.splitlines():
