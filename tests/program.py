@@ -90,6 +90,30 @@ def a_missing_model_names_the_script_that_fetches_it():
         refused(FAILED, ["FKV_FILE"], "run", "-m", broken, "-p", "x")
 
 
+def strangers_words_do_not_reach_the_terminal():
+    with open(os.path.join(TREE, "tests/data/stories260K.gguf"), "rb") as file:
+        sound = file.read()
+    with open(os.path.join(TREE, "tests/golden/good.fkv"), "rb") as file:
+        pages = file.read()
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "stranger.gguf")
+        for old, new, shown in ((b"ggml.model\x08\0\0\0\x05\0\0\0\0\0\0\0llama", b"ggml.model\x08\0\0\0\x05\0\0\0\0\0\0\0\x1b[2J!", "\\x1b[2J!"),
+                                (b"token_embd.weight", b"token\x1b[2Jweight", "\\x1b[2J"),
+                                (b"llama.block_count", b"llama.\x9b31mcount", "llama")):
+            expect(sound.count(old) == 1, old)
+            with open(path, "wb") as file:
+                file.write(sound.replace(old, new))
+            refused(FAILED, [shown], "plan", "-m", path)
+            _, _, err = flatkv("plan", "-m", path)
+            expect(all(c >= " " or c == "\n" for c in err) and "\x9b" not in err, repr(err))
+        saved = os.path.join(folder, "stranger.fkv")
+        expect(pages.count(b"neox base=10000") == 1, "good.fkv has another rope")
+        with open(saved, "wb") as file:
+            file.write(pages.replace(b"neox base=10000", b"neox\x1b[31m=10000"))
+        _, out, err = flatkv("pages", "show", saved)
+        expect(b"\x1b" not in out and "\x1b" not in err, out, err)
+
+
 # ---- prompts
 
 

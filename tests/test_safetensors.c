@@ -129,7 +129,7 @@ END_TEST
 
 START_TEST(configs_that_would_run_wrong_are_refused) {
     ck_config_refused("", FKV_UNSUPPORTED, "model_type ''");
-    ck_config_refused("\"model_type\": \"mamba\\u001b\"", FKV_UNSUPPORTED, "model_type 'mamba?'");
+    ck_config_refused("\"model_type\": \"mamba\\u001b\"", FKV_UNSUPPORTED, "model_type 'mamba\\x1b'");
     ck_config_refused(QWEN3 ", \"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8}", FKV_UNSUPPORTED, "'llama3'");
     ck_config_refused(QWEN3 ", \"rope_scaling\": {\"rope_type\": \"linear\"}", FKV_FILE_FORMAT, "a factor of 0");
     ck_config_refused(QWEN3 ", \"rope_scaling\": 8", FKV_FILE_FORMAT, "no object");

@@ -1,15 +1,11 @@
 /* flatkv pages: looks into page files without a cache. verify reads every byte against its checksum; show prints the header. */
+#include "../kit/utf8.h"
 #include "model_options.h"
 
 #include <string.h>
 
 static const char help[] = "usage: flatkv pages verify FILE...   every page against its checksum\n"
                            "       flatkv pages show FILE [--json]   what was saved, by which model, how it is packed\n";
-
-/* Words from a stranger's file: control characters must not reach the terminal. */
-static void print_plain(const char *text) {
-    for (; *text != 0; text++) putchar(*text >= 0x20 && *text < 0x7f ? *text : '?');
-}
 
 static void print_hex(const uint8_t *bytes, size_t n) {
     for (size_t i = 0; i < n; i++) printf("%02x", bytes[i]);
@@ -25,7 +21,7 @@ static void show_text(const char *path, const fkv_file_info *info) {
     printf("codec    K %u bits, group %u; V %u bits, group %u; %s scales; rotation %s\n", l->k.bits, l->k.group, l->v.bits,
            l->v.group, info->page_type == FKV_BF16 ? "bf16" : "fp16", model_rotate_name(info->rotate));
     printf("rope     ");
-    print_plain(info->rope_id);
+    utf8_print_shown(stdout, info->rope_id);
     printf("\nweights  ");
     print_hex(info->weights_id, sizeof info->weights_id);
     putchar('\n');

@@ -1,6 +1,8 @@
 /* See utf8.h. */
 #include "utf8.h"
 
+#include <string.h>
+
 const char UTF8_REPLACEMENT[] = "\xef\xbf\xbd";
 
 int utf8_length(const char *bytes, size_t n) {
@@ -26,4 +28,17 @@ int utf8_length(const char *bytes, size_t n) {
 bool utf8_is_control(const char *bytes, int length) {
     unsigned char c = (unsigned char)bytes[0];
     return c < 0x20 || c == 0x7f || (c == 0xc2 && length == 2 && (unsigned char)bytes[1] < 0xa0);
+}
+
+void utf8_print_shown(FILE *file, const char *text) {
+    for (size_t left = strlen(text); left > 0;) {
+        int length = utf8_length(text, left);
+        size_t n = length > 0 ? (size_t)length : 1;
+        if (length > 0 && !utf8_is_control(text, length))
+            (void)fwrite(text, 1, n, file);
+        else
+            for (size_t i = 0; i < n; i++) (void)fprintf(file, "\\x%02x", (unsigned char)text[i]);
+        text += n;
+        left -= n;
+    }
 }
