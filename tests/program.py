@@ -114,6 +114,26 @@ def strangers_words_do_not_reach_the_terminal():
         expect(b"\x1b" not in out and "\x1b" not in err, out, err)
 
 
+# Run as 0 it would divide by nothing where a row is all zeros, and answer slightly wrong everywhere else.
+def a_model_without_its_epsilon_is_refused():
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "model.gguf")
+        with open(os.path.join(TREE, "tests/data/stories260K.gguf"), "rb") as file:
+            sound = file.read()
+        with open(path, "wb") as file:
+            file.write(sound.replace(b"layer_norm_rms_epsilon", b"layer_norm_xxx_epsilon"))
+        refused(FAILED, ["llama.attention.layer_norm_rms_epsilon"], "run", "-m", path, "-p", "x", "-n", "1")
+        shutil.copytree(os.path.join(TREE, "models/needle"), os.path.join(folder, "needle"))
+        path = os.path.join(folder, "needle", "config.json")
+        with open(path, encoding="utf-8") as file:
+            config = json.load(file)
+        for value in (None, 0):
+            config["rms_norm_eps"] = value
+            with open(path, "w", encoding="utf-8") as file:
+                json.dump(config, file)
+            refused(FAILED, ["rms_norm_eps"], "run", "-m", os.path.dirname(path), "-p", "x", "-n", "1")
+
+
 # ---- prompts
 
 

@@ -39,7 +39,7 @@ typedef struct fkv_hparams {
     const char *architecture; /* general.architecture or what model_type maps to */
     const char *name;
     uint32_t n_layers, dim, ffn_dim, n_q_heads, n_kv_heads, head_dim, n_vocab, context;
-    float rms_eps;
+    float rms_eps; /* 0: not said, which model.c refuses */
     float rope_base;
     float rope_base_local; /* of windowed layers; 0: not said */
     float rope_scale;      /* linear position scaling: positions are divided by it; 1: none. Other scalings are FKV_UNSUPPORTED */
