@@ -120,7 +120,7 @@ size_t golden_damage(const golden_case *c, uint8_t *bytes, size_t n) {
         if (c->length > n) memset(bytes + n, 0, c->length - n);
         n = c->length;
     }
-    if (c->fix_crcs) world_fix_crcs(bytes, n);
-    if (c->fix_digest) world_fix_digest(bytes, n);
+    if (c->fix_crcs) file_world_fix_crcs(bytes, n);
+    if (c->fix_digest) file_world_fix_digest(bytes, n);
     return n;
 }
