@@ -198,7 +198,7 @@ static void complete(options *o) {
 /* "of K/V bits, or all" and the names there are. */
 static const char *codec_help(void) {
     static char text[512];
-    size_t n = (size_t)snprintf(text, sizeof text, "of K/V bits (%s), or all;\n", default_codecs);
+    size_t n = (size_t)snprintf(text, sizeof text, "K/V bits (default %s), or all;\n", default_codecs);
     for (uint32_t i = 0; i < N_ATTN_CODECS && n < sizeof text; i++)
         n += (size_t)snprintf(text + n, sizeof text - n, "%s%s", i == 0 ? "" : i % 8 == 0 ? ",\n" : ", ", attn_codecs[i].name);
     return text;
@@ -213,20 +213,20 @@ static void parse(options *o, int argc, char **argv) {
     const char *isa = NULL;
     int device = 0;
     const kit_option own[] = {
-        {"device", 0, OPTION_CHOICE, &device, 0, "cpu|mlx", "(cpu)"},
+        {"device", 0, OPTION_CHOICE, &device, 0, "cpu|mlx", "(default cpu)"},
         {"shape", 0, OPTION_TEXTS, &shapes, 0, "H/G/D",
          "query heads/KV heads/head dimension; may be repeated\n"
-         "(32/8/128 at 16384, 9/3/64 at 8192, 4/1/256 at 32768, 8/1/512 at 8192)"},
+         "(default 32/8/128 at 16384, 9/3/64 at 8192, 4/1/256 at 32768, 8/1/512 at 8192)"},
         {"cached", 'c', OPTION_TEXT, &depths, 0, "LIST",
-         "tokens in the pages, the new ones included (16384 for a shape not in that list)"},
-        {"queries", 0, OPTION_COUNT, &o->n_queries, 1u << 16, "N", "new tokens of a prefill (64)"},
+         "tokens in the pages, the new ones included (default 16384 for a shape not in that list)"},
+        {"queries", 0, OPTION_COUNT, &o->n_queries, 1u << 16, "N", "new tokens of a prefill (default 64)"},
         {"codec", 0, OPTION_TEXT, &codecs, 0, "LIST", codec_help()},
-        {"only", 0, OPTION_TEXT, &ops, 0, "LIST", "of write, decode, prefill"},
-        {"threads", 0, OPTION_TEXT, &threads, 0, "LIST", "(1 and one for each core)"},
+        {"only", 0, OPTION_TEXT, &ops, 0, "LIST", "what to time, of write,decode,prefill (default all)"},
+        {"threads", 0, OPTION_TEXT, &threads, 0, "LIST", "thread counts (default 1 and one for each core)"},
         {"isa", 0, OPTION_TEXT, &isa, 0, "NAME",
-         "kernels: auto, scalar, neon, avx2, avx512, avx512vnni, amx; without it the environment's FKV_ISA"},
+         "kernels: auto, scalar, neon, avx2, avx512, avx512vnni, amx; default: the environment's FKV_ISA, or auto"},
         {"rounds", 0, OPTION_COUNT, &o->n_rounds, MAX_ROUNDS, "N",
-         "timed calls of each (15; a third of them, at least 3, for prefill)"},
+         "timed calls of each (default 15; a third of them, at least 3, for prefill)"},
         {"quick", 0, OPTION_FLAG, &o->quick, 0, NULL,
          "3 rounds, 16 queries, at most 2048 cached: a test run, its times mean nothing"},
         {"json", 0, OPTION_FLAG, &o->json, 0, NULL, BENCH_JSON_HELP},

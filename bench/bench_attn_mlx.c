@@ -602,12 +602,12 @@ static void parse(mlx_bench *b, int argc, char **argv) {
     b->divide = 1;
     const kit_option own[] = {
         {"device", 0, OPTION_CHOICE, &device, 0, "cpu|mlx", "bench_attn --help has the options of the CPU's bench"},
-        {"stream", 0, OPTION_CHOICE, &stream, 0, "cpu|gpu", "(gpu where there is one)"},
-        {"way", 0, OPTION_CHOICE, &way, 0, "auto|plain|fused", "(auto)"},
+        {"stream", 0, OPTION_CHOICE, &stream, 0, "cpu|gpu", "(default gpu if there is one)"},
+        {"way", 0, OPTION_CHOICE, &way, 0, "auto|plain|fused", "(default auto)"},
         {"case", 0, OPTION_TEXT, &b->only, 0, "TEXT", case_help()},
         {"no-peers", 0, OPTION_FLAG, &no_peers, 0, NULL, "without MLX's own attention"},
-        {"chain", 0, OPTION_COUNT, &b->n_chain, 10000, "N", "calls in one evaluation, at most (100)"},
-        {"rounds", 0, OPTION_COUNT, &b->n_rounds, MAX_ROUNDS, "N", "single calls (20)"},
+        {"chain", 0, OPTION_COUNT, &b->n_chain, 10000, "N", "calls in one evaluation, at most (default 100)"},
+        {"rounds", 0, OPTION_COUNT, &b->n_rounds, MAX_ROUNDS, "N", "single calls (default 20)"},
         {"divide", 0, OPTION_COUNT, &b->divide, 1024, "N", "histories N times shorter: a test run, its times mean nothing"},
         {"quick", 0, OPTION_FLAG, &quick, 0, NULL, "as --divide 1024 --chain 1 --rounds 1"},
         {"json", 0, OPTION_FLAG, &b->json, 0, NULL, BENCH_JSON_HELP},

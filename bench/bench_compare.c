@@ -153,14 +153,14 @@ static void parse(options *o, int argc, char **argv) {
          "TYPES of its caches: f16,q8_0,q8_0/q4_0 (f16, q8_0, q4_0, bf16; ik_llama.cpp: q8_KV)\n"
          "mlx-lm=PYTHON[:TYPES]: a Python with mlx and mlx-lm, on MLX's CPU; TYPES: f16,8,4 (f16, f32, bits)"},
         {"case", 0, OPTION_TEXTS, &cases, 0, "H/G/D/CACHED/QUERIES[/SEQUENCES]",
-         "may be repeated; without it: 32/8/128 at 16384 and 65536, 512 queries on 16384,\n"
-         "9/3/64 at 8192, 4/1/256 at 32768. Several sequences: flatkv alone"},
-        {"codec", 0, OPTION_TEXT, &o->codecs, 0, "LIST", "of flatkv (8/4,4/4,16/16)"},
-        {"threads", 0, OPTION_COUNT, &o->n_threads, FKV_MAX_THREADS, "N", "(one for each core)"},
-        {"isa", 0, OPTION_TEXT, &isa, 0, "NAME", "kernels of flatkv; without it the environment's FKV_ISA"},
-        {"rounds", 0, OPTION_COUNT, &o->n_rounds, MAX_ROUNDS, "N", "calls of each subject (15)"},
+         "may be repeated (default 32/8/128 at 16384 and 65536, 512 queries on 16384,\n"
+         "9/3/64 at 8192, 4/1/256 at 32768). Several sequences: flatkv alone"},
+        {"codec", 0, OPTION_TEXT, &o->codecs, 0, "LIST", "codecs of flatkv (default 8/4,4/4,16/16)"},
+        {"threads", 0, OPTION_COUNT, &o->n_threads, FKV_MAX_THREADS, "N", "(default: one for each core)"},
+        {"isa", 0, OPTION_TEXT, &isa, 0, "NAME", "kernels of flatkv (default: the environment's FKV_ISA, or auto)"},
+        {"rounds", 0, OPTION_COUNT, &o->n_rounds, MAX_ROUNDS, "N", "calls of each subject (default 15)"},
         {"patience", 0, OPTION_COUNT, &o->patience, 3600, "SECONDS",
-         "fewer rounds for a subject that would take longer than this in one case (20)"},
+         "fewer rounds for a subject that would take longer than this in one case (default 20)"},
         {"quick", 0, OPTION_FLAG, &o->quick, 0, NULL, "1 round: a test run, its times mean nothing"},
         {"json", 0, OPTION_FLAG, &o->json, 0, NULL, BENCH_JSON_HELP},
         {0}};

@@ -359,8 +359,8 @@ static void parse(decode_bench *b, int argc, char **argv) {
     b->n_cached = 131072;
     b->n_steps = 40;
     const kit_option own[] = {{"cached", 'c', OPTION_COUNT, &b->n_cached, 1u << 24, "N",
-                               "tokens in the cache, rounded down to a multiple of 512 (131072)"},
-                              {"steps", 0, OPTION_COUNT, &b->n_steps, MAX_STEPS, "N", "decode steps (40)"},
+                               "tokens in the cache, rounded down to a multiple of 512 (default 131072)"},
+                              {"steps", 0, OPTION_COUNT, &b->n_steps, MAX_STEPS, "N", "decode steps (default 40)"},
                               {"quick", 0, OPTION_FLAG, &quick, 0, NULL, "a tiny shape: a test run, its times mean nothing"},
                               {"json", 0, OPTION_FLAG, &b->json, 0, NULL, BENCH_JSON_HELP},
                               {0}};

@@ -127,23 +127,23 @@ static const char usage[] =
 
 static void parse(options *o, int argc, char **argv) {
     const kit_option own[] = {
-        {"tokens", 0, OPTION_COUNT, &o->tokens, 1u << 26, "N", "capacity (131072)"},
-        {"layers", 0, OPTION_COUNT, &o->layers, FKV_MAX_LAYERS, "N", "(32)"},
-        {"k-bits", 0, OPTION_COUNT, &o->k.bits, 16, "N", "bits of keys: 16, 8, 4 or 2 (8)"},
-        {"v-bits", 0, OPTION_COUNT, &o->v.bits, 16, "N", "bits of values (4)"},
-        {"k-group", 0, OPTION_COUNT, &o->k.group, 128, "N", "numbers that share a scale: 32, 64 or 128 (64)"},
-        {"v-group", 0, OPTION_COUNT, &o->v.group, 128, "N", "the same for values (64)"},
-        {"threads", 0, OPTION_COUNT, &o->threads, 256, "N", "(one for each core)"},
+        {"tokens", 0, OPTION_COUNT, &o->tokens, 1u << 26, "N", "capacity (default 131072)"},
+        {"layers", 0, OPTION_COUNT, &o->layers, FKV_MAX_LAYERS, "N", "(default 32)"},
+        {"k-bits", 0, OPTION_COUNT, &o->k.bits, 16, "N", "bits of keys: 16, 8, 4 or 2 (default 8)"},
+        {"v-bits", 0, OPTION_COUNT, &o->v.bits, 16, "N", "bits of values (default 4)"},
+        {"k-group", 0, OPTION_COUNT, &o->k.group, 128, "N", "numbers that share a scale: 32, 64 or 128 (default 64)"},
+        {"v-group", 0, OPTION_COUNT, &o->v.group, 128, "N", "the same for values (default 64)"},
+        {"threads", 0, OPTION_COUNT, &o->threads, 256, "N", "(default: one for each core)"},
         {"lazy", 0, OPTION_FLAG, &o->lazy, 0, NULL,
-         "pages are committed when first touched: memory grows to the plan instead of starting there"},
+         "take memory for pages when they are first written: it grows to the plan instead of starting there"},
         {"attend", 0, OPTION_CHOICE, &o->attend, 0, "sampled|full",
          "sampled: every step of 512 writes all layers; after each, one decode step attends in\n"
          "one layer; at 16 depths decode steps attend in all layers, and at half of them a chunk\n"
          "of 512 queries attends in one layer (about two minutes on two cores)\n"
          "full: every step attends in every layer, as a model does (hours at full size)"},
         {"skip-capacity", 0, OPTION_FLAG, &o->skip_capacity, 0, NULL, "leave out the two caches of different capacity"},
-        {"svg", 0, OPTION_TEXT, &o->svg, 0, "FILE", "the picture (flat.svg)"},
-        {"seed", 0, OPTION_U32, &o->seed, UINT32_MAX, "N", "of the rows (1)"},
+        {"svg", 0, OPTION_TEXT, &o->svg, 0, "FILE", "the picture (default flat.svg)"},
+        {"seed", 0, OPTION_U32, &o->seed, UINT32_MAX, "N", "random seed of the rows (default 1)"},
         {"json", 0, OPTION_FLAG, &o->json, 0, NULL, BENCH_JSON_HELP},
         {0}};
     const kit_option *const tables[] = {own, NULL};

@@ -195,7 +195,7 @@ int main(int argc, char **argv) {
     json_error_t error;
     kit_set_program(PROGRAM);
     if (!kit_options_parse(usage, tables, argc, argv, &code)) return code;
-    if (words.n != 2) kit_die(EXIT_USAGE, "a file and a folder are needed; --help tells more");
+    if (words.n != 2) kit_die(EXIT_USAGE, "FILE and FOLDER are needed");
     json_t *file = json_load_file(words.texts[0], 0, &error);
     if (file == NULL) kit_die(EXIT_USAGE, "%s: %s", words.texts[0], error.text);
     const json_t *sweeps = member(file, "sweeps");

@@ -135,14 +135,14 @@ static void parse(options *o, int argc, char **argv) {
     const char *isa = NULL;
     const kit_option own[] = {
         {"shape", 0, OPTION_TEXTS, &shapes, 0, "RxC",
-         "rows (outputs) and columns (inputs, a multiple of 32); may be repeated\n(8960x1536, 1536x8960, 1536x1536)"},
+         "rows (outputs) and columns (inputs, a multiple of 32); may be repeated\n(default 8960x1536, 1536x8960, 1536x1536)"},
         {"kind", 0, OPTION_TEXT, &names, 0, "LIST",
-         "of affine4, centered4, centered5, centered6, centered8, f16, bf16, f32 (all)"},
-        {"tokens", 0, OPTION_TEXT, &tokens, 0, "LIST", "rows of activations (1,4,512)"},
-        {"threads", 0, OPTION_TEXT, &threads, 0, "LIST", "(1 and one for each core)"},
+         "of affine4, centered4, centered5, centered6, centered8, f16, bf16, f32 (default all)"},
+        {"tokens", 0, OPTION_TEXT, &tokens, 0, "LIST", "rows of activations (default 1,4,512)"},
+        {"threads", 0, OPTION_TEXT, &threads, 0, "LIST", "thread counts (default 1 and one for each core)"},
         {"isa", 0, OPTION_TEXT, &isa, 0, "NAME",
-         "kernels: auto, scalar, neon, avx2, avx512, avx512vnni, amx; without it the environment's FKV_ISA"},
-        {"rounds", 0, OPTION_COUNT, &o->n_rounds, MAX_ROUNDS, "N", "timed calls of each (15)"},
+         "kernels: auto, scalar, neon, avx2, avx512, avx512vnni, amx; default: the environment's FKV_ISA, or auto"},
+        {"rounds", 0, OPTION_COUNT, &o->n_rounds, MAX_ROUNDS, "N", "timed calls of each (default 15)"},
         {"quick", 0, OPTION_FLAG, &o->quick, 0, NULL, "3 rounds, 20 tokens at most: a test run, its times mean nothing"},
         {"json", 0, OPTION_FLAG, &o->json, 0, NULL, BENCH_JSON_HELP},
         {0}};

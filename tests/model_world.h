@@ -20,7 +20,7 @@ typedef struct model_spec {
     uint32_t n_kv_heads;
     uint32_t head_dim;
     uint32_t window;  /* gemma3 */
-    uint32_t pattern; /* gemma3: every so manieth layer is full */
+    uint32_t pattern; /* gemma3: every layer of this period is full */
     bool tied;
     uint32_t bound; /* of the plain pass: every layer sees so many tokens (0: all) and the sinks */
     uint32_t n_sinks;

@@ -65,7 +65,7 @@ static bool find_program(char path[MAX_PATH]) {
     return false;
 }
 
-/* "--shape=32/8/128" of the model. Exit code, said. */
+/* "--shape=32/8/128" of the model. Returns an exit code, with a message on failure. */
 static int model_shape(const char *name, char shape[64]) {
     model_options usual = model_options_default();
     fkv_model *model = NULL;

@@ -15,9 +15,9 @@
 
 static const char usage[] =
     "usage: flatkv bench flat [-m MODEL] [-c TOKENS] [options]\n"
-    "Fills the whole context with a book. Flat: after open the process holds the plan, within 1 %, and until the\n"
-    "end it stays within 1 MiB of that. With --device mlx MLX's own counters are read: its active memory holds the\n"
-    "pages and stays, and its peak is within the plan. Exit code 1 where it is not flat.\n";
+    "Fills the whole context with a book and measures the memory of the process. Flat: after open it is the plan\n"
+    "within 1 %, and until the end it stays within 1 MiB of that. With --device mlx: MLX's active memory does not\n"
+    "grow after open, and its peak is within the plan. Exit code 1 if it is not flat.\n";
 
 enum { DECODED = 64 }; /* tokens at the end that go in one by one, with logits */
 
@@ -144,9 +144,10 @@ int bench_flat(int argc, char **argv) {
     flat_options o = {.model = model_options_default()};
     kit_option common[N_MODEL_OPTIONS];
     model_options_list(&o.model, common);
-    const kit_option own[] = {{"file", 'f', OPTION_TEXT, &o.file, 0, "FILE", "the book (the one beside the needle model)"},
-                              {"svg", 0, OPTION_TEXT, &o.svg, 0, "FILE", "the line as a picture, beside computed 16-bit ones"},
-                              {0}};
+    const kit_option own[] = {
+        {"file", 'f', OPTION_TEXT, &o.file, 0, "FILE", "text to fill with (default: the book that comes with the needle model)"},
+        {"svg", 0, OPTION_TEXT, &o.svg, 0, "FILE", "write a picture of the memory, beside computed 16-bit caches"},
+        {0}};
     const kit_option *const tables[] = {own, common, NULL};
     int code = EXIT_GOOD;
     if (!kit_options_parse(usage, tables, argc, argv, &code)) return code;

@@ -33,7 +33,7 @@ model_options model_options_default(void);
 /* Their table, for kit_options_parse(). */
 void model_options_list(model_options *o, kit_option list[N_MODEL_OPTIONS]);
 
-/* Exit code, said. */
+/* Returns an exit code, with a message on failure. */
 int model_options_load(const model_options *o, bool plan_only, fkv_model **model);
 
 /* For one sequence of max_tokens tokens. */

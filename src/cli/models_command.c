@@ -4,7 +4,7 @@
 
 static const char usage[] =
     "usage: flatkv models [--json]\n"
-    "The names -m knows. flatkv-get-model NAME (scripts/get-model in a source tree) fetches a missing one.\n";
+    "Lists the models that -m knows by name. flatkv-get-model NAME (scripts/get-model in a source tree) fetches a missing one.\n";
 
 static int print_table(void) {
     for (unsigned i = 0; i < n_model_names; i++) {

@@ -6,9 +6,10 @@
 #include <string.h>
 
 static const char usage[] =
-    "usage: flatkv niah [-m MODEL] [--lengths LIST] [options]                a fact at each depth of each length\n"
-    "       flatkv niah [-m MODEL] --facts N [--ask M] [-c TOKENS] [options]   many facts, asked one after another: share of\n"
-    "                                                                        answers right, and what the right ones cost\n";
+    "usage: flatkv niah [-m MODEL] [--lengths LIST] [options]\n"
+    "           needle in a haystack: one fact at each depth of each length\n"
+    "       flatkv niah [-m MODEL] --facts N [--ask M] [-c TOKENS] [options]\n"
+    "           many facts, asked one after another: share of right answers and likelihood of the right ones\n";
 
 /* ---- opening ---- */
 
@@ -24,13 +25,14 @@ static int choose_lengths(niah *n) {
         char word[32];
         uint64_t value = 0;
         size_t length = strcspn(at, ",");
-        if (n->n_lengths == MAX_LENGTHS) return kit_fail(EXIT_USAGE, "--lengths %s: at most %d", n->o->lengths, MAX_LENGTHS);
+        if (n->n_lengths == MAX_LENGTHS)
+            return kit_fail(EXIT_USAGE, "--lengths %s: at most %d lengths", n->o->lengths, MAX_LENGTHS);
         snprintf(word, sizeof word, "%.*s", length < sizeof word ? (int)length : (int)sizeof word, at);
         if (!kit_number("--lengths", word, INT32_MAX, &value)) return EXIT_USAGE;
         n->lengths[n->n_lengths++] = (uint32_t)value;
         at += length + (at[length] == ',');
     }
-    return n->n_lengths > 0 ? EXIT_GOOD : kit_fail(EXIT_USAGE, "--lengths names none");
+    return n->n_lengths > 0 ? EXIT_GOOD : kit_fail(EXIT_USAGE, "--lengths: at least one is needed");
 }
 
 static uint32_t longest(const niah *n) {
@@ -107,10 +109,9 @@ static int work(niah *n) {
 
 static bool good_options(const niah_options *o) {
     bool one_cell = o->n_depths == 1 && o->n_haystacks <= 1 && (o->lengths == NULL || strchr(o->lengths, ',') == NULL);
-    if (o->n_depths == 0) return kit_fail(0, "--depths 0: at least one is needed") != 0;
     if ((o->n_asked > o->n_facts || o->n_asked == 0) && o->n_facts > 0)
-        return kit_fail(0, "--ask %u: 1 to the %u facts that are planted", o->n_asked, o->n_facts) != 0;
-    if (o->n_facts > 0 && o->lengths != NULL) return kit_fail(0, "with --facts the length is -c, not --lengths") != 0;
+        return kit_fail(0, "--ask %u: from 1 to the %u facts that are planted", o->n_asked, o->n_facts) != 0;
+    if (o->n_facts > 0 && o->lengths != NULL) return kit_fail(0, "with --facts the length is given by -c, not --lengths") != 0;
     if (o->svg != NULL && (o->n_facts > 0 || o->codecs != NULL)) return kit_fail(0, "--svg draws the grid of one codec") != 0;
     if (o->line != NULL && (o->n_facts > 0 || o->codecs != NULL || !one_cell))
         return kit_fail(0, "--line draws one cell: one length, --depths 1, one haystack, one codec") != 0;
@@ -123,18 +124,21 @@ int cli_niah(int argc, char **argv) {
     model_options_list(&o.model, common);
     const kit_option own[] = {
         {"lengths", 'l', OPTION_TEXT, &o.lengths, 0, "LIST",
-         "tokens of each haystack, question and answer included: 4K,16K,64K\n(-c, else 8192)"},
-        {"depths", 'd', OPTION_U32, &o.n_depths, MAX_DEPTHS, "N", "so many, from the beginning to the end (11); 1: the middle"},
+         "tokens of each haystack, question and answer included, as 4K,16K,64K\n(default: -c, or 8192)"},
+        {"depths", 'd', OPTION_COUNT, &o.n_depths, MAX_DEPTHS, "N",
+         "number of depths, spread from start to end (default 11); 1: the middle"},
         {"together", 0, OPTION_FLAG, &o.together, 0, NULL,
-         "the facts of all depths in one haystack, each asked for on its own:\nthe text is computed once for each length"},
-        {"haystacks", 0, OPTION_U32, &o.n_haystacks, 1000, "N", "other places of the book and other facts (1; with --facts 3)"},
-        {"facts", 0, OPTION_U32, &o.n_facts, 100000, "N", "plant so many at random places"},
+         "plant the facts of all depths in one haystack and ask for each separately:\nthe text is computed once for each length"},
+        {"haystacks", 0, OPTION_U32, &o.n_haystacks, 1000, "N",
+         "haystacks, each with another part of the book and other facts\n(default 1; with --facts 3)"},
+        {"facts", 0, OPTION_U32, &o.n_facts, 100000, "N", "plant N facts at random places"},
         {"ask", 0, OPTION_U32, &o.n_asked, 100000, "M",
-         "and ask for so many of them (64), each answer given before the next question"},
-        {"file", 'f', OPTION_TEXT, &o.file, 0, "FILE", "the book (the one beside the needle model)"},
-        {"codecs", 0, OPTION_TEXT, &o.codecs, 0, "LIST", "several in one run, rotated where it is said: 16/16,8/4:kv"},
-        {"svg", 0, OPTION_TEXT, &o.svg, 0, "FILE", "the grid as a heat map"},
-        {"line", 0, OPTION_TEXT, &o.line, 0, "FILE", "the memory of the process while one cell runs, as a picture"},
+         "ask for M of them (default 64); the right answer is given before the next question"},
+        {"file", 'f', OPTION_TEXT, &o.file, 0, "FILE",
+         "text of the haystack (default: the book that comes with the needle model)"},
+        {"codecs", 0, OPTION_TEXT, &o.codecs, 0, "LIST", "several codecs in one run; :kv rotates: 16/16,8/4:kv"},
+        {"svg", 0, OPTION_TEXT, &o.svg, 0, "FILE", "write the grid as a heat map"},
+        {"line", 0, OPTION_TEXT, &o.line, 0, "FILE", "write a picture of the memory of the process while one cell runs"},
         {0}};
     const kit_option *const tables[] = {own, common, NULL};
     int code = EXIT_GOOD;

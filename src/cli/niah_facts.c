@@ -108,7 +108,7 @@ static int plant(const niah *n, uint32_t length, uint64_t seed, planted *p) {
     }
     if (code != EXIT_GOOD) return code;
     if (used >= length)
-        return kit_fail(EXIT_USAGE, "%u facts and %u questions need %zu tokens and leave no room for text: raise -c %u",
+        return kit_fail(EXIT_USAGE, "%u facts and %u questions need %zu tokens and leave no room for text in -c %u: raise it",
                         n->o->n_facts, n->o->n_asked, used, length);
     token_list body = {0};
     haystack_cut(&n->haystack, seed, length - used, &body);
@@ -142,7 +142,7 @@ static int ask(niah *n, const question *q, score *s) {
     uint32_t step[NIAH_LOGIT_ROWS];
     size_t n_step = 1 + q->answer.n;
     if (n_step > NIAH_LOGIT_ROWS || n_step > n->session.chunk)
-        return kit_fail(EXIT_USAGE, "an answer of %zu tokens needs steps of more: raise --chunk", q->answer.n);
+        return kit_fail(EXIT_USAGE, "an answer of %zu tokens does not fit one step: raise --chunk", q->answer.n);
     step[0] = q->question.tokens[q->question.n - 1];
     memcpy(step + 1, q->answer.tokens, q->answer.n * sizeof *step);
     const float *logits = NULL;

@@ -4,8 +4,8 @@
 
 #include <string.h>
 
-static const char help[] = "usage: flatkv pages verify FILE...   every page against its checksum\n"
-                           "       flatkv pages show FILE [--json]   what was saved, by which model, how it is packed\n";
+static const char usage[] = "usage: flatkv pages verify FILE...       checks every page against its checksum\n"
+                            "       flatkv pages show FILE [--json]   prints what was saved: tokens, model, codec\n";
 
 static void print_hex(const uint8_t *bytes, size_t n) {
     for (size_t i = 0; i < n; i++) printf("%02x", bytes[i]);
@@ -55,35 +55,48 @@ static int show_json(const fkv_file_info *info) {
     return kit_json_print(json);
 }
 
-static int verify(int argc, char **argv) {
+static int inspect(const char *path, bool verify, fkv_file_info *info) {
+    fkv_status status = fkv_file_inspect(path, verify, info);
+    if (status == FKV_OK) return EXIT_GOOD;
+    return kit_fail(EXIT_FAILED, "%s: %s: %s", path, fkv_status_name(status), fkv_message());
+}
+
+static int verify(const kit_texts *files) {
     int worst = EXIT_GOOD;
-    for (int i = 0; i < argc; i++) {
+    for (uint32_t i = 0; i < files->n; i++) {
         fkv_file_info info;
-        fkv_status status = fkv_file_inspect(argv[i], true, &info);
-        if (status == FKV_OK) {
-            printf("%s: good, %u tokens, %llu pages\n", argv[i], info.n_tokens, (unsigned long long)info.n_pages);
-        } else {
-            worst = kit_fail(EXIT_FAILED, "%s: %s: %s", argv[i], fkv_status_name(status), fkv_message());
-        }
+        int code = inspect(files->texts[i], true, &info);
+        if (code != EXIT_GOOD)
+            worst = code;
+        else
+            printf("%s: good, %u tokens, %llu pages\n", files->texts[i], info.n_tokens, (unsigned long long)info.n_pages);
     }
     return worst;
 }
 
+static int show(const char *path, bool json) {
+    fkv_file_info info;
+    int code = inspect(path, false, &info);
+    if (code != EXIT_GOOD) return code;
+    if (json) return show_json(&info);
+    show_text(path, &info);
+    return EXIT_GOOD;
+}
+
 int cli_pages(int argc, char **argv) {
-    if (argc >= 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)) {
-        fputs(help, stdout);
-        return EXIT_GOOD;
-    }
-    if (argc >= 3 && strcmp(argv[1], "verify") == 0) return verify(argc - 2, argv + 2);
-    bool json = argc == 4 && strcmp(argv[3], "--json") == 0;
-    if ((argc == 3 || json) && strcmp(argv[1], "show") == 0) {
-        fkv_file_info info;
-        fkv_status status = fkv_file_inspect(argv[2], false, &info);
-        if (status != FKV_OK) return kit_fail(EXIT_FAILED, "%s: %s: %s", argv[2], fkv_status_name(status), fkv_message());
-        if (json) return show_json(&info);
-        show_text(argv[2], &info);
-        return EXIT_GOOD;
-    }
-    fputs(help, stderr);
-    return EXIT_USAGE;
+    bool json = false;
+    kit_texts files = {0};
+    const kit_option own[] = {{"files", 0, OPTION_WORDS, &files, 0, "FILE", "a page file, as flatkv run --save-prefix writes it"},
+                              {"json", 0, OPTION_FLAG, &json, 0, NULL, "one JSON object on standard output (show)"},
+                              {0}};
+    const kit_option *const tables[] = {own, NULL};
+    const char *what = argc >= 2 ? argv[1] : "";
+    bool known = strcmp(what, "verify") == 0 || strcmp(what, "show") == 0;
+    int code = EXIT_GOOD;
+    if (!kit_options_parse(usage, tables, known ? argc - 1 : argc, known ? argv + 1 : argv, &code)) return code;
+    if (!known) return kit_fail(EXIT_USAGE, "pages: verify or show is needed; --help tells how");
+    if (files.n == 0) return kit_fail(EXIT_USAGE, "pages %s: a FILE is needed", what);
+    if (what[0] == 'v' && json) return kit_fail(EXIT_USAGE, "--json is for pages show");
+    if (what[0] == 'v') return verify(&files);
+    return files.n == 1 ? show(files.texts[0], json) : kit_fail(EXIT_USAGE, "pages show: one FILE at a time");
 }

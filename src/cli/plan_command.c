@@ -6,7 +6,7 @@
 #include <string.h>
 
 static const char usage[] = "usage: flatkv plan [-m MODEL] [-c TOKENS] [options]              a model and its cache\n"
-                            "       flatkv plan --layers N --heads Q/KV/DIM [options]         a cache of these shapes alone\n";
+                            "       flatkv plan --layers N --heads Q/KV/DIM [options]         a cache alone, by its shape\n";
 
 typedef struct plan_options {
     model_options model;
@@ -126,10 +126,11 @@ static void print_table(const subject *s, uint64_t available, const char *source
     print_line(&t, "scratch", offsetof(fkv_runner_plan, cache.scratch_bytes));
     print_line(&t, "worker stacks", offsetof(fkv_runner_plan, cache.stacks_bytes));
     if (s->model != NULL) print_line(&t, "activations", offsetof(fkv_runner_plan, activations_bytes));
-    print_line(&t, s->model != NULL ? "total beside weights" : "total", offsetof(fkv_runner_plan, total_bytes));
+    print_line(&t, s->model != NULL ? "total without weights" : "total", offsetof(fkv_runner_plan, total_bytes));
     print_line(&t, "one token", offsetof(fkv_runner_plan, cache.token_bytes));
-    printf("\nthis machine can give %s%s (%s)\n", kit_bytes(available, text), s->model != NULL ? " beside weights" : "", source);
-    if (!is_bounded(s)) printf("longest context that fits: %u tokens; at 16 bits %u\n", longest, longest_16);
+    printf("\navailable on this machine: %s%s (%s)\n", kit_bytes(available, text), s->model != NULL ? " beside the weights" : "",
+           source);
+    if (!is_bounded(s)) printf("longest context that fits: %u tokens; with 16 bits %u\n", longest, longest_16);
 }
 
 static int print_json(const subject *s, const fkv_runner_plan *plan, uint64_t available, const char *source) {
@@ -165,9 +166,9 @@ static int make_shape(subject *s) {
     fkv_config *c = &s->shape;
     char rest = 0;
     *c = fkv_config_default();
-    if (m->device != FKV_BACKEND_CPU) return kit_fail(EXIT_USAGE, "--device: a cache of its own shapes is planned for the CPU");
-    if (s->o->layers == 0 || s->o->heads == NULL)
-        return kit_fail(EXIT_USAGE, "a cache of its own shapes needs both --layers and --heads");
+    if (m->device != FKV_BACKEND_CPU)
+        return kit_fail(EXIT_USAGE, "--device: a cache given by --layers and --heads is planned for the CPU");
+    if (s->o->layers == 0 || s->o->heads == NULL) return kit_fail(EXIT_USAGE, "both --layers and --heads are needed");
     if (sscanf(s->o->heads, "%u/%u/%u%c", &c->layer.n_q_heads, &c->layer.n_kv_heads, &c->layer.head_dim, &rest) != 3)
         return kit_fail(EXIT_USAGE, "--heads %s: query heads, KV heads and head dimension, as 32/8/128", s->o->heads);
     c->n_layers = s->o->layers;
@@ -216,10 +217,10 @@ int cli_plan(int argc, char **argv) {
     kit_option common[N_MODEL_OPTIONS];
     model_options_list(&o.model, common);
     const kit_option own[] = {
-        {"layers", 0, OPTION_U32, &o.layers, INT32_MAX, "N", "layers of the model"},
-        {"heads", 0, OPTION_TEXT, &o.heads, 0, "Q/KV/DIM", "query heads, KV heads, head dimension: 32/8/128"},
-        {"seqs", 0, OPTION_U32, &o.seqs, INT32_MAX, "N", "sequences open at once (1)"},
-        {"page", 0, OPTION_U32, &o.page, INT32_MAX, "N", "tokens of a page (64)"},
+        {"layers", 0, OPTION_U32, &o.layers, INT32_MAX, "N", "number of layers"},
+        {"heads", 0, OPTION_TEXT, &o.heads, 0, "Q/KV/DIM", "query heads/KV heads/head dimension, as 32/8/128"},
+        {"seqs", 0, OPTION_U32, &o.seqs, INT32_MAX, "N", "sequences open at once (default 1)"},
+        {"page", 0, OPTION_U32, &o.page, INT32_MAX, "N", "tokens in a page (default 64)"},
         {0}};
     const kit_option *const tables[] = {own, common, NULL};
     int code = EXIT_GOOD;

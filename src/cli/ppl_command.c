@@ -18,9 +18,8 @@
 #include <math.h>
 #include <stdlib.h>
 
-static const char usage[] =
-    "usage: flatkv ppl -f FILE [-m MODEL] [options]\n"
-    "Windows of the text, each prefilled in chunks; the second half of each window is scored, as llama.cpp does.\n";
+static const char usage[] = "usage: flatkv ppl -f FILE [-m MODEL] [options]\n"
+                            "Perplexity over windows of a text. The second half of each window is scored, as in llama.cpp.\n";
 
 enum { LOGIT_ROWS = 128 }; /* of one scored step: a large vocabulary has a megabyte a row */
 
@@ -91,8 +90,8 @@ static int read_text(ppl *p) {
     if (code != EXIT_GOOD) return code;
     p->n_windows = (uint32_t)(p->text.n / p->o->window);
     if (p->n_windows == 0)
-        return kit_fail(EXIT_FAILED, "%s has %zu tokens, less than one window of %u: lower --window", p->o->file, p->text.n,
-                        p->o->window);
+        return kit_fail(EXIT_FAILED, "%s has %zu tokens, less than one window of %u: use a smaller --window", p->o->file,
+                        p->text.n, p->o->window);
     if (p->o->n_windows != 0 && p->o->n_windows < p->n_windows) p->n_windows = p->o->n_windows;
     return EXIT_GOOD;
 }
@@ -267,17 +266,17 @@ int cli_ppl(int argc, char **argv) {
     const kit_option own[] = {
         {"file", 'f', OPTION_TEXT, &o.file, 0, "FILE", "the text; \"-\" is standard input"},
         {"window", 'w', OPTION_U32, &o.window, 1 << 24, "N",
-         "tokens of a window (2048); with bos at its front where the model wants one"},
-        {"windows", 0, OPTION_U32, &o.n_windows, INT32_MAX, "N", "at most so many (all that are whole)"},
-        {"score", 0, OPTION_CHOICE, &o.score, 0, "half|all", "which part of each window counts: its second half, or all (half)"},
-        {"kl", 0, OPTION_FLAG, &o.kl, 0, NULL, "also compare with a 16-bit cache on the same text"},
-        {"codecs", 0, OPTION_TEXT, &o.codecs, 0, "LIST", "several in one run, rotated where it is said: 16/16,8/4:kv,4/4g32:kv"},
-        {"verbose", 'v', OPTION_FLAG, &o.verbose, 0, NULL, "the perplexity so far after every window"},
+         "tokens in a window (default 2048); it starts with the bos token if the model uses one"},
+        {"windows", 0, OPTION_U32, &o.n_windows, INT32_MAX, "N", "at most N windows (default: all)"},
+        {"score", 0, OPTION_CHOICE, &o.score, 0, "half|all", "score the second half of each window, or all of it (default half)"},
+        {"kl", 0, OPTION_FLAG, &o.kl, 0, NULL, "also run a 16-bit cache and report the KL divergence from it"},
+        {"codecs", 0, OPTION_TEXT, &o.codecs, 0, "LIST", "several codecs in one run; :kv rotates: 16/16,8/4:kv,4/4g32:kv"},
+        {"verbose", 'v', OPTION_FLAG, &o.verbose, 0, NULL, "print the perplexity so far after every window"},
         {0}};
     const kit_option *const tables[] = {own, common, NULL};
     int code = EXIT_GOOD;
     if (!kit_options_parse(usage, tables, argc, argv, &code)) return code;
-    if (o.file == NULL) return kit_fail(EXIT_USAGE, "-f FILE is needed: the text to measure on");
+    if (o.file == NULL) return kit_fail(EXIT_USAGE, "-f FILE is needed: the text to score");
     if (o.window < 4) return kit_fail(EXIT_USAGE, "--window %u: at least 4 tokens", o.window);
     cli_catch_interrupts();
     static ppl p;

@@ -16,8 +16,8 @@
 #include <unistd.h>
 
 static const char usage[] =
-    "usage: flatkv run [-m MODEL] [-p TEXT] [-f FILE] [options]     the prompt may also come from standard input\n"
-    "       flatkv run -i [-m MODEL] [options]                      a conversation, a line for each turn\n";
+    "usage: flatkv run [-m MODEL] [-p TEXT] [-f FILE] [options]     completes a prompt, or one from standard input\n"
+    "       flatkv run -i [-m MODEL] [options]                      a conversation, one line for each turn\n";
 
 typedef struct run_options {
     model_options model;
@@ -138,11 +138,11 @@ static int choose_context(const run *r, uint32_t *max_tokens) {
             return kit_fail(
                 EXIT_FAILED,
                 "the prompt has %zu tokens, -c reserves %llu (the model was trained for %u): shorten it, raise -c, or "
-                "bound the context with --max-kv",
+                "limit the context with --max-kv",
                 r->prompt.n, (unsigned long long)most, r->about->context);
         return kit_fail(
             EXIT_FAILED,
-            "the prompt has %zu tokens, the context of the model %u: shorten it, or bound the context with --max-kv %u "
+            "the prompt has %zu tokens, the context of the model %u: shorten it, or limit the context with --max-kv %u "
             "--sinks 4",
             r->prompt.n, r->about->context, r->about->context / 2);
     }
@@ -160,7 +160,7 @@ static int load_prefix(run *r) {
     fkv_seq_config config = {.max_tokens = s->max_tokens, .prompt = r->prompt.tokens, .n_prompt = (uint32_t)r->prompt.n};
     fkv_status status = fkv_seq_load(s->cache, &config, r->o->prefix, &s->seq);
     if (status == FKV_BAD_ARGUMENT || status == FKV_SEQ_FULL) /* full: the prompt fits, so more were saved than it has */
-        return kit_fail(EXIT_FAILED, "the prompt of %zu tokens does not begin with those saved in %s: %s", r->prompt.n,
+        return kit_fail(EXIT_FAILED, "the prompt of %zu tokens does not start with those saved in %s: %s", r->prompt.n,
                         r->o->prefix, fkv_message());
     if (status == FKV_OK) status = fkv_seq_length(s->cache, s->seq, &s->length);
     if (status != FKV_OK) return cli_fail_status(status);
@@ -312,8 +312,8 @@ static int work(run *r, const prompt_parts *parts) {
 }
 
 static bool good_options(const run_options *o) {
-    if (o->interactive && o->model.json) return kit_fail(0, "-i and --json do not go together") != 0;
-    if (o->n_new == 0 && o->save_prefix == NULL) return kit_fail(0, "-n 0 makes sense with --save-prefix only") != 0;
+    if (o->interactive && o->model.json) return kit_fail(0, "-i and --json cannot be combined") != 0;
+    if (o->n_new == 0 && o->save_prefix == NULL) return kit_fail(0, "-n 0 is for --save-prefix only") != 0;
     return true;
 }
 
@@ -322,20 +322,22 @@ int cli_run(int argc, char **argv) {
     kit_option common[N_MODEL_OPTIONS];
     model_options_list(&o.model, common);
     const kit_option own[] = {
-        {"prompt", 'p', OPTION_TEXT, &o.prompt, 0, "TEXT", "behind what -f gives, where both are there"},
-        {"file", 'f', OPTION_TEXT, &o.file, 0, "FILE", "\"-\" is standard input"},
-        {"interactive", 'i', OPTION_FLAG, &o.interactive, 0, NULL, "a conversation that keeps its pages"},
-        {"new", 'n', OPTION_U32, &o.n_new, INT32_MAX, "N", "new tokens at most, of each answer (256)"},
-        {"raw", 0, OPTION_FLAG, &o.raw, 0, NULL, "no ChatML around the prompt of a chat model"},
-        {"system", 0, OPTION_TEXT, &o.system, 0, "TEXT", "a chat begins with this message"},
-        {"ignore-end", 0, OPTION_FLAG, &o.ignore_end, 0, NULL, "go on where the model would end"},
-        {"temperature", 't', OPTION_REAL, &o.temperature, 0, "X", "0 takes the likeliest token (0)"},
-        {"top-k", 0, OPTION_U32, &o.top_k, INT32_MAX, "N", "0: off (0)"},
-        {"top-p", 0, OPTION_REAL, &o.top_p, 0, "X", "1: off (1)"},
-        {"min-p", 0, OPTION_REAL, &o.min_p, 0, "X", "0: off (0)"},
-        {"save-prefix", 0, OPTION_TEXT, &o.save_prefix, 0, "FILE", "keep the pages of the prompt, whatever is asked about it"},
+        {"prompt", 'p', OPTION_TEXT, &o.prompt, 0, "TEXT", "the prompt; with -f it follows the text of the file"},
+        {"file", 'f', OPTION_TEXT, &o.file, 0, "FILE", "read the prompt from a file; \"-\" is standard input"},
+        {"interactive", 'i', OPTION_FLAG, &o.interactive, 0, NULL, "a conversation; its history stays in the cache"},
+        {"new", 'n', OPTION_U32, &o.n_new, INT32_MAX, "N", "at most N new tokens for each answer (default 256)"},
+        {"raw", 0, OPTION_FLAG, &o.raw, 0, NULL, "do not wrap the prompt of a chat model in ChatML"},
+        {"system", 0, OPTION_TEXT, &o.system, 0, "TEXT", "system message of a chat"},
+        {"ignore-end", 0, OPTION_FLAG, &o.ignore_end, 0, NULL, "do not stop at the model's end token"},
+        {"temperature", 't', OPTION_REAL, &o.temperature, 0, "X",
+         "sampling temperature; 0 takes the most likely token (default 0)"},
+        {"top-k", 0, OPTION_U32, &o.top_k, INT32_MAX, "N", "sample from the N most likely tokens; 0: all (default 0)"},
+        {"top-p", 0, OPTION_REAL, &o.top_p, 0, "X",
+         "sample from the most likely tokens with total probability X (default 1: all)"},
+        {"min-p", 0, OPTION_REAL, &o.min_p, 0, "X", "drop tokens less likely than X times the most likely (default 0: none)"},
+        {"save-prefix", 0, OPTION_TEXT, &o.save_prefix, 0, "FILE", "save the cache of the prompt (-f and -p) to a file"},
         {"prefix", 0, OPTION_TEXT, &o.prefix, 0, "FILE",
-         "load such pages instead of computing them; the prompt must begin with\nthe saved one, or be left out to go on from it"},
+         "load a saved cache instead of computing it; the prompt must start with the\nsaved one, or be left out to continue from it"},
         {0}};
     const kit_option *const tables[] = {own, common, NULL};
     int code = EXIT_GOOD;

@@ -6,8 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char usage[] = "usage: flatkv tokenize [-m MODEL] [-p TEXT | -f FILE] [options]     or the text on standard input\n"
-                            "A line for each token: its number and what it stands for.\n";
+static const char usage[] =
+    "usage: flatkv tokenize [-m MODEL] [-p TEXT | -f FILE] [options]     without -p and -f: standard input\n"
+    "Prints one line for each token: its number and its text.\n";
 
 typedef struct tokenize_options {
     const char *model;
@@ -58,19 +59,19 @@ static int print_json(const tokenize_options *o, const fkv_model *model, const t
 int cli_tokenize(int argc, char **argv) {
     tokenize_options o = {.model = "needle"};
     const kit_option own[] = {
-        {"model", 'm', OPTION_TEXT, &o.model, 0, "MODEL", "a .gguf file, a folder with safetensors, or a name (needle)"},
+        {"model", 'm', OPTION_TEXT, &o.model, 0, "MODEL", "a .gguf file, a folder with safetensors, or a name (default needle)"},
         {"prompt", 'p', OPTION_TEXT, &o.prompt, 0, "TEXT", "the text"},
-        {"file", 'f', OPTION_TEXT, &o.file, 0, "FILE", "or the file it is in"},
-        {"bos", 0, OPTION_FLAG, &o.bos, 0, NULL, "begin with bos where the model wants it"},
-        {"special", 0, OPTION_FLAG, &o.special, 0, NULL, "<|im_end|> and the like become their tokens"},
-        {"count", 0, OPTION_FLAG, &o.count, 0, NULL, "only how many there are"},
-        {"ids", 0, OPTION_FLAG, &o.ids, 0, NULL, "only their numbers, on one line"},
+        {"file", 'f', OPTION_TEXT, &o.file, 0, "FILE", "a file with the text; \"-\" is standard input"},
+        {"bos", 0, OPTION_FLAG, &o.bos, 0, NULL, "start with the bos token if the model uses one"},
+        {"special", 0, OPTION_FLAG, &o.special, 0, NULL, "read <|im_end|> and other special tokens as tokens, not as text"},
+        {"count", 0, OPTION_FLAG, &o.count, 0, NULL, "print only the number of tokens"},
+        {"ids", 0, OPTION_FLAG, &o.ids, 0, NULL, "print only the token numbers, on one line"},
         {"json", 0, OPTION_FLAG, &o.json, 0, NULL, "one JSON object on standard output"},
         {0}};
     const kit_option *const tables[] = {own, NULL};
     int code = EXIT_GOOD;
     if (!kit_options_parse(usage, tables, argc, argv, &code)) return code;
-    if (o.prompt != NULL && o.file != NULL) return kit_fail(EXIT_USAGE, "-p and -f do not go together");
+    if (o.prompt != NULL && o.file != NULL) return kit_fail(EXIT_USAGE, "-p and -f cannot be combined");
     model_options usual = model_options_default();
     usual.model = o.model;
     fkv_model *model = NULL;

@@ -12,7 +12,8 @@ typedef struct kit_json kit_json;
 
 kit_json *kit_json_begin(void); /* opens the object; ends the program where there is no memory */
 
-/* Closes what is open, prints all of it and a newline on standard output, and frees it. Exit code, said why. */
+/* Closes what is open, prints all of it and a newline on standard output, and frees it. Returns an exit code, with a message on
+ * failure. */
 int kit_json_print(kit_json *json);
 
 /* Frees it unprinted. */

@@ -156,7 +156,7 @@ bool kit_options_parse(const char *usage, const kit_option *const *tables, int a
             return false;
         }
         if (option == ':' || option == '?') {
-            (void)kit_fail(0, option == ':' ? "%s needs a value; --help tells more" : "no option %s; --help lists them",
+            (void)kit_fail(0, option == ':' ? "%s needs a value; --help lists the options" : "no option %s; --help lists them",
                            argv[optind - 1]);
             return false;
         }
@@ -165,7 +165,7 @@ bool kit_options_parse(const char *usage, const kit_option *const *tables, int a
     }
     for (; optind < argc; optind++) {
         if (j.words == NULL) {
-            (void)kit_fail(0, "%s belongs to no option; --help lists them", argv[optind]);
+            (void)kit_fail(0, "%s: unexpected argument; --help lists the options", argv[optind]);
             return false;
         }
         if (!take(j.words, argv[optind])) return false;

@@ -22,7 +22,7 @@ typedef enum option_kind {
     OPTION_WORDS,  /* kit_texts: what stands there without an option; the name is not written */
 } option_kind;
 
-enum { KIT_MAX_TEXTS = 64 };
+enum { KIT_MAX_TEXTS = 1024 };
 
 typedef struct kit_texts {
     const char *texts[KIT_MAX_TEXTS];

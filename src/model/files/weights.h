@@ -45,7 +45,7 @@ typedef struct fkv_hparams {
     float rope_scale;      /* linear position scaling: positions are divided by it; 1: none. Other scalings are FKV_UNSUPPORTED */
     uint32_t rope_dim;     /* numbers of a head that rotate; head_dim unless said */
     uint32_t window;       /* 0: not said */
-    uint32_t window_pattern; /* every so manieth layer is full; 0: not said */
+    uint32_t window_pattern; /* every layer of this period is full; 0: not said */
     float softcap;           /* of attention; 0: none */
     float query_scale;       /* of the scores; 0: not said */
     bool rope_interleaved;   /* pairs (2i, 2i+1) instead of (i, i + D/2): GGUF llama yes, safetensors no */
