@@ -8,16 +8,14 @@
  * bandwidth is measured by streaming a buffer several times the last cache. That is the roof, and it leaves the packed history in
  * memory, not in a cache, as it is in a model of many layers; the step's own rows are brought back, as a model leaves them.
  *
- * Owns its options, the roof, the rounds and the tables. The cases are those of the parity test (tests/attn_cases.h).
+ * Owns the roof, the rounds and the tables. The cases are those of the parity test (tests/attn_cases.h).
  */
 #include "bench_attn_mlx.h"
-#include "bench_roof.h"
+#include "bench_attn_options.h"
 #include "bench_util.h"
 
 #include "../src/attn/truth.h"
-#include "../src/base/cpu.h"
 #include "../src/base/memory.h"
-#include "../tests/attn_cases.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -32,38 +30,9 @@ static const uint64_t SEED = 20261115;
 
 enum {
     PAGE_TOKENS = 64,
-    WRITE_TOKENS = 512,         /* rows of one timed write: a prefill chunk */
-    N_CHECKED = 3,              /* prefill queries held against the truth */
-    MAX_LIST = BENCH_MAX_ROOFS, /* thread counts, depths */
-    MAX_CASES = 64,
-    MAX_ROUNDS = 1000
+    WRITE_TOKENS = 512, /* rows of one timed write: a prefill chunk */
+    N_CHECKED = 3       /* prefill queries held against the truth */
 };
-
-typedef enum op { OP_WRITE = 0, OP_DECODE, OP_PREFILL, N_OPS } op;
-static const char *const op_names[N_OPS] = {"write", "decode", "prefill"};
-
-typedef struct bench_case {
-    attn_shape shape;
-    uint32_t n_cached; /* tokens in the pages, the new ones included */
-} bench_case;
-
-static const bench_case default_cases[] = {{{32, 8, 128}, 16384}, {{9, 3, 64}, 8192}, {{4, 1, 256}, 32768}, {{8, 1, 512}, 8192}};
-enum { N_DEFAULT_CASES = sizeof default_cases / sizeof default_cases[0] };
-static const char default_codecs[] = "16/16,8/8,8/4,4/4,4/2";
-
-typedef struct options {
-    bench_case cases[MAX_CASES];
-    uint32_t n_cases;
-    uint32_t threads[MAX_LIST];
-    uint32_t n_threads;
-    bool codecs[N_ATTN_CODECS];
-    bool ops[N_OPS];
-    uint32_t n_queries;
-    uint32_t n_rounds;
-    bool quick;
-    fkv_isa isa;
-    bool json;
-} options;
 
 /* One codec of the shape at hand. */
 typedef struct subject {
@@ -73,12 +42,12 @@ typedef struct subject {
     uint64_t slab_bytes;
     uint64_t write_slab_bytes;
     float *truth; /* [N_CHECKED, H, D] */
-    double times[MAX_ROUNDS];
+    double times[ATTN_MAX_ROUNDS];
 } subject;
 
 typedef struct result {
-    bench_case c;
-    op what;
+    attn_bench_case c;
+    attn_op what;
     const char *codec;
     uint32_t n_threads;
     uint32_t n_tokens; /* new: rows written or queries */
@@ -92,14 +61,14 @@ typedef struct result {
 } result;
 
 typedef struct bench {
-    const options *options;
+    const attn_options *options;
     const fkv_cpu_kernels *kernels;
-    fkv_workers *workers[MAX_LIST];
+    fkv_workers *workers[BENCH_MAX_ROOFS];
     FILE *text;
 
     bench_roof roof;
 
-    bench_case c; /* the shape at hand */
+    attn_bench_case c; /* the shape at hand */
     subject subjects[N_ATTN_CODECS];
     uint32_t n_subjects;
     uint32_t n_written; /* tokens of a write */
@@ -113,136 +82,6 @@ typedef struct bench {
     size_t n_results;
     size_t room_results;
 } bench;
-
-/* ---- options ---- */
-
-static const char usage[] =
-    "usage: bench_attn [options]                 the kernels of this processor, on pages of random rows\n"
-    "       bench_attn --device mlx [options]    the MLX device; --device mlx --help lists its options\n"
-    "Times write, decode and prefill over packed pages for each codec and shape, each checked against the truth first.\n"
-    "Exit status: 0 good, 1 a result was wrong, 2 wrong usage, 3 not enough memory.\n";
-
-static void take_codecs(options *o, const char *list) {
-    char word[KIT_WORD];
-    bool all = strcmp(list, "all") == 0;
-    for (uint32_t i = 0; i < N_ATTN_CODECS; i++) o->codecs[i] = all;
-    while (!all && kit_next_word(&list, word)) {
-        uint32_t i = 0;
-        while (i < N_ATTN_CODECS && strcmp(attn_codecs[i].name, word) != 0) i++;
-        if (i == N_ATTN_CODECS) kit_die(EXIT_USAGE, "--codec %s: there is no such codec; --help lists them", word);
-        o->codecs[i] = true;
-    }
-}
-
-static void take_ops(options *o, const char *list) {
-    char word[KIT_WORD];
-    while (kit_next_word(&list, word)) {
-        uint32_t i = 0;
-        while (i < N_OPS && strcmp(op_names[i], word) != 0) i++;
-        if (i == N_OPS) kit_die(EXIT_USAGE, "--only %s: write, decode or prefill", word);
-        o->ops[i] = true;
-    }
-}
-
-static attn_shape shape_of(const char *text) {
-    static const uint32_t max[3] = {4096, 4096, FKV_MAX_HEAD_DIM};
-    uint32_t parts[3];
-    if (!kit_numbers(text, '/', max, parts, 3))
-        kit_die(EXIT_USAGE, "--shape %s: query heads/KV heads/head dimension, as 32/8/128", text);
-    if (parts[0] % parts[1] != 0 || parts[0] / parts[1] > FKV_MAX_HEADS_PER_KV)
-        kit_die(EXIT_USAGE, "--shape %s: query heads are a multiple of KV heads, at most %d times as many", text,
-                FKV_MAX_HEADS_PER_KV);
-    if (parts[2] % 16 != 0) kit_die(EXIT_USAGE, "--shape %s: the head dimension is a multiple of 16", text);
-    return (attn_shape){parts[0], parts[1], parts[2]};
-}
-
-static void add_case(options *o, attn_shape shape, uint32_t n_cached) {
-    if (o->n_cases == MAX_CASES) kit_die(EXIT_USAGE, "at most %d shapes and depths together", MAX_CASES);
-    if (n_cached < o->n_queries)
-        kit_die(EXIT_USAGE, "--queries %u: more than the %u tokens cached, which include them", o->n_queries, n_cached);
-    o->cases[o->n_cases++] = (bench_case){shape, n_cached};
-}
-
-/* The tokens cached for a shape that --cached says nothing of. */
-static uint32_t usual_depth(const options *o, const attn_shape *shape) {
-    uint32_t n_cached = 16384;
-    for (size_t i = 0; i < N_DEFAULT_CASES; i++)
-        if (memcmp(&default_cases[i].shape, shape, sizeof *shape) == 0) n_cached = default_cases[i].n_cached;
-    return o->quick ? fkv_min_u32(n_cached, 2048) : n_cached;
-}
-
-/* Every shape at every depth. */
-static void make_cases(options *o, const kit_texts *shapes, const char *depths) {
-    uint32_t cached[MAX_LIST];
-    uint32_t n_cached = bench_numbers("--cached", depths, 1u << 26, cached, MAX_LIST);
-    uint32_t n_shapes = shapes->n > 0 ? shapes->n : N_DEFAULT_CASES;
-    for (uint32_t i = 0; i < n_shapes; i++) {
-        attn_shape shape = shapes->n > 0 ? shape_of(shapes->texts[i]) : default_cases[i].shape;
-        if (n_cached == 0) add_case(o, shape, usual_depth(o, &shape));
-        for (uint32_t j = 0; j < n_cached; j++) add_case(o, shape, cached[j]);
-    }
-}
-
-/* What was not asked for is filled in. */
-static void complete(options *o) {
-    bool any_codec = false;
-    for (uint32_t i = 0; i < N_ATTN_CODECS; i++) any_codec = any_codec || o->codecs[i];
-    if (!any_codec || !(o->ops[OP_WRITE] || o->ops[OP_DECODE] || o->ops[OP_PREFILL]))
-        kit_die(EXIT_USAGE, "--codec or --only names nothing, so there is nothing to time");
-    if (o->n_threads == 0) {
-        o->threads[o->n_threads++] = 1;
-        if (fkv_cpu_count() > 1) o->threads[o->n_threads++] = fkv_cpu_count();
-    }
-}
-
-/* "of K/V bits, or all" and the names there are. */
-static const char *codec_help(void) {
-    static char text[512];
-    size_t n = (size_t)snprintf(text, sizeof text, "K/V bits (default %s), or all;\n", default_codecs);
-    for (uint32_t i = 0; i < N_ATTN_CODECS && n < sizeof text; i++)
-        n += (size_t)snprintf(text + n, sizeof text - n, "%s%s", i == 0 ? "" : i % 8 == 0 ? ",\n" : ", ", attn_codecs[i].name);
-    return text;
-}
-
-static void parse(options *o, int argc, char **argv) {
-    kit_texts shapes = {0};
-    const char *depths = "";
-    const char *codecs = default_codecs;
-    const char *ops = "write,decode,prefill";
-    const char *threads = "";
-    const char *isa = NULL;
-    int device = 0;
-    const kit_option own[] = {
-        {"device", 0, OPTION_CHOICE, &device, 0, "cpu|mlx", "(default cpu)"},
-        {"shape", 0, OPTION_TEXTS, &shapes, 0, "H/G/D",
-         "query heads/KV heads/head dimension; may be repeated\n"
-         "(default 32/8/128 at 16384, 9/3/64 at 8192, 4/1/256 at 32768, 8/1/512 at 8192)"},
-        {"cached", 'c', OPTION_TEXT, &depths, 0, "LIST",
-         "tokens in the pages, the new ones included (default 16384 for a shape not in that list)"},
-        {"queries", 0, OPTION_COUNT, &o->n_queries, 1u << 16, "N", "new tokens of a prefill (default 64)"},
-        {"codec", 0, OPTION_TEXT, &codecs, 0, "LIST", codec_help()},
-        {"only", 0, OPTION_TEXT, &ops, 0, "LIST", "what to time, of write,decode,prefill (default all)"},
-        {"threads", 0, OPTION_TEXT, &threads, 0, "LIST", "thread counts (default 1 and one for each core)"},
-        {"isa", 0, OPTION_TEXT, &isa, 0, "NAME",
-         "kernels: auto, scalar, neon, avx2, avx512, avx512vnni, amx; default: the environment's FKV_ISA, or auto"},
-        {"rounds", 0, OPTION_COUNT, &o->n_rounds, MAX_ROUNDS, "N",
-         "timed calls of each (default 15; a third of them, at least 3, for prefill)"},
-        {"quick", 0, OPTION_FLAG, &o->quick, 0, NULL,
-         "3 rounds, 16 queries, at most 2048 cached: a test run, its times mean nothing"},
-        {"json", 0, OPTION_FLAG, &o->json, 0, NULL, BENCH_JSON_HELP},
-        {0}};
-    const kit_option *const tables[] = {own, NULL};
-    int code = EXIT_GOOD;
-    if (!kit_options_parse(usage, tables, argc, argv, &code)) exit(code);
-    if (o->n_queries == 0) o->n_queries = o->quick ? 16 : 64;
-    if (o->n_rounds == 0) o->n_rounds = o->quick ? 3 : 15;
-    make_cases(o, &shapes, depths);
-    take_codecs(o, codecs);
-    take_ops(o, ops);
-    o->n_threads = bench_numbers("--threads", threads, FKV_MAX_THREADS, o->threads, MAX_LIST);
-    o->isa = bench_isa(isa);
-    complete(o);
-}
 
 /* ---- the machine ---- */
 
@@ -309,8 +148,8 @@ static void subject_close(subject *s) {
     free(s->truth);
 }
 
-static void shape_open(bench *b, bench_case c) {
-    const options *o = b->options;
+static void shape_open(bench *b, attn_bench_case c) {
+    const attn_options *o = b->options;
     fkv_workers *widest = b->workers[0];
     for (uint32_t t = 1; t < o->n_threads; t++)
         if (fkv_workers_count(b->workers[t]) > fkv_workers_count(widest)) widest = b->workers[t];
@@ -355,7 +194,7 @@ static fkv_attn_row write_row_of(const bench *b) {
 }
 
 /* Returns the packed bytes read, or written. */
-static uint64_t call(bench *b, const subject *s, op what, fkv_workers *workers) {
+static uint64_t call(bench *b, const subject *s, attn_op what, fkv_workers *workers) {
     const fkv_attn_layer *layer = &s->world.layer;
     if (what == OP_PREFILL) return fkv_attn_attend(b->kernels, layer, s->world.rows, 1, s->world.q, b->out, b->scratch, workers);
     if (what == OP_DECODE) {
@@ -397,7 +236,7 @@ static double worst_error(const bench *b, const subject *s, uint32_t i, const fl
     return worst;
 }
 
-static bool check(bench *b, const subject *s, op what, fkv_workers *workers, double *error) {
+static bool check(bench *b, const subject *s, attn_op what, fkv_workers *workers, double *error) {
     *error = 0;
     if (what == OP_WRITE) memset(s->write_layer.pages, 0xff, s->write_slab_bytes);
     (void)call(b, s, what, workers);
@@ -417,7 +256,7 @@ static bool check(bench *b, const subject *s, op what, fkv_workers *workers, dou
 }
 
 /* Seconds of one call on a history that is in no cache. The rows of the step are, and the threads are awake. */
-static double time_call(bench *b, const subject *s, op what, uint32_t t) {
+static double time_call(bench *b, const subject *s, attn_op what, uint32_t t) {
     (void)bench_roof_stream(&b->roof, b->workers[t], t);
     if (what == OP_WRITE) {
         size_t bytes = (size_t)b->n_written * b->c.shape.n_kv_heads * b->c.shape.head_dim * sizeof *b->k;
@@ -453,7 +292,7 @@ static void print_wrong(const bench *b, const result *r) {
 }
 
 static void print_result(const bench *b, const result *r) {
-    (void)fprintf(b->text, "  %-8s %-13s %7u", op_names[r->what], r->codec, r->n_threads);
+    (void)fprintf(b->text, "  %-8s %-13s %7u", attn_op_names[r->what], r->codec, r->n_threads);
     if (!r->right) {
         print_wrong(b, r);
         return;
@@ -487,7 +326,7 @@ static void print_heading(const bench *b) {
 }
 
 /* All codecs, one operation, one number of threads. */
-static void run_rounds(bench *b, op what, uint32_t t) {
+static void run_rounds(bench *b, attn_op what, uint32_t t) {
     uint32_t asked = b->options->n_rounds;
     uint32_t n_rounds = what == OP_PREFILL ? fkv_max_u32(fkv_min_u32(asked, 3), asked / 3) : asked;
     size_t first = b->n_results;
@@ -506,11 +345,11 @@ static void run_rounds(bench *b, op what, uint32_t t) {
 
     double roof = bench_roof_median(&b->roof, t, first_roof);
     bool has_reference = b->n_subjects > 0 && b->subjects[0].codec == 0 && b->results[first].right;
-    double reference[MAX_ROUNDS];
+    double reference[ATTN_MAX_ROUNDS];
     if (has_reference) memcpy(reference, b->subjects[0].times, n_rounds * sizeof *reference);
     for (uint32_t i = 0; i < b->n_subjects; i++) {
         result *r = &b->results[first + i];
-        double ratios[MAX_ROUNDS];
+        double ratios[ATTN_MAX_ROUNDS];
         double *times = b->subjects[i].times;
         r->roof = roof;
         for (uint32_t round = 0; r->right && has_reference && round < n_rounds; round++)
@@ -525,7 +364,7 @@ static void run_rounds(bench *b, op what, uint32_t t) {
 static void result_json(const result *r, kit_json *json) {
     double rate = r->right ? (double)r->packed_bytes / r->ms.p50 * 1e3 : NAN;
     kit_json_object(json, NULL);
-    kit_json_text(json, "op", op_names[r->what]);
+    kit_json_text(json, "op", attn_op_names[r->what]);
     kit_json_text(json, "codec", r->codec);
     kit_json_integer(json, "threads", r->n_threads);
     kit_json_integer(json, "q_heads", r->c.shape.n_q_heads);
@@ -566,7 +405,7 @@ static int write_json(bench *b) {
     return kit_json_print(json);
 }
 
-static void run_shape(bench *b, bench_case c) {
+static void run_shape(bench *b, attn_bench_case c) {
     if (isatty(STDERR_FILENO)) (void)fprintf(stderr, "checking against the truth ...\r");
     shape_open(b, c);
     if (isatty(STDERR_FILENO)) (void)fprintf(stderr, "%30s\r", "");
@@ -578,7 +417,7 @@ static void run_shape(bench *b, bench_case c) {
         next += there;
     }
     bool between = false;
-    for (op what = 0; what < N_OPS; what++) {
+    for (attn_op what = 0; what < N_ATTN_OPS; what++) {
         if (!b->options->ops[what]) continue;
         if (between) (void)fputc('\n', b->text);
         for (uint32_t t = 0; t < b->options->n_threads; t++) run_rounds(b, what, t);
@@ -597,7 +436,7 @@ static bool asks_for_mlx(int argc, char **argv) {
 }
 
 static void print_roofs(const bench *b) {
-    const options *o = b->options;
+    const attn_options *o = b->options;
     (void)fprintf(b->text, "\nread roof:");
     for (uint32_t t = 0; t < o->n_threads; t++) {
         if (b->roof.n_samples[t] == 0) continue;
@@ -608,7 +447,7 @@ static void print_roofs(const bench *b) {
 }
 
 int main(int argc, char **argv) {
-    static options o;
+    static attn_options o;
     static bench b;
     kit_set_program(PROGRAM);
     if (asks_for_mlx(argc, argv)) {
@@ -618,7 +457,7 @@ int main(int argc, char **argv) {
         kit_die(EXIT_USAGE, "this build has no MLX: run scripts/get-mlx and build with FKV_MLX=ON");
 #endif
     }
-    parse(&o, argc, argv);
+    attn_options_parse(&o, argc, argv);
     b.options = &o;
     b.kernels = fkv_cpu_kernels_for(o.isa);
     b.text = o.json ? stderr : stdout;
