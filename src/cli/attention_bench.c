@@ -54,7 +54,7 @@ static int read_arguments(int argc, char **argv, front *f) {
 }
 
 static bool find_program(char path[MAX_PATH]) {
-    static const char *const places[] = {"bench_attn", "../libexec/flatkv/bench_attn"};
+    static const char *const places[] = {"bench_attn", FLATKV_LIBEXEC "/bench_attn"};
     char here[MAX_PATH];
     if (!process_program_path(here, sizeof here)) return false;
     *(strrchr(here, '/') + 1) = 0;
