@@ -8,16 +8,14 @@
  * bandwidth is measured by streaming a buffer several times the last cache. That is the roof, and it leaves the packed history in
  * memory, not in a cache, as it is in a model of many layers; the step's own rows are brought back, as a model leaves them.
  *
- * Owns its options, the roof, the rounds and the tables. The cases are those of the parity test (tests/attn_cases.h).
+ * Owns the roof, the rounds and the tables. The cases are those of the parity test (tests/attn_cases.h).
  */
 #include "bench_attn_mlx.h"
-#include "bench_roof.h"
+#include "bench_attn_options.h"
 #include "bench_util.h"
 
 #include "../src/attn/truth.h"
-#include "../src/base/cpu.h"
 #include "../src/base/memory.h"
-#include "../tests/attn_cases.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -32,37 +30,9 @@ static const uint64_t SEED = 20261115;
 
 enum {
     PAGE_TOKENS = 64,
-    WRITE_TOKENS = 512,         /* rows of one timed write: a prefill chunk */
-    N_CHECKED = 3,              /* prefill queries held against the truth */
-    MAX_LIST = BENCH_MAX_ROOFS, /* thread counts, shapes */
-    MAX_ROUNDS = 1000
+    WRITE_TOKENS = 512, /* rows of one timed write: a prefill chunk */
+    N_CHECKED = 3       /* prefill queries held against the truth */
 };
-
-typedef enum op { OP_WRITE = 0, OP_DECODE, OP_PREFILL, N_OPS } op;
-static const char *const op_names[N_OPS] = {"write", "decode", "prefill"};
-
-typedef struct bench_case {
-    attn_shape shape;
-    uint32_t n_cached; /* tokens in the pages, the new ones included */
-} bench_case;
-
-static const bench_case default_cases[] = {{{32, 8, 128}, 16384}, {{9, 3, 64}, 8192}, {{4, 1, 256}, 32768}, {{8, 1, 512}, 8192}};
-static const char default_codecs[] = "16/16,8/8,8/4,4/4,4/2";
-
-typedef struct options {
-    bench_case cases[MAX_LIST];
-    uint32_t n_cases;
-    uint32_t threads[MAX_LIST];
-    uint32_t n_threads;
-    bool codecs[N_ATTN_CODECS];
-    bool ops[N_OPS];
-    uint32_t n_cached; /* 0: each shape's own */
-    uint32_t n_queries;
-    uint32_t n_rounds;
-    bool quick;
-    fkv_isa isa;
-    bench_json json;
-} options;
 
 /* One codec of the shape at hand. */
 typedef struct subject {
@@ -72,12 +42,12 @@ typedef struct subject {
     uint64_t slab_bytes;
     uint64_t write_slab_bytes;
     float *truth; /* [N_CHECKED, H, D] */
-    double times[MAX_ROUNDS];
+    double times[ATTN_MAX_ROUNDS];
 } subject;
 
 typedef struct result {
-    bench_case c;
-    op what;
+    attn_bench_case c;
+    attn_op what;
     const char *codec;
     uint32_t n_threads;
     uint32_t n_tokens; /* new: rows written or queries */
@@ -91,14 +61,14 @@ typedef struct result {
 } result;
 
 typedef struct bench {
-    const options *options;
+    const attn_options *options;
     const fkv_cpu_kernels *kernels;
-    fkv_workers *workers[MAX_LIST];
+    fkv_workers *workers[BENCH_MAX_ROOFS];
     FILE *text;
 
     bench_roof roof;
 
-    bench_case c; /* the shape at hand */
+    attn_bench_case c; /* the shape at hand */
     subject subjects[N_ATTN_CODECS];
     uint32_t n_subjects;
     uint32_t n_written; /* tokens of a write */
@@ -113,176 +83,12 @@ typedef struct bench {
     size_t room_results;
 } bench;
 
-/* ---- options ---- */
-
-static void print_help(void) {
-    printf("usage: bench_attn [options]\n"
-           "Times write, decode and prefill over packed pages for each codec and shape, checked against the truth first.\n\n"
-           "  --device NAME    cpu, or mlx, which has other options: see --device mlx --help\n"
-           "  --shape H/G/D    query heads / KV heads / head dimension; may be repeated\n"
-           "                   (32/8/128 at 16384, 9/3/64 at 8192, 4/1/256 at 32768, 8/1/512 at 8192)\n"
-           "  --cached N       tokens in the pages, the new ones included (16384 for a shape not in that list)\n"
-           "  --queries N      new tokens of a prefill (64)\n"
-           "  --codec LIST     of K/V bits: %s; or all\n"
-           "  --only LIST      of write, decode, prefill\n"
-           "  --threads LIST   (1 and one for each core)\n"
-           "  --isa NAME       kernels: auto, scalar, neon, avx2, avx512; without it the environment's FKV_ISA\n"
-           "  --rounds N       timed calls of each (15; a third of them, at least 3, for prefill)\n"
-           "  --quick          3 rounds, 16 queries, at most 2048 cached: to see that it runs, not how fast\n"
-           "  --json [FILE]    results as JSON; without FILE to stdout, and the tables to stderr\n"
-           "  --help\n\n"
-           "codecs:",
-           default_codecs);
-    for (uint32_t i = 0; i < N_ATTN_CODECS; i++) printf("%s %s", i == 0 ? "" : ",", attn_codecs[i].name);
-    printf(" (g: group, 64 where it is not named)\n"
-           "exit status: 0 good, 1 a result was wrong, 2 bad usage, 3 not enough memory\n");
-}
-
-/* Cuts the next name off a list with commas; false at its end. */
-static bool next_name(const char **list, char name[BENCH_TEXT]) {
-    if (**list == '\0') return false;
-    size_t length = strcspn(*list, ",");
-    (void)snprintf(name, BENCH_TEXT, "%.*s", (int)length, *list);
-    *list += length + ((*list)[length] == ',');
-    return true;
-}
-
-static void take_codecs(options *o, const char *list) {
-    char name[BENCH_TEXT];
-    bool all = strcmp(list, "all") == 0;
-    for (uint32_t i = 0; i < N_ATTN_CODECS; i++) o->codecs[i] = all;
-    while (!all && next_name(&list, name)) {
-        uint32_t i = 0;
-        while (i < N_ATTN_CODECS && strcmp(attn_codecs[i].name, name) != 0) i++;
-        if (i == N_ATTN_CODECS) bench_die(PROGRAM, BENCH_USAGE, "--codec: there is no codec \"%s\"; --help lists them", name);
-        o->codecs[i] = true;
-    }
-}
-
-static void take_ops(options *o, const char *list) {
-    char name[BENCH_TEXT];
-    memset(o->ops, 0, sizeof o->ops);
-    while (next_name(&list, name)) {
-        uint32_t i = 0;
-        while (i < N_OPS && strcmp(op_names[i], name) != 0) i++;
-        if (i == N_OPS) bench_die(PROGRAM, BENCH_USAGE, "--only: \"%s\" is not write, decode or prefill", name);
-        o->ops[i] = true;
-    }
-}
-
-static void take_threads(options *o, const char *list) {
-    char name[BENCH_TEXT];
-    for (o->n_threads = 0; next_name(&list, name); o->n_threads++) {
-        const char *end = NULL;
-        if (o->n_threads == MAX_LIST) bench_die(PROGRAM, BENCH_USAGE, "--threads: more than %d counts", MAX_LIST);
-        o->threads[o->n_threads] = bench_number(PROGRAM, "--threads", name, 1, FKV_MAX_THREADS, &end);
-        if (*end != '\0') bench_die(PROGRAM, BENCH_USAGE, "--threads: \"%s\" is not a number", name);
-    }
-}
-
-static void take_shape(options *o, const char *text) {
-    static const uint32_t most[3] = {4096, 4096, FKV_MAX_HEAD_DIM};
-    uint32_t parts[3];
-    const char *at = text;
-    for (int i = 0; i < 3; i++) {
-        parts[i] = bench_number(PROGRAM, "--shape", at, 1, most[i], &at);
-        if (*at != (i < 2 ? '/' : '\0')) bench_die(PROGRAM, BENCH_USAGE, "--shape: \"%s\" is not H/G/D", text);
-        at += i < 2;
-    }
-    if (parts[0] % parts[1] != 0 || parts[0] / parts[1] > FKV_MAX_HEADS_PER_KV)
-        bench_die(PROGRAM, BENCH_USAGE, "--shape: %u query heads do not share %u KV heads in whole numbers up to %d", parts[0],
-                  parts[1], FKV_MAX_HEADS_PER_KV);
-    if (parts[2] % 16 != 0) bench_die(PROGRAM, BENCH_USAGE, "--shape: head dimension %u is not a multiple of 16", parts[2]);
-    if (o->n_cases == MAX_LIST) bench_die(PROGRAM, BENCH_USAGE, "--shape: more than %d shapes", MAX_LIST);
-    bench_case *c = &o->cases[o->n_cases++];
-    *c = (bench_case){{parts[0], parts[1], parts[2]}, 16384};
-    for (size_t i = 0; i < sizeof default_cases / sizeof default_cases[0]; i++)
-        if (memcmp(&default_cases[i].shape, &c->shape, sizeof c->shape) == 0) c->n_cached = default_cases[i].n_cached;
-}
-
-static fkv_isa isa_named(const char *from, const char *name) {
-    for (fkv_isa isa = FKV_ISA_AUTO; isa <= FKV_ISA_AMX; isa++)
-        if (strcmp(name, fkv_isa_name(isa)) == 0) return isa;
-    bench_die(PROGRAM, BENCH_USAGE, "%s: there is no instruction set \"%s\"; --help lists them", from, name);
-}
-
-/* What was not asked for is filled in, and sizes that cannot be are refused. */
-static void complete(options *o) {
-    if (o->n_queries == 0) o->n_queries = o->quick ? 16 : 64;
-    if (o->n_rounds == 0) o->n_rounds = o->quick ? 3 : 15;
-    if (o->n_cases == 0) {
-        o->n_cases = sizeof default_cases / sizeof default_cases[0];
-        memcpy(o->cases, default_cases, sizeof default_cases);
-    }
-    for (uint32_t i = 0; i < o->n_cases; i++) {
-        if (o->quick) o->cases[i].n_cached = fkv_min_u32(o->cases[i].n_cached, 2048);
-        if (o->n_cached != 0) o->cases[i].n_cached = o->n_cached;
-        if (o->cases[i].n_cached < o->n_queries)
-            bench_die(PROGRAM, BENCH_USAGE, "--queries: %u new tokens are more than the %u cached, which include them",
-                      o->n_queries, o->cases[i].n_cached);
-    }
-    bool any_codec = false;
-    for (uint32_t i = 0; i < N_ATTN_CODECS; i++) any_codec = any_codec || o->codecs[i];
-    if (!any_codec || !(o->ops[OP_WRITE] || o->ops[OP_DECODE] || o->ops[OP_PREFILL]))
-        bench_die(PROGRAM, BENCH_USAGE, "--codec or --only names nothing, so there is nothing to time");
-    if (o->n_threads == 0) {
-        o->threads[o->n_threads++] = 1;
-        if (fkv_cpu_count() > 1) o->threads[o->n_threads++] = fkv_cpu_count();
-    }
-}
-
-static void parse(options *o, int argc, char **argv) {
-    const char *from_environment = getenv("FKV_ISA");
-    take_codecs(o, default_codecs);
-    take_ops(o, "write,decode,prefill");
-    if (from_environment != NULL) o->isa = isa_named("FKV_ISA", from_environment);
-    bench_args args = {PROGRAM, argc, argv, 0};
-    while (bench_args_next(&args)) {
-        if (bench_args_is(&args, "--help")) {
-            print_help();
-            exit(BENCH_GOOD);
-        } else if (bench_args_is(&args, "--device")) {
-            const char *name = bench_args_value(&args);
-            if (strcmp(name, "cpu") != 0) bench_die(PROGRAM, BENCH_USAGE, "--device %s: cpu or mlx", name);
-        } else if (bench_args_is(&args, "--shape"))
-            take_shape(o, bench_args_value(&args));
-        else if (bench_args_is(&args, "--cached"))
-            o->n_cached = bench_args_number(&args, 1, 1u << 26);
-        else if (bench_args_is(&args, "--queries"))
-            o->n_queries = bench_args_number(&args, 1, 1u << 16);
-        else if (bench_args_is(&args, "--codec"))
-            take_codecs(o, bench_args_value(&args));
-        else if (bench_args_is(&args, "--only"))
-            take_ops(o, bench_args_value(&args));
-        else if (bench_args_is(&args, "--threads"))
-            take_threads(o, bench_args_value(&args));
-        else if (bench_args_is(&args, "--isa"))
-            o->isa = isa_named("--isa", bench_args_value(&args));
-        else if (bench_args_is(&args, "--rounds"))
-            o->n_rounds = bench_args_number(&args, 1, MAX_ROUNDS);
-        else if (bench_args_is(&args, "--quick"))
-            o->quick = true;
-        else if (bench_args_is(&args, "--json")) {
-            o->json.wanted = true;
-            o->json.path = bench_args_optional(&args);
-        } else
-            bench_args_unknown(&args);
-    }
-    complete(o);
-}
-
 /* ---- the machine ---- */
 
 static void *map(uint64_t bytes) {
     void *place = NULL;
-    if (fkv_map_open(bytes, true, &place) != FKV_OK) bench_die(PROGRAM, BENCH_NO_MEMORY, "%s", fkv_message());
+    if (fkv_map_open(bytes, true, &place) != FKV_OK) kit_die(EXIT_NO_FIT, "%s", fkv_message());
     return place;
-}
-
-static void *grow(void *block, size_t bytes) {
-    void *wider = realloc(block, bytes);
-    if (wider == NULL) bench_die(PROGRAM, BENCH_NO_MEMORY, "the system has no %zu bytes for the results", bytes);
-    return wider;
 }
 
 /* ---- the cases of one shape ---- */
@@ -342,8 +148,8 @@ static void subject_close(subject *s) {
     free(s->truth);
 }
 
-static void shape_open(bench *b, bench_case c) {
-    const options *o = b->options;
+static void shape_open(bench *b, attn_bench_case c) {
+    const attn_options *o = b->options;
     fkv_workers *widest = b->workers[0];
     for (uint32_t t = 1; t < o->n_threads; t++)
         if (fkv_workers_count(b->workers[t]) > fkv_workers_count(widest)) widest = b->workers[t];
@@ -388,7 +194,7 @@ static fkv_attn_row write_row_of(const bench *b) {
 }
 
 /* Returns the packed bytes read, or written. */
-static uint64_t call(bench *b, const subject *s, op what, fkv_workers *workers) {
+static uint64_t call(bench *b, const subject *s, attn_op what, fkv_workers *workers) {
     const fkv_attn_layer *layer = &s->world.layer;
     if (what == OP_PREFILL) return fkv_attn_attend(b->kernels, layer, s->world.rows, 1, s->world.q, b->out, b->scratch, workers);
     if (what == OP_DECODE) {
@@ -430,7 +236,7 @@ static double worst_error(const bench *b, const subject *s, uint32_t i, const fl
     return worst;
 }
 
-static bool check(bench *b, const subject *s, op what, fkv_workers *workers, double *error) {
+static bool check(bench *b, const subject *s, attn_op what, fkv_workers *workers, double *error) {
     *error = 0;
     if (what == OP_WRITE) memset(s->write_layer.pages, 0xff, s->write_slab_bytes);
     (void)call(b, s, what, workers);
@@ -450,8 +256,8 @@ static bool check(bench *b, const subject *s, op what, fkv_workers *workers, dou
 }
 
 /* Seconds of one call on a history that is in no cache. The rows of the step are, and the threads are awake. */
-static double time_call(bench *b, const subject *s, op what, uint32_t t) {
-    (void)bench_roof_stream(&b->roof, PROGRAM, b->workers[t], t);
+static double time_call(bench *b, const subject *s, attn_op what, uint32_t t) {
+    (void)bench_roof_stream(&b->roof, b->workers[t], t);
     if (what == OP_WRITE) {
         size_t bytes = (size_t)b->n_written * b->c.shape.n_kv_heads * b->c.shape.head_dim * sizeof *b->k;
         bench_read(b->k, bytes);
@@ -470,7 +276,7 @@ static double time_call(bench *b, const subject *s, op what, uint32_t t) {
 static result *add_result(bench *b) {
     if (b->n_results == b->room_results) {
         b->room_results = b->room_results * 2 + 64;
-        b->results = grow(b->results, b->room_results * sizeof *b->results);
+        b->results = kit_take_more(b->results, b->room_results * sizeof *b->results);
     }
     return &b->results[b->n_results++];
 }
@@ -486,7 +292,7 @@ static void print_wrong(const bench *b, const result *r) {
 }
 
 static void print_result(const bench *b, const result *r) {
-    (void)fprintf(b->text, "  %-8s %-13s %7u", op_names[r->what], r->codec, r->n_threads);
+    (void)fprintf(b->text, "  %-8s %-13s %7u", attn_op_names[r->what], r->codec, r->n_threads);
     if (!r->right) {
         print_wrong(b, r);
         return;
@@ -520,7 +326,7 @@ static void print_heading(const bench *b) {
 }
 
 /* All codecs, one operation, one number of threads. */
-static void run_rounds(bench *b, op what, uint32_t t) {
+static void run_rounds(bench *b, attn_op what, uint32_t t) {
     uint32_t asked = b->options->n_rounds;
     uint32_t n_rounds = what == OP_PREFILL ? fkv_max_u32(fkv_min_u32(asked, 3), asked / 3) : asked;
     size_t first = b->n_results;
@@ -539,11 +345,11 @@ static void run_rounds(bench *b, op what, uint32_t t) {
 
     double roof = bench_roof_median(&b->roof, t, first_roof);
     bool has_reference = b->n_subjects > 0 && b->subjects[0].codec == 0 && b->results[first].right;
-    double reference[MAX_ROUNDS];
+    double reference[ATTN_MAX_ROUNDS];
     if (has_reference) memcpy(reference, b->subjects[0].times, n_rounds * sizeof *reference);
     for (uint32_t i = 0; i < b->n_subjects; i++) {
         result *r = &b->results[first + i];
-        double ratios[MAX_ROUNDS];
+        double ratios[ATTN_MAX_ROUNDS];
         double *times = b->subjects[i].times;
         r->roof = roof;
         for (uint32_t round = 0; r->right && has_reference && round < n_rounds; round++)
@@ -555,50 +361,51 @@ static void run_rounds(bench *b, op what, uint32_t t) {
     (void)fflush(b->text);
 }
 
-static void write_json(bench *b, bench_json *json) {
-    bench_json_begin(json, PROGRAM);
-    bench_json_string(json, "bench", PROGRAM);
-    bench_json_string(json, "version", fkv_version());
-    bench_json_string(json, "isa", fkv_cpu_kernels_name(b->kernels));
-    bench_json_integer(json, "roof_buffer_bytes", b->roof.bytes);
-    bench_json_array(json, "read_roof");
-    for (uint32_t t = 0; t < b->options->n_threads; t++) {
-        bench_json_object(json, NULL);
-        bench_json_integer(json, "threads", b->options->threads[t]);
-        bench_json_number(json, "gb_s", bench_roof_median(&b->roof, t, 0) * 1e-9);
-        bench_json_close(json);
-    }
-    bench_json_close(json);
-    bench_json_array(json, "results");
-    for (size_t i = 0; i < b->n_results; i++) {
-        const result *r = &b->results[i];
-        double rate = r->right ? (double)r->packed_bytes / r->ms.p50 * 1e3 : NAN;
-        bench_json_object(json, NULL);
-        bench_json_string(json, "op", op_names[r->what]);
-        bench_json_string(json, "codec", r->codec);
-        bench_json_integer(json, "threads", r->n_threads);
-        bench_json_integer(json, "q_heads", r->c.shape.n_q_heads);
-        bench_json_integer(json, "kv_heads", r->c.shape.n_kv_heads);
-        bench_json_integer(json, "head_dim", r->c.shape.head_dim);
-        bench_json_integer(json, "cached", r->c.n_cached);
-        bench_json_integer(json, "tokens", r->n_tokens);
-        bench_json_integer(json, "rounds", r->n_rounds);
-        bench_json_bool(json, "right", r->right);
-        bench_json_number(json, "error_l2", r->error);
-        bench_json_number(json, "ms_p50", r->right ? r->ms.p50 : NAN);
-        bench_json_number(json, "ms_p10", r->right ? r->ms.p10 : NAN);
-        bench_json_number(json, "ms_p90", r->right ? r->ms.p90 : NAN);
-        bench_json_integer(json, "packed_bytes", r->packed_bytes);
-        bench_json_number(json, "packed_gb_s", rate * 1e-9);
-        bench_json_number(json, "read_roof_gb_s", r->roof * 1e-9);
-        bench_json_number(json, "roof_share", r->what == OP_WRITE ? NAN : rate / r->roof);
-        bench_json_number(json, "speed_to_16bit", r->speedup);
-        bench_json_close(json);
-    }
-    bench_json_end(json, PROGRAM);
+static void result_json(const result *r, kit_json *json) {
+    double rate = r->right ? (double)r->packed_bytes / r->ms.p50 * 1e3 : NAN;
+    kit_json_object(json, NULL);
+    kit_json_text(json, "op", attn_op_names[r->what]);
+    kit_json_text(json, "codec", r->codec);
+    kit_json_integer(json, "threads", r->n_threads);
+    kit_json_integer(json, "q_heads", r->c.shape.n_q_heads);
+    kit_json_integer(json, "kv_heads", r->c.shape.n_kv_heads);
+    kit_json_integer(json, "head_dim", r->c.shape.head_dim);
+    kit_json_integer(json, "cached", r->c.n_cached);
+    kit_json_integer(json, "tokens", r->n_tokens);
+    kit_json_integer(json, "rounds", r->n_rounds);
+    kit_json_bool(json, "right", r->right);
+    kit_json_real(json, "error_l2", r->error);
+    kit_json_real(json, "ms_p50", r->right ? r->ms.p50 : NAN);
+    kit_json_real(json, "ms_p10", r->right ? r->ms.p10 : NAN);
+    kit_json_real(json, "ms_p90", r->right ? r->ms.p90 : NAN);
+    kit_json_integer(json, "packed_bytes", r->packed_bytes);
+    kit_json_real(json, "packed_gb_s", rate * 1e-9);
+    kit_json_real(json, "read_roof_gb_s", r->roof * 1e-9);
+    kit_json_real(json, "roof_share", r->what == OP_WRITE ? NAN : rate / r->roof);
+    kit_json_real(json, "speed_to_16bit", r->speedup);
+    kit_json_close(json);
 }
 
-static void run_shape(bench *b, bench_case c) {
+static int write_json(bench *b) {
+    kit_json *json = kit_json_begin();
+    kit_json_text(json, "bench", PROGRAM);
+    kit_json_text(json, "version", fkv_version());
+    kit_json_text(json, "isa", fkv_cpu_kernels_name(b->kernels));
+    kit_json_integer(json, "roof_buffer_bytes", b->roof.bytes);
+    kit_json_array(json, "read_roof");
+    for (uint32_t t = 0; t < b->options->n_threads; t++) {
+        kit_json_object(json, NULL);
+        kit_json_integer(json, "threads", b->options->threads[t]);
+        kit_json_real(json, "gb_s", bench_roof_median(&b->roof, t, 0) * 1e-9);
+        kit_json_close(json);
+    }
+    kit_json_close(json);
+    kit_json_array(json, "results");
+    for (size_t i = 0; i < b->n_results; i++) result_json(&b->results[i], json);
+    return kit_json_print(json);
+}
+
+static void run_shape(bench *b, attn_bench_case c) {
     if (isatty(STDERR_FILENO)) (void)fprintf(stderr, "checking against the truth ...\r");
     shape_open(b, c);
     if (isatty(STDERR_FILENO)) (void)fprintf(stderr, "%30s\r", "");
@@ -610,7 +417,7 @@ static void run_shape(bench *b, bench_case c) {
         next += there;
     }
     bool between = false;
-    for (op what = 0; what < N_OPS; what++) {
+    for (attn_op what = 0; what < N_ATTN_OPS; what++) {
         if (!b->options->ops[what]) continue;
         if (between) (void)fputc('\n', b->text);
         for (uint32_t t = 0; t < b->options->n_threads; t++) run_rounds(b, what, t);
@@ -628,39 +435,42 @@ static bool asks_for_mlx(int argc, char **argv) {
     return false;
 }
 
+static void print_roofs(const bench *b) {
+    const attn_options *o = b->options;
+    (void)fprintf(b->text, "\nread roof:");
+    for (uint32_t t = 0; t < o->n_threads; t++) {
+        if (b->roof.n_samples[t] == 0) continue;
+        kit_spread roof = kit_spread_of(b->roof.samples[t], b->roof.n_samples[t]);
+        (void)fprintf(b->text, "%s %u thread%s %.1f GB/s (p10 %.1f, p90 %.1f)", t == 0 ? "" : ",", o->threads[t],
+                      o->threads[t] == 1 ? "" : "s", roof.p50 * 1e-9, roof.p10 * 1e-9, roof.p90 * 1e-9);
+    }
+}
+
 int main(int argc, char **argv) {
-    static options o;
+    static attn_options o;
     static bench b;
+    kit_set_program(PROGRAM);
     if (asks_for_mlx(argc, argv)) {
 #ifdef FKV_BENCH_MLX
         return bench_attn_mlx(argc, argv);
 #else
-        bench_die(PROGRAM, BENCH_USAGE, "this build has no MLX: run scripts/get-mlx and build with FKV_MLX=ON");
+        kit_die(EXIT_USAGE, "this build has no MLX: run scripts/get-mlx and build with FKV_MLX=ON");
 #endif
     }
-    parse(&o, argc, argv);
-    if (o.json.wanted) bench_writable(PROGRAM, o.json.path);
+    attn_options_parse(&o, argc, argv);
     b.options = &o;
     b.kernels = fkv_cpu_kernels_for(o.isa);
-    b.text = o.json.wanted && o.json.path == NULL ? stderr : stdout;
-    if (b.kernels == NULL)
-        bench_die(PROGRAM, BENCH_USAGE, "this machine or build has no %s kernels; choose auto", fkv_isa_name(o.isa));
-    for (uint32_t t = 0; t < o.n_threads; t++) b.workers[t] = bench_workers_open(PROGRAM, o.threads[t]);
-    bench_roof_open(&b.roof, PROGRAM, o.quick);
+    b.text = o.json ? stderr : stdout;
+    if (b.kernels == NULL) kit_die(EXIT_USAGE, "this machine or build has no %s kernels; choose auto", fkv_isa_name(o.isa));
+    for (uint32_t t = 0; t < o.n_threads; t++) b.workers[t] = bench_workers_open(o.threads[t]);
+    bench_roof_open(&b.roof, o.quick);
     (void)fprintf(b.text, "flatkv %s, %s kernels; medians of %u rounds; before each call %llu MiB are streamed (the read roof)\n",
                   fkv_version(), fkv_cpu_kernels_name(b.kernels), o.n_rounds, (unsigned long long)(b.roof.bytes >> 20));
     for (uint32_t i = 0; i < o.n_cases; i++) run_shape(&b, o.cases[i]);
-
-    (void)fprintf(b.text, "\nread roof:");
-    for (uint32_t t = 0; t < o.n_threads; t++) {
-        if (b.roof.n_samples[t] == 0) continue;
-        kit_spread roof = kit_spread_of(b.roof.samples[t], b.roof.n_samples[t]);
-        (void)fprintf(b.text, "%s %u thread%s %.1f GB/s (p10 %.1f, p90 %.1f)", t == 0 ? "" : ",", o.threads[t],
-                      o.threads[t] == 1 ? "" : "s", roof.p50 * 1e-9, roof.p10 * 1e-9, roof.p90 * 1e-9);
-    }
+    print_roofs(&b);
     size_t n_wrong = 0;
     for (size_t i = 0; i < b.n_results; i++) n_wrong += !b.results[i].right;
     (void)fprintf(b.text, "\n%zu results, %zu wrong\n", b.n_results, n_wrong);
-    if (o.json.wanted) write_json(&b, &o.json);
-    return n_wrong == 0 && b.n_results > 0 ? BENCH_GOOD : BENCH_FAILED;
+    if (o.json && write_json(&b) != EXIT_GOOD) return EXIT_FAILED;
+    return n_wrong == 0 && b.n_results > 0 ? EXIT_GOOD : EXIT_FAILED;
 }

@@ -19,8 +19,6 @@
 #include <math.h>
 #include <stdlib.h>
 
-static const char PROGRAM[] = "bench_attn";
-
 /* float32 sums in another order, and an answer of float16. */
 static const double TOLERANCE = 2e-3;
 
@@ -72,8 +70,8 @@ typedef struct mlx_bench {
     uint32_t n_chain;
     const char *only; /* part of a case's name; NULL: all */
     bool peers;
-    int divide; /* cached tokens by this: to see that it runs */
-    bench_json json;
+    uint32_t divide; /* cached tokens by this: to see that it runs */
+    bool json;
     FILE *text;
     double roof; /* bytes a second */
     mlx_result results[MAX_RESULTS];
@@ -92,11 +90,11 @@ typedef struct mlx_bench {
 } mlx_bench;
 
 static void check(mlx_bench *b, const char *what) {
-    if (b->g.failed) bench_die(PROGRAM, BENCH_FAILED, "%s: MLX says: %s", what, fkv_mlx_last_error());
+    if (b->g.failed) kit_die(EXIT_FAILED, "%s: MLX says: %s", what, fkv_mlx_last_error());
 }
 
 static void must(fkv_status status) {
-    if (status != FKV_OK) bench_die(PROGRAM, BENCH_FAILED, "%s: %s", fkv_status_name(status), fkv_message());
+    if (status != FKV_OK) kit_die(EXIT_FAILED, "%s: %s", fkv_status_name(status), fkv_message());
 }
 
 static void let_go(mlx_array *a) {
@@ -121,7 +119,7 @@ static mlx_array random_rows(mlx_bench *b, int heads, int tokens) {
 
 static size_t memory(int (*which)(size_t *)) {
     size_t bytes = 0;
-    if (which(&bytes) != 0) bench_die(PROGRAM, BENCH_FAILED, "MLX does not say what it holds: %s", fkv_mlx_last_error());
+    if (which(&bytes) != 0) kit_die(EXIT_FAILED, "MLX does not say what it holds: %s", fkv_mlx_last_error());
     return bytes;
 }
 
@@ -471,7 +469,7 @@ static uint64_t side_bytes(const mlx_case *c, uint32_t bits, uint32_t group) {
 }
 
 static void add_result(mlx_bench *b, const mlx_result *r) {
-    if (b->n_results == MAX_RESULTS) bench_die(PROGRAM, BENCH_FAILED, "more than %d results", MAX_RESULTS);
+    if (b->n_results == MAX_RESULTS) kit_die(EXIT_FAILED, "more than %d results", MAX_RESULTS);
     b->results[b->n_results++] = *r;
     char extra[BENCH_TEXT];
     (void)fprintf(b->text, "%-18s %-14s", r->c.name, r->who);
@@ -539,57 +537,39 @@ static void run_case(mlx_bench *b, const mlx_case *given, bool with_peers) {
 
 /* ---- the program ---- */
 
-static void write_json(mlx_bench *b, const char *device_name) {
-    bench_json *json = &b->json;
-    bench_json_begin(json, PROGRAM);
-    bench_json_string(json, "flatkv", fkv_version());
-    bench_json_string(json, "device", device_name);
-    bench_json_integer(json, "single_calls", b->n_rounds);
-    bench_json_number(json, "read_roof_gb_s", b->roof * 1e-9);
-    bench_json_array(json, "results");
+static int write_json(const mlx_bench *b, const char *device_name) {
+    kit_json *json = kit_json_begin();
+    kit_json_text(json, "flatkv", fkv_version());
+    kit_json_text(json, "device", device_name);
+    kit_json_integer(json, "single_calls", b->n_rounds);
+    kit_json_real(json, "read_roof_gb_s", b->roof * 1e-9);
+    kit_json_array(json, "results");
     for (size_t i = 0; i < b->n_results; i++) {
         const mlx_result *r = &b->results[i];
         const bool ours = !isnan(r->error);
-        bench_json_object(json, NULL);
-        bench_json_string(json, "case", r->c.name);
-        bench_json_string(json, "who", r->who);
-        bench_json_integer(json, "q_heads", (uint64_t)r->c.q_heads);
-        bench_json_integer(json, "kv_heads", (uint64_t)r->c.kv_heads);
-        bench_json_integer(json, "head_dim", (uint64_t)r->c.dim);
-        bench_json_integer(json, "batch", (uint64_t)r->c.batch);
-        bench_json_integer(json, "cached", (uint64_t)r->c.cached);
-        bench_json_integer(json, "queries", (uint64_t)r->c.queries);
-        if (ours) bench_json_integer(json, "k_bits", r->c.k.bits);
-        if (ours) bench_json_integer(json, "v_bits", r->c.v.bits);
-        bench_json_bool(json, "right", r->right);
-        bench_json_number(json, "error_l2", r->error);
-        bench_json_integer(json, "chained_calls", r->n_chain);
-        bench_json_number(json, "us_chained", r->right ? r->us_chained : NAN);
-        bench_json_number(json, "us_single", r->right ? r->us_single : NAN);
-        bench_json_integer(json, "bytes", r->bytes);
-        bench_json_number(json, "gb_s", r->right ? (double)r->bytes / r->us_chained * 1e-3 : NAN);
-        bench_json_number(json, "roof_share", r->right ? (double)r->bytes / r->us_chained * 1e6 / b->roof : NAN);
-        bench_json_integer(json, "extra_bytes", r->extra_bytes);
-        bench_json_close(json);
+        kit_json_object(json, NULL);
+        kit_json_text(json, "case", r->c.name);
+        kit_json_text(json, "who", r->who);
+        kit_json_integer(json, "q_heads", (uint64_t)r->c.q_heads);
+        kit_json_integer(json, "kv_heads", (uint64_t)r->c.kv_heads);
+        kit_json_integer(json, "head_dim", (uint64_t)r->c.dim);
+        kit_json_integer(json, "batch", (uint64_t)r->c.batch);
+        kit_json_integer(json, "cached", (uint64_t)r->c.cached);
+        kit_json_integer(json, "queries", (uint64_t)r->c.queries);
+        if (ours) kit_json_integer(json, "k_bits", r->c.k.bits);
+        if (ours) kit_json_integer(json, "v_bits", r->c.v.bits);
+        kit_json_bool(json, "right", r->right);
+        kit_json_real(json, "error_l2", r->error);
+        kit_json_integer(json, "chained_calls", r->n_chain);
+        kit_json_real(json, "us_chained", r->right ? r->us_chained : NAN);
+        kit_json_real(json, "us_single", r->right ? r->us_single : NAN);
+        kit_json_integer(json, "bytes", r->bytes);
+        kit_json_real(json, "gb_s", r->right ? (double)r->bytes / r->us_chained * 1e-3 : NAN);
+        kit_json_real(json, "roof_share", r->right ? (double)r->bytes / r->us_chained * 1e6 / b->roof : NAN);
+        kit_json_integer(json, "extra_bytes", r->extra_bytes);
+        kit_json_close(json);
     }
-    bench_json_end(json, PROGRAM);
-}
-
-static void print_help(void) {
-    printf("usage: bench_attn --device mlx [options]\n"
-           "Times attention on MLX's device beside MLX's own, chained and single; checked first.\n\n"
-           "  --stream NAME    cpu or gpu (gpu where there is one)\n"
-           "  --way NAME       auto, plain or fused\n"
-           "  --case TEXT      only cases whose name contains it\n"
-           "  --no-peers       without MLX's own attention\n"
-           "  --chain N        calls in one evaluation, at most (100)\n"
-           "  --rounds N       single calls (20)\n"
-           "  --divide N       histories N times shorter: to see that it runs\n"
-           "  --quick          as --divide 1024 --chain 1 --rounds 1\n"
-           "  --json [FILE]    results as JSON; without FILE to stdout, and the lines to stderr\n\n"
-           "cases:");
-    for (int i = 0; i < N_ALL_CASES; i++) printf("%s %s", i == 0 ? "" : ",", all_cases[i].name);
-    printf("\nexit status: 0 good, 1 a result was wrong, 2 bad usage\n");
+    return kit_json_print(json);
 }
 
 static bool gpu_is_there(void) {
@@ -600,49 +580,47 @@ static bool gpu_is_there(void) {
     return there;
 }
 
+static const char *case_help(void) {
+    static char text[1024];
+    size_t n = (size_t)snprintf(text, sizeof text, "only cases whose name contains it:\n");
+    for (int i = 0; i < N_ALL_CASES && n < sizeof text; i++)
+        n += (size_t)snprintf(text + n, sizeof text - n, "%s%s", i == 0 ? "" : i % 4 == 0 ? ",\n" : ", ", all_cases[i].name);
+    return text;
+}
+
 static void parse(mlx_bench *b, int argc, char **argv) {
-    bench_args args = {PROGRAM, argc, argv, 0};
+    static const char usage[] = "usage: bench_attn --device mlx [options]\n"
+                                "Times attention on MLX's device beside MLX's own, chained and single; checked first.\n"
+                                "Exit status: 0 good, 1 a result was wrong, 2 wrong usage.\n";
+    bool no_peers = false;
+    bool quick = false;
+    int device = 1;
+    int stream = gpu_is_there() ? 1 : 0;
+    int way = 0;
     b->n_rounds = 20;
     b->n_chain = 100;
     b->divide = 1;
-    b->peers = true;
-    b->is_gpu = gpu_is_there();
-    while (bench_args_next(&args)) {
-        if (bench_args_is(&args, "--help")) {
-            print_help();
-            exit(BENCH_GOOD);
-        } else if (bench_args_is(&args, "--device"))
-            (void)bench_args_value(&args);
-        else if (bench_args_is(&args, "--stream")) {
-            const char *name = bench_args_value(&args);
-            b->is_gpu = strcmp(name, "gpu") == 0;
-            if (!b->is_gpu && strcmp(name, "cpu") != 0) bench_die(PROGRAM, BENCH_USAGE, "--stream %s: cpu or gpu", name);
-        } else if (bench_args_is(&args, "--way")) {
-            const char *name = bench_args_value(&args);
-            static const char *const names[] = {"auto", "plain", "fused"};
-            int way = 0;
-            while (way < 3 && strcmp(name, names[way]) != 0) way++;
-            if (way == 3) bench_die(PROGRAM, BENCH_USAGE, "--way %s: auto, plain or fused", name);
-            b->device.way = (fkv_mlx_way)way;
-        } else if (bench_args_is(&args, "--case"))
-            b->only = bench_args_value(&args);
-        else if (bench_args_is(&args, "--no-peers"))
-            b->peers = false;
-        else if (bench_args_is(&args, "--chain"))
-            b->n_chain = bench_args_number(&args, 1, 10000);
-        else if (bench_args_is(&args, "--rounds"))
-            b->n_rounds = bench_args_number(&args, 1, MAX_ROUNDS);
-        else if (bench_args_is(&args, "--divide"))
-            b->divide = (int)bench_args_number(&args, 1, 1024);
-        else if (bench_args_is(&args, "--quick")) {
-            b->divide = 1024;
-            b->n_chain = 1;
-            b->n_rounds = 1;
-        } else if (bench_args_is(&args, "--json")) {
-            b->json.wanted = true;
-            b->json.path = bench_args_optional(&args);
-        } else
-            bench_args_unknown(&args);
+    const kit_option own[] = {
+        {"device", 0, OPTION_CHOICE, &device, 0, "cpu|mlx", "bench_attn --help has the options of the CPU's bench"},
+        {"stream", 0, OPTION_CHOICE, &stream, 0, "cpu|gpu", "(default gpu if there is one)"},
+        {"way", 0, OPTION_CHOICE, &way, 0, "auto|plain|fused", "(default auto)"},
+        {"case", 0, OPTION_TEXT, &b->only, 0, "TEXT", case_help()},
+        {"no-peers", 0, OPTION_FLAG, &no_peers, 0, NULL, "without MLX's own attention"},
+        {"chain", 0, OPTION_COUNT, &b->n_chain, 10000, "N", "calls in one evaluation, at most (default 100)"},
+        {"rounds", 0, OPTION_COUNT, &b->n_rounds, MAX_ROUNDS, "N", "single calls (default 20)"},
+        {"divide", 0, OPTION_COUNT, &b->divide, 1024, "N", "histories N times shorter: a test run, its times mean nothing"},
+        {"quick", 0, OPTION_FLAG, &quick, 0, NULL, "as --divide 1024 --chain 1 --rounds 1"},
+        {"json", 0, OPTION_FLAG, &b->json, 0, NULL, BENCH_JSON_HELP},
+        {0}};
+    const kit_option *const tables[] = {own, NULL};
+    int code = EXIT_GOOD;
+    if (!kit_options_parse(usage, tables, argc, argv, &code)) exit(code);
+    b->is_gpu = stream == 1;
+    b->device.way = (fkv_mlx_way)way;
+    b->peers = !no_peers;
+    if (quick) {
+        b->divide = 1024;
+        b->n_chain = b->n_rounds = 1;
     }
 }
 
@@ -650,11 +628,10 @@ int bench_attn_mlx(int argc, char **argv) {
     static mlx_bench b;
     fkv_mlx_catch_errors();
     parse(&b, argc, argv);
-    if (b.json.wanted) bench_writable(PROGRAM, b.json.path);
-    b.text = b.json.wanted && b.json.path == NULL ? stderr : stdout;
+    b.text = b.json ? stderr : stdout;
     b.device.stream = b.is_gpu ? mlx_default_gpu_stream_new() : mlx_default_cpu_stream_new();
     b.g.stream = b.device.stream;
-    if (b.device.stream.ctx == NULL) bench_die(PROGRAM, BENCH_USAGE, "this MLX has no such stream: %s", fkv_mlx_last_error());
+    if (b.device.stream.ctx == NULL) kit_die(EXIT_USAGE, "this MLX has no such stream: %s", fkv_mlx_last_error());
     b.roof = measure_roof(&b);
     const char *name = b.is_gpu ? "mlx gpu" : "mlx cpu";
     (void)fprintf(b.text, "flatkv %s on %s; read roof %.0f GB/s; up to %u calls chained, median of %u single ones\n",
@@ -664,7 +641,8 @@ int bench_attn_mlx(int argc, char **argv) {
         if (b.only != NULL && strstr(all_cases[i].name, b.only) == NULL) continue;
         mlx_case c = all_cases[i];
         if (b.divide > 1) {
-            c.cached = c.cached / b.divide > 64 ? c.cached / b.divide : 64;
+            int shorter = c.cached / (int)b.divide;
+            c.cached = shorter > 64 ? shorter : 64;
             c.queries = c.queries > 16 ? 16 : c.queries;
         }
         /* peers do not depend on our codec: once for each shape */
@@ -675,7 +653,7 @@ int bench_attn_mlx(int argc, char **argv) {
     size_t n_wrong = 0;
     for (size_t i = 0; i < b.n_results; i++) n_wrong += !b.results[i].right;
     (void)fprintf(b.text, "read roof, best: %.0f GB/s; %zu results, %zu wrong\n", b.roof * 1e-9, b.n_results, n_wrong);
-    if (b.json.wanted) write_json(&b, name);
+    int written = b.json ? write_json(&b, name) : EXIT_GOOD;
     (void)mlx_stream_free(b.device.stream);
-    return n_wrong == 0 && b.n_results > 0 ? BENCH_GOOD : BENCH_FAILED;
+    return written == EXIT_GOOD && n_wrong == 0 && b.n_results > 0 ? EXIT_GOOD : EXIT_FAILED;
 }

@@ -64,7 +64,7 @@ typedef struct options {
     uint32_t patience; /* seconds of one subject in one case */
     bool quick;
     fkv_isa isa;
-    bench_json json;
+    bool json;
 } options;
 
 /* flatkv with one pair of codecs: layer 0 is the case; layer 1 sees a window, to wake the threads. */
@@ -102,46 +102,26 @@ typedef struct bench {
 
 /* ---- options ---- */
 
-static void print_help(void) {
-    printf("usage: bench_compare [options]\n"
-           "Times attention of flatkv and of its peers on the same shapes, by turns, checked against exact attention first.\n\n"
-           "  --peer NAME=LIBRARY[:TYPES]  a libggml: a file, or a folder with libggml*.so; may be repeated\n"
-           "                               TYPES of its caches: f16,q8_0,q8_0/q4_0 (f16, q8_0, q4_0, bf16; ik_llama.cpp: q8_KV)\n"
-           "  --peer mlx-lm=PYTHON[:TYPES] a Python with mlx and mlx-lm, on MLX's CPU; TYPES: f16,8,4 (f16, f32, bits)\n"
-           "  --case H/G/D/CACHED/QUERIES[/SEQUENCES]\n"
-           "                               may be repeated; without it: 32/8/128 at 16384 and 65536, 512 queries on 16384,\n"
-           "                               9/3/64 at 8192, 4/1/256 at 32768. Several sequences: flatkv alone\n"
-           "  --codec LIST                 of flatkv: 8/4,4/4,16/16\n"
-           "  --threads N                  (one for each core)\n"
-           "  --isa NAME                   kernels of flatkv; without it the environment's FKV_ISA\n"
-           "  --rounds N                   calls of each subject (15)\n"
-           "  --patience SECONDS           fewer rounds for a subject that would take longer than this in one case (20)\n"
-           "  --quick                      1 round: to see that it runs, not how fast\n"
-           "  --json [FILE]                results as JSON; without FILE to stdout, and the tables to stderr\n"
-           "  --help\n\n"
-           "exit status: 0 good, 1 a result was wrong, 2 bad usage, 3 not enough memory\n");
-}
+static const char usage[] =
+    "usage: bench_compare [options]\n"
+    "Times attention of flatkv and of its peers on the same shapes, by turns, checked against exact attention first.\n"
+    "Exit status: 0 good, 1 a result was wrong, 2 wrong usage, 3 not enough memory.\n";
 
-static void take_case(options *o, const char *text) {
-    static const uint32_t most[6] = {4096, 4096, FKV_MAX_HEAD_DIM, 1u << 24, 1u << 16, MAX_SEQUENCES};
+static compare_case case_of(const char *text) {
+    static const uint32_t max[6] = {4096, 4096, FKV_MAX_HEAD_DIM, 1u << 24, 1u << 16, MAX_SEQUENCES};
     uint32_t parts[6] = {[5] = 1};
-    const char *at = text;
-    int n = 0;
-    if (o->n_cases == MAX_CASES) bench_die(PROGRAM, BENCH_USAGE, "--case: more than %d", MAX_CASES);
-    for (; n < 6 && (n == 0 || *at == '/'); n++) parts[n] = bench_number(PROGRAM, "--case", at + (n > 0), 1, most[n], &at);
-    if (n < 5 || *at != '\0') bench_die(PROGRAM, BENCH_USAGE, "--case: \"%s\" is not H/G/D/CACHED/QUERIES[/SEQUENCES]", text);
-    if (parts[4] > parts[3])
-        bench_die(PROGRAM, BENCH_USAGE, "--case: %u queries are more than the %u tokens", parts[4], parts[3]);
-    o->cases[o->n_cases++] = (compare_case){parts[0], parts[1], parts[2], parts[3], parts[4], parts[5], 0};
+    if (!kit_numbers(text, '/', max, parts, 6) && !kit_numbers(text, '/', max, parts, 5))
+        kit_die(EXIT_USAGE, "--case %s: H/G/D/CACHED/QUERIES[/SEQUENCES], as 32/8/128/16384/1", text);
+    if (parts[4] > parts[3]) kit_die(EXIT_USAGE, "--case %s: %u queries are more than the %u tokens", text, parts[4], parts[3]);
+    return (compare_case){parts[0], parts[1], parts[2], parts[3], parts[4], parts[5], 0};
 }
 
 static bool is_mlx_lm(const peer_option *p) { return strcmp(p->name, MLX_LM) == 0; }
 
 static void take_peer(options *o, const char *text) {
-    if (o->n_peers == MAX_PEERS) bench_die(PROGRAM, BENCH_USAGE, "--peer: more than %d", MAX_PEERS);
     peer_option *p = &o->peers[o->n_peers++];
     const char *library = strchr(text, '=');
-    if (library == NULL) bench_die(PROGRAM, BENCH_USAGE, "--peer: \"%s\" is not NAME=LIBRARY", text);
+    if (library == NULL) kit_die(EXIT_USAGE, "--peer %s: NAME=LIBRARY[:TYPES]", text);
     const char *types = strrchr(library, ':');
     size_t length = types != NULL ? (size_t)(types - library - 1) : strlen(library + 1);
     (void)snprintf(p->name, sizeof p->name, "%.*s", (int)(library - text), text);
@@ -149,50 +129,46 @@ static void take_peer(options *o, const char *text) {
     (void)snprintf(p->types, sizeof p->types, "%s", types != NULL ? types + 1 : is_mlx_lm(p) ? "f16,8,4" : "f16,q8_0,q8_0/q4_0");
 }
 
-static fkv_isa isa_named(const char *name) {
-    static const char *const names[] = {"auto", "scalar", "neon", "avx2", "avx512", "avx512vnni", "amx"};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
-        if (strcmp(names[i], name) == 0) return (fkv_isa)i;
-    bench_die(PROGRAM, BENCH_USAGE, "there is no instruction set \"%s\"", name);
-}
-
-static void parse(options *o, int argc, char **argv) {
-    const char *isa = getenv("FKV_ISA");
-    *o = (options){.codecs = "8/4,4/4,16/16", .n_rounds = 15, .patience = 20, .n_threads = fkv_cpu_count()};
-    if (isa != NULL) o->isa = isa_named(isa);
-    bench_args args = {PROGRAM, argc, argv, 0};
-    while (bench_args_next(&args)) {
-        if (bench_args_is(&args, "--help")) {
-            print_help();
-            exit(BENCH_GOOD);
-        } else if (bench_args_is(&args, "--peer"))
-            take_peer(o, bench_args_value(&args));
-        else if (bench_args_is(&args, "--case"))
-            take_case(o, bench_args_value(&args));
-        else if (bench_args_is(&args, "--codec"))
-            o->codecs = bench_args_value(&args);
-        else if (bench_args_is(&args, "--threads"))
-            o->n_threads = bench_args_number(&args, 1, FKV_MAX_THREADS);
-        else if (bench_args_is(&args, "--isa"))
-            o->isa = isa_named(bench_args_value(&args));
-        else if (bench_args_is(&args, "--rounds"))
-            o->n_rounds = bench_args_number(&args, 1, MAX_ROUNDS);
-        else if (bench_args_is(&args, "--quick")) {
-            o->quick = true;
-            o->n_rounds = 1;
-        } else if (bench_args_is(&args, "--patience"))
-            o->patience = bench_args_number(&args, 1, 3600);
-        else if (bench_args_is(&args, "--json")) {
-            o->json.wanted = true;
-            o->json.path = bench_args_optional(&args);
-        } else
-            bench_args_unknown(&args);
-    }
+static void complete(options *o, const kit_texts *peers, const kit_texts *cases) {
+    if (peers->n > MAX_PEERS) kit_die(EXIT_USAGE, "--peer: at most %d", MAX_PEERS);
+    if (cases->n > MAX_CASES) kit_die(EXIT_USAGE, "--case: at most %d", MAX_CASES);
+    for (uint32_t i = 0; i < peers->n; i++) take_peer(o, peers->texts[i]);
+    for (uint32_t i = 0; i < cases->n; i++) o->cases[o->n_cases++] = case_of(cases->texts[i]);
     if (o->n_cases == 0) {
         o->n_cases = sizeof table / sizeof table[0];
         memcpy(o->cases, table, sizeof table);
     }
     for (uint32_t i = 0; i < o->n_cases; i++) o->cases[i].n_threads = o->n_threads;
+    if (o->quick) o->n_rounds = 1;
+}
+
+static void parse(options *o, int argc, char **argv) {
+    const char *isa = NULL;
+    kit_texts peers = {0};
+    kit_texts cases = {0};
+    *o = (options){.codecs = "8/4,4/4,16/16", .n_rounds = 15, .patience = 20, .n_threads = fkv_cpu_count()};
+    const kit_option own[] = {
+        {"peer", 0, OPTION_TEXTS, &peers, 0, "NAME=LIBRARY[:TYPES]",
+         "a libggml: a file, or a folder with libggml*.so; may be repeated\n"
+         "TYPES of its caches: f16,q8_0,q8_0/q4_0 (f16, q8_0, q4_0, bf16; ik_llama.cpp: q8_KV)\n"
+         "mlx-lm=PYTHON[:TYPES]: a Python with mlx and mlx-lm, on MLX's CPU; TYPES: f16,8,4 (f16, f32, bits)"},
+        {"case", 0, OPTION_TEXTS, &cases, 0, "H/G/D/CACHED/QUERIES[/SEQUENCES]",
+         "may be repeated (default 32/8/128 at 16384 and 65536, 512 queries on 16384,\n"
+         "9/3/64 at 8192, 4/1/256 at 32768). Several sequences: flatkv alone"},
+        {"codec", 0, OPTION_TEXT, &o->codecs, 0, "LIST", "codecs of flatkv (default 8/4,4/4,16/16)"},
+        {"threads", 0, OPTION_COUNT, &o->n_threads, FKV_MAX_THREADS, "N", "(default: one for each core)"},
+        {"isa", 0, OPTION_TEXT, &isa, 0, "NAME", "kernels of flatkv (default: the environment's FKV_ISA, or auto)"},
+        {"rounds", 0, OPTION_COUNT, &o->n_rounds, MAX_ROUNDS, "N", "calls of each subject (default 15)"},
+        {"patience", 0, OPTION_COUNT, &o->patience, 3600, "SECONDS",
+         "fewer rounds for a subject that would take longer than this in one case (default 20)"},
+        {"quick", 0, OPTION_FLAG, &o->quick, 0, NULL, "1 round: a test run, its times mean nothing"},
+        {"json", 0, OPTION_FLAG, &o->json, 0, NULL, BENCH_JSON_HELP},
+        {0}};
+    const kit_option *const tables[] = {own, NULL};
+    int code = EXIT_GOOD;
+    if (!kit_options_parse(usage, tables, argc, argv, &code)) exit(code);
+    o->isa = bench_isa(isa);
+    complete(o, &peers, &cases);
 }
 
 /* ---- the exact answer ---- */
@@ -241,8 +217,7 @@ static double error_of(const float *got, const double *exact, size_t n) {
 /* ---- flatkv ---- */
 
 static void good(fkv_status status) {
-    if (status != FKV_OK)
-        bench_die(PROGRAM, status == FKV_NO_MEMORY ? BENCH_NO_MEMORY : BENCH_FAILED, "flatkv: %s", fkv_message());
+    if (status != FKV_OK) kit_die(status == FKV_NO_MEMORY ? EXIT_NO_FIT : EXIT_FAILED, "flatkv: %s", fkv_message());
 }
 
 /* A step of n tokens from `token` on in each of the sequences. */
@@ -335,16 +310,8 @@ static void flatkv_close(flatkv_subject *s) {
 
 /* ---- subjects ---- */
 
-static bool next_name(const char **list, char name[NAME_BYTES]) {
-    if (**list == '\0') return false;
-    size_t length = strcspn(*list, ",");
-    (void)snprintf(name, NAME_BYTES, "%.*s", (int)length, *list);
-    *list += length + ((*list)[length] == ',');
-    return true;
-}
-
 static subject *add_subject(bench *b, const char *name, const char *types, bool is_peer) {
-    if (b->n_subjects == MAX_SUBJECTS) bench_die(PROGRAM, BENCH_USAGE, "more than %d subjects", MAX_SUBJECTS);
+    if (b->n_subjects == MAX_SUBJECTS) kit_die(EXIT_USAGE, "more than %d subjects", MAX_SUBJECTS);
     subject *s = &b->subjects[b->n_subjects++];
     memset(s, 0, sizeof *s);
     (void)snprintf(s->name, sizeof s->name, "%s", name);
@@ -374,18 +341,18 @@ static void subjects_open(bench *b, const compare_case *c) {
     char name[NAME_BYTES];
     exact_answer(c, exact);
     b->n_subjects = 0;
-    for (const char *list = o->codecs; next_name(&list, name);) {
+    for (const char *list = o->codecs; kit_next_word(&list, name);) {
         subject *s = add_subject(b, "flatkv", name, false);
         fkv_codec_config k = fkv_config_default().layer.k;
         fkv_codec_config v = fkv_config_default().layer.v;
-        if (fkv_codec_parse(name, &k, &v) != FKV_OK) bench_die(PROGRAM, BENCH_USAGE, "--codec: %s", fkv_message());
+        if (fkv_codec_parse(name, &k, &v) != FKV_OK) kit_die(EXIT_USAGE, "--codec: %s", fkv_message());
         flatkv_open(b, s, c, k, v);
         for (uint32_t i = 1; i <= c->n_seqs; i++)
             s->error = fmax(s->error, error_of(s->ours.out + (i * c->n_queries - 1) * n, exact, n));
         s->good = s->error < (k.bits == 2 || v.bits == 2 ? FAR_OFF_TWO_BITS : FAR_OFF);
     }
     for (uint32_t i = 0; i < o->n_peers && c->n_seqs == 1; i++) {
-        for (const char *list = o->peers[i].types; next_name(&list, name);) {
+        for (const char *list = o->peers[i].types; kit_next_word(&list, name);) {
             subject *s = add_subject(b, o->peers[i].name, name, true);
             s->error = NAN;
             if (!peer_open(&s->theirs, &o->peers[i], name, c, out, &s->first)) continue;
@@ -417,9 +384,9 @@ static void run_rounds(bench *b, const compare_case *c) {
         for (uint32_t i = 0; i < b->n_subjects; i++) {
             subject *s = &b->subjects[i];
             if (!s->good || (round > 0 && s->first * round > b->options->patience)) continue;
-            (void)bench_roof_stream(&b->roof, PROGRAM, b->workers, 0);
+            (void)bench_roof_stream(&b->roof, b->workers, 0);
             double seconds = s->is_peer ? compare_peer_call(&s->theirs) : flatkv_call(&s->ours, waking);
-            if (seconds < 0) bench_die(PROGRAM, BENCH_FAILED, "%s %s ended in the middle of the rounds", s->name, s->types);
+            if (seconds < 0) kit_die(EXIT_FAILED, "%s %s ended in the middle of the rounds", s->name, s->types);
             s->times[s->n_times++] = seconds * 1e3;
         }
     }
@@ -475,72 +442,71 @@ static void print_case(bench *b, const compare_case *c) {
     (void)fflush(b->text);
 }
 
-static void json_case(bench *b, bench_json *json, const compare_case *c) {
-    bench_json_object(json, NULL);
-    bench_json_integer(json, "q_heads", c->n_q_heads);
-    bench_json_integer(json, "kv_heads", c->n_kv_heads);
-    bench_json_integer(json, "head_dim", c->head_dim);
-    bench_json_integer(json, "cached", c->n_cached);
-    bench_json_integer(json, "queries", c->n_queries);
-    bench_json_integer(json, "sequences", c->n_seqs);
-    bench_json_integer(json, "threads", c->n_threads);
-    bench_json_number(json, "read_roof_gb_s", b->case_roof * 1e-9);
-    bench_json_array(json, "subjects");
+static void json_case(bench *b, kit_json *json, const compare_case *c) {
+    kit_json_object(json, NULL);
+    kit_json_integer(json, "q_heads", c->n_q_heads);
+    kit_json_integer(json, "kv_heads", c->n_kv_heads);
+    kit_json_integer(json, "head_dim", c->head_dim);
+    kit_json_integer(json, "cached", c->n_cached);
+    kit_json_integer(json, "queries", c->n_queries);
+    kit_json_integer(json, "sequences", c->n_seqs);
+    kit_json_integer(json, "threads", c->n_threads);
+    kit_json_real(json, "read_roof_gb_s", b->case_roof * 1e-9);
+    kit_json_array(json, "subjects");
     for (uint32_t i = 0; i < b->n_subjects; i++) {
         const subject *s = &b->subjects[i];
         spread t = {NAN, {NAN, NAN, NAN}};
         if (s->good) t = times_of(s);
-        bench_json_object(json, NULL);
-        bench_json_string(json, "who", s->name);
-        bench_json_string(json, "types", s->types);
-        bench_json_bool(json, "right", s->good);
-        bench_json_number(json, "error_l2", s->error);
-        bench_json_integer(json, "rounds", s->n_times);
-        bench_json_number(json, "ms_p50", t.ms.p50);
-        bench_json_number(json, "ms_least", t.least);
-        bench_json_number(json, "ms_p10", t.ms.p10);
-        bench_json_number(json, "ms_p90", t.ms.p90);
-        bench_json_number(json, "time_to_flatkv", s->good ? ratio_of(s, &b->subjects[0]) : NAN);
-        if (!s->is_peer) bench_json_integer(json, "packed_bytes", s->ours.packed_bytes);
-        bench_json_close(json);
+        kit_json_object(json, NULL);
+        kit_json_text(json, "who", s->name);
+        kit_json_text(json, "types", s->types);
+        kit_json_bool(json, "right", s->good);
+        kit_json_real(json, "error_l2", s->error);
+        kit_json_integer(json, "rounds", s->n_times);
+        kit_json_real(json, "ms_p50", t.ms.p50);
+        kit_json_real(json, "ms_least", t.least);
+        kit_json_real(json, "ms_p10", t.ms.p10);
+        kit_json_real(json, "ms_p90", t.ms.p90);
+        kit_json_real(json, "time_to_flatkv", s->good ? ratio_of(s, &b->subjects[0]) : NAN);
+        if (!s->is_peer) kit_json_integer(json, "packed_bytes", s->ours.packed_bytes);
+        kit_json_close(json);
     }
-    bench_json_close(json);
-    bench_json_close(json);
+    kit_json_close(json);
+    kit_json_close(json);
 }
 
 int main(int argc, char **argv) {
     if (argc > 1 && strcmp(argv[1], GGML_PEER_OPTION) == 0) return ggml_peer_main(argc, argv);
     static options o;
     static bench b;
+    kit_set_program(PROGRAM);
     parse(&o, argc, argv);
-    if (o.json.wanted) bench_writable(PROGRAM, o.json.path);
     b.options = &o;
-    b.text = o.json.wanted && o.json.path == NULL ? stderr : stdout;
-    b.workers = bench_workers_open(PROGRAM, o.n_threads);
-    bench_roof_open(&b.roof, PROGRAM, o.quick);
-    if (o.json.wanted) {
-        bench_json_begin(&o.json, PROGRAM);
-        bench_json_string(&o.json, "bench", PROGRAM);
-        bench_json_string(&o.json, "version", fkv_version());
-        bench_json_array(&o.json, "cases");
-    }
+    b.text = o.json ? stderr : stdout;
+    b.workers = bench_workers_open(o.n_threads);
+    bench_roof_open(&b.roof, o.quick);
+    kit_json *json = kit_json_begin();
+    kit_json_text(json, "bench", PROGRAM);
+    kit_json_text(json, "version", fkv_version());
+    kit_json_array(json, "cases");
     uint32_t n_wrong = 0;
     for (uint32_t i = 0; i < o.n_cases; i++) {
         subjects_open(&b, &o.cases[i]);
         run_rounds(&b, &o.cases[i]);
         print_case(&b, &o.cases[i]);
-        if (o.json.wanted) json_case(&b, &o.json, &o.cases[i]);
+        json_case(&b, json, &o.cases[i]);
         for (uint32_t s = 0; s < b.n_subjects; s++) n_wrong += !b.subjects[s].good;
         subjects_close(&b);
     }
     kit_spread roof = kit_spread_of(b.roof.samples[0], b.roof.n_samples[0]);
     (void)fprintf(b.text, "\nflatkv %s, %s kernels, %u thread%s; read roof %.1f GB/s (p10 %.1f, p90 %.1f)\n", fkv_version(),
                   b.isa, o.n_threads, o.n_threads == 1 ? "" : "s", roof.p50 * 1e-9, roof.p10 * 1e-9, roof.p90 * 1e-9);
-    if (o.json.wanted) {
-        bench_json_close(&o.json);
-        bench_json_string(&o.json, "isa", b.isa);
-        bench_json_number(&o.json, "read_roof_gb_s", roof.p50 * 1e-9);
-        bench_json_end(&o.json, PROGRAM);
-    }
-    return n_wrong == 0 ? BENCH_GOOD : BENCH_FAILED;
+    kit_json_close(json);
+    kit_json_text(json, "isa", b.isa);
+    kit_json_real(json, "read_roof_gb_s", roof.p50 * 1e-9);
+    if (!o.json)
+        kit_json_drop(json);
+    else if (kit_json_print(json) != EXIT_GOOD)
+        return EXIT_FAILED;
+    return n_wrong == 0 ? EXIT_GOOD : EXIT_FAILED;
 }

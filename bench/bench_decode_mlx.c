@@ -56,7 +56,7 @@ typedef struct decode_bench {
     model_shape shape;
     uint32_t n_cached;
     uint32_t n_steps;
-    bench_json json;
+    bool json;
     FILE *text;
     layer_weights layers[MAX_LAYERS];
     fkv_mlx_affine head;
@@ -71,16 +71,16 @@ typedef struct decode_bench {
 } decode_bench;
 
 static void check(decode_bench *b, const char *what) {
-    if (b->g.failed) bench_die(PROGRAM, BENCH_FAILED, "%s: MLX says: %s", what, fkv_mlx_last_error());
+    if (b->g.failed) kit_die(EXIT_FAILED, "%s: MLX says: %s", what, fkv_mlx_last_error());
 }
 
 static void must(fkv_status status) {
-    if (status != FKV_OK) bench_die(PROGRAM, BENCH_FAILED, "%s: %s", fkv_status_name(status), fkv_message());
+    if (status != FKV_OK) kit_die(EXIT_FAILED, "%s: %s", fkv_status_name(status), fkv_message());
 }
 
 static uint64_t memory(int (*which)(size_t *)) {
     size_t bytes = 0;
-    if (which(&bytes) != 0) bench_die(PROGRAM, BENCH_FAILED, "MLX does not say what it holds: %s", fkv_mlx_last_error());
+    if (which(&bytes) != 0) kit_die(EXIT_FAILED, "MLX does not say what it holds: %s", fkv_mlx_last_error());
     return bytes;
 }
 
@@ -324,58 +324,55 @@ static void run_mlx(decode_bench *b, decode_result *r) {
 
 /* ---- the program ---- */
 
-static void write_json(decode_bench *b, const decode_result *results, size_t n_results) {
-    bench_json *json = &b->json;
-    bench_json_begin(json, PROGRAM);
-    bench_json_string(json, "flatkv", fkv_version());
-    bench_json_integer(json, "layers", b->shape.n_layers);
-    bench_json_integer(json, "dim", (uint64_t)b->shape.dim);
-    bench_json_integer(json, "cached", b->n_cached);
-    bench_json_integer(json, "steps", b->n_steps);
-    bench_json_integer(json, "weight_bits", WEIGHT_BITS);
-    bench_json_array(json, "results");
+static int write_json(const decode_bench *b, const decode_result *results, size_t n_results) {
+    kit_json *json = kit_json_begin();
+    kit_json_text(json, "flatkv", fkv_version());
+    kit_json_integer(json, "layers", b->shape.n_layers);
+    kit_json_integer(json, "dim", (uint64_t)b->shape.dim);
+    kit_json_integer(json, "cached", b->n_cached);
+    kit_json_integer(json, "steps", b->n_steps);
+    kit_json_integer(json, "weight_bits", WEIGHT_BITS);
+    kit_json_array(json, "results");
     for (size_t i = 0; i < n_results; i++) {
         const decode_result *r = &results[i];
-        bench_json_object(json, NULL);
-        bench_json_string(json, "who", r->name);
-        bench_json_bool(json, "finite", r->finite);
-        bench_json_number(json, "tokens_per_second", r->tokens_per_second);
-        bench_json_number(json, "ms_p50", r->ms_p50);
-        bench_json_number(json, "ms_p90", r->ms_p90);
-        bench_json_integer(json, "cache_bytes", r->cache_bytes);
-        bench_json_integer(json, "active_before", r->active_before);
-        bench_json_integer(json, "active_after", r->active_after);
-        bench_json_integer(json, "step_bytes", r->step_bytes);
-        bench_json_close(json);
+        kit_json_object(json, NULL);
+        kit_json_text(json, "who", r->name);
+        kit_json_bool(json, "finite", r->finite);
+        kit_json_real(json, "tokens_per_second", r->tokens_per_second);
+        kit_json_real(json, "ms_p50", r->ms_p50);
+        kit_json_real(json, "ms_p90", r->ms_p90);
+        kit_json_integer(json, "cache_bytes", r->cache_bytes);
+        kit_json_integer(json, "active_before", r->active_before);
+        kit_json_integer(json, "active_after", r->active_after);
+        kit_json_integer(json, "step_bytes", r->step_bytes);
+        kit_json_close(json);
     }
-    bench_json_end(json, PROGRAM);
+    return kit_json_print(json);
 }
 
 static void parse(decode_bench *b, int argc, char **argv) {
-    bench_args args = {PROGRAM, argc, argv, 0};
+    static const char usage[] = "usage: bench_decode_mlx [options]\n"
+                                "A whole decode step at Llama-3-8B's shape with random 4-bit weights on MLX.\n"
+                                "Exit status: 0 good, 1 not finite or not flat, 2 wrong usage.\n";
+    bool quick = false;
     b->shape = llama_8b;
     b->n_cached = 131072;
     b->n_steps = 40;
-    while (bench_args_next(&args)) {
-        if (bench_args_is(&args, "--help")) {
-            printf("usage: bench_decode_mlx [--cached N] [--steps N] [--quick] [--json [FILE]]\n"
-                   "A whole decode step at Llama-3-8B's shape on MLX; --quick: a tiny shape, to see that it runs.\n"
-                   "N cached tokens (131072) are rounded to %d. exit status: 0 good, 1 not finite or not flat, 2 bad usage\n",
-                   FILL_TOKENS);
-            exit(BENCH_GOOD);
-        } else if (bench_args_is(&args, "--cached"))
-            b->n_cached = bench_args_number(&args, FILL_TOKENS, 1u << 24) / FILL_TOKENS * FILL_TOKENS;
-        else if (bench_args_is(&args, "--steps"))
-            b->n_steps = bench_args_number(&args, 1, MAX_STEPS);
-        else if (bench_args_is(&args, "--quick")) {
-            b->shape = tiny;
-            b->n_cached = FILL_TOKENS;
-            b->n_steps = 5;
-        } else if (bench_args_is(&args, "--json")) {
-            b->json.wanted = true;
-            b->json.path = bench_args_optional(&args);
-        } else
-            bench_args_unknown(&args);
+    const kit_option own[] = {{"cached", 'c', OPTION_COUNT, &b->n_cached, 1u << 24, "N",
+                               "tokens in the cache, rounded down to a multiple of 512 (default 131072)"},
+                              {"steps", 0, OPTION_COUNT, &b->n_steps, MAX_STEPS, "N", "decode steps (default 40)"},
+                              {"quick", 0, OPTION_FLAG, &quick, 0, NULL, "a tiny shape: a test run, its times mean nothing"},
+                              {"json", 0, OPTION_FLAG, &b->json, 0, NULL, BENCH_JSON_HELP},
+                              {0}};
+    const kit_option *const tables[] = {own, NULL};
+    int code = EXIT_GOOD;
+    if (!kit_options_parse(usage, tables, argc, argv, &code)) exit(code);
+    if (b->n_cached < FILL_TOKENS) kit_die(EXIT_USAGE, "--cached %u: at least %d are needed", b->n_cached, FILL_TOKENS);
+    b->n_cached -= b->n_cached % FILL_TOKENS;
+    if (quick) {
+        b->shape = tiny;
+        b->n_cached = FILL_TOKENS;
+        b->n_steps = 5;
     }
 }
 
@@ -399,10 +396,10 @@ int main(int argc, char **argv) {
     } codecs[] = {{"flatkv 16/16", {16, 0}, {16, 0}}, {"flatkv 8/4", {8, 64}, {4, 64}}, {"flatkv 4/4", {4, 64}, {4, 64}}};
     enum { N_CODECS = sizeof codecs / sizeof codecs[0] };
     decode_result results[N_CODECS + 1] = {{0}};
+    kit_set_program(PROGRAM);
     fkv_mlx_catch_errors();
     parse(&b, argc, argv);
-    if (b.json.wanted) bench_writable(PROGRAM, b.json.path);
-    b.text = b.json.wanted && b.json.path == NULL ? stderr : stdout;
+    b.text = b.json ? stderr : stdout;
     mlx_device gpu = mlx_device_new_type(MLX_GPU, 0);
     bool has_gpu = false;
     (void)mlx_device_is_available(&has_gpu, gpu);
@@ -423,6 +420,6 @@ int main(int argc, char **argv) {
         print_result(&b, r);
         good = good && r->finite && (i == N_CODECS || is_flat(r));
     }
-    if (b.json.wanted) write_json(&b, results, N_CODECS + 1);
-    return good ? BENCH_GOOD : BENCH_FAILED;
+    if (b.json && write_json(&b, results, N_CODECS + 1) != EXIT_GOOD) return EXIT_FAILED;
+    return good ? EXIT_GOOD : EXIT_FAILED;
 }

@@ -50,6 +50,8 @@ static const double PLAN_SLACK = 0.01;
 static const double HIGH_WATER_SLACK = 32.0 * 1024.0 * 1024.0;
 static const double CAPACITY_SLACK = 1.03;
 
+enum { ATTEND_SAMPLED, ATTEND_FULL };
+
 typedef struct options {
     uint32_t tokens;
     uint32_t layers;
@@ -58,10 +60,10 @@ typedef struct options {
     uint32_t threads;
     uint32_t seed;
     bool lazy;
-    bool attend_full;
+    int attend; /* ATTEND_SAMPLED, ATTEND_FULL */
     bool skip_capacity;
     const char *svg;
-    bench_json json;
+    bool json;
 } options;
 
 /* Numbers of the process's own, taken before anything is measured. */
@@ -117,76 +119,37 @@ typedef struct capacity {
 
 /* ---- options ---- */
 
-static void print_help(void) {
-    printf(
-        "usage: bench_flat [options]\n"
-        "Fills a cache of a whole model's shape (%d query heads, %d KV heads, head dimension %d) to its last token and shows\n"
-        "that the process holds what the plan said, from open to the end. Then: decode time does not follow the capacity.\n\n"
-        "  --tokens N       capacity (131072)\n"
-        "  --layers N       (32)\n"
-        "  --k-bits N       16, 8, 4 or 2 (8)          --k-group N   32, 64 or 128 (64)\n"
-        "  --v-bits N       (4)                        --v-group N   (64)\n"
-        "  --threads N      (one for each core)\n"
-        "  --lazy           pages are committed when first touched: the line rises to the plan instead of standing on it\n"
-        "  --attend HOW     sampled: every step of %d writes all layers; after each, one decode step attends in one layer; at\n"
-        "                   %d depths decode steps attend in all layers, and at half of them a whole chunk of %d queries\n"
-        "                   attends in one layer (the default, about two minutes on two cores)\n"
-        "                   full: every step attends in every layer, as a model does (hours at full size)\n"
-        "  --skip-capacity  leave out the two caches of different capacity\n"
-        "  --svg FILE       the picture (flat.svg)\n"
-        "  --json [FILE]    the numbers; without FILE to stdout, and the text to stderr\n"
-        "  --seed N         of the rows (1)\n"
-        "  --help\n\n"
-        "exit status: 0 flat, 1 not flat or a result was wrong, 2 bad usage, 3 not enough memory\n",
-        H, G, D, STEP_TOKENS, N_DEPTHS, STEP_TOKENS);
-}
-
-static bool parse_codec(options *o, bench_args *args) {
-    if (bench_args_is(args, "--k-bits"))
-        o->k.bits = bench_args_number(args, 2, 16);
-    else if (bench_args_is(args, "--v-bits"))
-        o->v.bits = bench_args_number(args, 2, 16);
-    else if (bench_args_is(args, "--k-group"))
-        o->k.group = bench_args_number(args, 32, 128);
-    else if (bench_args_is(args, "--v-group"))
-        o->v.group = bench_args_number(args, 32, 128);
-    else
-        return false;
-    return true;
-}
+static const char usage[] =
+    "usage: bench_flat [options]\n"
+    "Fills a cache of a whole model's shape (32 query heads, 8 KV heads, head dimension 128) to its last token and shows\n"
+    "that the process holds what the plan said, from open to the end. Then: decode time does not follow the capacity.\n"
+    "Exit status: 0 flat, 1 not flat or a result was wrong, 2 wrong usage, 3 not enough memory.\n";
 
 static void parse(options *o, int argc, char **argv) {
-    bench_args args = {PROGRAM, argc, argv, 0};
-    while (bench_args_next(&args)) {
-        if (parse_codec(o, &args)) continue;
-        if (bench_args_is(&args, "--help")) {
-            print_help();
-            exit(BENCH_GOOD);
-        } else if (bench_args_is(&args, "--tokens"))
-            o->tokens = bench_args_number(&args, 2 * STEP_TOKENS, 1u << 26);
-        else if (bench_args_is(&args, "--layers"))
-            o->layers = bench_args_number(&args, 1, FKV_MAX_LAYERS);
-        else if (bench_args_is(&args, "--threads"))
-            o->threads = bench_args_number(&args, 1, 256);
-        else if (bench_args_is(&args, "--seed"))
-            o->seed = bench_args_number(&args, 0, UINT32_MAX);
-        else if (bench_args_is(&args, "--lazy"))
-            o->lazy = true;
-        else if (bench_args_is(&args, "--skip-capacity"))
-            o->skip_capacity = true;
-        else if (bench_args_is(&args, "--attend")) {
-            const char *how = bench_args_value(&args);
-            o->attend_full = strcmp(how, "full") == 0;
-            if (!o->attend_full && strcmp(how, "sampled") != 0)
-                bench_die(PROGRAM, BENCH_USAGE, "--attend: \"%s\" is not full or sampled", how);
-        } else if (bench_args_is(&args, "--svg"))
-            o->svg = bench_args_value(&args);
-        else if (bench_args_is(&args, "--json")) {
-            o->json.wanted = true;
-            o->json.path = bench_args_optional(&args);
-        } else
-            bench_args_unknown(&args);
-    }
+    const kit_option own[] = {
+        {"tokens", 0, OPTION_COUNT, &o->tokens, 1u << 26, "N", "capacity (default 131072)"},
+        {"layers", 0, OPTION_COUNT, &o->layers, FKV_MAX_LAYERS, "N", "(default 32)"},
+        {"k-bits", 0, OPTION_COUNT, &o->k.bits, 16, "N", "bits of keys: 16, 8, 4 or 2 (default 8)"},
+        {"v-bits", 0, OPTION_COUNT, &o->v.bits, 16, "N", "bits of values (default 4)"},
+        {"k-group", 0, OPTION_COUNT, &o->k.group, 128, "N", "numbers that share a scale: 32, 64 or 128 (default 64)"},
+        {"v-group", 0, OPTION_COUNT, &o->v.group, 128, "N", "the same for values (default 64)"},
+        {"threads", 0, OPTION_COUNT, &o->threads, 256, "N", "(default: one for each core)"},
+        {"lazy", 0, OPTION_FLAG, &o->lazy, 0, NULL,
+         "take memory for pages when they are first written: it grows to the plan instead of starting there"},
+        {"attend", 0, OPTION_CHOICE, &o->attend, 0, "sampled|full",
+         "sampled: every step of 512 writes all layers; after each, one decode step attends in\n"
+         "one layer; at 16 depths decode steps attend in all layers, and at half of them a chunk\n"
+         "of 512 queries attends in one layer (about two minutes on two cores)\n"
+         "full: every step attends in every layer, as a model does (hours at full size)"},
+        {"skip-capacity", 0, OPTION_FLAG, &o->skip_capacity, 0, NULL, "leave out the two caches of different capacity"},
+        {"svg", 0, OPTION_TEXT, &o->svg, 0, "FILE", "the picture (default flat.svg)"},
+        {"seed", 0, OPTION_U32, &o->seed, UINT32_MAX, "N", "random seed of the rows (default 1)"},
+        {"json", 0, OPTION_FLAG, &o->json, 0, NULL, BENCH_JSON_HELP},
+        {0}};
+    const kit_option *const tables[] = {own, NULL};
+    int code = EXIT_GOOD;
+    if (!kit_options_parse(usage, tables, argc, argv, &code)) exit(code);
+    if (o->tokens < 2 * STEP_TOKENS) kit_die(EXIT_USAGE, "--tokens %u: at least %d are needed", o->tokens, 2 * STEP_TOKENS);
 }
 
 static fkv_config make_config(const options *o, uint32_t n_layers, uint32_t tokens) {
@@ -207,10 +170,10 @@ static fkv_config make_config(const options *o, uint32_t n_layers, uint32_t toke
 /* Every call must succeed; one that does not ends the program with the library's words. */
 static void must(fkv_status status) {
     if (status == FKV_OK) return;
-    enum bench_exit code = BENCH_FAILED;
-    if (status == FKV_NO_MEMORY) code = BENCH_NO_MEMORY;
-    if (status == FKV_BAD_CONFIG) code = BENCH_USAGE;
-    bench_die(PROGRAM, code, "%s: %s", fkv_status_name(status), fkv_message());
+    int code = EXIT_FAILED;
+    if (status == FKV_NO_MEMORY) code = EXIT_NO_FIT;
+    if (status == FKV_BAD_CONFIG) code = EXIT_USAGE;
+    kit_die(code, "%s: %s", fkv_status_name(status), fkv_message());
 }
 
 /* ---- rows in ---- */
@@ -390,9 +353,9 @@ static void fill(run *r) {
         uint32_t n = next_step(room);
         bool last = n == room;
         bool at_depth = last || (uint64_t)(r->length + n) * N_DEPTHS >= (uint64_t)o->tokens * (n_passed + 1);
-        bool chunk_attends = o->attend_full || last || (at_depth && r->n_depths % 2 == 1);
-        uint32_t from = o->attend_full ? 0 : r->turn++ % o->layers;
-        uint32_t n_attends = o->attend_full ? o->layers : 1;
+        bool chunk_attends = o->attend == ATTEND_FULL || last || (at_depth && r->n_depths % 2 == 1);
+        uint32_t from = o->attend == ATTEND_FULL ? 0 : r->turn++ % o->layers;
+        uint32_t n_attends = o->attend == ATTEND_FULL ? o->layers : 1;
         step_times times = advance(r, n, from, chunk_attends ? n_attends : 0);
         if (chunk_attends && at_depth) verify(r, (from + n_attends - 1) % o->layers, n - 1);
         r->steps_ms[r->n_steps++] = times.write_ms;
@@ -499,7 +462,7 @@ static void draw(const run *r) {
     p.x.label = "tokens in the cache";
     p.y.label = "memory of the cache";
     if (!plot_write_svg(&p, r->options->svg))
-        bench_die(PROGRAM, BENCH_FAILED, "cannot write the picture %s: %s", r->options->svg, strerror(errno));
+        kit_die(EXIT_FAILED, "cannot write the picture %s: %s", r->options->svg, strerror(errno));
     (void)fprintf(r->text, "picture: %s\n", r->options->svg);
 }
 
@@ -570,64 +533,64 @@ static void print_capacity(const run *r, const capacity *c) {
 
 /* ---- JSON ---- */
 
-static void json_depths(const run *r, bench_json *json) {
-    bench_json_array(json, "depths");
+static void json_depths(const run *r, kit_json *json) {
+    kit_json_array(json, "depths");
     for (size_t i = 0; i < r->n_depths; i++) {
         const depth *d = &r->depths[i];
-        bench_json_object(json, NULL);
-        bench_json_integer(json, "tokens", d->tokens);
-        bench_json_number(json, "step_ms", d->write_ms);
-        bench_json_number(json, "decode_ms", d->decode_ms.p50);
-        bench_json_number(json, "decode_packed_gb_s", d->decode_gb_s);
-        bench_json_number(json, "prefill_layer_ms", d->prefill_ms);
-        bench_json_close(json);
+        kit_json_object(json, NULL);
+        kit_json_integer(json, "tokens", d->tokens);
+        kit_json_real(json, "step_ms", d->write_ms);
+        kit_json_real(json, "decode_ms", d->decode_ms.p50);
+        kit_json_real(json, "decode_packed_gb_s", d->decode_gb_s);
+        kit_json_real(json, "prefill_layer_ms", d->prefill_ms);
+        kit_json_close(json);
     }
-    bench_json_close(json);
-    bench_json_array(json, "samples");
+    kit_json_close(json);
+    kit_json_array(json, "samples");
     for (size_t i = 0; i < r->n_samples; i++) {
-        bench_json_array(json, NULL);
-        bench_json_integer(json, NULL, (uint64_t)r->sample_tokens[i]);
-        bench_json_integer(json, NULL, (uint64_t)fmax(0, r->sample_bytes[i]));
-        bench_json_close(json);
+        kit_json_array(json, NULL);
+        kit_json_integer(json, NULL, (uint64_t)r->sample_tokens[i]);
+        kit_json_integer(json, NULL, (uint64_t)fmax(0, r->sample_bytes[i]));
+        kit_json_close(json);
     }
-    bench_json_close(json);
+    kit_json_close(json);
 }
 
-static void write_json(const run *r, const verdict *v, const capacity *c, bench_json *json) {
+static int write_json(const run *r, const verdict *v, const capacity *c) {
     const options *o = r->options;
-    bench_json_begin(json, PROGRAM);
-    bench_json_string(json, "bench", PROGRAM);
-    bench_json_string(json, "version", fkv_version());
-    bench_json_integer(json, "layers", o->layers);
-    bench_json_integer(json, "q_heads", H);
-    bench_json_integer(json, "kv_heads", G);
-    bench_json_integer(json, "head_dim", D);
-    bench_json_integer(json, "k_bits", o->k.bits);
-    bench_json_integer(json, "v_bits", o->v.bits);
-    bench_json_integer(json, "threads", r->plan.n_threads);
-    bench_json_integer(json, "seed", o->seed);
-    bench_json_bool(json, "lazy", o->lazy);
-    bench_json_string(json, "attend", o->attend_full ? "full" : "sampled");
-    bench_json_integer(json, "tokens", r->length);
-    bench_json_integer(json, "token_bytes", r->plan.token_bytes);
-    bench_json_integer(json, "plan_bytes", r->plan.total_bytes);
-    bench_json_integer(json, "open_bytes", (uint64_t)fmax(0, v->open_bytes));
-    bench_json_integer(json, "peak_bytes", (uint64_t)fmax(0, v->peak_bytes));
-    bench_json_integer(json, "end_bytes", (uint64_t)fmax(0, v->end_bytes));
-    if (!isnan(r->high_water)) bench_json_integer(json, "high_water_bytes", (uint64_t)fmax(0, r->high_water));
-    bench_json_bool(json, "flat", v->is_plan && v->stays);
-    bench_json_bool(json, "within_plan", v->within_plan);
-    bench_json_number(json, "output_error_l2", r->worst_error);
-    bench_json_bool(json, "packed_bytes_read_once", r->read_once);
-    bench_json_number(json, "open_s", r->open_seconds);
-    bench_json_number(json, "fill_s", r->seconds);
+    kit_json *json = kit_json_begin();
+    kit_json_text(json, "bench", PROGRAM);
+    kit_json_text(json, "version", fkv_version());
+    kit_json_integer(json, "layers", o->layers);
+    kit_json_integer(json, "q_heads", H);
+    kit_json_integer(json, "kv_heads", G);
+    kit_json_integer(json, "head_dim", D);
+    kit_json_integer(json, "k_bits", o->k.bits);
+    kit_json_integer(json, "v_bits", o->v.bits);
+    kit_json_integer(json, "threads", r->plan.n_threads);
+    kit_json_integer(json, "seed", o->seed);
+    kit_json_bool(json, "lazy", o->lazy);
+    kit_json_text(json, "attend", o->attend == ATTEND_FULL ? "full" : "sampled");
+    kit_json_integer(json, "tokens", r->length);
+    kit_json_integer(json, "token_bytes", r->plan.token_bytes);
+    kit_json_integer(json, "plan_bytes", r->plan.total_bytes);
+    kit_json_integer(json, "open_bytes", (uint64_t)fmax(0, v->open_bytes));
+    kit_json_integer(json, "peak_bytes", (uint64_t)fmax(0, v->peak_bytes));
+    kit_json_integer(json, "end_bytes", (uint64_t)fmax(0, v->end_bytes));
+    if (!isnan(r->high_water)) kit_json_integer(json, "high_water_bytes", (uint64_t)fmax(0, r->high_water));
+    kit_json_bool(json, "flat", v->is_plan && v->stays);
+    kit_json_bool(json, "within_plan", v->within_plan);
+    kit_json_real(json, "output_error_l2", r->worst_error);
+    kit_json_bool(json, "packed_bytes_read_once", r->read_once);
+    kit_json_real(json, "open_s", r->open_seconds);
+    kit_json_real(json, "fill_s", r->seconds);
     if (c->done) {
-        bench_json_number(json, "capacity_ratio", c->ratio);
-        bench_json_number(json, "capacity_small_ms", c->small_ms);
-        bench_json_number(json, "capacity_large_ms", c->large_ms);
+        kit_json_real(json, "capacity_ratio", c->ratio);
+        kit_json_real(json, "capacity_small_ms", c->small_ms);
+        kit_json_real(json, "capacity_large_ms", c->large_ms);
     }
     json_depths(r, json);
-    bench_json_end(json, PROGRAM);
+    return kit_json_print(json);
 }
 
 /* ---- main ---- */
@@ -666,11 +629,11 @@ static void open_cache(run *r) {
 int main(int argc, char **argv) {
     static options o = {.tokens = 131072, .layers = 32, .k = {8, 64}, .v = {4, 64}, .seed = 1, .svg = "flat.svg"};
     static run r;
+    kit_set_program(PROGRAM);
     parse(&o, argc, argv);
-    bench_writable(PROGRAM, o.svg);
-    if (o.json.wanted) bench_writable(PROGRAM, o.json.path);
+    bench_writable(o.svg);
     r.options = &o;
-    r.text = o.json.wanted && o.json.path == NULL ? stderr : stdout;
+    r.text = o.json ? stderr : stdout;
     open_cache(&r);
     fill(&r);
     verdict v = judge(&r);
@@ -682,6 +645,6 @@ int main(int argc, char **argv) {
         c = compare_capacities(&o, &r.feed);
         print_capacity(&r, &c);
     }
-    if (o.json.wanted) write_json(&r, &v, &c, &o.json);
-    return v.good && (!c.done || c.ratio <= CAPACITY_SLACK) ? BENCH_GOOD : BENCH_FAILED;
+    if (o.json && write_json(&r, &v, &c) != EXIT_GOOD) return EXIT_FAILED;
+    return v.good && (!c.done || c.ratio <= CAPACITY_SLACK) ? EXIT_GOOD : EXIT_FAILED;
 }

@@ -43,19 +43,19 @@ typedef struct series {
 
 static const json_t *member(const json_t *object, const char *key) {
     const json_t *value = json_object_get(object, key);
-    if (value == NULL) bench_die(PROGRAM, BENCH_USAGE, "the file has no \"%s\" where a sweep has it", key);
+    if (value == NULL) kit_die(EXIT_USAGE, "the file has no \"%s\" where a sweep has it", key);
     return value;
 }
 
 static double number(const json_t *object, const char *key) {
     const json_t *value = member(object, key);
-    if (!json_is_number(value)) bench_die(PROGRAM, BENCH_USAGE, "\"%s\" is not a number in the file", key);
+    if (!json_is_number(value)) kit_die(EXIT_USAGE, "\"%s\" is not a number in the file", key);
     return json_number_value(value);
 }
 
 static const char *text(const json_t *object, const char *key) {
     const char *value = json_string_value(member(object, key));
-    if (value == NULL) bench_die(PROGRAM, BENCH_USAGE, "\"%s\" is no text in the file", key);
+    if (value == NULL) kit_die(EXIT_USAGE, "\"%s\" is no text in the file", key);
     return value;
 }
 
@@ -80,7 +80,7 @@ static double stored_bits(const json_t *c, const json_t *subject) {
 static series *series_named(series *all, size_t *n, const char *name) {
     for (size_t i = 0; i < *n; i++)
         if (strcmp(all[i].name, name) == 0) return &all[i];
-    if (*n == MAX_SUBJECTS) bench_die(PROGRAM, BENCH_USAGE, "a sweep has more than %d lines", MAX_SUBJECTS);
+    if (*n == MAX_SUBJECTS) kit_die(EXIT_USAGE, "a sweep has more than %d lines", MAX_SUBJECTS);
     series *s = &all[(*n)++];
     *s = (series){.n = 0};
     (void)snprintf(s->name, sizeof s->name, "%s", name);
@@ -95,7 +95,7 @@ static void add_point(const picture *p, series *all, size_t *n, const json_t *c,
     if (!json_is_true(member(subject, "right")) || (is_peer && p->x_of == NULL)) return;
     (void)snprintf(name, sizeof name, p->x_of == NULL ? "%s" : "%s %s", who, types);
     series *s = series_named(all, n, name);
-    if (s->n == MAX_POINTS) bench_die(PROGRAM, BENCH_USAGE, "a sweep has more than %d points", MAX_POINTS);
+    if (s->n == MAX_POINTS) kit_die(EXIT_USAGE, "a sweep has more than %d points", MAX_POINTS);
     s->is_peer = is_peer;
     if (!is_peer) {
         s->roof_ms[s->n] = number(subject, "packed_bytes") / (number(c, "read_roof_gb_s") * 1e6);
@@ -179,26 +179,30 @@ static void draw(const picture *p, const json_t *sweep, const char *machine, con
     picture_plot.y.label = "time of a call";
     picture_plot.y.is_log = p->is_log;
     (void)snprintf(path, sizeof path, "%s/cost_%s.svg", folder, p->sweep);
-    if (!plot_write_svg(&picture_plot, path))
-        bench_die(PROGRAM, BENCH_FAILED, "cannot write the picture %s: %s", path, strerror(errno));
+    if (!plot_write_svg(&picture_plot, path)) kit_die(EXIT_FAILED, "cannot write the picture %s: %s", path, strerror(errno));
     printf("%s\n", path);
 }
 
 int main(int argc, char **argv) {
-    if (argc != 3 || strcmp(argv[1], "--help") == 0) {
-        printf("usage: bench_plot FILE FOLDER\n"
-               "Draws cost_context.svg, cost_batch.svg, cost_group.svg and cost_bits.svg into FOLDER, as far as FILE has their\n"
-               "numbers: it is one that `bench/compare --sweep context,batch,group,bits --json FILE` wrote.\n");
-        return argc == 2 ? BENCH_GOOD : BENCH_USAGE;
-    }
+    static const char usage[] =
+        "usage: bench_plot FILE FOLDER\n"
+        "Draws cost_context.svg, cost_batch.svg, cost_group.svg and cost_bits.svg into FOLDER, as far as FILE has their\n"
+        "numbers: it is one that `bench/compare --sweep context,batch,group,bits --json FILE` wrote.\n";
+    kit_texts words = {0};
+    const kit_option own[] = {{"words", 0, OPTION_WORDS, &words, 0, "FILE FOLDER", "what is read, and where pictures go"}, {0}};
+    const kit_option *const tables[] = {own, NULL};
+    int code = EXIT_GOOD;
     json_error_t error;
-    json_t *file = json_load_file(argv[1], 0, &error);
-    if (file == NULL) bench_die(PROGRAM, BENCH_USAGE, "%s: %s", argv[1], error.text);
+    kit_set_program(PROGRAM);
+    if (!kit_options_parse(usage, tables, argc, argv, &code)) return code;
+    if (words.n != 2) kit_die(EXIT_USAGE, "FILE and FOLDER are needed");
+    json_t *file = json_load_file(words.texts[0], 0, &error);
+    if (file == NULL) kit_die(EXIT_USAGE, "%s: %s", words.texts[0], error.text);
     const json_t *sweeps = member(file, "sweeps");
     for (size_t i = 0; i < sizeof pictures / sizeof pictures[0]; i++) {
         const json_t *sweep = json_object_get(sweeps, pictures[i].sweep);
-        if (sweep != NULL) draw(&pictures[i], sweep, text(file, "machine"), argv[2]);
+        if (sweep != NULL) draw(&pictures[i], sweep, text(file, "machine"), words.texts[1]);
     }
     json_decref(file);
-    return BENCH_GOOD;
+    return EXIT_GOOD;
 }

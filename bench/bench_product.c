@@ -52,7 +52,7 @@ typedef struct options {
     uint32_t n_rounds;
     bool quick;
     fkv_isa isa;
-    bench_json json;
+    bool json;
 } options;
 
 typedef struct result {
@@ -86,82 +86,39 @@ typedef struct bench {
 
 /* ---- options ---- */
 
-static void print_help(void) {
-    printf("usage: bench_product [options]\n"
-           "Times products of activations with packed weights, checked against double precision first.\n\n"
-           "  --shape RxC      rows (outputs) and columns (inputs, a multiple of 32); may be repeated\n"
-           "                   (8960x1536, 1536x8960, 1536x1536)\n"
-           "  --kind LIST      of affine4, centered4, 5, 6, 8, f16, bf16, f32 (all)\n"
-           "  --tokens LIST    rows of activations (1,4,512)\n"
-           "  --threads LIST   (1 and one for each core)\n"
-           "  --isa NAME       kernels: auto, scalar, neon, avx2, ...; without it the environment's FKV_ISA\n"
-           "  --rounds N       timed calls of each (15)\n"
-           "  --quick          3 rounds, 20 tokens at most: to see that it runs, not how fast\n"
-           "  --json [FILE]    results as JSON; without FILE to stdout, and the table to stderr\n"
-           "  --help\n\n"
-           "exit status: 0 good, 1 a result was wrong, 2 bad usage, 3 not enough memory\n");
-}
-
-static bool next_name(const char **list, char name[BENCH_TEXT]) {
-    if (**list == '\0') return false;
-    size_t length = strcspn(*list, ",");
-    (void)snprintf(name, BENCH_TEXT, "%.*s", (int)length, *list);
-    *list += length + ((*list)[length] == ',');
-    return true;
-}
-
-static uint32_t take_numbers(const char *what, const char *list, uint32_t max, uint32_t *numbers) {
-    char name[BENCH_TEXT];
-    uint32_t n = 0;
-    for (; next_name(&list, name); n++) {
-        const char *end = NULL;
-        if (n == MAX_LIST) bench_die(PROGRAM, BENCH_USAGE, "%s: more than %d", what, MAX_LIST);
-        numbers[n] = bench_number(PROGRAM, what, name, 1, max, &end);
-        if (*end != '\0') bench_die(PROGRAM, BENCH_USAGE, "%s: \"%s\" is not a number", what, name);
-    }
-    return n;
-}
+static const char usage[] = "usage: bench_product [options]\n"
+                            "Times products of activations with packed weights, checked against double precision first.\n"
+                            "Exit status: 0 good, 1 a result was wrong, 2 wrong usage, 3 not enough memory.\n";
 
 static void take_kinds(options *o, const char *list) {
-    char name[BENCH_TEXT];
+    char word[KIT_WORD];
     memset(o->kinds, 0, sizeof o->kinds);
-    while (next_name(&list, name)) {
+    while (kit_next_word(&list, word)) {
         uint32_t i = 0;
-        while (i < N_KINDS && strcmp(kinds[i].name, name) != 0) i++;
-        if (i == N_KINDS) bench_die(PROGRAM, BENCH_USAGE, "--kind: there is no \"%s\"; --help lists them", name);
+        while (i < N_KINDS && strcmp(kinds[i].name, word) != 0) i++;
+        if (i == N_KINDS) kit_die(EXIT_USAGE, "--kind %s: there is no such kind; --help lists them", word);
         o->kinds[i] = true;
     }
 }
 
-static void take_shape(options *o, const char *text) {
-    const char *at = text;
-    if (o->n_shapes == MAX_LIST) bench_die(PROGRAM, BENCH_USAGE, "--shape: more than %d", MAX_LIST);
-    shape *s = &o->shapes[o->n_shapes++];
-    s->n_rows = bench_number(PROGRAM, "--shape", at, 1, 1u << 20, &at);
-    if (*at != 'x') bench_die(PROGRAM, BENCH_USAGE, "--shape: \"%s\" is not RxC", text);
-    s->n_cols = bench_number(PROGRAM, "--shape", at + 1, 32, 1u << 20, &at);
-    if (*at != '\0' || s->n_cols % 32 != 0)
-        bench_die(PROGRAM, BENCH_USAGE, "--shape: \"%s\" is not RxC with columns that are a multiple of 32", text);
-}
-
-static fkv_isa isa_named(const char *from, const char *name) {
-    for (fkv_isa isa = FKV_ISA_AUTO; strcmp(fkv_isa_name(isa), "unknown") != 0; isa++)
-        if (strcmp(name, fkv_isa_name(isa)) == 0) return isa;
-    bench_die(PROGRAM, BENCH_USAGE, "%s: there is no instruction set \"%s\"", from, name);
+static void take_shapes(options *o, const kit_texts *texts) {
+    static const uint32_t max[2] = {1u << 20, 1u << 20};
+    if (texts->n > MAX_LIST) kit_die(EXIT_USAGE, "--shape: at most %d", MAX_LIST);
+    for (uint32_t i = 0; i < texts->n; i++) {
+        uint32_t parts[2];
+        if (!kit_numbers(texts->texts[i], 'x', max, parts, 2) || parts[1] % 32 != 0)
+            kit_die(EXIT_USAGE, "--shape %s: RxC with columns that are a multiple of 32", texts->texts[i]);
+        o->shapes[o->n_shapes++] = (shape){parts[0], parts[1]};
+    }
 }
 
 static void complete(options *o) {
-    static const uint32_t tokens[] = {1, 4, 512};
     if (o->isa == FKV_ISA_AUTO) o->isa = fkv_cpu_best_isa();
-    if (!fkv_cpu_runs(o->isa)) bench_die(PROGRAM, BENCH_USAGE, "this machine has no %s; choose auto", fkv_isa_name(o->isa));
+    if (!fkv_cpu_runs(o->isa)) kit_die(EXIT_USAGE, "this machine has no %s; choose auto", fkv_isa_name(o->isa));
     if (o->n_rounds == 0) o->n_rounds = o->quick ? 3 : 15;
     if (o->n_shapes == 0) {
         o->n_shapes = sizeof default_shapes / sizeof default_shapes[0];
         memcpy(o->shapes, default_shapes, sizeof default_shapes);
-    }
-    if (o->n_tokens == 0) {
-        o->n_tokens = sizeof tokens / sizeof tokens[0];
-        memcpy(o->tokens, tokens, sizeof tokens);
     }
     for (uint32_t i = 0; o->quick && i < o->n_tokens; i++) o->tokens[i] = fkv_min_u32(o->tokens[i], 20);
     if (o->n_threads == 0) {
@@ -171,34 +128,32 @@ static void complete(options *o) {
 }
 
 static void parse(options *o, int argc, char **argv) {
-    const char *from_environment = getenv("FKV_ISA");
-    if (from_environment != NULL) o->isa = isa_named("FKV_ISA", from_environment);
-    for (uint32_t i = 0; i < N_KINDS; i++) o->kinds[i] = true;
-    bench_args args = {PROGRAM, argc, argv, 0};
-    while (bench_args_next(&args)) {
-        if (bench_args_is(&args, "--help")) {
-            print_help();
-            exit(BENCH_GOOD);
-        } else if (bench_args_is(&args, "--shape"))
-            take_shape(o, bench_args_value(&args));
-        else if (bench_args_is(&args, "--kind"))
-            take_kinds(o, bench_args_value(&args));
-        else if (bench_args_is(&args, "--tokens"))
-            o->n_tokens = take_numbers("--tokens", bench_args_value(&args), 1u << 16, o->tokens);
-        else if (bench_args_is(&args, "--threads"))
-            o->n_threads = take_numbers("--threads", bench_args_value(&args), FKV_MAX_THREADS, o->threads);
-        else if (bench_args_is(&args, "--isa"))
-            o->isa = isa_named("--isa", bench_args_value(&args));
-        else if (bench_args_is(&args, "--rounds"))
-            o->n_rounds = bench_args_number(&args, 1, MAX_ROUNDS);
-        else if (bench_args_is(&args, "--quick"))
-            o->quick = true;
-        else if (bench_args_is(&args, "--json")) {
-            o->json.wanted = true;
-            o->json.path = bench_args_optional(&args);
-        } else
-            bench_args_unknown(&args);
-    }
+    kit_texts shapes = {0};
+    const char *names = "affine4,centered4,centered5,centered6,centered8,f16,bf16,f32";
+    const char *tokens = "1,4,512";
+    const char *threads = "";
+    const char *isa = NULL;
+    const kit_option own[] = {
+        {"shape", 0, OPTION_TEXTS, &shapes, 0, "RxC",
+         "rows (outputs) and columns (inputs, a multiple of 32); may be repeated\n(default 8960x1536, 1536x8960, 1536x1536)"},
+        {"kind", 0, OPTION_TEXT, &names, 0, "LIST",
+         "of affine4, centered4, centered5, centered6, centered8, f16, bf16, f32 (default all)"},
+        {"tokens", 0, OPTION_TEXT, &tokens, 0, "LIST", "rows of activations (default 1,4,512)"},
+        {"threads", 0, OPTION_TEXT, &threads, 0, "LIST", "thread counts (default 1 and one for each core)"},
+        {"isa", 0, OPTION_TEXT, &isa, 0, "NAME",
+         "kernels: auto, scalar, neon, avx2, avx512, avx512vnni, amx; default: the environment's FKV_ISA, or auto"},
+        {"rounds", 0, OPTION_COUNT, &o->n_rounds, MAX_ROUNDS, "N", "timed calls of each (default 15)"},
+        {"quick", 0, OPTION_FLAG, &o->quick, 0, NULL, "3 rounds, 20 tokens at most: a test run, its times mean nothing"},
+        {"json", 0, OPTION_FLAG, &o->json, 0, NULL, BENCH_JSON_HELP},
+        {0}};
+    const kit_option *const tables[] = {own, NULL};
+    int code = EXIT_GOOD;
+    if (!kit_options_parse(usage, tables, argc, argv, &code)) exit(code);
+    take_shapes(o, &shapes);
+    take_kinds(o, names);
+    o->n_tokens = bench_numbers("--tokens", tokens, 1u << 16, o->tokens, MAX_LIST);
+    o->n_threads = bench_numbers("--threads", threads, FKV_MAX_THREADS, o->threads, MAX_LIST);
+    o->isa = bench_isa(isa);
     complete(o);
 }
 
@@ -211,7 +166,7 @@ static void matrix_open(fkv_matrix *m, const kind *k, shape s) {
     uint64_t state = SEED;
     if (fkv_matrix_make(k->kind, k->group, s.n_rows, s.n_cols, m) != FKV_OK ||
         fkv_map_open(fkv_matrix_bytes(m), true, &map) != FKV_OK)
-        bench_die(PROGRAM, BENCH_NO_MEMORY, "%s", fkv_message());
+        kit_die(EXIT_NO_FIT, "%s", fkv_message());
     m->panels = map;
     uint8_t *codes = bench_take(s.n_cols * sizeof(float));
     float *scales = bench_take(s.n_cols * sizeof(float));
@@ -277,9 +232,7 @@ static bool check(bench *b, uint32_t k, uint32_t n_tokens, fkv_workers *workers,
 static result *add_result(bench *b) {
     if (b->n_results == b->room_results) {
         b->room_results = b->room_results * 2 + 64;
-        result *wider = realloc(b->results, b->room_results * sizeof *b->results);
-        if (wider == NULL) bench_die(PROGRAM, BENCH_NO_MEMORY, "the system has no room for the results");
-        b->results = wider;
+        b->results = kit_take_more(b->results, b->room_results * sizeof *b->results);
     }
     return &b->results[b->n_results++];
 }
@@ -315,7 +268,7 @@ static void run_rounds(bench *b, shape s, uint32_t n_tokens, uint32_t t) {
         for (size_t i = first; i < b->n_results; i++) {
             if (!b->results[i].right) continue;
             uint32_t k = b->results[i].kind;
-            (void)bench_roof_stream(&b->roof, PROGRAM, b->workers[t], t);
+            (void)bench_roof_stream(&b->roof, b->workers[t], t);
             bench_read(b->x, (size_t)n_tokens * s.n_cols * sizeof *b->x);
             bench_wake(b->workers[t]);
             double start = kit_seconds();
@@ -358,43 +311,43 @@ static void run_shape(bench *b, shape s) {
     free(b->input);
 }
 
-static void write_json(bench *b, bench_json *json) {
-    bench_json_begin(json, PROGRAM);
-    bench_json_string(json, "bench", PROGRAM);
-    bench_json_string(json, "version", fkv_version());
-    bench_json_string(json, "isa", fkv_isa_name(b->o.isa));
-    bench_json_array(json, "results");
+static int write_json(const bench *b) {
+    kit_json *json = kit_json_begin();
+    kit_json_text(json, "bench", PROGRAM);
+    kit_json_text(json, "version", fkv_version());
+    kit_json_text(json, "isa", fkv_isa_name(b->o.isa));
+    kit_json_array(json, "results");
     for (size_t i = 0; i < b->n_results; i++) {
         const result *r = &b->results[i];
-        bench_json_object(json, NULL);
-        bench_json_string(json, "kind", kinds[r->kind].name);
-        bench_json_integer(json, "rows", r->shape.n_rows);
-        bench_json_integer(json, "cols", r->shape.n_cols);
-        bench_json_integer(json, "tokens", r->n_tokens);
-        bench_json_integer(json, "threads", r->n_threads);
-        bench_json_integer(json, "rounds", r->n_rounds);
-        bench_json_bool(json, "right", r->right);
-        bench_json_number(json, "error_l2", r->error);
-        bench_json_number(json, "ms_p50", r->right ? r->ms.p50 : NAN);
-        bench_json_number(json, "ms_p10", r->right ? r->ms.p10 : NAN);
-        bench_json_number(json, "ms_p90", r->right ? r->ms.p90 : NAN);
-        bench_json_integer(json, "weight_bytes", r->weight_bytes);
-        bench_json_number(json, "weight_gb_s", r->right ? bytes_a_second(r) * 1e-9 : NAN);
-        bench_json_number(json, "read_roof_gb_s", r->roof * 1e-9);
-        bench_json_number(json, "roof_share", r->right ? bytes_a_second(r) / r->roof : NAN);
-        bench_json_number(json, "gmac_s", r->right ? products_a_second(r) * 1e-9 : NAN);
-        bench_json_close(json);
+        kit_json_object(json, NULL);
+        kit_json_text(json, "kind", kinds[r->kind].name);
+        kit_json_integer(json, "rows", r->shape.n_rows);
+        kit_json_integer(json, "cols", r->shape.n_cols);
+        kit_json_integer(json, "tokens", r->n_tokens);
+        kit_json_integer(json, "threads", r->n_threads);
+        kit_json_integer(json, "rounds", r->n_rounds);
+        kit_json_bool(json, "right", r->right);
+        kit_json_real(json, "error_l2", r->error);
+        kit_json_real(json, "ms_p50", r->right ? r->ms.p50 : NAN);
+        kit_json_real(json, "ms_p10", r->right ? r->ms.p10 : NAN);
+        kit_json_real(json, "ms_p90", r->right ? r->ms.p90 : NAN);
+        kit_json_integer(json, "weight_bytes", r->weight_bytes);
+        kit_json_real(json, "weight_gb_s", r->right ? bytes_a_second(r) * 1e-9 : NAN);
+        kit_json_real(json, "read_roof_gb_s", r->roof * 1e-9);
+        kit_json_real(json, "roof_share", r->right ? bytes_a_second(r) / r->roof : NAN);
+        kit_json_real(json, "gmac_s", r->right ? products_a_second(r) * 1e-9 : NAN);
+        kit_json_close(json);
     }
-    bench_json_end(json, PROGRAM);
+    return kit_json_print(json);
 }
 
 int main(int argc, char **argv) {
     static bench b;
+    kit_set_program(PROGRAM);
     parse(&b.o, argc, argv);
-    if (b.o.json.wanted) bench_writable(PROGRAM, b.o.json.path);
-    b.text = b.o.json.wanted && b.o.json.path == NULL ? stderr : stdout;
-    for (uint32_t t = 0; t < b.o.n_threads; t++) b.workers[t] = bench_workers_open(PROGRAM, b.o.threads[t]);
-    bench_roof_open(&b.roof, PROGRAM, b.o.quick);
+    b.text = b.o.json ? stderr : stdout;
+    for (uint32_t t = 0; t < b.o.n_threads; t++) b.workers[t] = bench_workers_open(b.o.threads[t]);
+    bench_roof_open(&b.roof, b.o.quick);
     (void)fprintf(b.text, "flatkv %s, %s kernels; medians of %u rounds; before each call %llu MiB are streamed (the read roof)\n",
                   fkv_version(), fkv_isa_name(b.o.isa), b.o.n_rounds, (unsigned long long)(b.roof.bytes >> 20));
     for (uint32_t i = 0; i < b.o.n_shapes; i++) run_shape(&b, b.o.shapes[i]);
@@ -406,6 +359,6 @@ int main(int argc, char **argv) {
     size_t n_wrong = 0;
     for (size_t i = 0; i < b.n_results; i++) n_wrong += !b.results[i].right;
     (void)fprintf(b.text, "\n%zu results, %zu wrong\n", b.n_results, n_wrong);
-    if (b.o.json.wanted) write_json(&b, &b.o.json);
-    return n_wrong == 0 && b.n_results > 0 ? BENCH_GOOD : BENCH_FAILED;
+    if (b.o.json && write_json(&b) != EXIT_GOOD) return EXIT_FAILED;
+    return n_wrong == 0 && b.n_results > 0 ? EXIT_GOOD : EXIT_FAILED;
 }

@@ -23,10 +23,10 @@ static uint64_t stream_size(bool quick) {
     return fkv_align_up(bytes, CHUNK_BYTES);
 }
 
-void bench_roof_open(bench_roof *roof, const char *program, bool quick) {
+void bench_roof_open(bench_roof *roof, bool quick) {
     void *map = NULL;
     *roof = (bench_roof){.bytes = stream_size(quick)};
-    if (fkv_map_open(roof->bytes, true, &map) != FKV_OK) bench_die(program, BENCH_NO_MEMORY, "%s", fkv_message());
+    if (fkv_map_open(roof->bytes, true, &map) != FKV_OK) kit_die(EXIT_NO_FIT, "%s", fkv_message());
     roof->buffer = map;
 }
 
@@ -49,15 +49,13 @@ static void stream_chunk(void *context, uint32_t item, uint32_t thread) {
     bench_read(roof->buffer + (size_t)item * CHUNK_BYTES, CHUNK_BYTES);
 }
 
-double bench_roof_stream(bench_roof *roof, const char *program, fkv_workers *workers, uint32_t t) {
+double bench_roof_stream(bench_roof *roof, fkv_workers *workers, uint32_t t) {
     double start = kit_seconds();
     fkv_workers_run(workers, stream_chunk, roof, (uint32_t)(roof->bytes / CHUNK_BYTES));
     double rate = (double)roof->bytes / (kit_seconds() - start);
     if (roof->n_samples[t] == roof->room[t]) {
         roof->room[t] = roof->room[t] * 2 + 256;
-        double *wider = realloc(roof->samples[t], roof->room[t] * sizeof *wider);
-        if (wider == NULL) bench_die(program, BENCH_NO_MEMORY, "the system has no room for %zu samples", roof->room[t]);
-        roof->samples[t] = wider;
+        roof->samples[t] = kit_take_more(roof->samples[t], roof->room[t] * sizeof *roof->samples[t]);
     }
     return roof->samples[t][roof->n_samples[t]++] = rate;
 }
@@ -71,9 +69,17 @@ static void nothing(void *context, uint32_t item, uint32_t thread) { (void)conte
 
 void bench_wake(fkv_workers *workers) { fkv_workers_run(workers, nothing, NULL, fkv_workers_count(workers)); }
 
-fkv_workers *bench_workers_open(const char *program, uint32_t n_threads) {
+fkv_workers *bench_workers_open(uint32_t n_threads) {
     fkv_workers *workers = NULL;
     if (fkv_workers_open(bench_take(fkv_workers_bytes(n_threads)), n_threads, &workers) != FKV_OK)
-        bench_die(program, BENCH_NO_MEMORY, "%s", fkv_message());
+        kit_die(EXIT_NO_FIT, "%s", fkv_message());
     return workers;
+}
+
+fkv_isa bench_isa(const char *name) {
+    if (name == NULL) name = getenv("FKV_ISA");
+    if (name == NULL) return FKV_ISA_AUTO;
+    for (fkv_isa isa = FKV_ISA_AUTO; isa <= FKV_ISA_AMX; isa++)
+        if (strcmp(name, fkv_isa_name(isa)) == 0) return isa;
+    kit_die(EXIT_USAGE, "there is no instruction set %s: auto, scalar, neon, avx2, avx512, avx512vnni or amx", name);
 }

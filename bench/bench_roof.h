@@ -1,11 +1,15 @@
-/* The machine's read bandwidth, measured where it is needed: before every timed call a buffer several times the last cache is
- * streamed by the same threads. That is a sample of the roof, and it leaves what the call will read in memory, not in a cache.
+/* What the benches of kernels share: the instruction set, worker threads, and the read roof.
  *
- * Knows the worker threads of the library (src/base), nothing else of it.
+ * The read roof is the machine's read bandwidth, measured where it is needed: before every timed call a buffer several times the
+ * last cache is streamed by the same threads. That is a sample of the roof, and it leaves what the call will read in memory, not
+ * in a cache.
+ *
+ * Knows src/base of the library, nothing else of it.
  */
 #ifndef FKV_BENCH_ROOF_H
 #define FKV_BENCH_ROOF_H
 
+#include "../src/base/cpu.h"
 #include "../src/base/workers.h"
 
 #include <stdatomic.h>
@@ -21,10 +25,10 @@ typedef struct bench_roof {
 } bench_roof;
 
 /* quick: a small buffer, to see that it runs. Ends the program if there is no memory. */
-void bench_roof_open(bench_roof *roof, const char *program, bool quick);
+void bench_roof_open(bench_roof *roof, bool quick);
 
 /* One pass over the buffer, counted with thread count number t. Returns bytes a second. */
-double bench_roof_stream(bench_roof *roof, const char *program, fkv_workers *workers, uint32_t t);
+double bench_roof_stream(bench_roof *roof, fkv_workers *workers, uint32_t t);
 
 /* The median of the samples of t from number `first` on; NAN where there is none. */
 double bench_roof_median(bench_roof *roof, uint32_t t, size_t first);
@@ -35,6 +39,9 @@ void bench_read(const void *bytes, size_t n);
 /* Wakes the threads. */
 void bench_wake(fkv_workers *workers);
 
-fkv_workers *bench_workers_open(const char *program, uint32_t n_threads);
+fkv_workers *bench_workers_open(uint32_t n_threads);
+
+/* By its name, NULL: that in the environment's FKV_ISA, or the best there is. Ends the program where there is none. */
+fkv_isa bench_isa(const char *name);
 
 #endif

@@ -43,7 +43,7 @@ static void start(const char *const *command, const char *types, const compare_c
     for (size_t i = 0; i < N_NUMBERS; i++) (void)snprintf(text[n++], sizeof text[0], "%u", numbers[i]);
     for (size_t i = 0; i < n; i++) words[i] = text[i];
     if (dup2(in, STDIN_FILENO) >= 0 && dup2(out, STDOUT_FILENO) >= 0) (void)execvp(words[0], words);
-    _exit(BENCH_FAILED);
+    _exit(EXIT_FAILED);
 }
 
 /* Ends that no other peer inherits: a peer ends when its requests do. */

@@ -81,7 +81,7 @@ static void *symbol(const ggml *g, const char *name, bool must) {
         void *found = dlsym(g->libraries[i], name);
         if (found != NULL) return found;
     }
-    if (must) bench_die(PROGRAM, BENCH_FAILED, "the library has no %s", name);
+    if (must) kit_die(EXIT_FAILED, "the library has no %s", name);
     return NULL;
 }
 
@@ -102,8 +102,7 @@ static void ggml_open(ggml *g, const char *path) {
     }
     if (g->n_libraries == 0) {
         const char *why = dlerror();
-        bench_die(PROGRAM, BENCH_USAGE, "%s is no libggml and no folder with one%s%s", path, why != NULL ? ": " : "",
-                  why != NULL ? why : "");
+        kit_die(EXIT_USAGE, "%s is no libggml and no folder with one%s%s", path, why != NULL ? ": " : "", why != NULL ? why : "");
     }
     FIND(init, "ggml_init");
     FIND(release, "ggml_free");
@@ -126,8 +125,7 @@ static int type_named(const char *name, size_t length) {
     for (size_t i = 0; i < sizeof cache_types / sizeof cache_types[0]; i++)
         if (strlen(cache_types[i].name) == length && strncmp(cache_types[i].name, name, length) == 0)
             return cache_types[i].number;
-    bench_die(PROGRAM, BENCH_USAGE, "there is no cache type \"%.*s\": f16, bf16, q8_0, q4_0, q8_KV (of ik_llama.cpp)",
-              (int)length, name);
+    kit_die(EXIT_USAGE, "there is no cache type \"%.*s\": f16, bf16, q8_0, q4_0, q8_KV (of ik_llama.cpp)", (int)length, name);
 }
 
 /* ---- a case ---- */
@@ -164,7 +162,7 @@ static void attention_open(attention *a, const ggml *g, const compare_case *c, i
                    mask_rows * c->n_cached * sizeof(uint16_t) +
                    2 * (size_t)c->n_queries * c->n_q_heads * c->head_dim * sizeof(float);
     *a = (attention){.g = g, .c = *c, .context = g->init((ggml_init_params){bytes, NULL, false})};
-    if (a->context == NULL) bench_die(PROGRAM, BENCH_NO_MEMORY, "ggml_init(): no %zu bytes", bytes);
+    if (a->context == NULL) kit_die(EXIT_NO_FIT, "ggml_init(): no %zu bytes", bytes);
     ggml_tensor *k = cache_tensor(a, COMPARE_K, k_type);
     ggml_tensor *v = cache_tensor(a, COMPARE_V, v_type);
     ggml_tensor *q = g->new_tensor(a->context, TYPE_F32, c->head_dim, c->n_q_heads, c->n_queries);
@@ -186,25 +184,26 @@ static void attention_open(attention *a, const ggml *g, const compare_case *c, i
 /* Seconds. Each call takes its work buffer from a context, so that it gets one of its own. */
 static double attention_call(const attention *a) {
     ggml_context *work = a->g->init((ggml_init_params){WORK_BYTES, NULL, false});
-    if (work == NULL) bench_die(PROGRAM, BENCH_NO_MEMORY, "ggml_init(): no %d bytes", WORK_BYTES);
+    if (work == NULL) kit_die(EXIT_NO_FIT, "ggml_init(): no %d bytes", WORK_BYTES);
     double start = kit_seconds();
     int status = a->g->compute(work, a->graph, (int)a->c.n_threads);
     double seconds = kit_seconds() - start;
     a->g->release(work);
-    if (status != 0) bench_die(PROGRAM, BENCH_FAILED, "ggml_graph_compute_with_ctx() gives %d", status);
+    if (status != 0) kit_die(EXIT_FAILED, "ggml_graph_compute_with_ctx() gives %d", status);
     return seconds;
 }
 
 /* ---- the process ---- */
 
 int ggml_peer_main(int argc, char **argv) {
-    if (argc != N_ARGUMENTS) bench_die(PROGRAM, BENCH_USAGE, "this is for bench_compare to call");
+    kit_set_program(PROGRAM);
+    if (argc != N_ARGUMENTS) kit_die(EXIT_USAGE, "this is for bench_compare to call");
     FILE *answers = fdopen(dup(STDOUT_FILENO), "wb");
     (void)dup2(STDERR_FILENO, STDOUT_FILENO); /* a library that prints does not do so into the answers */
     uint32_t numbers[6];
     for (int i = 0; i < 6; i++) {
-        const char *end = NULL;
-        numbers[i] = bench_number(PROGRAM, "case", argv[4 + i], 1, 1u << 26, &end);
+        static const uint32_t max[1] = {1u << 26};
+        if (!kit_numbers(argv[4 + i], 0, max, &numbers[i], 1)) kit_die(EXIT_USAGE, "%s: a number is needed", argv[4 + i]);
     }
     const compare_case c = {numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], 1, numbers[5]};
     const char *types = argv[3];
@@ -226,12 +225,12 @@ int ggml_peer_main(int argc, char **argv) {
     double seconds = attention_call(&asked);
     size_t row = (size_t)c.n_q_heads * c.head_dim;
     const float *out = (const float *)g.data(asked.out) + (c.n_queries - 1) * row;
-    if (answers == NULL || fwrite(out, sizeof *out, row, answers) != row) return BENCH_FAILED;
+    if (answers == NULL || fwrite(out, sizeof *out, row, answers) != row) return EXIT_FAILED;
     while (fwrite(&seconds, sizeof seconds, 1, answers) == 1 && fflush(answers) == 0) {
         char request;
-        if (read(STDIN_FILENO, &request, 1) != 1) return BENCH_GOOD;
+        if (read(STDIN_FILENO, &request, 1) != 1) return EXIT_GOOD;
         (void)attention_call(&small);
         seconds = attention_call(&asked);
     }
-    return BENCH_FAILED;
+    return EXIT_FAILED;
 }

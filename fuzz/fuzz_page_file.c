@@ -33,7 +33,7 @@ static void must(bool good, const char *what) {
     abort();
 }
 
-static void fix(const world *w, uint8_t flags, uint8_t *bytes, size_t n) {
+static void fix(const file_world *w, uint8_t flags, uint8_t *bytes, size_t n) {
     fkv_file_header header;
     fkv_file_header ours;
     fkv_file_layer layers[WORLD_LAYERS];
@@ -59,8 +59,8 @@ static void fix(const world *w, uint8_t flags, uint8_t *bytes, size_t n) {
         }
     }
     memcpy(bytes, &header, sizeof header);
-    if (flags & FIX_CRCS) world_fix_crcs(bytes, n);
-    if (flags & FIX_DIGEST) world_fix_digest(bytes, n);
+    if (flags & FIX_CRCS) file_world_fix_crcs(bytes, n);
+    if (flags & FIX_DIGEST) file_world_fix_digest(bytes, n);
 }
 
 static bool listed(fkv_status status) {
@@ -68,16 +68,16 @@ static bool listed(fkv_status status) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    static world w;
+    static file_world w;
     static fkv_seq live;
     static int fd = -1;
     static uint8_t bytes[MAX_FILE_BYTES];
-    const char *path = world_path("fuzzed.fkv");
+    const char *path = file_world_path("fuzzed.fkv");
     if (fd < 0) {
-        world_open(&w, &WORLD_GOOD, 0);
-        live = world_fill(&w, LIVE_SEED, LIVE_TOKENS, LIVE_TOKENS);
+        file_world_open(&w, &WORLD_GOOD, 0);
+        live = file_world_fill(&w, LIVE_SEED, LIVE_TOKENS, LIVE_TOKENS);
         fd = open(path, O_RDWR | O_CREAT, 0600);
-        must(fd >= 0 && atexit(world_remove_folder) == 0, "no file to fuzz with");
+        must(fd >= 0 && atexit(file_world_remove_folder) == 0, "no file to fuzz with");
     }
     const size_t n = size == 0 ? 0 : fkv_min_u32((uint32_t)(size - 1), MAX_FILE_BYTES);
     if (n > 0) {
@@ -86,7 +86,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     }
     must(ftruncate(fd, 0) == 0 && pwrite(fd, bytes, n, 0) == (ssize_t)n, "the file cannot be written");
 
-    const uint32_t free_before = world_free_pages(&w);
+    const uint32_t free_before = file_world_free_pages(&w);
     fkv_file_info info;
     uint32_t tokens[16];
     uint32_t n_tokens = 0;
@@ -96,7 +96,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     must(fkv_file_tokens(path, tokens, 16, &n_tokens) == look, "tokens");
 
     fkv_seq seq = 0;
-    const fkv_status load = world_load(&w, LOAD_TOKENS, path, &seq);
+    const fkv_status load = file_world_load(&w, LOAD_TOKENS, path, &seq);
     if (load == FKV_OK) {
         uint32_t length = 0;
         must(verify == FKV_OK && fkv_pager_length(w.pager, seq, &length) == FKV_OK && length == n_tokens, "length");
@@ -104,7 +104,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     } else {
         must(load == FKV_FILE_FOREIGN || load == FKV_SEQ_FULL ? look == FKV_OK : load == verify, "load");
     }
-    must(world_free_pages(&w) == free_before, "pages are lost");
-    must(world_holds(&w, live, LIVE_SEED, LIVE_TOKENS), "the live sequence changed");
+    must(file_world_free_pages(&w) == free_before, "pages are lost");
+    must(file_world_holds(&w, live, LIVE_SEED, LIVE_TOKENS), "the live sequence changed");
     return 0;
 }

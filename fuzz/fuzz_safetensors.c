@@ -2,6 +2,7 @@
  * the file's header (16 bits each), the config, the rest of the file from its header on. Lengths are cut to what is there. With
  * OWN_LENGTH the header's length in the file is not made from the input's but read from the rest.
  */
+#include "../src/model/files/hf_config.h"
 #include "../src/model/files/safetensors.h"
 #include "weights_walk.h"
 

@@ -47,7 +47,7 @@ const golden_case GOLDEN_CASES[] = {
     /* sound, but of somebody else */
     {"foreign_weights", true, GOLDEN_LOAD, FKV_FILE_FOREIGN, "weights_id is ff01", .patches = {FLIP(96, 0xff)}, .fix_digest = true},
     {"foreign_rope", true, GOLDEN_LOAD, FKV_FILE_FOREIGN, "rope_id is \"neoxxbase=10000\" in the file and \"neox base=10000\" here", .patches = {FLIP(132, ' ' ^ 'x')}, .fix_digest = true},
-    {"foreign_rope_escape", false, GOLDEN_LOAD, FKV_FILE_FOREIGN, "rope_id is \"neox?base=10000\"", .patches = {FLIP(132, ' ' ^ 0x1b)}, .fix_digest = true},
+    {"foreign_rope_escape", false, GOLDEN_LOAD, FKV_FILE_FOREIGN, "rope_id is \"neox\\x1bbase=10000\"", .patches = {FLIP(132, ' ' ^ 0x1b)}, .fix_digest = true},
     {"foreign_page_type", true, GOLDEN_LOAD, FKV_FILE_FOREIGN, "page_type is 2 in the file and 1 here", .patches = {SET32(80, FKV_BF16)}, .fix_digest = true},
     {"foreign_page_tokens", false, GOLDEN_LOAD, FKV_FILE_FOREIGN, "page_tokens is 32 in the file and 16 here", .patches = {SET32(76, 32), SET64(24, 5888)}, .resize = true, .length = 5888, .fix_crcs = true, .fix_digest = true},
     {"foreign_rotation", true, GOLDEN_LOAD, FKV_FILE_FOREIGN, "rotate is 3 in the file and 1 here", .patches = {SET32(84, FKV_ROTATE_KV)}, .fix_digest = true},
@@ -120,7 +120,7 @@ size_t golden_damage(const golden_case *c, uint8_t *bytes, size_t n) {
         if (c->length > n) memset(bytes + n, 0, c->length - n);
         n = c->length;
     }
-    if (c->fix_crcs) world_fix_crcs(bytes, n);
-    if (c->fix_digest) world_fix_digest(bytes, n);
+    if (c->fix_crcs) file_world_fix_crcs(bytes, n);
+    if (c->fix_digest) file_world_fix_digest(bytes, n);
     return n;
 }

@@ -18,14 +18,15 @@ static const char *in_folder(const char *folder, const char *name, const char *s
     return path;
 }
 
-static void save_good(const world_spec *spec, uint32_t n_tokens, const char *path) {
-    world w;
-    world_open(&w, spec, 0);
-    if (world_save(&w, world_fill(&w, WORLD_GOLDEN_SEED, n_tokens, n_tokens), WORLD_GOLDEN_SEED, n_tokens, path) != FKV_OK) {
+static void save_good(const file_world_spec *spec, uint32_t n_tokens, const char *path) {
+    file_world w;
+    file_world_open(&w, spec, 0);
+    if (file_world_save(&w, file_world_fill(&w, WORLD_GOLDEN_SEED, n_tokens, n_tokens), WORLD_GOLDEN_SEED, n_tokens, path) !=
+        FKV_OK) {
         (void)fprintf(stderr, "%s\n", fkv_message());
         exit(EXIT_FAILURE);
     }
-    world_close(&w);
+    file_world_close(&w);
 }
 
 static void make_seeds(const char *golden, const char *corpus) {
@@ -38,9 +39,9 @@ static void make_seeds(const char *golden, const char *corpus) {
                  {"small", "small", 0, 0},         {"small_fixed", "small", 29, 0},  {"small_adopted", "small", 31, 0},
                  {"header_only", "good", 31, 256}, {"short", "good", 0, 5}};
     for (size_t i = 0; i < sizeof seeds / sizeof seeds[0]; i++) {
-        const size_t n = world_read_file(in_folder(golden, seeds[i].file, ".fkv"), bytes + 1, sizeof bytes - 1);
+        const size_t n = file_world_read_file(in_folder(golden, seeds[i].file, ".fkv"), bytes + 1, sizeof bytes - 1);
         bytes[0] = seeds[i].fixes;
-        world_write_file(in_folder(corpus, seeds[i].seed, ""), bytes, 1 + (seeds[i].length == 0 ? n : seeds[i].length));
+        file_world_write_file(in_folder(corpus, seeds[i].seed, ""), bytes, 1 + (seeds[i].length == 0 ? n : seeds[i].length));
     }
 }
 
@@ -53,9 +54,9 @@ int main(int argc, char **argv) {
     save_good(&WORLD_SMALL, WORLD_SMALL_TOKENS, in_folder(argv[1], "small", ".fkv"));
     for (size_t i = 0; i < N_GOLDEN_CASES; i++) {
         if (!GOLDEN_CASES[i].committed) continue;
-        size_t n = world_read_file(in_folder(argv[1], "small", ".fkv"), bytes, sizeof bytes);
+        size_t n = file_world_read_file(in_folder(argv[1], "small", ".fkv"), bytes, sizeof bytes);
         n = golden_damage(&GOLDEN_CASES[i], bytes, n);
-        world_write_file(in_folder(argv[1], GOLDEN_CASES[i].name, ".fkv"), bytes, n);
+        file_world_write_file(in_folder(argv[1], GOLDEN_CASES[i].name, ".fkv"), bytes, n);
     }
     if (argc == 3) make_seeds(argv[1], argv[2]);
     return EXIT_SUCCESS;

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-const world_spec WORLD_GOOD = {
+const file_world_spec WORLD_GOOD = {
     .page_tokens = 16,
     .n_pages = WORLD_PAGES,
     .page_type = FKV_F16,
@@ -18,7 +18,7 @@ const world_spec WORLD_GOOD = {
     .layers = {{1, 32, 0, 0, {8, 32}, {4, 32}}, {1, 32, 8, 4, {16, 0}, {2, 32}}, {2, 16, 20, 0, {16, 0}, {16, 0}}},
 };
 
-const world_spec WORLD_SMALL = {
+const file_world_spec WORLD_SMALL = {
     .page_tokens = 16,
     .n_pages = WORLD_PAGES,
     .page_type = FKV_F16,
@@ -35,8 +35,8 @@ static void must(bool good, const char *what) {
 
 /* ---- the cache ----------------------------------------------------------------------------------------------- */
 
-void world_open(world *w, const world_spec *spec, uint8_t junk) {
-    *w = (world){.spec = *spec};
+void file_world_open(file_world *w, const file_world_spec *spec, uint8_t junk) {
+    *w = (file_world){.spec = *spec};
     fkv_file_identity *identity = &w->identity;
     *identity = (fkv_file_identity){.page_tokens = spec->page_tokens,
                                     .n_layers = spec->n_layers,
@@ -89,7 +89,7 @@ void world_open(world *w, const world_spec *spec, uint8_t junk) {
     must(w->buffer != NULL, "buffer");
 }
 
-void world_close(world *w) {
+void file_world_close(file_world *w) {
     free(w->slab.base);
     free(w->pager_memory);
     free(w->buffer);
@@ -103,13 +103,14 @@ static uint64_t mix(uint64_t x) {
     return x ^ x >> 31;
 }
 
-uint32_t world_token(uint64_t seed, uint32_t position) { return (uint32_t)(mix(seed << 32 ^ position) % 50000); }
+uint32_t file_world_token(uint64_t seed, uint32_t position) { return (uint32_t)(mix(seed << 32 ^ position) % 50000); }
 
-void world_tokens(uint64_t seed, uint32_t *tokens, uint32_t n_tokens) {
-    for (uint32_t i = 0; i < n_tokens; i++) tokens[i] = world_token(seed, i);
+void file_world_tokens(uint64_t seed, uint32_t *tokens, uint32_t n_tokens) {
+    for (uint32_t i = 0; i < n_tokens; i++) tokens[i] = file_world_token(seed, i);
 }
 
-void world_row(const world *w, uint64_t seed, uint32_t layer, fkv_side side, uint32_t head, uint32_t position, float *row) {
+void file_world_row(const file_world *w, uint64_t seed, uint32_t layer, fkv_side side, uint32_t head, uint32_t position,
+                    float *row) {
     const uint64_t of_row = mix(mix(mix(seed) ^ (uint64_t)position << 20 ^ layer << 10 ^ head << 1 ^ (uint64_t)side));
     for (uint32_t d = 0; d < w->spec.layers[layer].head_dim; d++) {
         const int32_t number = (int32_t)(mix(of_row + d) % 2049) - 1024;
@@ -118,10 +119,10 @@ void world_row(const world *w, uint64_t seed, uint32_t layer, fkv_side side, uin
 }
 
 /* Encodes a row as a step would write it. */
-static void encode_row(const world *w, uint64_t seed, uint32_t layer, fkv_side side, uint32_t head, uint32_t position,
+static void encode_row(const file_world *w, uint64_t seed, uint32_t layer, fkv_side side, uint32_t head, uint32_t position,
                        uint8_t *const part[FKV_N_PARTS]) {
     float row[FKV_MAX_HEAD_DIM];
-    world_row(w, seed, layer, side, head, position, row);
+    file_world_row(w, seed, layer, side, head, position, row);
     if (((uint32_t)w->spec.rotate >> (uint32_t)side & 1u) != 0) {
         fkv_rotation rotation;
         fkv_rotation_make(w->identity.rotation_seed, (uint32_t)side, w->spec.layers[layer].head_dim, &rotation);
@@ -130,7 +131,7 @@ static void encode_row(const world *w, uint64_t seed, uint32_t layer, fkv_side s
     fkv_codec_encode(&w->blocks[layer].codec[side], row, part);
 }
 
-static void write_token(const world *w, uint32_t slot, uint64_t seed, uint32_t position) {
+static void write_token(const file_world *w, uint32_t slot, uint64_t seed, uint32_t position) {
     for (uint32_t l = 0; l < w->spec.n_layers; l++) {
         const uint32_t group = w->slab_layers[l].group;
         const uint32_t page = fkv_page_at(fkv_pager_view(w->pager, group, slot), position / w->spec.page_tokens);
@@ -145,7 +146,7 @@ static void write_token(const world *w, uint32_t slot, uint64_t seed, uint32_t p
     }
 }
 
-void world_append(world *w, fkv_seq seq, uint64_t seed, uint32_t n_tokens) {
+void file_world_append(file_world *w, fkv_seq seq, uint64_t seed, uint32_t n_tokens) {
     uint32_t slot = 0;
     uint32_t start = 0;
     must(fkv_pager_slot(w->pager, seq, &slot) == FKV_OK && fkv_pager_length(w->pager, seq, &start) == FKV_OK, "slot");
@@ -161,15 +162,15 @@ void world_append(world *w, fkv_seq seq, uint64_t seed, uint32_t n_tokens) {
     }
 }
 
-fkv_seq world_fill(world *w, uint64_t seed, uint32_t n_tokens, uint32_t max_tokens) {
+fkv_seq file_world_fill(file_world *w, uint64_t seed, uint32_t n_tokens, uint32_t max_tokens) {
     fkv_seq seq = 0;
     must(fkv_pager_open(w->pager, &(fkv_seq_config){.max_tokens = max_tokens}, &seq, NULL) == FKV_OK, "open");
-    world_append(w, seq, seed, n_tokens);
+    file_world_append(w, seq, seed, n_tokens);
     return seq;
 }
 
 /* One block against the rows it must hold: everything else in it is 0. */
-static bool block_holds(const world *w, const uint8_t *block, uint64_t seed, uint32_t layer, uint32_t head, uint32_t first,
+static bool block_holds(const file_world *w, const uint8_t *block, uint64_t seed, uint32_t layer, uint32_t head, uint32_t first,
                         uint32_t n_live) {
     const fkv_block *layout = &w->blocks[layer];
     uint8_t *expected = calloc(1, layout->bytes);
@@ -186,7 +187,7 @@ static bool block_holds(const world *w, const uint8_t *block, uint64_t seed, uin
     return same;
 }
 
-bool world_holds(const world *w, fkv_seq seq, uint64_t seed, uint32_t n_tokens) {
+bool file_world_holds(const file_world *w, fkv_seq seq, uint64_t seed, uint32_t n_tokens) {
     uint32_t slot = 0;
     uint32_t length = 0;
     if (fkv_pager_slot(w->pager, seq, &slot) != FKV_OK || fkv_pager_length(w->pager, seq, &length) != FKV_OK) return false;
@@ -209,21 +210,21 @@ bool world_holds(const world *w, fkv_seq seq, uint64_t seed, uint32_t n_tokens) 
     return true;
 }
 
-fkv_status world_save(const world *w, fkv_seq seq, uint64_t seed, uint32_t n_tokens, const char *path) {
+fkv_status file_world_save(const file_world *w, fkv_seq seq, uint64_t seed, uint32_t n_tokens, const char *path) {
     static uint32_t tokens[WORLD_MAX_TOKENS];
     uint32_t slot = 0;
     must(fkv_pager_slot(w->pager, seq, &slot) == FKV_OK, "slot");
     must(n_tokens <= WORLD_MAX_TOKENS, "too many tokens");
-    world_tokens(seed, tokens, n_tokens);
+    file_world_tokens(seed, tokens, n_tokens);
     return fkv_page_file_save(&w->identity, &w->slab, w->pager, slot, tokens, n_tokens, path, w->buffer);
 }
 
-fkv_status world_load(world *w, uint32_t max_tokens, const char *path, fkv_seq *seq) {
+fkv_status file_world_load(file_world *w, uint32_t max_tokens, const char *path, fkv_seq *seq) {
     const fkv_seq_config config = {.max_tokens = max_tokens};
     return fkv_page_file_load(&w->identity, &w->slab, w->pager, &config, path, w->buffer, seq);
 }
 
-uint32_t world_free_pages(const world *w) {
+uint32_t file_world_free_pages(const file_world *w) {
     fkv_stats stats = {0};
     uint32_t free_pages = 0;
     must(fkv_pager_consistent(w->pager), "the pager is not consistent");
@@ -238,7 +239,7 @@ enum { WORLD_NAMES = 64 };
 
 static char folder_path[WORLD_PATH / 2];
 
-const char *world_folder(void) {
+const char *file_world_folder(void) {
     if (folder_path[0] == '\0') {
         const char *tmp = getenv("TMPDIR");
         (void)snprintf(folder_path, sizeof folder_path, "%s/flatkv-XXXXXX", tmp != NULL && tmp[0] != '\0' ? tmp : "/tmp");
@@ -247,17 +248,17 @@ const char *world_folder(void) {
     return folder_path;
 }
 
-const char *world_path(const char *name) {
+const char *file_world_path(const char *name) {
     static char paths[WORLD_NAMES][WORLD_PATH];
-    const size_t n_folder = strlen(world_folder());
+    const size_t n_folder = strlen(file_world_folder());
     size_t i = 0;
     while (i < WORLD_NAMES && paths[i][0] != '\0' && strcmp(paths[i] + n_folder + 1, name) != 0) i++;
     must(i < WORLD_NAMES, "too many names");
-    (void)snprintf(paths[i], WORLD_PATH, "%s/%s", world_folder(), name);
+    (void)snprintf(paths[i], WORLD_PATH, "%s/%s", file_world_folder(), name);
     return paths[i];
 }
 
-void world_remove_folder(void) {
+void file_world_remove_folder(void) {
     if (folder_path[0] == '\0') return;
     DIR *folder = opendir(folder_path);
     must(folder != NULL, "the temporary folder is gone");
@@ -269,7 +270,7 @@ void world_remove_folder(void) {
     (void)rmdir(folder_path);
 }
 
-size_t world_read_file(const char *path, uint8_t *bytes, size_t capacity) {
+size_t file_world_read_file(const char *path, uint8_t *bytes, size_t capacity) {
     FILE *file = fopen(path, "rb");
     must(file != NULL, path);
     size_t n = fread(bytes, 1, capacity, file);
@@ -278,14 +279,14 @@ size_t world_read_file(const char *path, uint8_t *bytes, size_t capacity) {
     return n;
 }
 
-void world_write_file(const char *path, const uint8_t *bytes, size_t n) {
+void file_world_write_file(const char *path, const uint8_t *bytes, size_t n) {
     FILE *file = fopen(path, "wb");
     must(file != NULL, path);
     must(n == 0 || fwrite(bytes, 1, n, file) == n, path);
     must(fclose(file) == 0, path);
 }
 
-void world_fix_crcs(uint8_t *bytes, size_t n) {
+void file_world_fix_crcs(uint8_t *bytes, size_t n) {
     fkv_file_header header;
     if (n < sizeof header) return;
     memcpy(&header, bytes, sizeof header);
@@ -305,7 +306,7 @@ void world_fix_crcs(uint8_t *bytes, size_t n) {
     }
 }
 
-void world_fix_digest(uint8_t *bytes, size_t n) {
+void file_world_fix_digest(uint8_t *bytes, size_t n) {
     fkv_file_header header;
     if (n < sizeof header) return;
     memcpy(&header, bytes, sizeof header);

@@ -14,17 +14,17 @@
 enum { WORLD_LAYERS = 8, WORLD_PAGES = 24, WORLD_SEQS = 4, WORLD_STEP_TOKENS = 32, WORLD_MAX_TOKENS = 16384, WORLD_PATH = 4096 };
 
 /* What a world is made from. */
-typedef struct world_spec {
+typedef struct file_world_spec {
     uint32_t page_tokens;
     uint32_t n_pages; /* of each group */
     fkv_type page_type;
     fkv_rotate rotate;
     uint32_t n_layers;
     fkv_file_layer layers[WORLD_LAYERS];
-} world_spec;
+} file_world_spec;
 
-typedef struct world {
-    world_spec spec;
+typedef struct file_world {
+    file_world_spec spec;
     fkv_file_identity identity; /* weights 00 01 02 ..., RoPE "neox base=10000", rotation seed 7 */
     fkv_block blocks[WORLD_LAYERS];
     fkv_slab slab;
@@ -32,50 +32,51 @@ typedef struct world {
     fkv_pager *pager;
     void *pager_memory;
     uint8_t *buffer; /* FKV_FILE_BUFFER_BYTES */
-} world;
+} file_world;
 
 /* The specs of tests/golden/good.fkv (layers of three groups and all widths) and small.fkv (one layer, one page). */
-extern const world_spec WORLD_GOOD;
-extern const world_spec WORLD_SMALL;
+extern const file_world_spec WORLD_GOOD;
+extern const file_world_spec WORLD_SMALL;
 enum { WORLD_GOOD_TOKENS = 50, WORLD_SMALL_TOKENS = 10, WORLD_GOLDEN_SEED = 1 };
 
 /* Every byte of the slab is `junk` until a row is written over it. */
-void world_open(world *w, const world_spec *spec, uint8_t junk);
-void world_close(world *w);
+void file_world_open(file_world *w, const file_world_spec *spec, uint8_t junk);
+void file_world_close(file_world *w);
 
 /* Token ids of a seed. */
-uint32_t world_token(uint64_t seed, uint32_t position);
-void world_tokens(uint64_t seed, uint32_t *tokens, uint32_t n_tokens);
+uint32_t file_world_token(uint64_t seed, uint32_t position);
+void file_world_tokens(uint64_t seed, uint32_t *tokens, uint32_t n_tokens);
 
 /* The numbers of one row before rotation and coding. row: [head_dim] */
-void world_row(const world *w, uint64_t seed, uint32_t layer, fkv_side side, uint32_t head, uint32_t position, float *row);
+void file_world_row(const file_world *w, uint64_t seed, uint32_t layer, fkv_side side, uint32_t head, uint32_t position,
+                    float *row);
 
 /* Appends n_tokens tokens of a seed to a sequence, in steps. */
-void world_append(world *w, fkv_seq seq, uint64_t seed, uint32_t n_tokens);
-fkv_seq world_fill(world *w, uint64_t seed, uint32_t n_tokens, uint32_t max_tokens);
+void file_world_append(file_world *w, fkv_seq seq, uint64_t seed, uint32_t n_tokens);
+fkv_seq file_world_fill(file_world *w, uint64_t seed, uint32_t n_tokens, uint32_t max_tokens);
 
 /* Whether every page that a query at n_tokens sees holds exactly the rows of the seed, and 0 where no token is. */
-bool world_holds(const world *w, fkv_seq seq, uint64_t seed, uint32_t n_tokens);
+bool file_world_holds(const file_world *w, fkv_seq seq, uint64_t seed, uint32_t n_tokens);
 
-fkv_status world_save(const world *w, fkv_seq seq, uint64_t seed, uint32_t n_tokens, const char *path);
-fkv_status world_load(world *w, uint32_t max_tokens, const char *path, fkv_seq *seq);
+fkv_status file_world_save(const file_world *w, fkv_seq seq, uint64_t seed, uint32_t n_tokens, const char *path);
+fkv_status file_world_load(file_world *w, uint32_t max_tokens, const char *path, fkv_seq *seq);
 
 /* Free pages of all groups; the pager is consistent. */
-uint32_t world_free_pages(const world *w);
+uint32_t file_world_free_pages(const file_world *w);
 
 /* ---- files ---- */
 
 /* A folder of its own under TMPDIR or /tmp, made once for the process. */
-const char *world_folder(void);
+const char *file_world_folder(void);
 /* folder/name. The text lives as long as the process; a few dozen names. */
-const char *world_path(const char *name);
-void world_remove_folder(void); /* with the files in it, at the very end */
+const char *file_world_path(const char *name);
+void file_world_remove_folder(void); /* with the files in it, at the very end */
 
-size_t world_read_file(const char *path, uint8_t *bytes, size_t capacity);
-void world_write_file(const char *path, const uint8_t *bytes, size_t n);
+size_t file_world_read_file(const char *path, uint8_t *bytes, size_t capacity);
+void file_world_write_file(const char *path, const uint8_t *bytes, size_t n);
 
 /* Makes the checksums of a changed file right again, as far as its own numbers allow. */
-void world_fix_crcs(uint8_t *bytes, size_t n);
-void world_fix_digest(uint8_t *bytes, size_t n);
+void file_world_fix_crcs(uint8_t *bytes, size_t n);
+void file_world_fix_digest(uint8_t *bytes, size_t n);
 
 #endif

@@ -16,15 +16,15 @@ typedef struct pager_world {
 
 static pager_world world;
 
-static inline void world_close(void) {
+static inline void pager_world_close(void) {
     free(world.block);
     free(world.snapshot);
     world = (pager_world){0};
 }
 
 /* The previous one is given back. */
-static inline fkv_pager *world_open(const fkv_pager_spec *spec) {
-    world_close();
+static inline fkv_pager *pager_world_open(const fkv_pager_spec *spec) {
+    pager_world_close();
     fkv_pager *pager = NULL;
     fkv_carve carve = {0};
     fkv_pager_layout(&carve, spec, &pager);
@@ -40,15 +40,15 @@ static inline fkv_pager *world_open(const fkv_pager_spec *spec) {
 }
 
 /* Scratch of the checks is not state. */
-static inline void world_snapshot(fkv_pager *pager) {
+static inline void pager_world_snapshot(fkv_pager *pager) {
     memset(pager->audit, 0, 2 * (size_t)pager->n_audit * sizeof *pager->audit);
     memcpy(world.snapshot, world.block, world.bytes);
 }
 
-static inline void world_restore(void) { memcpy(world.block, world.snapshot, world.bytes); }
+static inline void pager_world_restore(void) { memcpy(world.block, world.snapshot, world.bytes); }
 
 /* Every byte, the count of aborts apart. */
-static inline bool world_unchanged(fkv_pager *pager) {
+static inline bool pager_world_unchanged(fkv_pager *pager) {
     memset(pager->audit, 0, 2 * (size_t)pager->n_audit * sizeof *pager->audit);
     uint64_t aborts = pager->figures.aborts;
     pager->figures.aborts = ((fkv_pager *)(void *)world.snapshot)->figures.aborts;
@@ -109,7 +109,7 @@ static inline void insert(fkv_pager *pager, fkv_seq seq, const uint32_t *tokens,
 }
 
 /* A sequence that computed the tokens, offered them to the tree and closed. */
-static inline void cache_tokens(fkv_pager *pager, uint64_t tenant, const uint32_t *tokens, uint32_t n_tokens) {
+static inline void keep_tokens(fkv_pager *pager, uint64_t tenant, const uint32_t *tokens, uint32_t n_tokens) {
     fkv_seq seq = open_on(pager, tenant, n_tokens, NULL, 0, 0);
     grow(pager, seq, n_tokens);
     insert(pager, seq, tokens, n_tokens);

@@ -118,7 +118,7 @@ static void set_random_row(fkv_matrix *m, uint32_t row, uint64_t *state, float *
     free(biases);
 }
 
-typedef struct world {
+typedef struct product_world {
     fkv_matrix m;
     const char *kind;
     uint32_t n_tokens;
@@ -131,11 +131,12 @@ typedef struct world {
     float *out;     /* [T, out_stride] */
     float *alone;   /* [T, out_stride] */
     void *input;
-} world;
+} product_world;
 
-static void world_open(world *w, const kind_case *kind, uint32_t n_rows, uint32_t n_cols, uint32_t n_tokens, bool outliers) {
+static void product_world_open(product_world *w, const kind_case *kind, uint32_t n_rows, uint32_t n_cols, uint32_t n_tokens,
+                               bool outliers) {
     uint64_t state = 20261115 + n_rows + n_cols;
-    *w = (world){.kind = kind->name, .n_tokens = n_tokens, .x_stride = n_cols + MARGIN, .out_stride = n_rows + MARGIN};
+    *w = (product_world){.kind = kind->name, .n_tokens = n_tokens, .x_stride = n_cols + MARGIN, .out_stride = n_rows + MARGIN};
     if (fkv_matrix_make(kind->kind, kind->group, n_rows, n_cols, &w->m) != FKV_OK) abort();
     w->m.panels = take(fkv_matrix_bytes(&w->m));
     w->weights = take((size_t)n_rows * n_cols * sizeof(float));
@@ -164,7 +165,7 @@ static void world_open(world *w, const kind_case *kind, uint32_t n_rows, uint32_
     }
 }
 
-static void world_close(world *w) {
+static void product_world_close(product_world *w) {
     free(w->m.panels);
     free(w->weights);
     free(w->x);
@@ -175,21 +176,23 @@ static void world_close(world *w) {
     free(w->input);
 }
 
-static void clear(const world *w, float *out) {
+static void clear(const product_world *w, float *out) {
     for (size_t i = 0; i < (size_t)w->n_tokens * w->out_stride; i++) out[i] = UNTOUCHED;
 }
 
 /* Tokens [token, token + n_tokens) in a call of their own. */
-static void run(const world *w, fkv_isa isa, uint32_t n_threads, uint32_t token, uint32_t n_tokens, float *out) {
+static void run(const product_world *w, fkv_isa isa, uint32_t n_threads, uint32_t token, uint32_t n_tokens, float *out) {
     fkv_product p = {&w->m, w->bias, out + (size_t)token * w->out_stride, w->out_stride};
     fkv_product_run(workers_of(n_threads), isa, &p, 1, w->x + (size_t)token * w->x_stride, n_tokens, w->x_stride, w->input);
 }
 
-static bool same(const world *w) { return memcmp(w->out, w->alone, (size_t)w->n_tokens * w->out_stride * sizeof(float)) == 0; }
+static bool same(const product_world *w) {
+    return memcmp(w->out, w->alone, (size_t)w->n_tokens * w->out_stride * sizeof(float)) == 0;
+}
 
 /* ---- checks ---- */
 
-static void rows_come_back(const world *w) {
+static void rows_come_back(const product_world *w) {
     float *row = take(w->m.n_cols * sizeof *row);
     bool good = true;
     for (uint32_t r = 0; r < w->m.n_rows; r++) {
@@ -200,7 +203,7 @@ static void rows_come_back(const world *w) {
     free(row);
 }
 
-static void agrees_with_the_truth(const world *w, size_t isa) {
+static void agrees_with_the_truth(const product_world *w, size_t isa) {
     double error = 0;
     double size = 0;
     bool margin = true;
@@ -220,7 +223,7 @@ static void agrees_with_the_truth(const world *w, size_t isa) {
     if (!(relative <= worst_of[isa])) worst_of[isa] = relative;
 }
 
-static void has_the_same_bits_in_any_cut(const world *w, fkv_isa isa) {
+static void has_the_same_bits_in_any_cut(const product_world *w, fkv_isa isa) {
     for (uint32_t n_threads = 2; n_threads <= 3; n_threads++) {
         clear(w, w->alone);
         run(w, isa, n_threads, 0, w->n_tokens, w->alone);
@@ -237,7 +240,7 @@ static void has_the_same_bits_in_any_cut(const world *w, fkv_isa isa) {
     report(same(w), isa, w->kind, &w->m, w->n_tokens, "bits change with the batch", 0);
 }
 
-static void has_the_bits_of_vnni(const world *w) {
+static void has_the_bits_of_vnni(const product_world *w) {
     clear(w, w->alone);
     run(w, FKV_ISA_AVX512VNNI, 1, 0, w->n_tokens, w->alone);
     report(same(w), FKV_ISA_AMX, w->kind, &w->m, w->n_tokens, "bits are not those of VNNI", 0);
@@ -252,8 +255,8 @@ static void every_kind_and_shape(void) {
     for (size_t k = 0; k < N_KINDS; k++) {
         for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++) {
             for (int outliers = 0; outliers < 2; outliers++) {
-                world w;
-                world_open(&w, &kinds[k], shapes[s].n_rows, shapes[s].n_cols, shapes[s].n_tokens, outliers != 0);
+                product_world w;
+                product_world_open(&w, &kinds[k], shapes[s].n_rows, shapes[s].n_cols, shapes[s].n_tokens, outliers != 0);
                 rows_come_back(&w);
                 for (size_t i = 0; i < N_ISAS; i++) {
                     if (!tried(i)) continue;
@@ -263,7 +266,7 @@ static void every_kind_and_shape(void) {
                     if (isas[i] == FKV_ISA_AMX) has_the_bits_of_vnni(&w);
                     if (outliers == 0) has_the_same_bits_in_any_cut(&w, isas[i]);
                 }
-                world_close(&w);
+                product_world_close(&w);
             }
         }
     }
@@ -272,8 +275,8 @@ static void every_kind_and_shape(void) {
 /* Four matrices of different kinds and rows in one call: what each gives alone. */
 static void shares_an_input(void) {
     enum { COLS = 320, TOKENS = 21 };
-    world w[FKV_MAX_PRODUCTS];
-    for (uint32_t i = 0; i < FKV_MAX_PRODUCTS; i++) world_open(&w[i], &kinds[2 * i], 24 + 50 * i, COLS, TOKENS, true);
+    product_world w[FKV_MAX_PRODUCTS];
+    for (uint32_t i = 0; i < FKV_MAX_PRODUCTS; i++) product_world_open(&w[i], &kinds[2 * i], 24 + 50 * i, COLS, TOKENS, true);
     for (size_t i = 0; i < N_ISAS; i++) {
         if (!tried(i)) continue;
         fkv_product products[FKV_MAX_PRODUCTS];
@@ -288,7 +291,7 @@ static void shares_an_input(void) {
         for (uint32_t p = 0; p < FKV_MAX_PRODUCTS; p++)
             report(same(&w[p]), isas[i], w[p].kind, &w[p].m, TOKENS, "bits change beside other matrices", p);
     }
-    for (uint32_t i = 0; i < FKV_MAX_PRODUCTS; i++) world_close(&w[i]);
+    for (uint32_t i = 0; i < FKV_MAX_PRODUCTS; i++) product_world_close(&w[i]);
 }
 
 /* What is not a number or infinite makes every output of its token so, and no other; in a row of weights, that row of every
@@ -297,8 +300,8 @@ static void not_a_number_is_never_hidden(void) {
     enum { ROWS = 40, COLS = 128, TOKENS = 19, BAD_TOKEN = 17, BAD_ROW = 21 };
     for (size_t k = 0; k < N_KINDS; k++) {
         for (uint32_t what = 0; what < 4; what++) {
-            world w;
-            world_open(&w, &kinds[k], ROWS, COLS, TOKENS, false);
+            product_world w;
+            product_world_open(&w, &kinds[k], ROWS, COLS, TOKENS, false);
             float bad = what == 0 ? NAN : what == 1 ? INFINITY : -INFINITY;
             if (what < 3) w.x[BAD_TOKEN * w.x_stride + 77] = bad;
             if (what == 3) {
@@ -319,7 +322,7 @@ static void not_a_number_is_never_hidden(void) {
                         good = good && isfinite(w.out[t * w.out_stride + r]) == (what < 3 ? t != BAD_TOKEN : r != BAD_ROW);
                 report(good, isas[i], w.kind, &w.m, TOKENS, "what is not a number was hidden, or spread", what);
             }
-            world_close(&w);
+            product_world_close(&w);
         }
     }
 }
@@ -329,8 +332,8 @@ static void ends_of_the_range(void) {
     static const float sizes[] = {0.0f, 1e-38f, 1e-30f, 1e-20f, 1e20f, 1e36f};
     for (size_t k = 0; k < N_KINDS; k++) {
         for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
-            world w;
-            world_open(&w, &kinds[k], 64, 64, 4, false);
+            product_world w;
+            product_world_open(&w, &kinds[k], 64, 64, 4, false);
             for (uint32_t t = 0; t < 4; t++)
                 for (uint32_t c = 0; c < 64; c++) w.x[t * w.x_stride + c] *= sizes[s];
             for (size_t i = 0; i < N_ISAS; i++) {
@@ -349,7 +352,7 @@ static void ends_of_the_range(void) {
                 report(sqrt(error / size) <= PRODUCT_TOLERANCE, isas[i], w.kind, &w.m, 4, "wrong for activations times",
                        (double)sizes[s]);
             }
-            world_close(&w);
+            product_world_close(&w);
         }
     }
 }

@@ -69,7 +69,7 @@ def refuses_what_it_does_not_know():
     refused(USAGE, ["--louder"], "run", "--louder")
     refused(USAGE, ["-n needs a value"], "run", "-p", "x", "-n")
     refused(USAGE, ["--rotate", "none|k|v|kv"], "run", "-p", "x", "--rotate", "sideways")
-    refused(USAGE, ["belongs to no option"], "run", "-p", "x", "y")
+    refused(USAGE, ["unexpected argument"], "run", "-p", "x", "y")
     refused(USAGE, ["8/4"], "ppl", "-f", BOOK, "--codecs", "8/4,eight/four")
     refused(USAGE, ["3 bits"], "run", "-p", "x", "--k-bits", "3")
 
@@ -88,6 +88,50 @@ def a_missing_model_names_the_script_that_fetches_it():
         with open(broken, "wb") as file:
             file.write(b"GGUF\x03\0\0\0" + b"\xff" * 64)
         refused(FAILED, ["FKV_FILE"], "run", "-m", broken, "-p", "x")
+
+
+def strangers_words_do_not_reach_the_terminal():
+    with open(os.path.join(TREE, "tests/data/stories260K.gguf"), "rb") as file:
+        sound = file.read()
+    with open(os.path.join(TREE, "tests/golden/good.fkv"), "rb") as file:
+        pages = file.read()
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "stranger.gguf")
+        for old, new, shown in ((b"ggml.model\x08\0\0\0\x05\0\0\0\0\0\0\0llama", b"ggml.model\x08\0\0\0\x05\0\0\0\0\0\0\0\x1b[2J!", "\\x1b[2J!"),
+                                (b"token_embd.weight", b"token\x1b[2Jweight", "\\x1b[2J"),
+                                (b"llama.block_count", b"llama.\x9b31mcount", "llama")):
+            expect(sound.count(old) == 1, old)
+            with open(path, "wb") as file:
+                file.write(sound.replace(old, new))
+            refused(FAILED, [shown], "plan", "-m", path)
+            _, _, err = flatkv("plan", "-m", path)
+            expect(all(c >= " " or c == "\n" for c in err) and "\x9b" not in err, repr(err))
+        saved = os.path.join(folder, "stranger.fkv")
+        expect(pages.count(b"neox base=10000") == 1, "good.fkv has another rope")
+        with open(saved, "wb") as file:
+            file.write(pages.replace(b"neox base=10000", b"neox\x1b[31m=10000"))
+        _, out, err = flatkv("pages", "show", saved)
+        expect(b"\x1b" not in out and "\x1b" not in err, out, err)
+
+
+# Run as 0 it would divide by nothing where a row is all zeros, and answer slightly wrong everywhere else.
+def a_model_without_its_epsilon_is_refused():
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "model.gguf")
+        with open(os.path.join(TREE, "tests/data/stories260K.gguf"), "rb") as file:
+            sound = file.read()
+        with open(path, "wb") as file:
+            file.write(sound.replace(b"layer_norm_rms_epsilon", b"layer_norm_xxx_epsilon"))
+        refused(FAILED, ["llama.attention.layer_norm_rms_epsilon"], "run", "-m", path, "-p", "x", "-n", "1")
+        shutil.copytree(os.path.join(TREE, "models/needle"), os.path.join(folder, "needle"))
+        path = os.path.join(folder, "needle", "config.json")
+        with open(path, encoding="utf-8") as file:
+            config = json.load(file)
+        for value in (None, 0):
+            config["rms_norm_eps"] = value
+            with open(path, "w", encoding="utf-8") as file:
+                json.dump(config, file)
+            refused(FAILED, ["rms_norm_eps"], "run", "-m", os.path.dirname(path), "-p", "x", "-n", "1")
 
 
 # ---- prompts
@@ -136,7 +180,7 @@ def a_conversation_keeps_its_pages():
     code, out, err = flatkv("run", "-i", "-n", "8", stdin=fact + question)
     expect(code == GOOD and len(out.splitlines()) >= 2, code, out, err)
     refused(FAILED, ["the conversation has 0 of 32 tokens"], "run", "-i", "-c", "32", stdin=fact)
-    refused(USAGE, ["do not go together"], "run", "-i", "--json")
+    refused(USAGE, ["cannot be combined"], "run", "-i", "--json")
 
 
 def ctrl_c_ends_with_what_there_is():
@@ -182,8 +226,8 @@ def refuses_a_prefix_that_does_not_belong():
     with tempfile.TemporaryDirectory() as folder:
         saved = os.path.join(folder, "saved.fkv")
         answer("run", "-p", book(20000, 300), "-n", "0", "--save-prefix", saved)
-        refused(FAILED, ["does not begin with"], "run", "-p", book(30000, 400), "--prefix", saved)
-        refused(FAILED, ["does not begin with"], "run", "-p", "short", "-n", "8", "--prefix", saved)
+        refused(FAILED, ["does not start with"], "run", "-p", book(30000, 400), "--prefix", saved)
+        refused(FAILED, ["does not start with"], "run", "-p", "short", "-n", "8", "--prefix", saved)
         refused(FAILED, ["FKV_FILE_FOREIGN"], "run", "--v-bits", "8", "--prefix", saved)
         refused(FAILED, ["FKV_FILE_FORMAT"], "run", "--prefix", BOOK)
         refused(FAILED, ["FKV_IO"], "run", "--prefix", os.path.join(folder, "nothing"))
@@ -276,7 +320,8 @@ def mlx_answers_as_the_cpu_does():
     here, there = answer(*window)["ppl"], answer(*window, "--device", "mlx")["ppl"]
     expect(abs(here / there - 1) < 0.01, "perplexities", here, there)
     refused(USAGE, ["--lazy"], "run", "-p", "x", "--lazy", "--device", "mlx")
-    refused(USAGE, ["bench_attn"], "bench", "attn", "--device", "mlx")
+    timed = answer("bench", "attn", "--device", "mlx", "--stream", "cpu", "--quick", "--no-peers", "--case", "decode 8/4")
+    expect(timed["results"] and all(r["right"] for r in timed["results"]), timed)
 
 
 def a_missing_mlx_library_says_what_to_install():
@@ -307,8 +352,11 @@ def mlx_counters_are_flat():
 
 
 def attention_is_timed():
-    result = answer("bench", "attn", "-c", "1024", "--codecs", "16/16,8/4")
-    expect([r["depth"] for r in result["results"]] == [1024, 1024] and all(r["decode_ms"] > 0 for r in result["results"]), result)
+    result = answer("bench", "attn", "-c", "1024,2K", "--codec", "16/16,8/4", "--only", "decode", "--threads", "1", "--quick")
+    rows = result["results"]
+    expect(result["bench"] == "bench_attn" and [r["cached"] for r in rows] == [1024, 1024, 2048, 2048], result)
+    expect(all(r["right"] and r["ms_p50"] > 0 and (r["q_heads"], r["kv_heads"]) == (4, 2) for r in rows), result)  # needle's
+    refused(USAGE, ["--shape"], "bench", "attn", "-m", "needle", "--shape", "4/1/64")
 
 
 def tokens_are_shown():

@@ -9,6 +9,7 @@
 #include "../src/base/cgroup.h"
 #include "../src/base/cpu.h"
 #include "../src/base/memory.h"
+#include "../src/base/shown.h"
 #include "../src/base/workers.h"
 
 #include <pthread.h>
@@ -54,6 +55,56 @@ START_TEST(messages_belong_to_their_thread) {
     ck_assert_int_eq(pthread_create(&thread, NULL, message_of_a_fresh_thread, &was_empty), 0);
     ck_assert_int_eq(pthread_join(thread, NULL), 0);
     ck_assert(was_empty);
+}
+END_TEST
+
+START_TEST(what_a_terminal_obeys_is_shown_instead) {
+    static const struct {
+        const char *text;
+        const char *shown;
+    } cases[] = {
+        {"plain 'text', 100 %", "plain 'text', 100 %"},
+        {"caf\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80", "caf\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80"},
+        {"\x1b[2J", "\\x1b[2J"},
+        {"a\nb\tc\x7f", "a\\x0ab\\x09c\\x7f"},
+        {"\xc2\x9b"
+         "31m",
+         "\\xc2\\x9b31m"}, /* the C1 form of the same command */
+        {"\x9b"
+         "31m",
+         "\\x9b31m"}, /* and as a bare byte */
+        {"\xe2\x80\xae"
+         "fdp",
+         "\\xe2\\x80\\xae"
+         "fdp"},                                               /* right to left from here */
+        {"\xe2\x82", "\\xe2\\x82"},                            /* a character cut off */
+        {"\xc0\xaf\xed\xa0\x80", "\\xc0\\xaf\\xed\\xa0\\x80"}, /* overlong, surrogate */
+        {"\xf4\x90\x80\x80\xff", "\\xf4\\x90\\x80\\x80\\xff"}, /* above U+10FFFF */
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        ck_assert_str_eq(fkv_show_text(cases[i].text).text, cases[i].shown);
+        ck_assert_str_eq(fkv_show_text(cases[i].shown).text, cases[i].shown);
+        ck_status(fkv_fail(FKV_IO, "%s: it", cases[i].text), FKV_IO); /* whatever a caller forgot */
+        ck_assert_msg(strncmp(fkv_message(), cases[i].shown, strlen(cases[i].shown)) == 0, "%s", fkv_message());
+    }
+    ck_assert_str_eq(fkv_show((fkv_bytes){"a\0b", 3}).text, "a\\x00b");
+}
+END_TEST
+
+START_TEST(what_is_too_long_to_show_ends_in_dots) {
+    char text[300];
+    for (size_t n = 0; n + 1 < sizeof text; n++) { /* every length, of letters and of things that take four */
+        char out[16];
+        memset(text, n % 2 == 0 ? 'x' : '\x1b', n);
+        text[n] = 0;
+        const size_t whole = n % 2 == 0 ? n : 4 * n;
+        fkv_show_into((fkv_bytes){text, n}, out, sizeof out);
+        ck_assert_uint_lt(strlen(out), sizeof out);
+        ck_assert(whole < sizeof out ? strlen(out) == whole : strcmp(out + strlen(out) - 3, "...") == 0);
+        ck_assert(n % 2 == 0 || strlen(out) % 4 == 0 || strlen(out) % 4 == 3); /* no half escapes */
+    }
+    ck_status(fkv_fail(FKV_IO, "%0600d", 1), FKV_IO);
+    ck_assert_str_eq(fkv_message() + strlen(fkv_message()) - 3, "...");
 }
 END_TEST
 
@@ -552,7 +603,8 @@ START_TEST(there_is_at_least_one_core) {
 }
 END_TEST
 
-TEST_MAIN("base", a_failure_carries_its_status_and_message, messages_belong_to_their_thread, every_status_has_its_own_name,
+TEST_MAIN("base", a_failure_carries_its_status_and_message, messages_belong_to_their_thread,
+          what_a_terminal_obeys_is_shown_instead, what_is_too_long_to_show_ends_in_dots, every_status_has_its_own_name,
           the_version_is_the_one_of_the_header, counting_and_carving_take_the_same_bytes,
           a_carve_that_does_not_fit_64_bits_says_so, a_committed_map_is_zero_and_resident_in_full,
           maps_are_counted_in_whole_pages, maps_of_many_threads_are_counted, a_lazy_map_is_committed_by_touch,

@@ -18,7 +18,7 @@ START_TEST(a_sound_file_says_its_hyperparameters) {
     fkv_weights *weights = read_good(&shared);
     const fkv_hparams *h = fkv_weights_hparams(weights);
     ck_assert_str_eq(h->architecture, "llama");
-    ck_assert_str_eq(h->name, "A small?[31m model"); /* safe to print */
+    ck_assert_str_eq(h->name, "A small\\x1b[31m model"); /* safe to print */
     ck_assert_uint_eq(h->n_layers, 3);
     ck_assert_uint_eq(h->dim, 64);
     ck_assert_uint_eq(h->ffn_dim, 96);
@@ -224,8 +224,8 @@ START_TEST(a_file_is_mapped_and_given_back) {
     good_keys(&shared);
     good_tensors(&shared);
     const size_t n = made(&shared);
-    world_write_file(world_path("good.gguf"), shared.bytes, n);
-    ck_ok(fkv_weights_open(world_path("good.gguf"), &weights));
+    file_world_write_file(file_world_path("good.gguf"), shared.bytes, n);
+    ck_ok(fkv_weights_open(file_world_path("good.gguf"), &weights));
     ck_assert_uint_eq(fkv_weights_file_bytes(weights), n);
     for (uint32_t t = 0; t < fkv_weights_n_tensors(weights); t++) {
         const fkv_tensor *x = fkv_weights_tensor(weights, t);
@@ -240,13 +240,13 @@ END_TEST
 
 START_TEST(what_is_no_weight_file_is_said) {
     fkv_weights *weights = NULL;
-    ck_status(fkv_weights_open(world_path("absent.gguf"), &weights), FKV_IO);
+    ck_status(fkv_weights_open(file_world_path("absent.gguf"), &weights), FKV_IO);
     ck_assert_ptr_null(weights);
-    world_write_file(world_path("empty.gguf"), (const uint8_t *)"", 0);
-    ck_status(fkv_weights_open(world_path("empty.gguf"), &weights), FKV_FILE_FORMAT);
-    ck_assert_int_eq(mkfifo(world_path("pipe.gguf"), 0600), 0);
-    ck_status(fkv_weights_open(world_path("pipe.gguf"), &weights), FKV_FILE_FORMAT); /* and does not wait for a writer */
-    world_remove_folder();
+    file_world_write_file(file_world_path("empty.gguf"), (const uint8_t *)"", 0);
+    ck_status(fkv_weights_open(file_world_path("empty.gguf"), &weights), FKV_FILE_FORMAT);
+    ck_assert_int_eq(mkfifo(file_world_path("pipe.gguf"), 0600), 0);
+    ck_status(fkv_weights_open(file_world_path("pipe.gguf"), &weights), FKV_FILE_FORMAT); /* and does not wait for a writer */
+    file_world_remove_folder();
 }
 END_TEST
 

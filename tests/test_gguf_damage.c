@@ -130,7 +130,7 @@ START_TEST(strings_and_arrays_stay_inside_the_file) {
     ck_refused(&shared, FKV_FILE_DAMAGED, "array of type 13");
     maker_open(&shared);
     key(&shared, "x\x1b[2J", 4000000000u);
-    ck_refused(&shared, FKV_FILE_DAMAGED, "x?[2J is of type 4000000000");
+    ck_refused(&shared, FKV_FILE_DAMAGED, "x\\x1b[2J is of type 4000000000");
     maker_open(&shared);
     key_u32(&shared, "", 1);
     ck_refused(&shared, FKV_FILE_DAMAGED, "a key of 0 bytes");
@@ -390,7 +390,7 @@ START_TEST(dimensions_and_names_have_limits) {
     one_tensor(name, GGML_F32, 1, 1, 0);
     fkv_weights_close(read_good(&shared));
     one_tensor("a\x1b[2Jb", GGML_F32, 1, 1, 0);
-    ck_refused(&shared, FKV_FILE_DAMAGED, "'a?[2Jb'");
+    ck_refused(&shared, FKV_FILE_DAMAGED, "'a\\x1b[2Jb'");
     name[FKV_MAX_TENSOR_NAME - 1] = 'n';
     name[FKV_MAX_TENSOR_NAME] = 0;
     one_tensor(name, GGML_F32, 1, 1, 0);

@@ -23,7 +23,7 @@ enum { FILE_CAPACITY = 8 << 20 };
 static uint8_t file_a[FILE_CAPACITY];
 static uint8_t file_b[FILE_CAPACITY];
 
-static const world_spec SPECS[] = {
+static const file_world_spec SPECS[] = {
     /* the default codec */
     {16, WORLD_PAGES, FKV_F16, FKV_ROTATE_NONE, 2, {{2, 64, 0, 0, {8, 64}, {4, 64}}, {2, 64, 0, 0, {8, 64}, {4, 64}}}},
     /* 16 bits, bfloat16, a dimension that no power of two divides */
@@ -55,8 +55,8 @@ static bool exists(const char *path) {
 }
 
 static bool same_files(const char *a, const char *b) {
-    const size_t n = world_read_file(a, file_a, sizeof file_a);
-    return world_read_file(b, file_b, sizeof file_b) == n && memcmp(file_a, file_b, n) == 0;
+    const size_t n = file_world_read_file(a, file_a, sizeof file_a);
+    return file_world_read_file(b, file_b, sizeof file_b) == n && memcmp(file_a, file_b, n) == 0;
 }
 
 /* ---- what comes back ----------------------------------------------------------------------------------------- */
@@ -65,27 +65,27 @@ START_TEST(a_sequence_comes_back_bit_for_bit_in_other_pages) {
     for (size_t s = 0; s < N_OF(SPECS); s++) {
         for (size_t i = 0; i < N_OF(LENGTHS); i++) {
             const uint32_t n_tokens = LENGTHS[i];
-            const char *path = world_path("saved.fkv");
-            world from;
-            world to;
-            world_open(&from, &SPECS[s], 0);
-            world_open(&to, &SPECS[s], 0xee);
-            const fkv_seq seq = world_fill(&from, 5, n_tokens, n_tokens + 1);
-            ck_ok(world_save(&from, seq, 5, n_tokens, path));
+            const char *path = file_world_path("saved.fkv");
+            file_world from;
+            file_world to;
+            file_world_open(&from, &SPECS[s], 0);
+            file_world_open(&to, &SPECS[s], 0xee);
+            const fkv_seq seq = file_world_fill(&from, 5, n_tokens, n_tokens + 1);
+            ck_ok(file_world_save(&from, seq, 5, n_tokens, path));
 
-            (void)world_fill(&to, 6, 20, 40); /* takes the first pages */
-            const uint32_t free_before = world_free_pages(&to);
+            (void)file_world_fill(&to, 6, 20, 40); /* takes the first pages */
+            const uint32_t free_before = file_world_free_pages(&to);
             fkv_seq loaded = 0;
-            ck_ok(world_load(&to, n_tokens + 1, path, &loaded));
-            ck_assert_msg(world_holds(&to, loaded, 5, n_tokens), "spec %zu, %u tokens", s, n_tokens);
+            ck_ok(file_world_load(&to, n_tokens + 1, path, &loaded));
+            ck_assert_msg(file_world_holds(&to, loaded, 5, n_tokens), "spec %zu, %u tokens", s, n_tokens);
 
-            const char *again = world_path("again.fkv");
-            ck_ok(world_save(&to, loaded, 5, n_tokens, again));
+            const char *again = file_world_path("again.fkv");
+            ck_ok(file_world_save(&to, loaded, 5, n_tokens, again));
             ck_assert(same_files(path, again));
             ck_ok(fkv_pager_close(to.pager, loaded));
-            ck_assert_uint_eq(world_free_pages(&to), free_before);
-            world_close(&from);
-            world_close(&to);
+            ck_assert_uint_eq(file_world_free_pages(&to), free_before);
+            file_world_close(&from);
+            file_world_close(&to);
         }
     }
 }
@@ -93,84 +93,84 @@ END_TEST
 
 START_TEST(a_loaded_sequence_goes_on_as_if_it_had_never_left) {
     for (size_t s = 0; s + 1 < N_OF(SPECS); s++) { /* the last spec has pages for two such sequences only */
-        const char *path = world_path("half.fkv");
-        const char *whole = world_path("whole.fkv");
-        const char *resumed = world_path("resumed.fkv");
-        world w;
-        world_open(&w, &SPECS[s], 0x33);
-        const fkv_seq seq = world_fill(&w, 9, 57, 110);
-        ck_ok(world_save(&w, seq, 9, 57, path));
-        world_append(&w, seq, 9, 53);
-        ck_ok(world_save(&w, seq, 9, 110, whole));
+        const char *path = file_world_path("half.fkv");
+        const char *whole = file_world_path("whole.fkv");
+        const char *resumed = file_world_path("resumed.fkv");
+        file_world w;
+        file_world_open(&w, &SPECS[s], 0x33);
+        const fkv_seq seq = file_world_fill(&w, 9, 57, 110);
+        ck_ok(file_world_save(&w, seq, 9, 57, path));
+        file_world_append(&w, seq, 9, 53);
+        ck_ok(file_world_save(&w, seq, 9, 110, whole));
         ck_ok(fkv_pager_close(w.pager, seq));
         fkv_seq loaded = 0;
-        ck_ok(world_load(&w, 110, path, &loaded));
-        world_append(&w, loaded, 9, 53);
-        ck_ok(world_save(&w, loaded, 9, 110, resumed));
+        ck_ok(file_world_load(&w, 110, path, &loaded));
+        file_world_append(&w, loaded, 9, 53);
+        ck_ok(file_world_save(&w, loaded, 9, 110, resumed));
         ck_assert_msg(same_files(whole, resumed), "spec %zu", s);
-        ck_assert_uint_gt(world_free_pages(&w), 0);
-        world_close(&w);
+        ck_assert_uint_gt(file_world_free_pages(&w), 0);
+        file_world_close(&w);
     }
 }
 END_TEST
 
 START_TEST(the_first_tokens_of_a_longer_sequence_are_a_file_of_their_own) {
-    const char *part = world_path("part.fkv");
-    const char *alone = world_path("alone.fkv");
+    const char *part = file_world_path("part.fkv");
+    const char *alone = file_world_path("alone.fkv");
     for (uint32_t n = 1; n <= 40; n += 13) {
-        world w;
-        world_open(&w, &SPECS[0], 0x77);
-        const fkv_seq longer = world_fill(&w, 4, 61, 61);
-        const fkv_seq shorter = world_fill(&w, 4, n, n);
-        ck_ok(world_save(&w, longer, 4, n, part));
-        ck_ok(world_save(&w, shorter, 4, n, alone));
+        file_world w;
+        file_world_open(&w, &SPECS[0], 0x77);
+        const fkv_seq longer = file_world_fill(&w, 4, 61, 61);
+        const fkv_seq shorter = file_world_fill(&w, 4, n, n);
+        ck_ok(file_world_save(&w, longer, 4, n, part));
+        ck_ok(file_world_save(&w, shorter, 4, n, alone));
         ck_assert(same_files(part, alone));
-        world_close(&w);
+        file_world_close(&w);
     }
 }
 END_TEST
 
 START_TEST(the_same_state_gives_the_same_bytes_whatever_lies_around_it) {
     for (size_t s = 0; s < N_OF(SPECS); s++) {
-        const char *clean = world_path("clean.fkv");
-        const char *dirty = world_path("dirty.fkv");
-        world a;
-        world b;
-        world_open(&a, &SPECS[s], 0);
-        world_open(&b, &SPECS[s], 0xaa);
-        ck_ok(world_save(&a, world_fill(&a, 3, 37, 37), 3, 37, clean));
-        const fkv_seq other = world_fill(&b, 8, 50, 50); /* leaves rows of its own in the pages it gives back */
-        (void)world_fill(&b, 9, 5, 5);
+        const char *clean = file_world_path("clean.fkv");
+        const char *dirty = file_world_path("dirty.fkv");
+        file_world a;
+        file_world b;
+        file_world_open(&a, &SPECS[s], 0);
+        file_world_open(&b, &SPECS[s], 0xaa);
+        ck_ok(file_world_save(&a, file_world_fill(&a, 3, 37, 37), 3, 37, clean));
+        const fkv_seq other = file_world_fill(&b, 8, 50, 50); /* leaves rows of its own in the pages it gives back */
+        (void)file_world_fill(&b, 9, 5, 5);
         ck_ok(fkv_pager_close(b.pager, other));
-        ck_ok(world_save(&b, world_fill(&b, 3, 37, 37), 3, 37, dirty));
+        ck_ok(file_world_save(&b, file_world_fill(&b, 3, 37, 37), 3, 37, dirty));
         ck_assert_msg(same_files(clean, dirty), "spec %zu", s);
-        world_close(&a);
-        world_close(&b);
+        file_world_close(&a);
+        file_world_close(&b);
     }
 }
 END_TEST
 
 START_TEST(a_window_group_saves_only_the_pages_the_next_query_sees) {
-    const char *path = world_path("window.fkv");
+    const char *path = file_world_path("window.fkv");
     fkv_file_info info;
-    world w;
-    world_open(&w, &SPECS[3], 0);
-    ck_ok(world_save(&w, world_fill(&w, 2, 130, 130), 2, 130, path));
+    file_world w;
+    file_world_open(&w, &SPECS[3], 0);
+    ck_ok(file_world_save(&w, file_world_fill(&w, 2, 130, 130), 2, 130, path));
     ck_ok(fkv_file_inspect(path, true, &info));
     /* 130 tokens are 9 pages. Window 40, 20 sinks: pages 0, 1 and (131 - 40) / 16 = 5 to 8; window 3: page 8 */
     ck_assert_uint_eq(info.n_pages, (2 + 4) + 9 + 1);
-    world_close(&w);
+    file_world_close(&w);
 }
 END_TEST
 
 START_TEST(inspect_and_tokens_tell_what_the_file_was_saved_with) {
-    const char *path = world_path("told.fkv");
+    const char *path = file_world_path("told.fkv");
     fkv_file_info info;
     uint32_t tokens[70] = {0};
     uint32_t n_tokens = 0;
-    world w;
-    world_open(&w, &SPECS[2], 0);
-    ck_ok(world_save(&w, world_fill(&w, 11, 70, 70), 11, 70, path));
+    file_world w;
+    file_world_open(&w, &SPECS[2], 0);
+    ck_ok(file_world_save(&w, file_world_fill(&w, 11, 70, 70), 11, 70, path));
     for (int verify = 0; verify < 2; verify++) {
         memset(&info, 0xff, sizeof info);
         ck_ok(fkv_file_inspect(path, verify != 0, &info));
@@ -182,7 +182,7 @@ START_TEST(inspect_and_tokens_tell_what_the_file_was_saved_with) {
         ck_assert_int_eq(info.rotate, FKV_ROTATE_KV);
         ck_assert_uint_eq(info.rotation_seed, 7);
         ck_assert_uint_eq(info.n_pages, 3);
-        ck_assert_uint_eq(info.file_bytes, world_read_file(path, file_a, sizeof file_a));
+        ck_assert_uint_eq(info.file_bytes, file_world_read_file(path, file_a, sizeof file_a));
         ck_assert_uint_eq(info.first_layer.n_kv_heads, 1);
         ck_assert_uint_eq(info.first_layer.head_dim, 128);
         ck_assert_uint_eq(info.first_layer.k.bits, 4);
@@ -195,23 +195,23 @@ START_TEST(inspect_and_tokens_tell_what_the_file_was_saved_with) {
     ck_ok(fkv_file_tokens(path, NULL, 0, &n_tokens));
     ck_assert_uint_eq(n_tokens, 70);
     ck_ok(fkv_file_tokens(path, tokens, 3, &n_tokens));
-    ck_assert_uint_eq(tokens[2], world_token(11, 2));
+    ck_assert_uint_eq(tokens[2], file_world_token(11, 2));
     ck_assert_uint_eq(tokens[3], 0);
     ck_ok(fkv_file_tokens(path, tokens, 70, &n_tokens));
-    for (uint32_t i = 0; i < 70; i++) ck_assert_uint_eq(tokens[i], world_token(11, i));
-    world_close(&w);
+    for (uint32_t i = 0; i < 70; i++) ck_assert_uint_eq(tokens[i], file_world_token(11, i));
+    file_world_close(&w);
 }
 END_TEST
 
 START_TEST(an_index_of_many_pieces_comes_back) {
-    const world_spec spec = {16, 1100, FKV_F16, FKV_ROTATE_NONE, 1, {{1, 16, 0, 0, {16, 0}, {16, 0}}}};
-    const char *path = world_path("long.fkv");
+    const file_world_spec spec = {16, 1100, FKV_F16, FKV_ROTATE_NONE, 1, {{1, 16, 0, 0, {16, 0}, {16, 0}}}};
+    const char *path = file_world_path("long.fkv");
     fkv_file_info info;
     uint32_t n_tokens = 0;
-    world w;
-    world_open(&w, &spec, 0x11);
-    const fkv_seq seq = world_fill(&w, 3, 16 * 1024 - 5, 16 * 1024);
-    ck_ok(world_save(&w, seq, 3, 16 * 1024 - 5, path));
+    file_world w;
+    file_world_open(&w, &spec, 0x11);
+    const fkv_seq seq = file_world_fill(&w, 3, 16 * 1024 - 5, 16 * 1024);
+    ck_ok(file_world_save(&w, seq, 3, 16 * 1024 - 5, path));
     ck_ok(fkv_pager_close(w.pager, seq));
     ck_ok(fkv_file_inspect(path, true, &info));
     ck_assert_uint_eq(info.n_pages, 1024);
@@ -221,8 +221,8 @@ START_TEST(an_index_of_many_pieces_comes_back) {
     const fkv_seq_config config = {.max_tokens = 16 * 1024, .prompt = tokens, .n_prompt = n_tokens};
     fkv_seq loaded = 0;
     ck_ok(fkv_page_file_load(&w.identity, &w.slab, w.pager, &config, path, w.buffer, &loaded));
-    ck_assert(world_holds(&w, loaded, 3, n_tokens));
-    world_close(&w);
+    ck_assert(file_world_holds(&w, loaded, 3, n_tokens));
+    file_world_close(&w);
 }
 END_TEST
 
@@ -248,18 +248,18 @@ END_TEST
 /* ---- load refuses -------------------------------------------------------------------------------------------- */
 
 START_TEST(a_load_that_does_not_fit_the_call_changes_nothing) {
-    const char *path = world_path("fits.fkv");
+    const char *path = file_world_path("fits.fkv");
     uint32_t tokens[40];
-    world w;
-    world_open(&w, &SPECS[3], 0);
-    const fkv_seq seq = world_fill(&w, 5, 33, 40);
-    ck_ok(world_save(&w, seq, 5, 33, path));
-    const uint32_t free_before = world_free_pages(&w);
+    file_world w;
+    file_world_open(&w, &SPECS[3], 0);
+    const fkv_seq seq = file_world_fill(&w, 5, 33, 40);
+    ck_ok(file_world_save(&w, seq, 5, 33, path));
+    const uint32_t free_before = file_world_free_pages(&w);
     fkv_seq loaded = 99;
-    world_tokens(5, tokens, 40);
+    file_world_tokens(5, tokens, 40);
 
-    ck_status(world_load(&w, 32, path, &loaded), FKV_SEQ_FULL);
-    ck_status(world_load(&w, 10000, path, &loaded), FKV_POOL_FULL);
+    ck_status(file_world_load(&w, 32, path, &loaded), FKV_SEQ_FULL);
+    ck_status(file_world_load(&w, 10000, path, &loaded), FKV_POOL_FULL);
     fkv_seq_config config = {.max_tokens = 40, .prompt = tokens, .n_prompt = 32};
     ck_status(fkv_page_file_load(&w.identity, &w.slab, w.pager, &config, path, w.buffer, &loaded), FKV_BAD_ARGUMENT);
     config.n_prompt = 40;
@@ -273,25 +273,25 @@ START_TEST(a_load_that_does_not_fit_the_call_changes_nothing) {
     ck_status(fkv_page_file_load(&w.identity, &w.slab, w.pager, &config, NULL, w.buffer, &loaded), FKV_BAD_ARGUMENT);
     ck_status(fkv_page_file_load(&w.identity, &w.slab, w.pager, &config, path, w.buffer, NULL), FKV_BAD_ARGUMENT);
     ck_assert_uint_eq(loaded, 99);
-    ck_assert_uint_eq(world_free_pages(&w), free_before);
+    ck_assert_uint_eq(file_world_free_pages(&w), free_before);
 
     tokens[32]--;
     ck_ok(fkv_page_file_load(&w.identity, &w.slab, w.pager, &config, path, w.buffer, &loaded));
-    ck_assert(world_holds(&w, loaded, 5, 33));
-    world_close(&w);
+    ck_assert(file_world_holds(&w, loaded, 5, 33));
+    file_world_close(&w);
 }
 END_TEST
 
 START_TEST(what_is_not_a_regular_file_is_refused_without_waiting) {
     fkv_file_info info;
     uint32_t n_tokens = 0;
-    const char *pipe_path = world_path("pipe.fkv");
+    const char *pipe_path = file_world_path("pipe.fkv");
     ck_assert_int_eq(mkfifo(pipe_path, 0600), 0);
     ck_status(fkv_file_inspect(pipe_path, true, &info), FKV_FILE_FORMAT);
-    ck_status(fkv_file_inspect(world_folder(), true, &info), FKV_FILE_FORMAT);
+    ck_status(fkv_file_inspect(file_world_folder(), true, &info), FKV_FILE_FORMAT);
     ck_status(fkv_file_inspect("/dev/null", true, &info), FKV_FILE_FORMAT);
     ck_status(fkv_file_inspect("/dev/zero", false, &info), FKV_FILE_FORMAT);
-    ck_status(fkv_file_inspect(world_path("nothing.fkv"), true, &info), FKV_IO);
+    ck_status(fkv_file_inspect(file_world_path("nothing.fkv"), true, &info), FKV_IO);
     ck_assert_ptr_nonnull(strstr(fkv_message(), "No such file"));
     ck_status(fkv_file_inspect(NULL, true, &info), FKV_BAD_ARGUMENT);
     ck_status(fkv_file_inspect(pipe_path, true, NULL), FKV_BAD_ARGUMENT);
@@ -304,14 +304,14 @@ END_TEST
 
 START_TEST(a_file_that_changes_between_the_two_readings_is_refused_and_the_sequence_closed) {
     /* The slab of this world is the file itself: each page that the second reading fills changes what is read next. */
-    const world_spec spec = {16, WORLD_PAGES, FKV_F16, FKV_ROTATE_NONE, 1, {{1, 32, 0, 0, {8, 32}, {4, 32}}}};
-    const char *path = world_path("changing.fkv");
-    world w;
-    world_open(&w, &spec, 0);
-    const fkv_seq seq = world_fill(&w, 5, 250, 250);
-    ck_ok(world_save(&w, seq, 5, 250, path));
+    const file_world_spec spec = {16, WORLD_PAGES, FKV_F16, FKV_ROTATE_NONE, 1, {{1, 32, 0, 0, {8, 32}, {4, 32}}}};
+    const char *path = file_world_path("changing.fkv");
+    file_world w;
+    file_world_open(&w, &spec, 0);
+    const fkv_seq seq = file_world_fill(&w, 5, 250, 250);
+    ck_ok(file_world_save(&w, seq, 5, 250, path));
     ck_ok(fkv_pager_close(w.pager, seq));
-    const size_t file_bytes = world_read_file(path, file_a, sizeof file_a);
+    const size_t file_bytes = file_world_read_file(path, file_a, sizeof file_a);
     ck_assert_uint_lt(file_bytes, w.slab.bytes);
 
     uint8_t *own = w.slab.base;
@@ -321,112 +321,112 @@ START_TEST(a_file_that_changes_between_the_two_readings_is_refused_and_the_seque
     ck_assert_int_ge(fd, 0);
     ck_assert(mmap(map, file_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == map);
     w.slab.base = map;
-    const uint32_t free_before = world_free_pages(&w);
+    const uint32_t free_before = file_world_free_pages(&w);
     fkv_seq loaded = 99;
-    ck_status(world_load(&w, 250, path, &loaded), FKV_FILE_DAMAGED);
+    ck_status(file_world_load(&w, 250, path, &loaded), FKV_FILE_DAMAGED);
     ck_assert_uint_eq(loaded, 99);
-    ck_assert_uint_eq(world_free_pages(&w), free_before);
+    ck_assert_uint_eq(file_world_free_pages(&w), free_before);
     w.slab.base = own;
     ck_assert_int_eq(munmap(map, w.slab.bytes), 0);
     ck_assert_int_eq(close(fd), 0);
-    world_close(&w);
+    file_world_close(&w);
 }
 END_TEST
 
 /* ---- save fails ---------------------------------------------------------------------------------------------- */
 
 START_TEST(a_save_that_cannot_start_says_why) {
-    world w;
-    world_open(&w, &WORLD_SMALL, 0);
-    const fkv_seq seq = world_fill(&w, 1, 10, 10);
+    file_world w;
+    file_world_open(&w, &WORLD_SMALL, 0);
+    const fkv_seq seq = file_world_fill(&w, 1, 10, 10);
     char long_name[400];
     static char long_folder[WORLD_PATH * 2];
     memset(long_name, 'n', sizeof long_name - 1);
     long_name[sizeof long_name - 1] = '\0';
     memset(long_folder, '/', sizeof long_folder - 2);
     long_folder[sizeof long_folder - 2] = 'f';
-    ck_status(world_save(&w, seq, 1, 10, world_path("no-such-folder/x.fkv")), FKV_IO);
+    ck_status(file_world_save(&w, seq, 1, 10, file_world_path("no-such-folder/x.fkv")), FKV_IO);
     ck_assert_ptr_nonnull(strstr(fkv_message(), "No such file"));
-    ck_status(world_save(&w, seq, 1, 10, world_path(long_name)), FKV_IO);
-    ck_status(world_save(&w, seq, 1, 10, long_folder), FKV_IO);
-    ck_status(world_save(&w, seq, 1, 10, world_path("ends-with-slash/")), FKV_IO);
-    ck_status(world_save(&w, seq, 1, 10, "/"), FKV_IO);
-    ck_status(world_save(&w, seq, 1, 10, ""), FKV_BAD_ARGUMENT);
-    ck_status(world_save(&w, seq, 1, 10, NULL), FKV_BAD_ARGUMENT);
+    ck_status(file_world_save(&w, seq, 1, 10, file_world_path(long_name)), FKV_IO);
+    ck_status(file_world_save(&w, seq, 1, 10, long_folder), FKV_IO);
+    ck_status(file_world_save(&w, seq, 1, 10, file_world_path("ends-with-slash/")), FKV_IO);
+    ck_status(file_world_save(&w, seq, 1, 10, "/"), FKV_IO);
+    ck_status(file_world_save(&w, seq, 1, 10, ""), FKV_BAD_ARGUMENT);
+    ck_status(file_world_save(&w, seq, 1, 10, NULL), FKV_BAD_ARGUMENT);
     ck_status(fkv_page_file_save(&w.identity, &w.slab, w.pager, 0, NULL, 10, "x.fkv", w.buffer), FKV_BAD_ARGUMENT);
-    world_close(&w);
+    file_world_close(&w);
 }
 END_TEST
 
 /* The unfinished file of a save to `a` is `a.part`: a finished one of that name would be taken for it and emptied. */
 START_TEST(a_name_that_only_unfinished_files_have_is_refused) {
     static const char *const names[] = {"kept.fkv.part", ".part", "kept.fkv.PART"}; /* some file systems fold case */
-    world w;
-    world_open(&w, &WORLD_SMALL, 0);
-    const fkv_seq seq = world_fill(&w, 1, 10, 10);
+    file_world w;
+    file_world_open(&w, &WORLD_SMALL, 0);
+    const fkv_seq seq = file_world_fill(&w, 1, 10, 10);
     for (size_t i = 0; i < N_OF(names); i++) {
-        const char *path = world_path(names[i]);
-        ck_status(world_save(&w, seq, 1, 10, path), FKV_BAD_ARGUMENT);
+        const char *path = file_world_path(names[i]);
+        ck_status(file_world_save(&w, seq, 1, 10, path), FKV_BAD_ARGUMENT);
         ck_assert_ptr_nonnull(strstr(fkv_message(), "another name"));
         ck_assert_ptr_nonnull(strstr(fkv_message(), names[i]));
         ck_assert(!exists(path));
     }
-    ck_ok(world_save(&w, seq, 1, 10, world_path("part")));
-    ck_ok(world_save(&w, seq, 1, 10, world_path("a.part.fkv")));
-    world_close(&w);
+    ck_ok(file_world_save(&w, seq, 1, 10, file_world_path("part")));
+    ck_ok(file_world_save(&w, seq, 1, 10, file_world_path("a.part.fkv")));
+    file_world_close(&w);
 }
 END_TEST
 
 START_TEST(a_path_without_a_folder_is_in_the_working_folder) {
-    world w;
-    world_open(&w, &WORLD_SMALL, 0);
-    const fkv_seq seq = world_fill(&w, 1, 10, 10);
+    file_world w;
+    file_world_open(&w, &WORLD_SMALL, 0);
+    const fkv_seq seq = file_world_fill(&w, 1, 10, 10);
     const int back = open(".", O_RDONLY);
     ck_assert_int_ge(back, 0);
-    ck_assert_int_eq(chdir(world_folder()), 0);
-    const fkv_status status = world_save(&w, seq, 1, 10, "here.fkv");
+    ck_assert_int_eq(chdir(file_world_folder()), 0);
+    const fkv_status status = file_world_save(&w, seq, 1, 10, "here.fkv");
     ck_assert_int_eq(fchdir(back), 0);
     ck_assert_int_eq(close(back), 0);
     ck_ok(status);
-    ck_assert(exists(world_path("here.fkv")));
-    world_close(&w);
+    ck_assert(exists(file_world_path("here.fkv")));
+    file_world_close(&w);
 }
 END_TEST
 
 START_TEST(a_save_onto_a_folder_or_into_a_closed_one_leaves_nothing) {
-    world w;
-    world_open(&w, &WORLD_SMALL, 0);
-    const fkv_seq seq = world_fill(&w, 1, 10, 10);
-    const char *folder = world_path("folder.fkv");
+    file_world w;
+    file_world_open(&w, &WORLD_SMALL, 0);
+    const fkv_seq seq = file_world_fill(&w, 1, 10, 10);
+    const char *folder = file_world_path("folder.fkv");
     ck_assert_int_eq(mkdir(folder, 0700), 0);
-    ck_status(world_save(&w, seq, 1, 10, folder), FKV_IO);
-    ck_assert(!exists(world_path("folder.fkv.part")));
+    ck_status(file_world_save(&w, seq, 1, 10, folder), FKV_IO);
+    ck_assert(!exists(file_world_path("folder.fkv.part")));
 
     /* root may write anywhere, so it drops its rights for the moment */
     const bool root = geteuid() == 0;
-    ck_assert_int_eq(chmod(world_folder(), 0755), 0);
+    ck_assert_int_eq(chmod(file_world_folder(), 0755), 0);
     ck_assert_int_eq(chmod(folder, 0555), 0);
     if (root) ck_assert_int_eq(seteuid(65534), 0);
-    const fkv_status status = world_save(&w, seq, 1, 10, world_path("folder.fkv/x.fkv"));
+    const fkv_status status = file_world_save(&w, seq, 1, 10, file_world_path("folder.fkv/x.fkv"));
     if (root) ck_assert_int_eq(seteuid(0), 0);
     ck_status(status, FKV_IO);
     ck_assert_int_eq(chmod(folder, 0700), 0);
-    ck_assert(!exists(world_path("folder.fkv/x.fkv.part")));
-    world_close(&w);
+    ck_assert(!exists(file_world_path("folder.fkv/x.fkv.part")));
+    file_world_close(&w);
 }
 END_TEST
 
 START_TEST(a_disk_that_ends_anywhere_leaves_the_old_file_and_no_part) {
-    const char *path = world_path("full.fkv");
-    const char *copy = world_path("copy.fkv");
-    world w;
-    world_open(&w, &WORLD_GOOD, 0);
-    const fkv_seq old = world_fill(&w, 1, 20, 20);
-    const fkv_seq new = world_fill(&w, 2, 50, 50);
-    ck_ok(world_save(&w, old, 1, 20, path));
-    ck_ok(world_save(&w, old, 1, 20, copy));
-    ck_ok(world_save(&w, new, 2, 50, world_path("new.fkv")));
-    const size_t file_bytes = world_read_file(world_path("new.fkv"), file_a, sizeof file_a);
+    const char *path = file_world_path("full.fkv");
+    const char *copy = file_world_path("copy.fkv");
+    file_world w;
+    file_world_open(&w, &WORLD_GOOD, 0);
+    const fkv_seq old = file_world_fill(&w, 1, 20, 20);
+    const fkv_seq new = file_world_fill(&w, 2, 50, 50);
+    ck_ok(file_world_save(&w, old, 1, 20, path));
+    ck_ok(file_world_save(&w, old, 1, 20, copy));
+    ck_ok(file_world_save(&w, new, 2, 50, file_world_path("new.fkv")));
+    const size_t file_bytes = file_world_read_file(file_world_path("new.fkv"), file_a, sizeof file_a);
 
     struct rlimit limit;
     ck_assert_int_eq(getrlimit(RLIMIT_FSIZE, &limit), 0);
@@ -435,89 +435,89 @@ START_TEST(a_disk_that_ends_anywhere_leaves_the_old_file_and_no_part) {
     for (size_t room = 0; room < file_bytes; room += 61) {
         limit.rlim_cur = room;
         ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
-        const fkv_status status = world_save(&w, new, 2, 50, path);
+        const fkv_status status = file_world_save(&w, new, 2, 50, path);
         ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &before), 0);
         ck_status(status, FKV_IO);
         ck_assert_ptr_nonnull(strstr(fkv_message(), "File too large"));
         ck_assert(same_files(path, copy));
-        ck_assert(!exists(world_path("full.fkv.part")));
+        ck_assert(!exists(file_world_path("full.fkv.part")));
     }
     (void)signal(SIGXFSZ, handler);
-    ck_ok(world_save(&w, new, 2, 50, path));
-    ck_assert(same_files(path, world_path("new.fkv")));
-    world_close(&w);
+    ck_ok(file_world_save(&w, new, 2, 50, path));
+    ck_assert(same_files(path, file_world_path("new.fkv")));
+    file_world_close(&w);
 }
 END_TEST
 
 START_TEST(what_stands_in_the_place_of_the_part_file_is_taken_over_or_refused) {
-    const char *path = world_path("place.fkv");
-    const char *part = world_path("place.fkv.part");
-    const char *victim = world_path("victim");
+    const char *path = file_world_path("place.fkv");
+    const char *part = file_world_path("place.fkv.part");
+    const char *victim = file_world_path("victim");
     static const uint8_t precious[] = "precious";
-    world w;
-    world_open(&w, &WORLD_SMALL, 0);
-    const fkv_seq seq = world_fill(&w, 1, 10, 10);
-    world_write_file(victim, precious, sizeof precious);
+    file_world w;
+    file_world_open(&w, &WORLD_SMALL, 0);
+    const fkv_seq seq = file_world_fill(&w, 1, 10, 10);
+    file_world_write_file(victim, precious, sizeof precious);
 
     ck_assert_int_eq(symlink("victim", part), 0);
-    ck_status(world_save(&w, seq, 1, 10, path), FKV_IO);
+    ck_status(file_world_save(&w, seq, 1, 10, path), FKV_IO);
     ck_assert_int_eq(unlink(part), 0);
     ck_assert_int_eq(link(victim, part), 0);
-    ck_status(world_save(&w, seq, 1, 10, path), FKV_IO);
+    ck_status(file_world_save(&w, seq, 1, 10, path), FKV_IO);
     ck_assert_ptr_nonnull(strstr(fkv_message(), "remove it"));
     ck_assert_int_eq(unlink(part), 0);
     ck_assert_int_eq(mkfifo(part, 0600), 0);
-    ck_status(world_save(&w, seq, 1, 10, path), FKV_IO);
+    ck_status(file_world_save(&w, seq, 1, 10, path), FKV_IO);
     ck_assert_ptr_nonnull(strstr(fkv_message(), "place.fkv.part is a pipe"));
     ck_assert_int_eq(unlink(part), 0);
     ck_assert_int_eq(mkdir(part, 0700), 0);
-    ck_status(world_save(&w, seq, 1, 10, path), FKV_IO);
+    ck_status(file_world_save(&w, seq, 1, 10, path), FKV_IO);
     ck_assert_int_eq(rmdir(part), 0);
     ck_assert(!exists(path));
-    ck_assert_uint_eq(world_read_file(victim, file_a, sizeof file_a), sizeof precious);
+    ck_assert_uint_eq(file_world_read_file(victim, file_a, sizeof file_a), sizeof precious);
 
     /* left by a save that was killed: longer than ours, and readable by everybody */
     memset(file_a, 0xcc, 100000);
-    world_write_file(part, file_a, 100000);
+    file_world_write_file(part, file_a, 100000);
     ck_assert_int_eq(chmod(part, 0666), 0);
-    ck_ok(world_save(&w, seq, 1, 10, path));
+    ck_ok(file_world_save(&w, seq, 1, 10, path));
     ck_assert(!exists(part));
     fkv_file_info info;
     struct stat mode;
     ck_ok(fkv_file_inspect(path, true, &info));
     ck_assert_int_eq(stat(path, &mode), 0);
     ck_assert_uint_eq(mode.st_mode & 0777, 0600);
-    world_close(&w);
+    file_world_close(&w);
 }
 END_TEST
 
 START_TEST(a_save_under_way_elsewhere_is_not_disturbed) {
-    const char *path = world_path("busy.fkv");
-    const char *part = world_path("busy.fkv.part");
+    const char *path = file_world_path("busy.fkv");
+    const char *part = file_world_path("busy.fkv.part");
     static const uint8_t theirs[] = "half of their file";
-    world w;
-    world_open(&w, &WORLD_SMALL, 0);
-    const fkv_seq seq = world_fill(&w, 1, 10, 10);
-    world_write_file(part, theirs, sizeof theirs);
+    file_world w;
+    file_world_open(&w, &WORLD_SMALL, 0);
+    const fkv_seq seq = file_world_fill(&w, 1, 10, 10);
+    file_world_write_file(part, theirs, sizeof theirs);
     const int fd = open(part, O_RDWR);
     ck_assert_int_eq(flock(fd, LOCK_EX), 0);
-    ck_status(world_save(&w, seq, 1, 10, path), FKV_IO);
+    ck_status(file_world_save(&w, seq, 1, 10, path), FKV_IO);
     ck_assert_ptr_nonnull(strstr(fkv_message(), "under way"));
-    ck_assert_uint_eq(world_read_file(part, file_a, sizeof file_a), sizeof theirs);
+    ck_assert_uint_eq(file_world_read_file(part, file_a, sizeof file_a), sizeof theirs);
     ck_assert_int_eq(close(fd), 0);
-    ck_ok(world_save(&w, seq, 1, 10, path));
+    ck_ok(file_world_save(&w, seq, 1, 10, path));
     ck_assert(!exists(part));
-    world_close(&w);
+    file_world_close(&w);
 }
 END_TEST
 
 /* Refused with the word, still what it was, and no part file was left. */
-static void check_not_replaced(const world *w, fkv_seq seq, const char *path, const char *word) {
+static void check_not_replaced(const file_world *w, fkv_seq seq, const char *path, const char *word) {
     struct stat before;
     struct stat after;
     char part[600];
     ck_assert_int_eq(lstat(path, &before), 0);
-    ck_status(world_save(w, seq, 1, 10, path), FKV_IO);
+    ck_status(file_world_save(w, seq, 1, 10, path), FKV_IO);
     ck_assert_msg(strstr(fkv_message(), word) != NULL, "%s: %s", word, fkv_message());
     ck_assert_int_eq(lstat(path, &after), 0);
     ck_assert(after.st_ino == before.st_ino && after.st_mode == before.st_mode);
@@ -536,20 +536,20 @@ static void make_socket(const char *path) {
 }
 
 START_TEST(what_is_not_a_regular_file_is_never_replaced) {
-    const char *path = world_path("special.fkv");
-    const char *target = world_path("target");
+    const char *path = file_world_path("special.fkv");
+    const char *target = file_world_path("target");
     static const uint8_t precious[] = "precious";
-    world w;
-    world_open(&w, &WORLD_SMALL, 0);
-    const fkv_seq seq = world_fill(&w, 1, 10, 10);
-    world_write_file(target, precious, sizeof precious);
+    file_world w;
+    file_world_open(&w, &WORLD_SMALL, 0);
+    const fkv_seq seq = file_world_fill(&w, 1, 10, 10);
+    file_world_write_file(target, precious, sizeof precious);
 
     ck_assert_int_eq(symlink("target", path), 0);
     check_not_replaced(&w, seq, path, "special.fkv is a symbolic link");
-    ck_assert_uint_eq(world_read_file(target, file_a, sizeof file_a), sizeof precious);
+    ck_assert_uint_eq(file_world_read_file(target, file_a, sizeof file_a), sizeof precious);
     ck_assert_int_eq(symlink("nowhere", path), 0);
     check_not_replaced(&w, seq, path, "a symbolic link");
-    ck_assert(!exists(world_path("nowhere")));
+    ck_assert(!exists(file_world_path("nowhere")));
     ck_assert_int_eq(mkfifo(path, 0600), 0);
     check_not_replaced(&w, seq, path, "a pipe");
     make_socket(path);
@@ -561,13 +561,13 @@ START_TEST(what_is_not_a_regular_file_is_never_replaced) {
     else
         printf("no device could be made here: %s\n", strerror(errno));
 
-    ck_ok(world_save(&w, seq, 1, 10, path));
-    ck_ok(world_save(&w, seq, 1, 10, path));
-    world_close(&w);
+    ck_ok(file_world_save(&w, seq, 1, 10, path));
+    ck_ok(file_world_save(&w, seq, 1, 10, path));
+    file_world_close(&w);
 }
 END_TEST
 
-START_TEST(the_temporary_folder_can_be_emptied) { world_remove_folder(); }
+START_TEST(the_temporary_folder_can_be_emptied) { file_world_remove_folder(); }
 END_TEST
 
 TEST_MAIN("page_file", a_sequence_comes_back_bit_for_bit_in_other_pages, a_loaded_sequence_goes_on_as_if_it_had_never_left,

@@ -25,8 +25,8 @@ static const char *golden_path(const char *name) {
 }
 
 /* The answer of each reader to a damaged file, and the world as it was. */
-static void check_case(world *w, const golden_case *c, const char *path) {
-    const uint32_t free_before = world_free_pages(w);
+static void check_case(file_world *w, const golden_case *c, const char *path) {
+    const uint32_t free_before = file_world_free_pages(w);
     fkv_file_info info;
     memset(&info, 0x55, sizeof info);
     const fkv_file_info untouched = info;
@@ -42,66 +42,66 @@ static void check_case(world *w, const golden_case *c, const char *path) {
     ck_assert((got == FKV_OK) == (n_tokens != 99));
     got = fkv_file_inspect(path, true, &info);
     ck_assert_msg(got == verify, "verify %s: %s (%s)", c->name, fkv_status_name(got), fkv_message());
-    got = world_load(w, 32, path, &seq);
+    got = file_world_load(w, 32, path, &seq);
     ck_assert_msg(got == c->status, "load %s: %s (%s)", c->name, fkv_status_name(got), fkv_message());
     ck_assert_msg(strstr(fkv_message(), c->says) != NULL, "load %s: %s", c->name, fkv_message());
     ck_assert_uint_eq(seq, 99);
-    ck_assert_uint_eq(world_free_pages(w), free_before);
+    ck_assert_uint_eq(file_world_free_pages(w), free_before);
 }
 
 START_TEST(every_kind_of_damage_has_its_exact_status) {
-    world w;
-    world_open(&w, &WORLD_SMALL, 0);
-    const char *path = world_path("damaged.fkv");
+    file_world w;
+    file_world_open(&w, &WORLD_SMALL, 0);
+    const char *path = file_world_path("damaged.fkv");
     for (size_t i = 0; i < N_GOLDEN_CASES; i++) {
         const golden_case *c = &GOLDEN_CASES[i];
-        size_t n = world_read_file(golden_path("small"), bytes, sizeof bytes);
+        size_t n = file_world_read_file(golden_path("small"), bytes, sizeof bytes);
         n = golden_damage(c, bytes, n);
-        world_write_file(path, bytes, n);
+        file_world_write_file(path, bytes, n);
         check_case(&w, c, path);
     }
     fkv_seq seq = 0;
-    ck_ok(world_load(&w, 32, golden_path("small"), &seq));
-    ck_assert(world_holds(&w, seq, WORLD_GOLDEN_SEED, WORLD_SMALL_TOKENS));
-    world_close(&w);
+    ck_ok(file_world_load(&w, 32, golden_path("small"), &seq));
+    ck_assert(file_world_holds(&w, seq, WORLD_GOLDEN_SEED, WORLD_SMALL_TOKENS));
+    file_world_close(&w);
 }
 END_TEST
 
 START_TEST(the_damaged_golden_files_are_refused_as_ever) {
-    world w;
-    world_open(&w, &WORLD_SMALL, 0);
+    file_world w;
+    file_world_open(&w, &WORLD_SMALL, 0);
     for (size_t i = 0; i < N_GOLDEN_CASES; i++) {
         const golden_case *c = &GOLDEN_CASES[i];
         if (!c->committed) continue;
-        size_t n = world_read_file(golden_path("small"), bytes, sizeof bytes);
+        size_t n = file_world_read_file(golden_path("small"), bytes, sizeof bytes);
         n = golden_damage(c, bytes, n);
-        ck_assert_uint_eq(world_read_file(golden_path(c->name), other, sizeof other), n);
+        ck_assert_uint_eq(file_world_read_file(golden_path(c->name), other, sizeof other), n);
         ck_assert_mem_eq(bytes, other, n);
         check_case(&w, c, golden_path(c->name));
     }
-    world_close(&w);
+    file_world_close(&w);
 }
 END_TEST
 
 START_TEST(the_good_golden_files_are_what_a_save_writes_and_a_load_fills) {
     const struct {
         const char *name;
-        const world_spec *spec;
+        const file_world_spec *spec;
         uint32_t n_tokens;
     } goods[] = {{"good", &WORLD_GOOD, WORLD_GOOD_TOKENS}, {"small", &WORLD_SMALL, WORLD_SMALL_TOKENS}};
     for (size_t i = 0; i < 2; i++) {
-        const char *path = world_path("written.fkv");
-        world w;
-        world_open(&w, goods[i].spec, 0xd7);
-        const fkv_seq seq = world_fill(&w, WORLD_GOLDEN_SEED, goods[i].n_tokens, goods[i].n_tokens);
-        ck_ok(world_save(&w, seq, WORLD_GOLDEN_SEED, goods[i].n_tokens, path));
-        const size_t n = world_read_file(path, bytes, sizeof bytes);
-        ck_assert_uint_eq(world_read_file(golden_path(goods[i].name), other, sizeof other), n);
+        const char *path = file_world_path("written.fkv");
+        file_world w;
+        file_world_open(&w, goods[i].spec, 0xd7);
+        const fkv_seq seq = file_world_fill(&w, WORLD_GOLDEN_SEED, goods[i].n_tokens, goods[i].n_tokens);
+        ck_ok(file_world_save(&w, seq, WORLD_GOLDEN_SEED, goods[i].n_tokens, path));
+        const size_t n = file_world_read_file(path, bytes, sizeof bytes);
+        ck_assert_uint_eq(file_world_read_file(golden_path(goods[i].name), other, sizeof other), n);
         ck_assert_mem_eq(bytes, other, n);
         fkv_seq loaded = 0;
-        ck_ok(world_load(&w, goods[i].n_tokens, golden_path(goods[i].name), &loaded));
-        ck_assert(world_holds(&w, loaded, WORLD_GOLDEN_SEED, goods[i].n_tokens));
-        world_close(&w);
+        ck_ok(file_world_load(&w, goods[i].n_tokens, golden_path(goods[i].name), &loaded));
+        ck_assert(file_world_holds(&w, loaded, WORLD_GOLDEN_SEED, goods[i].n_tokens));
+        file_world_close(&w);
     }
 }
 END_TEST
@@ -114,9 +114,9 @@ static uint16_t half_at(const uint8_t *at) {
 
 START_TEST(the_documented_offsets_alone_find_the_rows_in_a_golden_file) {
     /* small.fkv read as docs/page_format.md says, with numbers instead of the library's structs */
-    (void)world_read_file(golden_path("small"), bytes, sizeof bytes);
-    world w;
-    world_open(&w, &WORLD_SMALL, 0);
+    (void)file_world_read_file(golden_path("small"), bytes, sizeof bytes);
+    file_world w;
+    file_world_open(&w, &WORLD_SMALL, 0);
     for (uint32_t token = 0; token < WORLD_SMALL_TOKENS; token++) {
         const uint8_t *block = bytes + 4096;
         float k[32];
@@ -135,12 +135,12 @@ START_TEST(the_documented_offsets_alone_find_the_rows_in_a_golden_file) {
         fkv_rotation_undo(&rotation, k);
         /* Rows are within +-4, two channels of them 20 times that. Rotated K is within +-50, so one step of 8 bits is at most
          * 0.4, and the errors of 32 channels mix like noise when it is turned back; one step of 4 bits over V is at most 11. */
-        world_row(&w, WORLD_GOLDEN_SEED, 0, FKV_SIDE_K, 0, token, row);
+        file_world_row(&w, WORLD_GOLDEN_SEED, 0, FKV_SIDE_K, 0, token, row);
         for (uint32_t d = 0; d < 32; d++) ck_assert(fabsf(k[d] - row[d]) <= 0.5f);
-        world_row(&w, WORLD_GOLDEN_SEED, 0, FKV_SIDE_V, 0, token, row);
+        file_world_row(&w, WORLD_GOLDEN_SEED, 0, FKV_SIDE_V, 0, token, row);
         for (uint32_t d = 0; d < 32; d++) ck_assert(fabsf(v[d] - row[d]) <= 11.0f);
     }
-    world_close(&w);
+    file_world_close(&w);
 }
 END_TEST
 
@@ -170,68 +170,68 @@ START_TEST(the_worked_examples_of_the_format_document_hold) {
 END_TEST
 
 START_TEST(every_single_bit_of_a_file_matters) {
-    const char *path = world_path("flipped.fkv");
-    const size_t n = world_read_file(golden_path("small"), bytes, sizeof bytes);
-    world w;
-    world_open(&w, &WORLD_SMALL, 0);
-    const uint32_t free_before = world_free_pages(&w);
-    world_write_file(path, bytes, n);
+    const char *path = file_world_path("flipped.fkv");
+    const size_t n = file_world_read_file(golden_path("small"), bytes, sizeof bytes);
+    file_world w;
+    file_world_open(&w, &WORLD_SMALL, 0);
+    const uint32_t free_before = file_world_free_pages(&w);
+    file_world_write_file(path, bytes, n);
     const int fd = open(path, O_RDWR);
     ck_assert_int_ge(fd, 0);
     for (size_t bit = 0; bit < 8 * n; bit++) {
         const uint8_t flipped = (uint8_t)(bytes[bit / 8] ^ 1u << bit % 8);
         fkv_seq seq = 0;
         ck_assert_int_eq(pwrite(fd, &flipped, 1, (off_t)(bit / 8)), 1);
-        const fkv_status status = world_load(&w, 32, path, &seq);
+        const fkv_status status = file_world_load(&w, 32, path, &seq);
         const fkv_status expected = bit < 8 * 8 ? FKV_FILE_FORMAT : bit < 12 * 8 ? FKV_FILE_VERSION : FKV_FILE_DAMAGED;
         ck_assert_msg(status == expected, "bit %zu of byte %zu: %s", bit % 8, bit / 8, fkv_status_name(status));
         ck_assert_int_eq(pwrite(fd, &bytes[bit / 8], 1, (off_t)(bit / 8)), 1);
     }
-    ck_assert_uint_eq(world_free_pages(&w), free_before);
+    ck_assert_uint_eq(file_world_free_pages(&w), free_before);
     fkv_seq seq = 0;
-    ck_ok(world_load(&w, 32, path, &seq));
+    ck_ok(file_world_load(&w, 32, path, &seq));
     ck_assert_int_eq(close(fd), 0);
-    world_close(&w);
+    file_world_close(&w);
 }
 END_TEST
 
 START_TEST(a_file_cut_anywhere_is_refused) {
-    const char *path = world_path("cut.fkv");
-    const size_t n = world_read_file(golden_path("good"), bytes, sizeof bytes);
-    world w;
-    world_open(&w, &WORLD_GOOD, 0);
-    const uint32_t free_before = world_free_pages(&w);
-    world_write_file(path, bytes, n);
+    const char *path = file_world_path("cut.fkv");
+    const size_t n = file_world_read_file(golden_path("good"), bytes, sizeof bytes);
+    file_world w;
+    file_world_open(&w, &WORLD_GOOD, 0);
+    const uint32_t free_before = file_world_free_pages(&w);
+    file_world_write_file(path, bytes, n);
     for (size_t length = n; length-- > 0;) {
         fkv_seq seq = 0;
         ck_assert_int_eq(truncate(path, (off_t)length), 0);
-        ck_status(world_load(&w, 64, path, &seq), length < 8 ? FKV_FILE_FORMAT : FKV_FILE_DAMAGED);
+        ck_status(file_world_load(&w, 64, path, &seq), length < 8 ? FKV_FILE_FORMAT : FKV_FILE_DAMAGED);
     }
-    ck_assert_uint_eq(world_free_pages(&w), free_before);
-    world_close(&w);
+    ck_assert_uint_eq(file_world_free_pages(&w), free_before);
+    file_world_close(&w);
 }
 END_TEST
 
 START_TEST(bytes_smuggled_into_unwritten_slots_do_not_reach_the_pages) {
-    const char *path = world_path("smuggled.fkv");
-    size_t n = world_read_file(golden_path("small"), bytes, sizeof bytes);
+    const char *path = file_world_path("smuggled.fkv");
+    size_t n = file_world_read_file(golden_path("small"), bytes, sizeof bytes);
     memset(bytes + 4096 + 32 * WORLD_SMALL_TOKENS, 0x66, 32 * 6); /* K codes of the tokens that are not there */
     memset(bytes + 4096 + 512 + 32, 0x66, 32);                    /* between the K scales and the K biases */
-    world_fix_crcs(bytes, n);
-    world_fix_digest(bytes, n);
-    world_write_file(path, bytes, n);
-    world w;
-    world_open(&w, &WORLD_SMALL, 0xee);
+    file_world_fix_crcs(bytes, n);
+    file_world_fix_digest(bytes, n);
+    file_world_write_file(path, bytes, n);
+    file_world w;
+    file_world_open(&w, &WORLD_SMALL, 0xee);
     fkv_seq seq = 0;
-    ck_ok(world_load(&w, 32, path, &seq));
-    ck_assert(world_holds(&w, seq, WORLD_GOLDEN_SEED, WORLD_SMALL_TOKENS));
-    world_close(&w);
+    ck_ok(file_world_load(&w, 32, path, &seq));
+    ck_assert(file_world_holds(&w, seq, WORLD_GOLDEN_SEED, WORLD_SMALL_TOKENS));
+    file_world_close(&w);
 }
 END_TEST
 
 START_TEST(a_foreign_file_is_told_by_its_first_differing_field) {
-    world w;
-    world_open(&w, &WORLD_GOOD, 0);
+    file_world w;
+    file_world_open(&w, &WORLD_GOOD, 0);
     const fkv_file_layer mine = w.spec.layers[1];
     fkv_file_layer *layer = &w.spec.layers[1];
     fkv_seq seq = 0;
@@ -251,34 +251,34 @@ START_TEST(a_foreign_file_is_told_by_its_first_differing_field) {
     for (size_t i = 0; i < sizeof changes / sizeof changes[0]; i++) {
         const uint32_t before = *changes[i].field;
         *changes[i].field = changes[i].value;
-        ck_status(world_load(&w, 64, golden_path("good"), &seq), FKV_FILE_FOREIGN);
+        ck_status(file_world_load(&w, 64, golden_path("good"), &seq), FKV_FILE_FOREIGN);
         ck_assert_msg(strstr(fkv_message(), changes[i].says) != NULL, "%s", fkv_message());
         *changes[i].field = before;
     }
     ck_assert_mem_eq(&mine, layer, sizeof mine);
     layer->k.group = 77; /* not looked at: 16 bits */
-    ck_ok(world_load(&w, 64, golden_path("good"), &seq));
-    world_close(&w);
+    ck_ok(file_world_load(&w, 64, golden_path("good"), &seq));
+    file_world_close(&w);
 }
 END_TEST
 
 START_TEST(without_rotation_the_seed_is_neither_saved_nor_compared) {
-    const char *path = world_path("unrotated.fkv");
-    const char *same = world_path("unrotated2.fkv");
-    world_spec spec = WORLD_SMALL;
+    const char *path = file_world_path("unrotated.fkv");
+    const char *same = file_world_path("unrotated2.fkv");
+    file_world_spec spec = WORLD_SMALL;
     spec.rotate = FKV_ROTATE_NONE;
-    world w;
-    world_open(&w, &spec, 0);
-    const fkv_seq seq = world_fill(&w, 1, 10, 10);
-    ck_ok(world_save(&w, seq, 1, 10, path));
+    file_world w;
+    file_world_open(&w, &spec, 0);
+    const fkv_seq seq = file_world_fill(&w, 1, 10, 10);
+    ck_ok(file_world_save(&w, seq, 1, 10, path));
     w.identity.rotation_seed = 1234;
-    ck_ok(world_save(&w, seq, 1, 10, same));
-    const size_t n = world_read_file(path, bytes, sizeof bytes);
-    ck_assert_uint_eq(world_read_file(same, other, sizeof other), n);
+    ck_ok(file_world_save(&w, seq, 1, 10, same));
+    const size_t n = file_world_read_file(path, bytes, sizeof bytes);
+    ck_assert_uint_eq(file_world_read_file(same, other, sizeof other), n);
     ck_assert_mem_eq(bytes, other, n);
     fkv_seq loaded = 0;
-    ck_ok(world_load(&w, 10, path, &loaded));
-    world_close(&w);
+    ck_ok(file_world_load(&w, 10, path, &loaded));
+    file_world_close(&w);
 }
 END_TEST
 
@@ -366,7 +366,7 @@ START_TEST(the_plan_of_a_group_holds_exactly_the_pages_a_query_sees) {
 }
 END_TEST
 
-START_TEST(the_temporary_folder_can_be_emptied) { world_remove_folder(); }
+START_TEST(the_temporary_folder_can_be_emptied) { file_world_remove_folder(); }
 END_TEST
 
 TEST_MAIN("page_file_damage", every_kind_of_damage_has_its_exact_status, the_damaged_golden_files_are_refused_as_ever,

@@ -17,20 +17,20 @@
 enum { KILLS = 240, FRESH_START = 12, RACE_SAVES = 60, TOKENS_A = 50, TOKENS_B = 37, SEED_A = 21, SEED_B = 22 };
 
 typedef struct two_states {
-    world w;
+    file_world w;
     fkv_seq a;
     fkv_seq b;
 } two_states;
 
 static void open_states(two_states *states) {
-    world_open(&states->w, &WORLD_GOOD, 0x99);
-    states->a = world_fill(&states->w, SEED_A, TOKENS_A, TOKENS_A);
-    states->b = world_fill(&states->w, SEED_B, TOKENS_B, TOKENS_B);
+    file_world_open(&states->w, &WORLD_GOOD, 0x99);
+    states->a = file_world_fill(&states->w, SEED_A, TOKENS_A, TOKENS_A);
+    states->b = file_world_fill(&states->w, SEED_B, TOKENS_B, TOKENS_B);
 }
 
 static fkv_status save_one(const two_states *states, bool a, const char *path) {
-    return a ? world_save(&states->w, states->a, SEED_A, TOKENS_A, path)
-             : world_save(&states->w, states->b, SEED_B, TOKENS_B, path);
+    return a ? file_world_save(&states->w, states->a, SEED_A, TOKENS_A, path)
+             : file_world_save(&states->w, states->b, SEED_B, TOKENS_B, path);
 }
 
 static void wait_us(uint32_t us) {
@@ -48,14 +48,14 @@ static void check_whole(two_states *states, const char *path) {
     fkv_file_info info;
     ck_ok(fkv_file_inspect(path, true, &info));
     ck_assert(info.n_tokens == TOKENS_A || info.n_tokens == TOKENS_B);
-    const uint32_t free_before = world_free_pages(&states->w);
+    const uint32_t free_before = file_world_free_pages(&states->w);
     fkv_seq seq = 0;
-    ck_ok(world_load(&states->w, TOKENS_A, path, &seq));
+    ck_ok(file_world_load(&states->w, TOKENS_A, path, &seq));
     uint32_t n_tokens = 0;
     ck_ok(fkv_pager_length(states->w.pager, seq, &n_tokens));
-    ck_assert(world_holds(&states->w, seq, n_tokens == TOKENS_A ? SEED_A : SEED_B, n_tokens));
+    ck_assert(file_world_holds(&states->w, seq, n_tokens == TOKENS_A ? SEED_A : SEED_B, n_tokens));
     ck_ok(fkv_pager_close(states->w.pager, seq));
-    ck_assert_uint_eq(world_free_pages(&states->w), free_before);
+    ck_assert_uint_eq(file_world_free_pages(&states->w), free_before);
 }
 
 /* In the child: saves until it is killed. *n_ended counts the saves that answered FKV_OK. */
@@ -68,8 +68,8 @@ static void save_forever(const two_states *states, const char *path, uint32_t se
 }
 
 START_TEST(a_save_killed_at_any_moment_leaves_a_whole_file_or_the_old_one) {
-    const char *path = world_path("killed.fkv");
-    const char *part = world_path("killed.fkv.part");
+    const char *path = file_world_path("killed.fkv");
+    const char *part = file_world_path("killed.fkv.part");
     two_states states;
     open_states(&states);
     volatile uint32_t *n_ended = mmap(NULL, sizeof *n_ended, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -112,13 +112,13 @@ START_TEST(a_save_killed_at_any_moment_leaves_a_whole_file_or_the_old_one) {
     check_whole(&states, path);
     ck_assert_int_ne(access(part, F_OK), 0);
     ck_assert_int_eq(munmap((void *)(uintptr_t)n_ended, sizeof *n_ended), 0);
-    world_close(&states.w);
+    file_world_close(&states.w);
 }
 END_TEST
 
 START_TEST(saves_that_race_for_one_name_leave_a_whole_file) {
-    const char *path = world_path("raced.fkv");
-    const char *part = world_path("raced.fkv.part");
+    const char *path = file_world_path("raced.fkv");
+    const char *part = file_world_path("raced.fkv.part");
     two_states states;
     open_states(&states);
     ck_ok(save_one(&states, true, path));
@@ -149,11 +149,11 @@ START_TEST(saves_that_race_for_one_name_leave_a_whole_file) {
     printf("looked %u times while two processes saved\n", n_looks);
     check_whole(&states, path);
     ck_assert_int_ne(access(part, F_OK), 0);
-    world_close(&states.w);
+    file_world_close(&states.w);
 }
 END_TEST
 
-START_TEST(the_temporary_folder_can_be_emptied) { world_remove_folder(); }
+START_TEST(the_temporary_folder_can_be_emptied) { file_world_remove_folder(); }
 END_TEST
 
 TEST_MAIN("page_file_kill", a_save_killed_at_any_moment_leaves_a_whole_file_or_the_old_one,

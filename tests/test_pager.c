@@ -18,7 +18,7 @@ START_TEST(counting_and_carving_take_the_same_bytes) {
     fkv_carve count = {0};
     fkv_pager_layout(&count, &mixed_spec, &pager);
     ck_assert_ptr_null(pager);
-    pager = world_open(&mixed_spec);
+    pager = pager_world_open(&mixed_spec);
     fkv_carve carve = {.base = world.block, .size = world.bytes};
     fkv_pager_layout(&carve, &mixed_spec, &pager);
     ck_assert_uint_eq(carve.used, count.used);
@@ -35,7 +35,7 @@ START_TEST(sizes_that_do_not_fit_64_bits_are_noticed_while_counting) {
 END_TEST
 
 START_TEST(a_new_pager_is_all_free) {
-    fkv_pager *pager = world_open(&mixed_spec);
+    fkv_pager *pager = pager_world_open(&mixed_spec);
     fkv_stats stats = {0};
     fkv_pager_stats(pager, &stats);
     ck_assert_uint_eq(stats.n_groups, 3);
@@ -51,7 +51,7 @@ END_TEST
 /* ---- admission ---- */
 
 START_TEST(open_promises_pages_for_the_whole_life) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     fkv_seq first = open_seq(pager, 161);
     ck_assert_uint_eq(stats_of(pager, 0).promised, 11);
     ck_assert_uint_eq(stats_of(pager, 0).free, 16);
@@ -68,7 +68,7 @@ START_TEST(open_promises_pages_for_the_whole_life) {
 END_TEST
 
 START_TEST(what_was_admitted_never_runs_out) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     fkv_seq seqs[4];
     for (int i = 0; i < 4; i++) seqs[i] = open_seq(pager, 64);
     for (uint32_t round = 0; round < 64; round += 16) {
@@ -84,7 +84,7 @@ START_TEST(what_was_admitted_never_runs_out) {
 END_TEST
 
 START_TEST(longer_than_the_longest_sequence_is_refused) {
-    fkv_pager *pager = world_open(&window_spec);
+    fkv_pager *pager = pager_world_open(&window_spec);
     fkv_seq seq = 0;
     ck_status(fkv_pager_open(pager, &(fkv_seq_config){.max_tokens = 100001}, &seq, NULL), FKV_POOL_FULL);
     ck_assert_ptr_nonnull(strstr(fkv_message(), "100001"));
@@ -93,7 +93,7 @@ START_TEST(longer_than_the_longest_sequence_is_refused) {
 END_TEST
 
 START_TEST(more_sequences_than_max_seqs_are_refused) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     fkv_seq seq = 0;
     for (int i = 0; i < 4; i++) seq = open_seq(pager, 1);
     fkv_seq fifth = 0;
@@ -105,7 +105,7 @@ START_TEST(more_sequences_than_max_seqs_are_refused) {
 END_TEST
 
 START_TEST(a_closed_number_is_recognised_when_its_slot_lives_on) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     fkv_seq first = open_seq(pager, 16);
     uint32_t slot = slot_of(pager, first);
     close_seq(pager, first);
@@ -120,7 +120,7 @@ END_TEST
 /* ---- steps ---- */
 
 START_TEST(a_step_lists_its_rows_and_assigns_their_pages) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     fkv_seq a = open_seq(pager, 64);
     fkv_seq b = open_seq(pager, 64);
     grow(pager, a, 20);
@@ -148,27 +148,27 @@ START_TEST(a_step_lists_its_rows_and_assigns_their_pages) {
 END_TEST
 
 START_TEST(abort_leaves_everything_as_it_was) {
-    fkv_pager *pager = world_open(&mixed_spec);
+    fkv_pager *pager = pager_world_open(&mixed_spec);
     uint32_t tokens[48];
     text(1, tokens, 48);
-    cache_tokens(pager, 0, tokens, 48);
+    keep_tokens(pager, 0, tokens, 48);
     fkv_seq a = open_on(pager, 0, 200, tokens, 48, 48);
     ck_ok(fkv_pager_truncate(pager, a, 40)); /* its last page is the tree's too */
     fkv_seq b = open_seq(pager, 100);
     grow(pager, b, 21);
     fkv_seq c = fork_seq(pager, b, 90);
     fkv_seq d = open_seq(pager, 50);
-    world_snapshot(pager);
+    pager_world_snapshot(pager);
     fkv_row rows[] = {{a, 9}, {b, 12}, {c, 1}, {d, 10}};
     ck_ok(fkv_pager_step_begin(pager, rows, 4));
     uint32_t n_copies = 0;
     (void)fkv_pager_step_copies(pager, &n_copies);
     /* a's page in every group but where the tree gave it up, b's in every group because c writes in place */
     ck_assert_uint_ge(n_copies, 4);
-    ck_assert(!world_unchanged(pager));
+    ck_assert(!pager_world_unchanged(pager));
     ck_assert(fkv_pager_consistent(pager));
     ck_ok(fkv_pager_step_abort(pager));
-    ck_assert(world_unchanged(pager));
+    ck_assert(pager_world_unchanged(pager));
     fkv_stats stats = {0};
     fkv_pager_stats(pager, &stats);
     ck_assert_uint_eq(stats.aborts, 1);
@@ -176,7 +176,7 @@ START_TEST(abort_leaves_everything_as_it_was) {
 END_TEST
 
 START_TEST(an_aborted_step_gives_its_pages_back_in_order) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     fkv_seq seq = open_seq(pager, 64);
     uint32_t pages[4];
     for (int round = 0; round < 3; round++) {
@@ -193,7 +193,7 @@ END_TEST
 /* ---- forks ---- */
 
 START_TEST(fork_then_append_copies_only_the_tail_page) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     fkv_seq parent = open_seq(pager, 64);
     grow(pager, parent, 40);
     fkv_seq child = fork_seq(pager, parent, 64);
@@ -218,7 +218,7 @@ START_TEST(fork_then_append_copies_only_the_tail_page) {
 END_TEST
 
 START_TEST(fork_on_a_page_boundary_copies_nothing) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     fkv_seq parent = open_seq(pager, 64);
     grow(pager, parent, 32);
     fkv_seq child = fork_seq(pager, parent, 64);
@@ -233,7 +233,7 @@ START_TEST(fork_on_a_page_boundary_copies_nothing) {
 END_TEST
 
 START_TEST(the_last_holder_of_a_page_writes_in_place) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     fkv_seq parent = open_seq(pager, 64);
     grow(pager, parent, 20);
     fkv_seq child = fork_seq(pager, parent, 64);
@@ -249,7 +249,7 @@ START_TEST(the_last_holder_of_a_page_writes_in_place) {
 END_TEST
 
 START_TEST(of_rows_that_hold_a_page_alone_the_longest_writes_in_place) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     fkv_seq a = open_seq(pager, 64);
     grow(pager, a, 24);
     fkv_seq b = fork_seq(pager, a, 64);
@@ -285,7 +285,7 @@ START_TEST(of_rows_that_hold_a_page_alone_the_longest_writes_in_place) {
 END_TEST
 
 START_TEST(a_page_that_is_whole_for_another_row_is_copied) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     fkv_seq a = open_seq(pager, 64);
     grow(pager, a, 32);
     fkv_seq b = fork_seq(pager, a, 64);
@@ -301,7 +301,7 @@ START_TEST(a_page_that_is_whole_for_another_row_is_copied) {
 END_TEST
 
 START_TEST(a_fork_reserves_the_copy_it_makes_necessary) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     fkv_seq parent = open_seq(pager, 240);
     grow(pager, parent, 10);
     fkv_seq child = 0;
@@ -322,7 +322,7 @@ START_TEST(a_fork_reserves_the_copy_it_makes_necessary) {
 END_TEST
 
 START_TEST(a_full_sequence_is_no_writer) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     fkv_seq parent = open_seq(pager, 10);
     grow(pager, parent, 10);
     fkv_seq child = fork_seq(pager, parent, 10);
@@ -339,7 +339,7 @@ END_TEST
 /* ---- truncate ---- */
 
 START_TEST(truncate_gives_pages_back_and_keeps_the_promise) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     fkv_seq seq = open_seq(pager, 256);
     grow(pager, seq, 256);
     ck_ok(fkv_pager_truncate(pager, seq, 256));
@@ -356,16 +356,16 @@ START_TEST(truncate_gives_pages_back_and_keeps_the_promise) {
 END_TEST
 
 START_TEST(truncate_is_refused_where_others_keep_the_pages) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     fkv_seq a = open_seq(pager, 256);
     grow(pager, a, 256);
     fkv_seq b = fork_seq(pager, a, 256); /* shares all 16 pages, so it costs none */
-    world_snapshot(pager);
+    pager_world_snapshot(pager);
     ck_status(fkv_pager_truncate(pager, b, 240), FKV_POOL_FULL);
     ck_assert_ptr_nonnull(strstr(fkv_message(), "1 pages would be promised where 0 can be had"));
     ck_status(fkv_pager_truncate(pager, b, 250), FKV_POOL_FULL);
     ck_status(fkv_pager_truncate(pager, b, 0), FKV_POOL_FULL);
-    ck_assert(world_unchanged(pager));
+    ck_assert(pager_world_unchanged(pager));
     close_seq(pager, a);
     ck_ok(fkv_pager_truncate(pager, b, 240));
     ck_assert(fkv_pager_consistent(pager));
@@ -375,7 +375,7 @@ END_TEST
 /* ---- windows ---- */
 
 START_TEST(sinks_survive_any_number_of_steps) {
-    fkv_pager *pager = world_open(&window_spec);
+    fkv_pager *pager = pager_world_open(&window_spec);
     fkv_seq seq = open_seq(pager, 100000);
     grow(pager, seq, 5);
     uint32_t first = page_of(pager, seq, 0, 0);
@@ -390,7 +390,7 @@ START_TEST(sinks_survive_any_number_of_steps) {
 END_TEST
 
 START_TEST(whole_pages_behind_the_window_are_let_go_at_commit) {
-    fkv_pager *pager = world_open(&window_spec);
+    fkv_pager *pager = pager_world_open(&window_spec);
     fkv_seq seq = open_seq(pager, 1000);
     grow(pager, seq, 87);
     /* at 87 a query sees from 48 on: page 2, tokens 32 to 47, is gone; sinks are pages 0 and 1 */
@@ -407,7 +407,7 @@ START_TEST(whole_pages_behind_the_window_are_let_go_at_commit) {
 END_TEST
 
 START_TEST(a_long_sequence_never_holds_more_than_its_cap) {
-    fkv_pager *pager = world_open(&window_spec);
+    fkv_pager *pager = pager_world_open(&window_spec);
     uint32_t cap = fkv_pager_window_cap(&window_spec, 0);
     fkv_seq seq = open_seq(pager, 100000);
     ck_assert_uint_eq(stats_of(pager, 0).promised, cap);
@@ -457,7 +457,7 @@ END_TEST
 START_TEST(windows_reserve_their_caps) {
     fkv_pager_spec spec = window_spec;
     spec.groups[0].n_pages = 2 * fkv_pager_window_cap(&spec, 0);
-    fkv_pager *pager = world_open(&spec);
+    fkv_pager *pager = pager_world_open(&spec);
     fkv_seq a = open_seq(pager, 100000);
     fkv_seq b = fork_seq(pager, a, 50000);
     for (uint32_t i = 0; i < 40; i++) {
@@ -467,7 +467,7 @@ START_TEST(windows_reserve_their_caps) {
     }
     close_seq(pager, b);
     spec.groups[0].n_pages--;
-    pager = world_open(&spec);
+    pager = pager_world_open(&spec);
     a = open_seq(pager, 100000);
     ck_status(fkv_pager_fork(pager, a, 50000, &b), FKV_POOL_FULL);
     (void)fork_seq(pager, a, 16); /* a short one needs a page, whatever the window */
@@ -475,7 +475,7 @@ START_TEST(windows_reserve_their_caps) {
 END_TEST
 
 START_TEST(forks_of_a_window_share_and_copy_like_all) {
-    fkv_pager *pager = world_open(&mixed_spec);
+    fkv_pager *pager = pager_world_open(&mixed_spec);
     fkv_seq a = open_seq(pager, 400);
     grow(pager, a, 150);
     fkv_seq b = fork_seq(pager, a, 300);
@@ -495,14 +495,14 @@ START_TEST(forks_of_a_window_share_and_copy_like_all) {
 END_TEST
 
 START_TEST(truncate_behind_the_window_is_gone) {
-    fkv_pager *pager = world_open(&window_spec);
+    fkv_pager *pager = pager_world_open(&window_spec);
     fkv_seq seq = open_seq(pager, 1000);
     grow(pager, seq, 200);
     /* pages from (200 - 39) / 16 = 10 on are there, and the sinks' two */
-    world_snapshot(pager);
+    pager_world_snapshot(pager);
     ck_status(fkv_pager_truncate(pager, seq, 198), FKV_GONE);
     ck_status(fkv_pager_truncate(pager, seq, 33), FKV_GONE);
-    ck_assert(world_unchanged(pager));
+    ck_assert(pager_world_unchanged(pager));
     ck_ok(fkv_pager_truncate(pager, seq, 199));
     ck_assert(fkv_pager_covers(pager, slot_of(pager, seq), 32));
     ck_ok(fkv_pager_truncate(pager, seq, 32)); /* sinks are all it sees */
@@ -516,22 +516,22 @@ START_TEST(truncate_behind_the_window_is_gone) {
 END_TEST
 
 START_TEST(covers_says_what_truncate_would_answer) {
-    fkv_pager *pager = world_open(&mixed_spec);
+    fkv_pager *pager = pager_world_open(&mixed_spec);
     fkv_seq seq = open_seq(pager, 512);
     for (uint32_t len = 16; len <= 512; len += 31) {
         grow(pager, seq, len - length_of(pager, seq));
         for (uint32_t n = 0; n <= len + 1; n++) {
-            world_snapshot(pager);
+            pager_world_snapshot(pager);
             bool covered = fkv_pager_covers(pager, slot_of(pager, seq), n);
             ck_assert_int_eq(fkv_pager_truncate(pager, seq, n) == FKV_OK, covered);
-            world_restore();
+            pager_world_restore();
         }
     }
 }
 END_TEST
 
 START_TEST(first_page_follows_the_window) {
-    fkv_pager *pager = world_open(&mixed_spec);
+    fkv_pager *pager = pager_world_open(&mixed_spec);
     const uint32_t cases[][3] = {{0, 0, 0},  {22, 0, 0}, {38, 0, 0}, {39, 0, 1}, /* position, at window 64, at window 24 */
                                  {63, 0, 2}, {78, 0, 3}, {79, 1, 3}, {200, 8, 11}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -545,7 +545,7 @@ END_TEST
 /* ---- fill ---- */
 
 START_TEST(fill_gives_the_pages_that_the_next_query_sees) {
-    fkv_pager *pager = world_open(&mixed_spec);
+    fkv_pager *pager = pager_world_open(&mixed_spec);
     fkv_seq seq = open_seq(pager, 300);
     ck_ok(fkv_pager_fill(pager, seq, 0));
     ck_ok(fkv_pager_fill(pager, seq, 250));
@@ -559,10 +559,10 @@ START_TEST(fill_gives_the_pages_that_the_next_query_sees) {
 END_TEST
 
 START_TEST(fill_takes_more_than_a_step_could_and_evicts_for_it) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     uint32_t tokens[256];
     text(1, tokens, 256);
-    cache_tokens(pager, 0, tokens, 256);
+    keep_tokens(pager, 0, tokens, 256);
     ck_assert_uint_eq(stats_of(pager, 0).cached, 16);
     fkv_seq seq = open_seq(pager, 256);
     ck_assert_uint_gt(stats_of(pager, 0).cached, 0);
@@ -575,7 +575,7 @@ END_TEST
 /* ---- bad calls ---- */
 
 START_TEST(bad_calls_get_their_status_and_change_nothing) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     fkv_seq good = open_seq(pager, 64);
     grow(pager, good, 20);
     fkv_seq empty = open_seq(pager, 16);
@@ -598,12 +598,12 @@ START_TEST(bad_calls_get_their_status_and_change_nothing) {
     small_steps.max_step_tokens = 8;
     fkv_seq out = 0;
     uint32_t n = 0;
-    world_snapshot(pager);
+    pager_world_snapshot(pager);
 #define BAD(call, status)                                                                                                        \
     do {                                                                                                                         \
         ck_status(call, status);                                                                                                 \
         ck_assert_msg(fkv_message()[0] != '\0', "%s: no message", #call);                                                        \
-        ck_assert_msg(world_unchanged(pager), "%s: changed something", #call);                                                   \
+        ck_assert_msg(pager_world_unchanged(pager), "%s: changed something", #call);                                             \
     } while (0)
     BAD(fkv_pager_open(pager, NULL, &out, &n), FKV_BAD_ARGUMENT);
     BAD(fkv_pager_open(pager, &config, NULL, &n), FKV_BAD_ARGUMENT);
@@ -653,23 +653,23 @@ START_TEST(bad_calls_get_their_status_and_change_nothing) {
     ck_ok(fkv_pager_step_begin(pager, many, 2));
     ck_ok(fkv_pager_step_abort(pager));
 
-    pager = world_open(&small_steps);
+    pager = pager_world_open(&small_steps);
     good = open_seq(pager, 64);
     const fkv_row nine[] = {{good, 9}};
-    world_snapshot(pager);
+    pager_world_snapshot(pager);
     BAD(fkv_pager_step_begin(pager, nine, 1), FKV_STEP_FULL);
 }
 END_TEST
 
 START_TEST(nothing_but_closes_and_its_end_is_allowed_in_a_step) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     fkv_seq seq = open_seq(pager, 64);
     const fkv_seq_config config = {.max_tokens = 16};
     const fkv_row row = {seq, 4};
     const uint32_t tokens[16] = {0};
     fkv_seq out = 0;
     ck_ok(fkv_pager_step_begin(pager, &row, 1));
-    world_snapshot(pager);
+    pager_world_snapshot(pager);
     BAD(fkv_pager_open(pager, &config, &out, NULL), FKV_BAD_STATE);
     BAD(fkv_pager_fork(pager, seq, 64, &out), FKV_BAD_STATE);
     BAD(fkv_pager_truncate(pager, seq, 0), FKV_BAD_STATE);
@@ -710,7 +710,7 @@ static void *read_stats(void *argument) {
 }
 
 START_TEST(any_thread_may_read_stats_while_steps_run) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     stats_reader reader = {.pager = pager};
     pthread_t thread;
     ck_assert_int_eq(pthread_create(&thread, NULL, read_stats, &reader), 0);
@@ -724,7 +724,7 @@ START_TEST(any_thread_may_read_stats_while_steps_run) {
     atomic_store(&reader.stop, true);
     ck_assert_int_eq(pthread_join(thread, NULL), 0);
     ck_assert(reader.sane);
-    world_close();
+    pager_world_close();
 }
 END_TEST
 

@@ -18,11 +18,11 @@ static fkv_seq pinned; /* on a prefix of 4 pages */
 
 /* Idle prefixes, a pinned one, a fork with a shared tail. */
 static fkv_pager *sound_pager(void) {
-    fkv_pager *pager = world_open(&spec);
+    fkv_pager *pager = pager_world_open(&spec);
     uint32_t tokens[64];
     for (uint32_t t = 0; t < 3; t++) {
         text(t, tokens, 64);
-        cache_tokens(pager, 0, tokens, 64);
+        keep_tokens(pager, 0, tokens, 64);
     }
     pinned = open_on(pager, 0, 100, tokens, 64, 64);
     fkv_seq parent = open_seq(pager, 40);
@@ -185,11 +185,11 @@ static const damage damages[] = {
 
 START_TEST(every_kind_of_damage_is_noticed) {
     fkv_pager *pager = sound_pager();
-    world_snapshot(pager);
+    pager_world_snapshot(pager);
     for (size_t i = 0; i < sizeof damages / sizeof damages[0]; i++) {
         damages[i].done(pager);
         ck_assert_msg(!fkv_pager_consistent(pager), "%s went unnoticed", damages[i].name);
-        world_restore();
+        pager_world_restore();
         ck_assert(fkv_pager_consistent(pager));
     }
 }
@@ -199,30 +199,30 @@ START_TEST(damage_in_an_open_step_is_noticed) {
     fkv_pager *pager = sound_pager();
     ck_ok(fkv_pager_step_begin(pager, &(fkv_row){forked, 3}, 1));
     ck_assert(fkv_pager_consistent(pager));
-    world_snapshot(pager);
+    pager_world_snapshot(pager);
 
     pager->step.copies[0].from = pager->step.copies[0].to; /* the page that was read has lost its holder */
     ck_assert(!fkv_pager_consistent(pager));
-    world_restore();
+    pager_world_restore();
     pager->step.rows[0].slot ^= 1; /* a row of another sequence */
     ck_assert(!fkv_pager_consistent(pager));
-    world_restore();
+    pager_world_restore();
     pager->step.rows[0].start--; /* that begins too early */
     ck_assert(!fkv_pager_consistent(pager));
-    world_restore();
+    pager_world_restore();
     pager->groups[FULL].taken++; /* a page from nowhere */
     ck_assert(!fkv_pager_consistent(pager));
-    world_restore();
+    pager_world_restore();
     pager->step.n_closing++; /* nobody was closed */
     pager->figures.seqs--;
     ck_assert(!fkv_pager_consistent(pager));
-    world_restore();
+    pager_world_restore();
     ck_ok(fkv_pager_close(pager, forked));
     ck_assert(fkv_pager_consistent(pager));
     pager->step.n_closing = 0; /* somebody was */
     pager->figures.seqs++;
     ck_assert(!fkv_pager_consistent(pager));
-    world_restore();
+    pager_world_restore();
     ck_assert(fkv_pager_consistent(pager));
 }
 END_TEST
@@ -245,7 +245,7 @@ START_TEST(a_broken_promise_is_noticed) {
     ck_assert(fkv_table_consistent(pager, FULL, refs, tails));
     ck_assert_uint_gt(fkv_group_promised(pager, FULL), fkv_group_room(pager, FULL));
     ck_assert(!fkv_pager_consistent(pager));
-    world_close();
+    pager_world_close();
 }
 END_TEST
 

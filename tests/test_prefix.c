@@ -27,10 +27,10 @@ static uint32_t node_of(const fkv_pager *pager, const uint32_t *tokens, uint32_t
 /* ---- sharing ---- */
 
 START_TEST(a_cached_prompt_is_shared_in_whole_pages) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     uint32_t tokens[64];
     text(1, tokens, 64);
-    cache_tokens(pager, 0, tokens, 50);
+    keep_tokens(pager, 0, tokens, 50);
     ck_assert_uint_eq(stats_of(pager, 0).cached, 3);
     ck_assert_uint_eq(found_tokens(pager, 0, tokens, 64), 48);
     ck_assert_uint_eq(found_tokens(pager, 0, tokens, 48), 48);
@@ -52,10 +52,10 @@ START_TEST(a_cached_prompt_is_shared_in_whole_pages) {
 END_TEST
 
 START_TEST(one_other_token_ends_the_match) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     uint32_t tokens[64];
     text(1, tokens, 64);
-    cache_tokens(pager, 0, tokens, 64);
+    keep_tokens(pager, 0, tokens, 64);
     for (uint32_t i = 0; i < 64; i++) {
         uint32_t other[64];
         memcpy(other, tokens, sizeof other);
@@ -66,15 +66,15 @@ START_TEST(one_other_token_ends_the_match) {
 END_TEST
 
 START_TEST(the_same_page_after_another_beginning_is_another_page) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     uint32_t first[32];
     uint32_t second[32];
     text(1, first, 32);
     text(2, second, 32);
     memcpy(&second[16], &first[16], 16 * sizeof *first);
-    cache_tokens(pager, 0, first, 32);
+    keep_tokens(pager, 0, first, 32);
     ck_assert_uint_eq(found_tokens(pager, 0, second, 32), 0);
-    cache_tokens(pager, 0, second, 32);
+    keep_tokens(pager, 0, second, 32);
     ck_assert_uint_eq(stats_of(pager, 0).cached, 4);
     ck_assert_uint_eq(found_tokens(pager, 0, second, 32), 32);
     ck_assert_uint_eq(found_tokens(pager, 0, &first[16], 16), 0);
@@ -82,14 +82,14 @@ START_TEST(the_same_page_after_another_beginning_is_another_page) {
 END_TEST
 
 START_TEST(tenants_never_share) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     uint32_t tokens[32];
     text(1, tokens, 32);
-    cache_tokens(pager, 7, tokens, 32);
+    keep_tokens(pager, 7, tokens, 32);
     ck_assert_uint_eq(found_tokens(pager, 8, tokens, 32), 0);
     ck_assert_uint_eq(found_tokens(pager, 0, tokens, 32), 0);
     ck_assert_uint_eq(found_tokens(pager, 7, tokens, 32), 32);
-    cache_tokens(pager, 8, tokens, 32);
+    keep_tokens(pager, 8, tokens, 32);
     fkv_seq mine = open_on(pager, 8, 32, tokens, 32, 32);
     fkv_seq theirs = open_on(pager, 7, 32, tokens, 32, 32);
     for (uint32_t i = 0; i < 2; i++) ck_assert_uint_ne(page_of(pager, mine, 0, i), page_of(pager, theirs, 0, i));
@@ -99,12 +99,12 @@ START_TEST(tenants_never_share) {
 END_TEST
 
 START_TEST(colliding_hashes_do_not_share) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     pager->tree.hash_mask = 0;
     uint32_t texts[4][32];
     for (uint32_t t = 0; t < 4; t++) {
         text(t, texts[t], 32);
-        cache_tokens(pager, t / 2, texts[t], 32);
+        keep_tokens(pager, t / 2, texts[t], 32);
     }
     for (uint32_t t = 0; t < 4; t++)
         for (uint64_t tenant = 0; tenant < 2; tenant++)
@@ -115,18 +115,18 @@ START_TEST(colliding_hashes_do_not_share) {
 
     /* nor do equal pages after different ones */
     memcpy(&texts[1][16], &texts[0][16], 16 * sizeof texts[0][0]);
-    cache_tokens(pager, 0, texts[0], 32);
+    keep_tokens(pager, 0, texts[0], 32);
     ck_assert_uint_eq(found_tokens(pager, 0, texts[1], 32), 0);
-    cache_tokens(pager, 0, texts[1], 16);
+    keep_tokens(pager, 0, texts[1], 16);
     ck_assert_uint_eq(found_tokens(pager, 0, texts[1], 32), 16);
 }
 END_TEST
 
 START_TEST(writing_after_a_shared_prefix_leaves_it_alone) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     uint32_t tokens[48];
     text(1, tokens, 48);
-    cache_tokens(pager, 0, tokens, 48);
+    keep_tokens(pager, 0, tokens, 48);
     fkv_seq seq = open_on(pager, 0, 100, tokens, 48, 48);
     ck_ok(fkv_pager_truncate(pager, seq, 40));
     ck_assert(fkv_pager_consistent(pager));
@@ -148,10 +148,10 @@ END_TEST
 /* ---- admission ---- */
 
 START_TEST(prompt_found_in_the_tree_counts_for_admission) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     uint32_t tokens[192];
     text(1, tokens, 192);
-    cache_tokens(pager, 0, tokens, 192);
+    keep_tokens(pager, 0, tokens, 192);
     fkv_seq a = open_on(pager, 0, 256, tokens, 192, 192); /* 12 found, 4 free */
     fkv_seq b = 0;
     ck_status(fkv_pager_open(pager, &(fkv_seq_config){.max_tokens = 192}, &b, NULL), FKV_POOL_FULL);
@@ -164,27 +164,27 @@ START_TEST(prompt_found_in_the_tree_counts_for_admission) {
 END_TEST
 
 START_TEST(pinning_cached_pages_does_not_break_a_promise) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     uint32_t tokens[128];
     text(1, tokens, 128);
-    cache_tokens(pager, 0, tokens, 128);
+    keep_tokens(pager, 0, tokens, 128);
     fkv_seq seq = open_seq(pager, 208); /* 13 of the 16, and 8 are cached */
     ck_assert_uint_eq(stats_of(pager, 0).cached, 8);
     fkv_seq other = 0;
-    world_snapshot(pager);
+    pager_world_snapshot(pager);
     fkv_seq_config config = {.max_tokens = 128, .prompt = tokens, .n_prompt = 128};
     ck_status(fkv_pager_open(pager, &config, &other, NULL), FKV_POOL_FULL); /* needs no page, but would pin 8 */
-    ck_assert(world_unchanged(pager));
+    ck_assert(pager_world_unchanged(pager));
     (void)open_on(pager, 0, 48, tokens, 48, 48);
     grow(pager, seq, 208);
 }
 END_TEST
 
 START_TEST(cached_pages_make_room_when_a_promise_needs_them) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     uint32_t tokens[256];
     text(1, tokens, 256);
-    cache_tokens(pager, 0, tokens, 256);
+    keep_tokens(pager, 0, tokens, 256);
     ck_assert_uint_eq(stats_of(pager, 0).cached, 16);
     fkv_seq seq = open_seq(pager, 256);
     /* only what the next step may take is given up, and the front of the prompt stays longest */
@@ -202,7 +202,7 @@ START_TEST(cached_pages_make_room_when_a_promise_needs_them) {
 END_TEST
 
 START_TEST(a_cut_page_is_given_up_by_the_tree_where_its_copy_has_no_room) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     uint32_t tokens[256];
     text(1, tokens, 256);
     fkv_seq seq = open_seq(pager, 256);
@@ -218,10 +218,10 @@ START_TEST(a_cut_page_is_given_up_by_the_tree_where_its_copy_has_no_room) {
 END_TEST
 
 START_TEST(an_offer_never_pins_what_is_promised) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     uint32_t tokens[64];
     text(1, tokens, 64);
-    cache_tokens(pager, 0, tokens, 32);
+    keep_tokens(pager, 0, tokens, 32);
     fkv_seq other = open_seq(pager, 160); /* of 16: 10 promised here, 4 there; 2 cached are part of it */
     fkv_seq seq = open_seq(pager, 64);
     grow(pager, seq, 64);
@@ -244,7 +244,7 @@ END_TEST
 /* ---- offers ---- */
 
 START_TEST(what_is_in_the_tree_stays_when_offered_again) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     uint32_t tokens[48];
     text(1, tokens, 48);
     fkv_seq a = open_seq(pager, 48);
@@ -269,20 +269,20 @@ START_TEST(what_is_in_the_tree_stays_when_offered_again) {
 END_TEST
 
 START_TEST(tokens_that_contradict_the_tree_are_refused) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     uint32_t tokens[64];
     text(1, tokens, 64);
-    cache_tokens(pager, 0, tokens, 32);
+    keep_tokens(pager, 0, tokens, 32);
     fkv_seq seq = open_on(pager, 0, 64, tokens, 64, 32);
     grow(pager, seq, 32);
     for (uint32_t i = 0; i < 32; i += 15) {
         uint32_t other[64];
         memcpy(other, tokens, sizeof other);
         other[i] = 5;
-        world_snapshot(pager);
+        pager_world_snapshot(pager);
         ck_status(fkv_pager_insert(pager, seq, other, 64), FKV_BAD_ARGUMENT);
         ck_assert_ptr_nonnull(strstr(fkv_message(), "other tokens"));
-        ck_assert(world_unchanged(pager));
+        ck_assert(pager_world_unchanged(pager));
     }
     insert(pager, seq, tokens, 64);
     tokens[60] = 5;
@@ -291,7 +291,7 @@ START_TEST(tokens_that_contradict_the_tree_are_refused) {
 END_TEST
 
 START_TEST(an_offer_of_less_than_a_page_is_nothing) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     uint32_t tokens[16];
     text(1, tokens, 16);
     fkv_seq seq = open_seq(pager, 16);
@@ -305,11 +305,11 @@ END_TEST
 /* ---- pins and age ---- */
 
 START_TEST(evicts_the_oldest_leaf_first) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     uint32_t texts[4][48];
     for (uint32_t t = 0; t < 4; t++) {
         text(t, texts[t], 48);
-        cache_tokens(pager, 0, texts[t], 48);
+        keep_tokens(pager, 0, texts[t], 48);
     }
     ck_assert_uint_eq(found_tokens(pager, 0, texts[0], 48), 48); /* now the youngest */
     fkv_seq seq = open_seq(pager, 256);                          /* of 4 free pages a step may take 3 */
@@ -326,12 +326,12 @@ START_TEST(evicts_the_oldest_leaf_first) {
 END_TEST
 
 START_TEST(an_offer_makes_a_prefix_young) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     uint32_t texts[2][48];
     for (uint32_t t = 0; t < 2; t++) text(t, texts[t], 48);
-    cache_tokens(pager, 0, texts[0], 48);
-    cache_tokens(pager, 0, texts[1], 48);
-    cache_tokens(pager, 0, texts[0], 48); /* computed again, offered again: the pages are other ones, the age counts */
+    keep_tokens(pager, 0, texts[0], 48);
+    keep_tokens(pager, 0, texts[1], 48);
+    keep_tokens(pager, 0, texts[0], 48); /* computed again, offered again: the pages are other ones, the age counts */
     fkv_seq seq = open_seq(pager, 256);
     grow(pager, seq, 160);
     ck_assert(in_tree(pager, texts[0], 3));
@@ -340,13 +340,13 @@ START_TEST(an_offer_makes_a_prefix_young) {
 END_TEST
 
 START_TEST(a_branch_goes_before_what_it_branches_from) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     uint32_t trunk[64];
     uint32_t branch[64];
     text(1, trunk, 64);
     text(1, branch, 64);
     branch[40] = 5;
-    cache_tokens(pager, 0, trunk, 64);
+    keep_tokens(pager, 0, trunk, 64);
     fkv_seq seq = open_on(pager, 0, 64, branch, 64, 32);
     grow(pager, seq, 32);
     insert(pager, seq, branch, 64);
@@ -361,10 +361,10 @@ START_TEST(a_branch_goes_before_what_it_branches_from) {
 END_TEST
 
 START_TEST(an_open_sequence_pins_its_prefix) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     uint32_t tokens[96];
     text(1, tokens, 96);
-    cache_tokens(pager, 0, tokens, 96);
+    keep_tokens(pager, 0, tokens, 96);
     fkv_seq pin = open_on(pager, 0, 48, tokens, 48, 48);
     fkv_seq seq = 0;
     ck_status(fkv_pager_open(pager, &(fkv_seq_config){.max_tokens = 209}, &seq, NULL), FKV_POOL_FULL);
@@ -379,7 +379,7 @@ START_TEST(an_open_sequence_pins_its_prefix) {
 END_TEST
 
 START_TEST(a_fork_from_before_the_offer_pins_too) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     uint32_t tokens[32];
     text(1, tokens, 32);
     fkv_seq a = open_seq(pager, 32);
@@ -395,12 +395,12 @@ START_TEST(a_fork_from_before_the_offer_pins_too) {
 END_TEST
 
 START_TEST(clear_gives_up_all_but_what_is_in_use) {
-    fkv_pager *pager = world_open(&window_spec);
+    fkv_pager *pager = pager_world_open(&window_spec);
     uint32_t used[80];
     uint32_t unused[64];
     text(1, used, 80);
     text(2, unused, 64);
-    cache_tokens(pager, 0, unused, 64);
+    keep_tokens(pager, 0, unused, 64);
     fkv_seq seq = open_seq(pager, 96);
     grow(pager, seq, 32);
     insert(pager, seq, used, 32);
@@ -419,11 +419,11 @@ END_TEST
 /* ---- windows ---- */
 
 START_TEST(a_match_needs_the_sinks_and_the_window) {
-    fkv_pager *pager = world_open(&window_spec);
+    fkv_pager *pager = pager_world_open(&window_spec);
     uint32_t tokens[96];
     text(1, tokens, 96);
     /* offered at the end: of the window group only the sinks' page and the last two are left, so only depth 6 can be used */
-    cache_tokens(pager, 0, tokens, 96);
+    keep_tokens(pager, 0, tokens, 96);
     ck_assert_uint_eq(stats_of(pager, 0).cached, 6);
     ck_assert_uint_eq(stats_of(pager, 1).cached, 3);
     ck_assert_uint_eq(found_tokens(pager, 0, tokens, 96), 96);
@@ -435,10 +435,10 @@ START_TEST(a_match_needs_the_sinks_and_the_window) {
 END_TEST
 
 START_TEST(a_match_without_the_sinks_is_none) {
-    fkv_pager *pager = world_open(&window_spec);
+    fkv_pager *pager = pager_world_open(&window_spec);
     uint32_t tokens[96];
     text(1, tokens, 96);
-    cache_tokens(pager, 0, tokens, 96);
+    keep_tokens(pager, 0, tokens, 96);
     fkv_seq seq = open_on(pager, 0, 96, tokens, 96, 96);
     ck_ok(fkv_pager_truncate(pager, seq, 10)); /* the sinks' page is its own to write to, and leaves the tree */
     ck_assert_uint_eq(pager->tree.nodes[node_of(pager, tokens, 1)].pages[1], FKV_NO_PAGE);
@@ -447,10 +447,10 @@ START_TEST(a_match_without_the_sinks_is_none) {
 END_TEST
 
 START_TEST(a_node_without_its_window_page_is_given_one) {
-    fkv_pager *pager = world_open(&window_spec);
+    fkv_pager *pager = pager_world_open(&window_spec);
     uint32_t tokens[96];
     text(1, tokens, 96);
-    cache_tokens(pager, 0, tokens, 96);
+    keep_tokens(pager, 0, tokens, 96);
     ck_assert_uint_eq(found_tokens(pager, 0, tokens, 64), 16);
     fkv_seq seq = open_on(pager, 0, 96, tokens, 64, 16);
     grow(pager, seq, 48);
@@ -465,13 +465,13 @@ END_TEST
 START_TEST(window_pages_are_stripped_oldest_first_and_sinks_last) {
     fkv_pager_spec spec = window_spec;
     spec.groups[1].n_pages = 8;
-    fkv_pager *pager = world_open(&spec);
+    fkv_pager *pager = pager_world_open(&spec);
     uint32_t old[64];
     uint32_t young[32];
     text(1, old, 64);
     text(2, young, 32);
-    cache_tokens(pager, 0, old, 64);
-    cache_tokens(pager, 0, young, 32);
+    keep_tokens(pager, 0, old, 64);
+    keep_tokens(pager, 0, young, 32);
     ck_assert_uint_eq(stats_of(pager, 1).cached, 5);
     const fkv_node *nodes = pager->tree.nodes;
     fkv_seq seq = open_seq(pager, 256); /* a step may take 3 of 8, 3 are free */
@@ -488,10 +488,10 @@ START_TEST(window_pages_are_stripped_oldest_first_and_sinks_last) {
 END_TEST
 
 START_TEST(a_window_page_that_only_writers_hold_leaves_the_tree) {
-    fkv_pager *pager = world_open(&window_spec);
+    fkv_pager *pager = pager_world_open(&window_spec);
     uint32_t tokens[32];
     text(1, tokens, 32);
-    cache_tokens(pager, 0, tokens, 32);
+    keep_tokens(pager, 0, tokens, 32);
     fkv_seq a = open_on(pager, 0, 64, tokens, 32, 32);
     fkv_seq b = open_on(pager, 0, 64, tokens, 32, 32);
     ck_ok(fkv_pager_truncate(pager, a, 20));
@@ -511,12 +511,12 @@ START_TEST(a_window_page_that_only_writers_hold_leaves_the_tree) {
 END_TEST
 
 START_TEST(without_a_full_group_window_pages_pin) {
-    fkv_pager *pager = world_open(&window_only_spec);
+    fkv_pager *pager = pager_world_open(&window_only_spec);
     uint32_t tokens[96];
     uint32_t others[240];
     text(1, tokens, 96);
     text(2, others, 240);
-    cache_tokens(pager, 0, tokens, 96);
+    keep_tokens(pager, 0, tokens, 96);
     fkv_seq pin = open_on(pager, 0, 96, tokens, 96, 96);
     ck_assert_uint_eq(stats_of(pager, 0).pinned, 3);
     fkv_seq seq = open_seq(pager, 400);
@@ -535,18 +535,18 @@ START_TEST(without_a_full_group_window_pages_pin) {
 END_TEST
 
 START_TEST(where_nodes_run_out_the_oldest_leaf_makes_room) {
-    fkv_pager *pager = world_open(&window_only_spec);
+    fkv_pager *pager = pager_world_open(&window_only_spec);
     uint32_t texts[3][96];
     for (uint32_t t = 0; t < 3; t++) {
         text(t, texts[t], 96);
-        cache_tokens(pager, 0, texts[t], 96); /* 6 nodes each, of 15 */
+        keep_tokens(pager, 0, texts[t], 96); /* 6 nodes each, of 15 */
     }
     ck_assert(in_tree(pager, texts[0], 3) && !in_tree(pager, texts[0], 4));
     ck_assert(in_tree(pager, texts[1], 6) && in_tree(pager, texts[2], 6));
     ck_assert_uint_eq(found_tokens(pager, 0, texts[2], 96), 96);
     uint32_t longest[400];
     text(9, longest, 400);
-    cache_tokens(pager, 0, longest, 400); /* 25 pages: as many as there are nodes stay, and never its own front for its end */
+    keep_tokens(pager, 0, longest, 400); /* 25 pages: as many as there are nodes stay, and never its own front for its end */
     ck_assert(in_tree(pager, longest, 15) && !in_tree(pager, longest, 16));
 }
 END_TEST

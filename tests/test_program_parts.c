@@ -6,6 +6,8 @@
 #include "../src/cli/likelihood.h"
 #include "../src/cli/text.h"
 #include "../src/kit/numbers.h"
+#include "../src/kit/options.h"
+#include "../src/kit/program.h"
 
 #include <math.h>
 #include <string.h>
@@ -140,6 +142,71 @@ START_TEST(what_is_no_number_is_not_hidden) {
 }
 END_TEST
 
-TEST_MAIN("program parts", a_character_in_parts_appears_whole, what_is_not_utf8_is_replaced,
-          a_stream_says_the_same_as_the_whole_text, likelihoods_agree_with_double, of_equal_logits_the_lowest_is_on_top,
-          what_is_no_number_is_not_hidden)
+/* ---- options ---- */
+
+typedef struct parsed {
+    bool flag;
+    uint32_t count;
+    uint64_t bytes;
+    double real;
+    const char *text;
+    int choice;
+    kit_texts list;
+    kit_texts words;
+} parsed;
+
+/* The exit code, of words cut at spaces; -1: go on. */
+static int parse(const char *line, parsed *p) {
+    static char copy[256];
+    char *argv[32] = {"program"};
+    int argc = 1;
+    int code = 0;
+    *p = (parsed){0};
+    (void)snprintf(copy, sizeof copy, "%s", line);
+    for (char *word = strtok(copy, " "); word != NULL; word = strtok(NULL, " ")) argv[argc++] = word;
+    const kit_option own[] = {{"flag", 'f', OPTION_FLAG, &p->flag, 0, NULL, ""},
+                              {"count", 'n', OPTION_COUNT, &p->count, 100, "N", ""},
+                              {"bytes", 0, OPTION_U64, &p->bytes, UINT64_MAX, "N", ""},
+                              {"real", 0, OPTION_REAL, &p->real, 0, "X", ""},
+                              {"text", 't', OPTION_TEXT, &p->text, 0, "TEXT", ""},
+                              {"choice", 0, OPTION_CHOICE, &p->choice, 0, "one|two|three", ""},
+                              {"list", 0, OPTION_TEXTS, &p->list, 0, "TEXT", ""},
+                              {"words", 0, OPTION_WORDS, &p->words, 0, "FILE...", ""},
+                              {0}};
+    const kit_option *const tables[] = {own, NULL};
+    return kit_options_parse("usage: program\n", tables, argc, argv, &code) ? -1 : code;
+}
+
+START_TEST(options_fill_their_targets) {
+    parsed p;
+    ck_assert_int_eq(parse("a -f -n 7 --bytes=3G --real 0.5 b -t x --choice three --list l --list=m", &p), -1);
+    ck_assert(p.flag && p.count == 7 && p.bytes == 3 * (UINT64_C(1) << 30) && p.real == 0.5 && p.choice == 2);
+    ck_assert_str_eq(p.text, "x");
+    ck_assert(p.list.n == 2 && strcmp(p.list.texts[0], "l") == 0 && strcmp(p.list.texts[1], "m") == 0);
+    ck_assert(p.words.n == 2 && strcmp(p.words.texts[0], "a") == 0 && strcmp(p.words.texts[1], "b") == 0);
+}
+END_TEST
+
+START_TEST(wrong_options_are_refused) {
+    static const char *const wrong[] = {
+        "--count 0", "--count 101",     "--count -1",  "--count",      "--count x", "--bytes 99999999999999999999",
+        "--real -1", "--choice fourth", "--choice tw", "--real 1e999", "--nothing", "-x"};
+    parsed p;
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) ck_assert_msg(parse(wrong[i], &p) == EXIT_USAGE, "%s", wrong[i]);
+}
+END_TEST
+
+START_TEST(numbers_between_separators_are_all_or_nothing) {
+    static const uint32_t max[3] = {64, 64, 512};
+    static const char *const wrong[] = {"",          "32",      "32/8",    "32/8/",   "32/8/128/1",
+                                        "32/8/1024", "0/8/128", "32//128", "a/8/128", "32/8/128 "};
+    uint32_t parts[3];
+    ck_assert(kit_numbers("32/8/128", '/', max, parts, 3) && parts[0] == 32 && parts[1] == 8 && parts[2] == 128);
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
+        ck_assert_msg(!kit_numbers(wrong[i], '/', max, parts, 3), "%s", wrong[i]);
+}
+END_TEST
+
+TEST_MAIN("program parts", options_fill_their_targets, wrong_options_are_refused, numbers_between_separators_are_all_or_nothing,
+          a_character_in_parts_appears_whole, what_is_not_utf8_is_replaced, a_stream_says_the_same_as_the_whole_text,
+          likelihoods_agree_with_double, of_equal_logits_the_lowest_is_on_top, what_is_no_number_is_not_hidden)

@@ -103,7 +103,7 @@ static void open_config(const subject *s, const fkv_config *config, cache_world 
     w->outliers = s->shape->outliers;
 }
 
-static void open_world(const subject *s, cache_world *w) {
+static void open_subject(const subject *s, cache_world *w) {
     fkv_config config = config_of(s);
     open_config(s, &config, w);
 }
@@ -172,7 +172,7 @@ static void in_chunks(const subject *s) {
     static const uint32_t patterns[][4] = {{48, 48, 48, 48}, {16, 16, 16, 16}, {1, 31, 2, 13}};
     for (size_t p = 0; p < N_OF(patterns); p++) {
         cache_world w;
-        open_world(s, &w);
+        open_subject(s, &w);
         fkv_seq seq = cache_world_seq(&w, N_TOKENS);
         uint8_t *got = fresh(s);
         for (uint32_t at = 0, i = 0; at < N_TOKENS; i++) {
@@ -191,7 +191,7 @@ END_TEST
 /* Three other sequences come and go in the same steps, at other lengths and paces, before and behind in the rows. */
 static void beside_others(const subject *s) {
     cache_world w;
-    open_world(s, &w);
+    open_subject(s, &w);
     uint8_t *got = fresh(s);
     fkv_seq seq = cache_world_seq(&w, N_TOKENS);
     fkv_seq others[3];
@@ -251,7 +251,7 @@ END_TEST
  * all three share. */
 static void forked_at(const subject *s, uint32_t at) {
     cache_world w;
-    open_world(s, &w);
+    open_subject(s, &w);
     uint8_t *got = fresh(s);
     uint8_t *of_twin = malloc(N_TOKENS * s->output_bytes);
     ck_assert_ptr_nonnull(of_twin);
@@ -292,7 +292,7 @@ END_TEST
 static void aborted_beside_its_fork(const subject *s) {
     for (uint32_t parent_first = 0; parent_first < 2; parent_first++) {
         cache_world w;
-        open_world(s, &w);
+        open_subject(s, &w);
         uint8_t *got = fresh(s);
         fkv_seq parent = cache_world_seq(&w, N_TOKENS);
         fkv_seq child = 0;
@@ -318,7 +318,7 @@ END_TEST
 
 static void with_shared_prefix(const subject *s) {
     cache_world w;
-    open_world(s, &w);
+    open_subject(s, &w);
     fkv_seq first = cache_world_seq(&w, N_TOKENS);
     cache_world_run(&w, first, s->tokens, 0, 192, 37, NULL);
     ck_ok(fkv_prefix_insert(w.cache, first, s->tokens, 192));
@@ -345,7 +345,7 @@ static void reloaded(const subject *s) {
     char path[512];
     (void)cache_path(path, "prefix.fkv");
     cache_world w;
-    open_world(s, &w);
+    open_subject(s, &w);
     fkv_seq saved = cache_world_seq(&w, N_TOKENS);
     cache_world_run(&w, saved, s->tokens, 0, 147, STEP_TOKENS, NULL);
     ck_ok(fkv_seq_save(w.cache, saved, s->tokens, 141, path));
@@ -388,7 +388,7 @@ static void written_by_scalar(const subject *s) {
     close_world(&writer);
 
     cache_world w;
-    open_world(s, &w);
+    open_subject(s, &w);
     uint8_t *got = fresh(s);
     ck_ok(fkv_seq_load(w.cache, &(fkv_seq_config){.max_tokens = N_TOKENS}, path, &seq));
     cache_world_run(&w, seq, s->tokens, 260, N_TOKENS, 1, got);
@@ -408,7 +408,7 @@ static void truncated(const subject *s) {
         uint32_t back;   /* truncated to */
     } ways[] = {{105, 5, 105}, {128, 4, 128}, {142, 6, 137}, {200, 80, 141}};
     cache_world w;
-    open_world(s, &w);
+    open_subject(s, &w);
     uint8_t *got = fresh(s);
     fkv_seq seq = cache_world_seq(&w, N_TOKENS);
     uint32_t at = 0;
@@ -429,7 +429,7 @@ END_TEST
 
 static void aborted(const subject *s) {
     cache_world w;
-    open_world(s, &w);
+    open_subject(s, &w);
     uint8_t *got = fresh(s);
     fkv_seq seq = cache_world_seq(&w, N_TOKENS);
     for (uint32_t at = 0, step = 0; at < N_TOKENS; step++) {
@@ -493,7 +493,7 @@ static void wander(const subject *s, uint64_t seed) {
     char path[512];
     (void)cache_path(path, "wander.fkv");
     cache_world w;
-    open_world(s, &w);
+    open_subject(s, &w);
     uint8_t *got = fresh(s);
     wanderer all[N_SEQS] = {0};
     bool saved = false;

@@ -22,7 +22,7 @@ static fkv_stats all_stats(const fkv_pager *pager) {
 /* ---- reserve ---- */
 
 START_TEST(reserve_changes_what_is_promised_both_ways) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     fkv_seq seq = open_seq(pager, 32);
     grow(pager, seq, 32);
     ck_status(fkv_pager_step_begin(pager, &(fkv_row){seq, 1}, 1), FKV_SEQ_FULL);
@@ -44,11 +44,11 @@ START_TEST(reserve_changes_what_is_promised_both_ways) {
 END_TEST
 
 START_TEST(reserve_that_does_not_fit_says_so_and_changes_nothing) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     fkv_seq seq = open_seq(pager, 64);
     grow(pager, seq, 20);
     (void)open_seq(pager, 128);
-    world_snapshot(pager);
+    pager_world_snapshot(pager);
     ck_status(fkv_pager_reserve(pager, seq, 129), FKV_POOL_FULL);
     ck_assert_msg(strstr(fkv_message(), "129 tokens instead of 64 need 5 more pages of group 0 and 4 of its 16") != NULL, "%s",
                   fkv_message());
@@ -56,14 +56,14 @@ START_TEST(reserve_that_does_not_fit_says_so_and_changes_nothing) {
     ck_assert_ptr_nonnull(strstr(fkv_message(), "max_tokens is 257 and the longest sequence of this cache is 256"));
     ck_status(fkv_pager_reserve(pager, seq, 19), FKV_BAD_ARGUMENT);
     ck_assert_ptr_nonnull(strstr(fkv_message(), "max_tokens is 19 and the sequence has 20 tokens"));
-    ck_assert(world_unchanged(pager));
+    ck_assert(pager_world_unchanged(pager));
     reserve(pager, seq, 128);
     ck_assert_uint_eq(stats_of(pager, 0).promised, 14);
 }
 END_TEST
 
 START_TEST(who_may_write_again_to_a_shared_page_is_owed_the_copy) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     fkv_seq parent = open_seq(pager, 32);
     grow(pager, parent, 10);
     fkv_seq child = fork_seq(pager, parent, 10); /* never writes, so the parent copies */
@@ -90,14 +90,14 @@ START_TEST(reserve_beyond_what_a_window_holds_costs_nothing) {
     fkv_pager_spec spec = window_spec;
     uint32_t cap = fkv_pager_window_cap(&spec, 0);
     spec.groups[0].n_pages = 2 * cap - 1;
-    fkv_pager *pager = world_open(&spec);
+    fkv_pager *pager = pager_world_open(&spec);
     fkv_seq a = open_seq(pager, 16);
     fkv_seq b = open_seq(pager, 16);
     reserve(pager, a, 100000);
     ck_assert_uint_eq(stats_of(pager, 0).promised, cap + 1);
-    world_snapshot(pager);
+    pager_world_snapshot(pager);
     ck_status(fkv_pager_reserve(pager, b, 100000), FKV_POOL_FULL);
-    ck_assert(world_unchanged(pager));
+    ck_assert(pager_world_unchanged(pager));
     reserve(pager, b, (cap - 1) * 16);
     grow(pager, a, 1000);
     grow(pager, b, (cap - 1) * 16);
@@ -110,10 +110,10 @@ START_TEST(reserve_beyond_what_a_window_holds_costs_nothing) {
 END_TEST
 
 START_TEST(reserve_gives_up_cached_pages_and_in_need_the_tree_its_own) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     uint32_t tokens[128];
     text(1, tokens, 128);
-    cache_tokens(pager, 0, tokens, 128);
+    keep_tokens(pager, 0, tokens, 128);
     fkv_seq seq = open_on(pager, 0, 128, tokens, 32, 32);
     ck_ok(fkv_pager_truncate(pager, seq, 20));
     reserve(pager, seq, 20); /* the tree keeps its page of tokens 16 to 31, the sequence holds it and does not write */
@@ -132,7 +132,7 @@ START_TEST(reserve_gives_up_cached_pages_and_in_need_the_tree_its_own) {
 END_TEST
 
 START_TEST(reserve_over_groups_keeps_every_count) {
-    fkv_pager *pager = world_open(&mixed_spec);
+    fkv_pager *pager = pager_world_open(&mixed_spec);
     fkv_seq seq = open_seq(pager, 50);
     grow(pager, seq, 50);
     fkv_seq child = fork_seq(pager, seq, 50);
@@ -152,20 +152,20 @@ END_TEST
 static uint32_t matched(fkv_pager *pager, uint64_t tenant, uint32_t max_tokens, const uint32_t *prompt, uint32_t n_prompt) {
     uint32_t n_shared = UINT32_MAX;
     fkv_seq_config config = {.max_tokens = max_tokens, .tenant = tenant, .prompt = prompt, .n_prompt = n_prompt};
-    world_snapshot(pager);
+    pager_world_snapshot(pager);
     ck_ok(fkv_pager_match(pager, &config, &n_shared));
-    ck_assert(world_unchanged(pager));
+    ck_assert(pager_world_unchanged(pager));
     return n_shared;
 }
 
 START_TEST(match_says_what_open_would_share_and_changes_nothing) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     uint32_t tokens[128];
     uint32_t other[128];
     text(1, tokens, 128);
     text(1, other, 128);
     other[40]++;
-    cache_tokens(pager, 7, tokens, 100);
+    keep_tokens(pager, 7, tokens, 100);
     const uint32_t lengths[] = {0, 15, 16, 31, 96, 97, 128};
     for (uint32_t i = 0; i < 7; i++) {
         uint32_t found = matched(pager, 7, 128, lengths[i] == 0 ? NULL : tokens, lengths[i]);
@@ -180,10 +180,10 @@ START_TEST(match_says_what_open_would_share_and_changes_nothing) {
 END_TEST
 
 START_TEST(match_asks_for_no_room_and_answers_in_a_step) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     uint32_t tokens[64];
     text(1, tokens, 64);
-    cache_tokens(pager, 0, tokens, 64);
+    keep_tokens(pager, 0, tokens, 64);
     fkv_seq seq = open_seq(pager, 192);
     fkv_seq out = 0;
     fkv_seq_config config = {.max_tokens = 128, .prompt = tokens, .n_prompt = 64};
@@ -197,13 +197,13 @@ START_TEST(match_asks_for_no_room_and_answers_in_a_step) {
 END_TEST
 
 START_TEST(match_leaves_the_age_of_prefixes_as_it_is) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     uint32_t older[64];
     uint32_t newer[64];
     text(1, older, 64);
     text(2, newer, 64);
-    cache_tokens(pager, 0, older, 64);
-    cache_tokens(pager, 0, newer, 64);
+    keep_tokens(pager, 0, older, 64);
+    keep_tokens(pager, 0, newer, 64);
     for (int i = 0; i < 10; i++) ck_assert_uint_eq(matched(pager, 0, 64, older, 64), 64);
     fkv_seq seq = open_seq(pager, 192);
     grow(pager, seq, 192);
@@ -226,7 +226,7 @@ static void close_in_step(fkv_pager *pager, fkv_seq seq) {
 }
 
 START_TEST(a_sequence_closed_in_its_step_goes_when_the_step_commits) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     fkv_seq kept = open_seq(pager, 64);
     fkv_seq gone = open_seq(pager, 64);
     grow(pager, kept, 20);
@@ -254,13 +254,13 @@ START_TEST(a_sequence_closed_in_its_step_goes_when_the_step_commits) {
 END_TEST
 
 START_TEST(a_sequence_closed_in_a_step_goes_when_the_step_is_aborted) {
-    fkv_pager *pager = world_open(&mixed_spec);
+    fkv_pager *pager = pager_world_open(&mixed_spec);
     fkv_seq kept = open_seq(pager, 100);
     grow(pager, kept, 21);
     fkv_seq in_step = fork_seq(pager, kept, 90);
     fkv_seq beside = fork_seq(pager, kept, 80);
     ck_assert_uint_lt(slot_of(pager, in_step), slot_of(pager, beside));
-    world_snapshot(pager);
+    pager_world_snapshot(pager);
     fkv_row rows[] = {{in_step, 9}, {kept, 12}};
     ck_ok(fkv_pager_step_begin(pager, rows, 2));
     close_in_step(pager, beside);
@@ -274,21 +274,21 @@ START_TEST(a_sequence_closed_in_a_step_goes_when_the_step_is_aborted) {
     uint8_t *ended = malloc(world.bytes);
     ck_assert_ptr_nonnull(ended);
     memcpy(ended, world.block, world.bytes);
-    world_restore();
+    pager_world_restore();
     close_seq(pager, in_step);
     close_seq(pager, beside);
-    world_snapshot(pager);
+    pager_world_snapshot(pager);
     memcpy(world.block, ended, world.bytes);
     free(ended);
-    ck_assert(world_unchanged(pager));
+    ck_assert(pager_world_unchanged(pager));
 }
 END_TEST
 
 START_TEST(a_step_may_lose_every_sequence) {
-    fkv_pager *pager = world_open(&full_spec);
+    fkv_pager *pager = pager_world_open(&full_spec);
     uint32_t tokens[32];
     text(1, tokens, 32);
-    cache_tokens(pager, 0, tokens, 32);
+    keep_tokens(pager, 0, tokens, 32);
     fkv_seq seqs[4];
     fkv_row rows[4];
     for (int i = 0; i < 4; i++) {
@@ -329,7 +329,7 @@ static fkv_pager *second_pager(void **block) {
 /* One sequence stays open in each pager while others come and go, around every count at which fewer bits would begin anew. */
 START_TEST(a_number_is_never_taken_by_another_pager_nor_twice_by_one) {
     void *block = NULL;
-    fkv_pager *a = world_open(&full_spec);
+    fkv_pager *a = pager_world_open(&full_spec);
     fkv_pager *b = second_pager(&block);
     uint64_t before = atomic_load(&fkv_sequences_opened);
     const uint32_t bits[] = {8, 16, 24, 32, 40, 47, 48};
@@ -357,7 +357,7 @@ START_TEST(a_number_is_never_taken_by_another_pager_nor_twice_by_one) {
     }
     atomic_store(&fkv_sequences_opened, before);
     free(block);
-    world_close();
+    pager_world_close();
 }
 END_TEST
 

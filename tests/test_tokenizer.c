@@ -406,9 +406,13 @@ START_TEST(what_cannot_be_used_is_refused_by_name) {
     fkv_vocab_source source = chat_source();
     source.model = (fkv_bytes)BYTES("bert");
     check_refused(&source, FKV_UNSUPPORTED, "\"bert\"");
+    source.model = (fkv_bytes)BYTES("\x1b]0;bert\a");
+    check_refused(&source, FKV_UNSUPPORTED, "\"\\x1b]0;bert\\x07\"");
     source = chat_source();
     source.pre = (fkv_bytes)BYTES("tekken");
     check_refused(&source, FKV_UNSUPPORTED, "\"tekken\"");
+    source.pre = (fkv_bytes){"te\x1b[2Jk\0en", 10};
+    check_refused(&source, FKV_UNSUPPORTED, "\"te\\x1b[2Jk\\x00en\"");
     source.pre = (fkv_bytes){NULL, 0};
     check_refused(&source, FKV_UNSUPPORTED, "tokenizer.ggml.pre");
     source = chat_source();

@@ -175,7 +175,7 @@ static double bpe_rank(const fkv_vocab_source *source, const char *text, stretch
     return INFINITY;
 }
 
-static void put(model_run *run, uint32_t token) {
+static void put_token(model_run *run, uint32_t token) {
     if (token != FKV_NO_TOKEN) run->tokens[run->n_tokens++] = token;
 }
 
@@ -208,8 +208,8 @@ static void spm_stretch(model_run *run, const char *raw, size_t n_raw) {
     for (size_t i = 0; i < chain->n; i++) {
         stretch one = chain->items[i];
         uint32_t token = find(source, text + one.start, one.end - one.start);
-        put(run, token);
-        for (size_t at = one.start; token == FKV_NO_TOKEN && at < one.end; at++) put(run, byte_fallback(source, text[at]));
+        put_token(run, token);
+        for (size_t at = one.start; token == FKV_NO_TOKEN && at < one.end; at++) put_token(run, byte_fallback(source, text[at]));
     }
 }
 
@@ -228,8 +228,8 @@ static void bpe_stretch(model_run *run, const char *raw, size_t n_raw) {
     for (size_t i = 0; i < chain->n; i++) {
         stretch one = chain->items[i];
         uint32_t token = find(source, raw + one.start, one.end - one.start);
-        put(run, token);
-        for (size_t at = one.start; token == FKV_NO_TOKEN && at < one.end; at++) put(run, find(source, raw + at, 1));
+        put_token(run, token);
+        for (size_t at = one.start; token == FKV_NO_TOKEN && at < one.end; at++) put_token(run, find(source, raw + at, 1));
     }
 }
 
@@ -243,7 +243,7 @@ static void model_encode(model_run *run, bool special) {
     bool spm = strcmp(fkv_tokenizer_name(run->tokenizer), "spm") == 0;
     for (size_t i = 0; i < all->n; i++) {
         stretch one = all->items[i];
-        put(run, one.token);
+        put_token(run, one.token);
         if (one.token != FKV_NO_TOKEN) continue;
         (spm ? spm_stretch : bpe_stretch)(run, world->text + one.start, one.end - one.start);
     }
@@ -293,7 +293,8 @@ static const char *check_encode(const tokenizer_world *world, const fkv_tokenize
         run->n_tokens = 0;
         run->world = world;
         run->tokenizer = tokenizer;
-        if ((flags & FKV_TOKENIZE_BOS) != 0 && world->source.add_bos && world->source.bos < n_vocab) put(run, world->source.bos);
+        if ((flags & FKV_TOKENIZE_BOS) != 0 && world->source.add_bos && world->source.bos < n_vocab)
+            put_token(run, world->source.bos);
         model_encode(run, (flags & FKV_TOKENIZE_SPECIAL) != 0);
         bool equal = run->n_tokens == n_tokens && memcmp(run->tokens, tokens, n_tokens * sizeof *tokens) == 0;
         fault = equal ? NULL : "other tokens than the model's";

@@ -68,7 +68,8 @@
 /* Not of the public API: what libflatkv_mlx, of the same version, takes from libflatkv. Every other symbol is hidden. */
 #define FKV_SEAM FKV_API
 
-/* Records the message for fkv_message() of this thread and returns the status. */
+/* Records the message for fkv_message() of this thread and returns the status. Names from files may stand in it as they are: what
+ * a terminal would obey is shown instead (shown.h). */
 FKV_SEAM fkv_status fkv_fail(fkv_status status, const char *format, ...) FKV_PRINTF(2, 3);
 
 #define FKV_TRY(expr)                                                                                                            \

@@ -1,16 +1,20 @@
 /* Statuses and the message of each thread. Owns the one thread-local buffer of the library. */
 #include "base.h"
 
+#include "shown.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 
 static _Thread_local char message[512];
 
 fkv_status fkv_fail(fkv_status status, const char *format, ...) {
+    char raw[2 * sizeof message]; /* longer, so that what does not fit is cut at a whole character */
     va_list args;
     va_start(args, format);
-    (void)vsnprintf(message, sizeof message, format, args);
+    (void)vsnprintf(raw, sizeof raw, format, args);
     va_end(args);
+    fkv_show_into((fkv_bytes){.data = raw, .size = strlen(raw)}, message, sizeof message);
     return status;
 }
 

@@ -5,10 +5,9 @@
 
 #include <string.h>
 
-static const char help[] =
-    "usage: flatkv bench flat [options]   a model fills its context; its memory must be the plan and stay there\n"
-    "       flatkv bench attn [options]   the time of attention in the shape of a model, by depth and codec\n"
-    "flatkv bench flat --help and flatkv bench attn --help tell more\n";
+static const char help[] = "usage: flatkv bench flat [options]   memory of a model while it fills its context\n"
+                           "       flatkv bench attn [options]   time of attention in the shape of a model\n"
+                           "See flatkv bench flat --help and flatkv bench attn --help.\n";
 
 int cli_bench(int argc, char **argv) {
     if (argc >= 2 && strcmp(argv[1], "flat") == 0) return bench_flat(argc - 1, argv + 1);

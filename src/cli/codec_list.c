@@ -30,14 +30,14 @@ int codec_list_parse(const model_options *o, const char *words, codec_list *list
     for (const char *at = words; *at != 0;) {
         char word[32];
         size_t length = strcspn(at, ",");
-        if (list->n == MAX_CODECS) return cli_fail(EXIT_USAGE, "--codecs %s: at most %d", words, MAX_CODECS);
+        if (list->n == MAX_CODECS) return kit_fail(EXIT_USAGE, "--codecs %s: at most %d codecs", words, MAX_CODECS);
         list->codecs[list->n] = own;
         snprintf(word, sizeof word, "%.*s", length < sizeof word ? (int)length : (int)sizeof word, at);
         if (!parse_one(word, &list->codecs[list->n++]))
-            return cli_fail(EXIT_USAGE, "--codecs: \"%s\" is no codec; 8/4, 4/4:kv and 4/4g32:kv are", word);
+            return kit_fail(EXIT_USAGE, "--codecs: \"%s\" is not a codec; examples: 8/4, 4/4:kv, 4/4g32:kv", word);
         at += length + (at[length] == ',');
     }
-    return list->n > 0 ? EXIT_GOOD : cli_fail(EXIT_USAGE, "--codecs names none");
+    return list->n > 0 ? EXIT_GOOD : kit_fail(EXIT_USAGE, "--codecs: at least one is needed");
 }
 
 void codec_apply(const codec_choice *codec, fkv_runner_config *config) {
@@ -58,10 +58,10 @@ const char *codec_text(const codec_choice *codec, char text[32]) {
     return text;
 }
 
-void codec_json(const codec_choice *codec, json_t *object) {
-    cli_json_integer(object, "k_bits", codec->k.bits);
-    cli_json_integer(object, "v_bits", codec->v.bits);
-    cli_json_integer(object, "k_group", codec->k.group);
-    cli_json_integer(object, "v_group", codec->v.group);
-    cli_json_text(object, "rotate", model_rotate_name(codec->rotate));
+void codec_json(const codec_choice *codec, kit_json *json) {
+    kit_json_integer(json, "k_bits", codec->k.bits);
+    kit_json_integer(json, "v_bits", codec->v.bits);
+    kit_json_integer(json, "k_group", codec->k.group);
+    kit_json_integer(json, "v_group", codec->v.group);
+    kit_json_text(json, "rotate", model_rotate_name(codec->rotate));
 }

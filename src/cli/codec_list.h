@@ -20,7 +20,8 @@ typedef struct codec_list {
     bool many; /* a list was given: results are an array */
 } codec_list;
 
-/* The codec of the common options where `words` is NULL. Groups that are not named are those of the options. Exit code, said. */
+/* The codec of the common options where `words` is NULL. Groups that are not named are those of the options. Returns an exit
+ * code, with a message on failure. */
 int codec_list_parse(const model_options *o, const char *words, codec_list *list);
 
 void codec_apply(const codec_choice *codec, fkv_runner_config *config);
@@ -28,6 +29,6 @@ void codec_apply(const codec_choice *codec, fkv_runner_config *config);
 /* "K8/V4", "K4/V4 kv", "K4/V4 g32" */
 const char *codec_text(const codec_choice *codec, char text[32]);
 
-void codec_json(const codec_choice *codec, json_t *object);
+void codec_json(const codec_choice *codec, kit_json *json);
 
 #endif

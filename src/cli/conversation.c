@@ -68,7 +68,7 @@ int conversation_hold(generation *g, bool chat, const char *system) {
         if (turn.n == 0) continue;
         code = next_tokens(g, chat, system, &turn, &list);
         if (code == EXIT_GOOD && list.n > g->session->max_tokens - g->session->length) {
-            code = cli_fail(
+            code = kit_fail(
                 EXIT_FAILED,
                 "the conversation has %u of %u tokens and this turn needs %zu: start again, reserve more with -c, or bound "
                 "it with --max-kv",

@@ -15,9 +15,9 @@
 
 static const char usage[] =
     "usage: flatkv bench flat [-m MODEL] [-c TOKENS] [options]\n"
-    "Fills the whole context with a book. Flat: after open the process holds the plan, within 1 %, and until the\n"
-    "end it stays within 1 MiB of that. With --device mlx MLX's own counters are read: its active memory holds the\n"
-    "pages and stays, and its peak is within the plan. Exit code 1 where it is not flat.\n";
+    "Fills the whole context with a book and measures the memory of the process. Flat: after open it is the plan\n"
+    "within 1 %, and until the end it stays within 1 MiB of that. With --device mlx: MLX's active memory does not\n"
+    "grow after open, and its peak is within the plan. Exit code 1 if it is not flat.\n";
 
 enum { DECODED = 64 }; /* tokens at the end that go in one by one, with logits */
 
@@ -51,7 +51,7 @@ static int load(flat *f) {
     f->weights_bytes = after > before ? (uint64_t)(after - before) : 0;
     f->about = fkv_model_about(f->model);
     f->n_tokens = f->o->model.context != 0 ? f->o->model.context : f->about->context;
-    if (f->n_tokens <= DECODED) return cli_fail(EXIT_USAGE, "-c %u: more than %d tokens are needed", f->n_tokens, DECODED);
+    if (f->n_tokens <= DECODED) return kit_fail(EXIT_USAGE, "-c %u: more than %d tokens are needed", f->n_tokens, DECODED);
     haystack book;
     code = haystack_open(&book, f->model, f->o->file);
     if (code == EXIT_GOOD) haystack_cut(&book, f->o->model.seed, f->n_tokens, &f->tokens);
@@ -75,27 +75,30 @@ static int fill(flat *f) {
 }
 
 static int report_json(const flat *f, const memory_verdict *v) {
-    json_t *object = json_object();
+    kit_json *json = kit_json_begin();
     const fkv_runner_plan *plan = &f->session.plan;
-    model_options_json(&f->o->model, f->about, object);
-    cli_json_integer(object, "tokens", f->session.length);
-    cli_json_integer(object, "chunk", f->config.max_step_tokens);
-    cli_json_integer(object, "threads", plan->cache.n_threads);
-    cli_json_bool(object, "lazy", f->o->model.lazy);
-    memory_verdict_json(v, object);
-    cli_json_integer(object, "pages_bytes", plan->cache.slab_bytes);
-    cli_json_integer(object, "activations_bytes", plan->activations_bytes);
-    cli_json_integer(object, "token_bytes", plan->cache.token_bytes);
-    cli_json_integer(object, "weights_mapped_bytes", plan->mapped_bytes);
-    cli_json_integer(object, "weights_packed_bytes", plan->packed_bytes);
-    cli_json_integer(object, "weights_measured_bytes", f->weights_bytes);
-    cli_json_real(object, "seconds", f->seconds);
-    cli_json_real(object, "decode_tps", (double)DECODED / f->decode_seconds);
-    json_t *samples = json_array();
-    for (size_t i = 0; i < f->line.n; i++)
-        (void)json_array_append_new(samples, json_pack("[I, I]", (json_int_t)f->line.tokens[i], (json_int_t)f->line.bytes[i]));
-    cli_json_set(object, "samples", samples);
-    return cli_print_json(object);
+    model_options_json(&f->o->model, f->about, json);
+    kit_json_integer(json, "tokens", f->session.length);
+    kit_json_integer(json, "chunk", f->config.max_step_tokens);
+    kit_json_integer(json, "threads", plan->cache.n_threads);
+    kit_json_bool(json, "lazy", f->o->model.lazy);
+    memory_verdict_json(v, json);
+    kit_json_integer(json, "pages_bytes", plan->cache.slab_bytes);
+    kit_json_integer(json, "activations_bytes", plan->activations_bytes);
+    kit_json_integer(json, "token_bytes", plan->cache.token_bytes);
+    kit_json_integer(json, "weights_mapped_bytes", plan->mapped_bytes);
+    kit_json_integer(json, "weights_packed_bytes", plan->packed_bytes);
+    kit_json_integer(json, "weights_measured_bytes", f->weights_bytes);
+    kit_json_real(json, "seconds", f->seconds);
+    kit_json_real(json, "decode_tps", (double)DECODED / f->decode_seconds);
+    kit_json_array(json, "samples");
+    for (size_t i = 0; i < f->line.n; i++) {
+        kit_json_array(json, NULL);
+        kit_json_integer(json, NULL, (uint64_t)f->line.tokens[i]);
+        kit_json_integer(json, NULL, (uint64_t)fmax(0, f->line.bytes[i]));
+        kit_json_close(json);
+    }
+    return kit_json_print(json);
 }
 
 static void report_text(const flat *f, const memory_verdict *v) {
@@ -104,9 +107,9 @@ static void report_text(const flat *f, const memory_verdict *v) {
     printf("%s, %u tokens, K%u/V%u%s%s\n\n", f->o->model.model, f->session.length, f->config.k.bits, f->config.v.bits,
            f->config.rotate != FKV_ROTATE_NONE ? " rotated " : "",
            f->config.rotate != FKV_ROTATE_NONE ? model_rotate_name(f->config.rotate) : "");
-    printf("%-26s %12s\n", "weights, mapped", cli_bytes(plan->mapped_bytes, a));
-    printf("%-26s %12s  planned", "weights, repacked", cli_bytes(plan->packed_bytes, a));
-    printf(", %s measured%s\n", cli_bytes(f->weights_bytes, a),
+    printf("%-26s %12s\n", "weights, mapped", kit_bytes(plan->mapped_bytes, a));
+    printf("%-26s %12s  planned", "weights, repacked", kit_bytes(plan->packed_bytes, a));
+    printf(", %s measured%s\n", kit_bytes(f->weights_bytes, a),
            f->o->model.device == FKV_BACKEND_CPU ? " with the vocabulary" : " by MLX");
     printf("%-26s %10.1f s  the last %d tokens one by one at %.1f t/s\n", "time", f->seconds, DECODED,
            (double)DECODED / f->decode_seconds);
@@ -139,14 +142,15 @@ static int work(flat *f) {
 
 int bench_flat(int argc, char **argv) {
     flat_options o = {.model = model_options_default()};
-    cli_option common[N_MODEL_OPTIONS];
+    kit_option common[N_MODEL_OPTIONS];
     model_options_list(&o.model, common);
-    const cli_option own[] = {{"file", 'f', OPTION_TEXT, &o.file, 0, "FILE", "the book (the one beside the needle model)"},
-                              {"svg", 0, OPTION_TEXT, &o.svg, 0, "FILE", "the line as a picture, beside computed 16-bit ones"},
-                              {0}};
-    const cli_option *const tables[] = {own, common, NULL};
+    const kit_option own[] = {
+        {"file", 'f', OPTION_TEXT, &o.file, 0, "FILE", "text to fill with (default: the book that comes with the needle model)"},
+        {"svg", 0, OPTION_TEXT, &o.svg, 0, "FILE", "write a picture of the memory, beside computed 16-bit caches"},
+        {0}};
+    const kit_option *const tables[] = {own, common, NULL};
     int code = EXIT_GOOD;
-    if (!cli_options_parse(usage, tables, argc, argv, &code)) return code;
+    if (!kit_options_parse(usage, tables, argc, argv, &code)) return code;
     cli_catch_interrupts();
     flat f = {.o = &o};
     code = work(&f);

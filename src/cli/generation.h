@@ -31,7 +31,8 @@ typedef struct generation {
     uint32_t n_steps;
 } generation;
 
-/* Begins with the logits of the last token fed. Exit code, said; EXIT_GOOD also where it was interrupted (see stop). */
+/* Begins with the logits of the last token fed. Returns an exit code, with a message on failure; EXIT_GOOD also where it was
+ * interrupted (see stop). */
 int generation_run(generation *g, const float *logits);
 
 /* Forgets what was drawn: for the next answer. */

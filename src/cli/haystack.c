@@ -70,7 +70,7 @@ static int read_book(haystack *h, const char *file) {
         used = &clean;
     }
     if (code == EXIT_GOOD) code = token_list_add_text(&h->book, h->model, used->bytes, used->n, FKV_TOKENIZE_PLAIN);
-    if (code == EXIT_GOOD && h->book.n == 0) code = cli_fail(EXIT_FAILED, "%s holds no text", file);
+    if (code == EXIT_GOOD && h->book.n == 0) code = kit_fail(EXIT_FAILED, "%s holds no text", file);
     text_free(&raw);
     text_free(&ascii);
     text_free(&clean);
@@ -91,9 +91,9 @@ static int read_lexicon(haystack *h) {
     if (code != EXIT_GOOD) return code;
     json_error_t error;
     h->lexicon = json_load_file(path, 0, &error);
-    if (h->lexicon == NULL) return cli_fail(EXIT_FAILED, "%s: line %d: %s", path, error.line, error.text);
+    if (h->lexicon == NULL) return kit_fail(EXIT_FAILED, "%s: line %d: %s", path, error.line, error.text);
     if (!is_word_list(json_object_get(h->lexicon, "kind")) || !is_word_list(json_object_get(h->lexicon, "syllable")))
-        return cli_fail(EXIT_FAILED, "%s: kind and syllable must be lists of short words", path);
+        return kit_fail(EXIT_FAILED, "%s: kind and syllable must be lists of short words", path);
     return EXIT_GOOD;
 }
 

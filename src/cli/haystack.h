@@ -27,7 +27,7 @@ typedef struct haystack {
 } haystack;
 
 /* file: the book, or NULL for the one beside the needle model. For a model of bytes it is cleaned as that model's training text
- * was: ASCII, one line for each paragraph. Exit code, said. */
+ * was: ASCII, one line for each paragraph. Returns an exit code, with a message on failure. */
 int haystack_open(haystack *h, const fkv_model *model, const char *file);
 void haystack_close(haystack *h);
 

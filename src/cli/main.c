@@ -8,20 +8,20 @@ static const struct {
     int (*run)(int argc, char **argv);
     const char *help;
 } commands[] = {
-    {"run", cli_run, "continues a prompt or holds a conversation"},
-    {"plan", cli_plan, "the bytes a model or a cache will take, against 16-bit and against this machine"},
-    {"ppl", cli_ppl, "perplexity of a text, and how far quantized pages move the model from 16-bit ones"},
-    {"niah", cli_niah, "plants facts in a long text and asks for them"},
-    {"bench", cli_bench, "flat: the memory of a model that fills its context; attn: the time attention takes"},
-    {"tokenize", cli_tokenize, "the tokens of a text"},
-    {"pages", cli_pages, "verify or show a saved page file"},
-    {"models", cli_models, "the models that have names, and where they are"},
+    {"run", cli_run, "completes a prompt or holds a conversation"},
+    {"plan", cli_plan, "memory that a model or a cache will take, beside 16 bits and what this machine has"},
+    {"ppl", cli_ppl, "perplexity of a text, and the KL divergence from a 16-bit cache"},
+    {"niah", cli_niah, "needle in a haystack: plants facts in a long text and asks for them"},
+    {"bench", cli_bench, "flat: memory while the context fills; attn: time of attention"},
+    {"tokenize", cli_tokenize, "tokens of a text"},
+    {"pages", cli_pages, "verifies or shows a saved page file"},
+    {"models", cli_models, "lists the models known by name"},
 };
 
 static void usage(FILE *out) {
     fprintf(out,
             "flatkv %s: a KV cache whose memory is a flat line\n\n"
-            "usage: flatkv COMMAND [options]     (flatkv COMMAND --help tells more)\n\n",
+            "usage: flatkv COMMAND [options]     (flatkv COMMAND --help lists its options)\n\n",
             fkv_version());
     for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++)
         fprintf(out, "  %-9s %s\n", commands[i].name, commands[i].help);
@@ -32,7 +32,7 @@ static void usage(FILE *out) {
 /* What could not be written was not done. */
 static int written(int code) {
     bool good = fflush(stdout) == 0 && ferror(stdout) == 0;
-    return good || code != EXIT_GOOD ? code : cli_fail(EXIT_FAILED, "the output could not be written");
+    return good || code != EXIT_GOOD ? code : kit_fail(EXIT_FAILED, "the output could not be written");
 }
 
 int main(int argc, char **argv) {
@@ -50,5 +50,5 @@ int main(int argc, char **argv) {
     }
     for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++)
         if (strcmp(argv[1], commands[i].name) == 0) return written(commands[i].run(argc - 1, argv + 1));
-    return cli_fail(EXIT_USAGE, "no command %s: flatkv --help lists them", argv[1]);
+    return kit_fail(EXIT_USAGE, "no command %s; flatkv --help lists them", argv[1]);
 }

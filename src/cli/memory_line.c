@@ -24,11 +24,11 @@ bool memory_in_use(fkv_backend backend, double *bytes) {
 
 int memory_line_begin(memory_line *line, fkv_backend backend, size_t n_steps) {
     *line = (memory_line){.backend = backend, .room = n_steps + 16};
-    line->tokens = cli_take(line->room * sizeof *line->tokens);
-    line->bytes = cli_take(line->room * sizeof *line->bytes);
+    line->tokens = kit_take(line->room * sizeof *line->tokens);
+    line->bytes = kit_take(line->room * sizeof *line->bytes);
     (void)memory_in_use(backend, &line->before); /* whatever the first look takes is not the runner's */
     if (memory_in_use(backend, &line->before)) return EXIT_GOOD;
-    return cli_fail(EXIT_FAILED, "the system does not say what this process occupies");
+    return kit_fail(EXIT_FAILED, "the system does not say what this process occupies");
 }
 
 static void sample(void *user) {
@@ -96,29 +96,29 @@ void memory_verdict_print(const memory_line *line, const fkv_runner_config *conf
     double tokens = line->tokens[line->n - 1];
     double growing = pages_16bit(line, config, (uint32_t)tokens);
     bool on_cpu = line->backend == FKV_BACKEND_CPU;
-    printf("%-26s %12s\n", "plan", cli_bytes((uint64_t)v->plan_bytes, a));
+    printf("%-26s %12s\n", "plan", kit_bytes((uint64_t)v->plan_bytes, a));
     printf("%-26s %12s  %+.3f %% of %s\n", on_cpu ? "resident after open" : "MLX active after open",
-           cli_bytes((uint64_t)fmax(0, v->open_bytes), a), (v->open_bytes / v->held_bytes - 1) * 100,
+           kit_bytes((uint64_t)fmax(0, v->open_bytes), a), (v->open_bytes / v->held_bytes - 1) * 100,
            on_cpu ? "the plan" : "the pages");
     printf("%-26s %12s  %+.0f KiB from open, %zu samples\n", on_cpu ? "peak" : "MLX peak, inside of steps",
-           cli_bytes((uint64_t)fmax(0, v->peak_bytes), a), (v->peak_bytes - v->open_bytes) / 1024, line->n);
-    printf("%-26s %12s  %+.0f KiB from open\n", "at the end", cli_bytes((uint64_t)fmax(0, v->end_bytes), a),
+           kit_bytes((uint64_t)fmax(0, v->peak_bytes), a), (v->peak_bytes - v->open_bytes) / 1024, line->n);
+    printf("%-26s %12s  %+.0f KiB from open\n", "at the end", kit_bytes((uint64_t)fmax(0, v->end_bytes), a),
            (v->end_bytes - v->open_bytes) / 1024);
-    if (!on_cpu) printf("%-26s %12s\n", "MLX's buffer cache", cli_bytes((uint64_t)v->cached_bytes, a));
-    printf("%-26s %12s  computed, not measured\n", "a growing 16-bit cache", cli_bytes((uint64_t)growing, a));
+    if (!on_cpu) printf("%-26s %12s\n", "MLX's buffer cache", kit_bytes((uint64_t)v->cached_bytes, a));
+    printf("%-26s %12s  computed, not measured\n", "a growing 16-bit cache", kit_bytes((uint64_t)growing, a));
     printf("%-26s %12s  computed, not measured\n", "  with its score matrix",
-           cli_bytes((uint64_t)(growing + scores_bytes(line, config, tokens)), a));
+           kit_bytes((uint64_t)(growing + scores_bytes(line, config, tokens)), a));
     printf("%s\n", !v->flat ? "NOT FLAT" : v->lazy ? "lazy: never above the plan" : "FLAT");
 }
 
-void memory_verdict_json(const memory_verdict *v, json_t *object) {
-    cli_json_integer(object, "plan_bytes", (uint64_t)v->plan_bytes);
-    cli_json_integer(object, "held_bytes", (uint64_t)v->held_bytes);
-    cli_json_integer(object, "open_bytes", (uint64_t)fmax(0, v->open_bytes));
-    cli_json_integer(object, "peak_bytes", (uint64_t)fmax(0, v->peak_bytes));
-    cli_json_integer(object, "end_bytes", (uint64_t)fmax(0, v->end_bytes));
-    cli_json_integer(object, "cached_bytes", (uint64_t)v->cached_bytes);
-    cli_json_bool(object, "flat", v->flat);
+void memory_verdict_json(const memory_verdict *v, kit_json *json) {
+    kit_json_integer(json, "plan_bytes", (uint64_t)v->plan_bytes);
+    kit_json_integer(json, "held_bytes", (uint64_t)v->held_bytes);
+    kit_json_integer(json, "open_bytes", (uint64_t)fmax(0, v->open_bytes));
+    kit_json_integer(json, "peak_bytes", (uint64_t)fmax(0, v->peak_bytes));
+    kit_json_integer(json, "end_bytes", (uint64_t)fmax(0, v->end_bytes));
+    kit_json_integer(json, "cached_bytes", (uint64_t)v->cached_bytes);
+    kit_json_bool(json, "flat", v->flat);
 }
 
 int memory_line_draw(const memory_line *line, const fkv_runner_config *config, const char *subtitle, const char *path) {
@@ -158,7 +158,7 @@ int memory_line_draw(const memory_line *line, const fkv_runner_config *config, c
     p.x.label = "tokens in the cache";
     p.y.label = "cache and activations";
     if (plot_write_svg(&p, path)) return EXIT_GOOD;
-    return cli_fail(EXIT_FAILED, "cannot write the picture %s: %s", path, strerror(errno));
+    return kit_fail(EXIT_FAILED, "cannot write the picture %s: %s", path, strerror(errno));
 }
 
 void memory_line_free(memory_line *line) {

@@ -31,7 +31,8 @@ typedef struct memory_line {
 /* Anonymous memory of the process, or what MLX has in use. False where the system does not say. */
 bool memory_in_use(fkv_backend backend, double *bytes);
 
-/* Takes room for the samples of n_steps steps and has a first look. Before the runner is opened. Exit code, said. */
+/* Takes room for the samples of n_steps steps and takes the first one. Before the runner is opened. Returns an exit code, with a
+ * message on failure. */
 int memory_line_begin(memory_line *line, fkv_backend backend, size_t n_steps);
 
 /* After the runner was opened: from now on every step of s is sampled. */
@@ -54,9 +55,9 @@ memory_verdict memory_line_judge(const memory_line *line, bool lazy);
 
 void memory_verdict_print(const memory_line *line, const fkv_runner_config *config, const memory_verdict *v);
 void memory_verdict_json(const memory_verdict *v,
-                         json_t *object); /* plan_bytes, held_bytes, open_bytes, peak_bytes, end_bytes, cached_bytes, flat */
+                         kit_json *json); /* plan_bytes, held_bytes, open_bytes, peak_bytes, end_bytes, cached_bytes, flat */
 
-/* config: that of the session, for the computed lines. Exit code, said. */
+/* config: that of the session, for the computed lines. Returns an exit code, with a message on failure. */
 int memory_line_draw(const memory_line *line, const fkv_runner_config *config, const char *subtitle, const char *path);
 
 void memory_line_free(memory_line *line);

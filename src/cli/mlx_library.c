@@ -18,7 +18,7 @@ static const char MLXC[] = "libmlxc.so";
 enum { PATH_ROOM = 4096 };
 
 static int missing(const char *why) {
-    return cli_fail(EXIT_FAILED,
+    return kit_fail(EXIT_FAILED,
                     "--device mlx: %s\n"
                     "It needs MLX with mlx-c (macOS: brew install mlx-c; Linux: scripts/get-mlx in flatkv's source tree) and a\n"
                     "flatkv built with -DFKV_MLX=ON. FLATKV_MLX=FOLDER names the folder of another %s.",

@@ -68,17 +68,17 @@ bool model_name_path(const model_name *name, char path[MODEL_PATH]) {
 int model_path_of(const char *word, char path[MODEL_PATH]) {
     const model_name *name = model_name_find(word);
     if (name == NULL) {
-        if (strlen(word) >= MODEL_PATH) return cli_fail(EXIT_USAGE, "the path of the model has %zu bytes", strlen(word));
+        if (strlen(word) >= MODEL_PATH) return kit_fail(EXIT_USAGE, "the path of the model has %zu bytes", strlen(word));
         if (!there(word))
-            return cli_fail(EXIT_FAILED,
+            return kit_fail(EXIT_FAILED,
                             "%s is neither a readable file or folder nor the name of a model: flatkv models lists those", word);
         snprintf(path, MODEL_PATH, "%s", word);
         return EXIT_GOOD;
     }
     if (model_name_path(name, path)) return EXIT_GOOD;
     if (strcmp(word, "needle") == 0)
-        return cli_fail(EXIT_FAILED, "the needle model is not at %s: install flatkv again, or name a folder with -m", path);
-    return cli_fail(EXIT_FAILED, "%s is not on this machine (%s): %s %s fetches it", word, path, model_fetcher(), word);
+        return kit_fail(EXIT_FAILED, "the needle model is not at %s: install flatkv again, or name a folder with -m", path);
+    return kit_fail(EXIT_FAILED, "%s is not on this machine (%s): %s %s fetches it", word, path, model_fetcher(), word);
 }
 
 int model_needle_file(const char *file, char path[MODEL_PATH]) {
@@ -87,5 +87,5 @@ int model_needle_file(const char *file, char path[MODEL_PATH]) {
     if (code != EXIT_GOOD) return code;
     int length = snprintf(path, MODEL_PATH, "%s/%s", folder, file);
     if (length < MODEL_PATH && there(path)) return EXIT_GOOD;
-    return cli_fail(EXIT_FAILED, "%s is missing beside the needle model in %s", file, folder);
+    return kit_fail(EXIT_FAILED, "%s is missing beside the needle model in %s", file, folder);
 }

@@ -31,10 +31,10 @@ bool model_name_path(const model_name *name, char path[MODEL_PATH]);
 /* The command that fetches models: flatkv-get-model beside an installed program, else the script of the source tree. */
 const char *model_fetcher(void);
 
-/* What -m says as a path: a file or a folder as it is, a name by its place. Exit code, said what to do. */
+/* What -m says as a path: a file or a folder as it is, a name by its place. Returns an exit code, with a message what to do. */
 int model_path_of(const char *word, char path[MODEL_PATH]);
 
-/* A file that lies beside the needle model: its book, its lexicon. Exit code, said. */
+/* A file that lies beside the needle model: its book, its lexicon. Returns an exit code, with a message on failure. */
 int model_needle_file(const char *file, char path[MODEL_PATH]);
 
 #endif

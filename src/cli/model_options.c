@@ -19,24 +19,26 @@ model_options model_options_default(void) {
                            .seed = 1};
 }
 
-void model_options_list(model_options *o, cli_option list[N_MODEL_OPTIONS]) {
-    const cli_option options[N_MODEL_OPTIONS] = {
+void model_options_list(model_options *o, kit_option list[N_MODEL_OPTIONS]) {
+    const kit_option options[N_MODEL_OPTIONS] = {
         {"model", 'm', OPTION_TEXT, &o->model, 0, "MODEL", "a .gguf file, a folder with safetensors, or a name (flatkv models)"},
-        {"device", 0, OPTION_CHOICE, &o->device, 0, "cpu|mlx", "where it runs: MLX is Metal, CUDA or MLX's CPU code (cpu)"},
-        {"context", 'c', OPTION_U32, &o->context, INT32_MAX, "N", "tokens to reserve; K, M and G multiply by 1024"},
-        {"k-bits", 0, OPTION_U32, &o->k_bits, 16, "N", "bits of keys: 16, 8, 4 or 2 (8)"},
-        {"v-bits", 0, OPTION_U32, &o->v_bits, 16, "N", "bits of values (4)"},
-        {"k-group", 0, OPTION_U32, &o->k_group, 128, "N", "numbers that share a scale: 32, 64 or 128 (64)"},
-        {"v-group", 0, OPTION_U32, &o->v_group, 128, "N", "the same for values (64)"},
-        {"rotate", 0, OPTION_CHOICE, &o->rotate, 0, "none|k|v|kv", "Hadamard rotation before packing (kv)"},
+        {"device", 0, OPTION_CHOICE, &o->device, 0, "cpu|mlx",
+         "where the model runs; MLX uses Metal, CUDA or its own CPU code (default cpu)"},
+        {"context", 'c', OPTION_U32, &o->context, INT32_MAX, "N",
+         "tokens to reserve; 32K is 32768 (K, M and G multiply by 1024)"},
+        {"k-bits", 0, OPTION_U32, &o->k_bits, 16, "N", "bits of a key: 16, 8, 4 or 2 (default 8)"},
+        {"v-bits", 0, OPTION_U32, &o->v_bits, 16, "N", "bits of a value: 16, 8, 4 or 2 (default 4)"},
+        {"k-group", 0, OPTION_U32, &o->k_group, 128, "N", "numbers of a key that share a scale: 32, 64 or 128 (default 64)"},
+        {"v-group", 0, OPTION_U32, &o->v_group, 128, "N", "the same for values (default 64)"},
+        {"rotate", 0, OPTION_CHOICE, &o->rotate, 0, "none|k|v|kv", "Hadamard rotation before quantization (default kv)"},
         {"max-kv", 0, OPTION_U32, &o->max_kv, INT32_MAX, "N",
-         "bounded context: each layer keeps the last N tokens and the sinks,\nso memory stays bounded however long a text gets"},
-        {"sinks", 0, OPTION_U32, &o->n_sinks, INT32_MAX, "N", "first tokens that stay, with --max-kv (4)"},
-        {"chunk", 0, OPTION_U32, &o->chunk, 1 << 20, "N", "tokens of one prefill step (512)"},
-        {"memory", 0, OPTION_U64, &o->memory, UINT64_MAX, "BYTES", "refuse a plan above this, weights aside"},
-        {"threads", 0, OPTION_U32, &o->n_threads, 256, "N", "(one for each core)"},
-        {"lazy", 0, OPTION_FLAG, &o->lazy, 0, NULL, "pages are committed when first touched"},
-        {"seed", 0, OPTION_U64, &o->seed, UINT64_MAX, "N", "of everything random (1)"},
+         "sliding window: each layer keeps the last N tokens and the sinks,\nso a text of any length fits"},
+        {"sinks", 0, OPTION_U32, &o->n_sinks, INT32_MAX, "N", "first tokens that --max-kv keeps too (default 4)"},
+        {"chunk", 0, OPTION_U32, &o->chunk, 1 << 20, "N", "tokens in one prefill step (default 512)"},
+        {"memory", 0, OPTION_U64, &o->memory, UINT64_MAX, "BYTES", "refuse to take more than this, weights not counted"},
+        {"threads", 0, OPTION_U32, &o->n_threads, 256, "N", "worker threads (default: one for each core)"},
+        {"lazy", 0, OPTION_FLAG, &o->lazy, 0, NULL, "take memory for pages when they are first written, not at open"},
+        {"seed", 0, OPTION_U64, &o->seed, UINT64_MAX, "N", "random seed (default 1)"},
         {"json", 0, OPTION_FLAG, &o->json, 0, NULL, "one JSON object on standard output"},
         {0}};
     memcpy(list, options, sizeof options);
@@ -46,8 +48,9 @@ int model_options_load(const model_options *o, bool plan_only, fkv_model **model
     char path[MODEL_PATH];
     int code = model_path_of(o->model, path);
     if (code != EXIT_GOOD) return code;
-    if (o->chunk == 0) return cli_fail(EXIT_USAGE, "--chunk 0: a step needs at least one token");
-    if (o->lazy && o->device == FKV_BACKEND_MLX) return cli_fail(EXIT_USAGE, "--lazy: MLX commits its pages at open");
+    if (o->chunk == 0) return kit_fail(EXIT_USAGE, "--chunk 0: a step needs at least one token");
+    if (o->lazy && o->device == FKV_BACKEND_MLX)
+        return kit_fail(EXIT_USAGE, "--lazy is not available on MLX, which takes all pages at open");
     if (o->device == FKV_BACKEND_MLX) {
         code = mlx_library_load();
         if (code != EXIT_GOOD) return code;
@@ -85,18 +88,18 @@ const char *model_rotate_name(fkv_rotate rotate) {
     return names[rotate & 3];
 }
 
-void model_options_json(const model_options *o, const fkv_model_info *about, json_t *object) {
-    cli_json_text(object, "version", fkv_version());
-    cli_json_text(object, "model", o->model);
-    cli_json_text(object, "architecture", about->architecture);
-    cli_json_text(object, "device", model_device_name(o));
-    cli_json_integer(object, "k_bits", o->k_bits);
-    cli_json_integer(object, "v_bits", o->v_bits);
-    cli_json_integer(object, "k_group", o->k_group);
-    cli_json_integer(object, "v_group", o->v_group);
-    cli_json_text(object, "rotate", model_rotate_name((fkv_rotate)o->rotate));
+void model_options_json(const model_options *o, const fkv_model_info *about, kit_json *json) {
+    kit_json_text(json, "version", fkv_version());
+    kit_json_text(json, "model", o->model);
+    kit_json_text(json, "architecture", about->architecture);
+    kit_json_text(json, "device", model_device_name(o));
+    kit_json_integer(json, "k_bits", o->k_bits);
+    kit_json_integer(json, "v_bits", o->v_bits);
+    kit_json_integer(json, "k_group", o->k_group);
+    kit_json_integer(json, "v_group", o->v_group);
+    kit_json_text(json, "rotate", model_rotate_name((fkv_rotate)o->rotate));
     if (o->max_kv != 0) {
-        cli_json_integer(object, "max_kv", o->max_kv);
-        cli_json_integer(object, "sinks", o->n_sinks);
+        kit_json_integer(json, "max_kv", o->max_kv);
+        kit_json_integer(json, "sinks", o->n_sinks);
     }
 }

@@ -4,7 +4,6 @@
 #define FKV_CLI_MODEL_OPTIONS_H
 
 #include "cli.h"
-#include "options.h"
 
 #include <flatkv/model.h>
 
@@ -31,10 +30,10 @@ enum { N_MODEL_OPTIONS = 17 };
 
 model_options model_options_default(void);
 
-/* Their table, for cli_options_parse(). */
-void model_options_list(model_options *o, cli_option list[N_MODEL_OPTIONS]);
+/* Their table, for kit_options_parse(). */
+void model_options_list(model_options *o, kit_option list[N_MODEL_OPTIONS]);
 
-/* Exit code, said. */
+/* Returns an exit code, with a message on failure. */
 int model_options_load(const model_options *o, bool plan_only, fkv_model **model);
 
 /* For one sequence of max_tokens tokens. */
@@ -44,6 +43,6 @@ const char *model_device_name(const model_options *o);
 const char *model_rotate_name(fkv_rotate rotate);
 
 /* What a result belongs to: version, model, architecture, device, codec. */
-void model_options_json(const model_options *o, const fkv_model_info *about, json_t *object);
+void model_options_json(const model_options *o, const fkv_model_info *about, kit_json *json);
 
 #endif

@@ -39,14 +39,16 @@ typedef struct niah {
     memory_line line;
 } niah;
 
-/* Where a haystack begins: the opening of a chat message, or bos. Exit code, said. */
+/* Where a haystack begins: the opening of a chat message, or bos. Returns an exit code, with a message on failure. */
 int niah_begin_tokens(const niah *n, token_list *list);
 
 /* The question for a fact, up to where the answer begins. */
 int niah_add_question(const niah *n, const fact *f, token_list *list);
 
-/* Runs the session's codec, and puts what it found into `object` or prints it. Exit code, said. */
-int niah_grid_run(niah *n, const codec_choice *codec, json_t *object);
-int niah_facts_run(niah *n, const codec_choice *codec, json_t *object);
+/* Runs the session's codec, and writes what it found into `json` and, where JSON was not asked for, prints it. Returns an exit
+ * code, with a message on failure.
+ */
+int niah_grid_run(niah *n, const codec_choice *codec, kit_json *json);
+int niah_facts_run(niah *n, const codec_choice *codec, kit_json *json);
 
 #endif

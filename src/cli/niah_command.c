@@ -2,28 +2,14 @@
  * facts is niah_grid.c, many facts at once are niah_facts.c.
  */
 #include "niah.h"
-#include "prompt.h"
 
 #include <string.h>
 
 static const char usage[] =
-    "usage: flatkv niah [-m MODEL] [--lengths LIST] [options]                a fact at each depth of each length\n"
-    "       flatkv niah [-m MODEL] --facts N [--ask M] [-c TOKENS] [options]   many facts, asked one after another: share of\n"
-    "                                                                        answers right, and what the right ones cost\n";
-
-int niah_begin_tokens(const niah *n, token_list *list) {
-    if (n->about->has_chat) return prompt_open_message(list, n->model, "user");
-    if (n->about->add_bos) token_list_add(list, &n->about->bos, 1);
-    return EXIT_GOOD;
-}
-
-int niah_add_question(const niah *n, const fact *f, token_list *list) {
-    char question[FACT_TEXT];
-    fact_question(f, n->about->has_chat, question);
-    int code = token_list_add_text(list, n->model, question, strlen(question), FKV_TOKENIZE_PLAIN);
-    if (code == EXIT_GOOD && n->about->has_chat) code = prompt_close_message(list, n->model, "user", true);
-    return code;
-}
+    "usage: flatkv niah [-m MODEL] [--lengths LIST] [options]\n"
+    "           needle in a haystack: one fact at each depth of each length\n"
+    "       flatkv niah [-m MODEL] --facts N [--ask M] [-c TOKENS] [options]\n"
+    "           many facts, asked one after another: share of right answers and likelihood of the right ones\n";
 
 /* ---- opening ---- */
 
@@ -39,13 +25,14 @@ static int choose_lengths(niah *n) {
         char word[32];
         uint64_t value = 0;
         size_t length = strcspn(at, ",");
-        if (n->n_lengths == MAX_LENGTHS) return cli_fail(EXIT_USAGE, "--lengths %s: at most %d", n->o->lengths, MAX_LENGTHS);
+        if (n->n_lengths == MAX_LENGTHS)
+            return kit_fail(EXIT_USAGE, "--lengths %s: at most %d lengths", n->o->lengths, MAX_LENGTHS);
         snprintf(word, sizeof word, "%.*s", length < sizeof word ? (int)length : (int)sizeof word, at);
-        if (!cli_number("--lengths", word, INT32_MAX, &value)) return EXIT_USAGE;
+        if (!kit_number("--lengths", word, INT32_MAX, &value)) return EXIT_USAGE;
         n->lengths[n->n_lengths++] = (uint32_t)value;
         at += length + (at[length] == ',');
     }
-    return n->n_lengths > 0 ? EXIT_GOOD : cli_fail(EXIT_USAGE, "--lengths names none");
+    return n->n_lengths > 0 ? EXIT_GOOD : kit_fail(EXIT_USAGE, "--lengths: at least one is needed");
 }
 
 static uint32_t longest(const niah *n) {
@@ -60,11 +47,11 @@ static void choose_depths(niah *n) {
 
 /* ---- one codec ---- */
 
-static int show_line(const niah *n, const codec_choice *codec, const fkv_runner_config *config, json_t *object) {
+static int show_line(const niah *n, const codec_choice *codec, const fkv_runner_config *config, kit_json *json) {
     char name[32];
     char subtitle[160];
     memory_verdict v = memory_line_judge(&n->line, config->lazy);
-    memory_verdict_json(&v, object);
+    memory_verdict_json(&v, json);
     if (!n->o->model.json) {
         putchar('\n');
         memory_verdict_print(&n->line, config, &v);
@@ -74,7 +61,7 @@ static int show_line(const niah *n, const codec_choice *codec, const fkv_runner_
     return memory_line_draw(&n->line, config, subtitle, n->o->line);
 }
 
-static int run_codec(niah *n, const codec_choice *codec, json_t *object) {
+static int run_codec(niah *n, const codec_choice *codec, kit_json *json) {
     fkv_runner_config config = model_options_runner(&n->o->model, longest(n));
     codec_apply(codec, &config);
     config.max_logit_rows = config.max_step_tokens < NIAH_LOGIT_ROWS ? config.max_step_tokens : NIAH_LOGIT_ROWS;
@@ -83,26 +70,23 @@ static int run_codec(niah *n, const codec_choice *codec, json_t *object) {
         code = memory_line_begin(&n->line, (fkv_backend)n->o->model.device, longest(n) / config.max_step_tokens + 256);
     if (code == EXIT_GOOD) code = session_open(&n->session, n->model, &config);
     if (code == EXIT_GOOD && n->o->line != NULL) memory_line_watch(&n->line, &n->session);
-    if (code == EXIT_GOOD) code = n->o->n_facts > 0 ? niah_facts_run(n, codec, object) : niah_grid_run(n, codec, object);
-    if (code == EXIT_GOOD && n->o->line != NULL) code = show_line(n, codec, &config, object);
+    if (code == EXIT_GOOD) code = n->o->n_facts > 0 ? niah_facts_run(n, codec, json) : niah_grid_run(n, codec, json);
+    if (code == EXIT_GOOD && n->o->line != NULL) code = show_line(n, codec, &config, json);
     session_close(&n->session);
     memory_line_free(&n->line);
     return code;
 }
 
-static int run_codecs(niah *n, json_t *object) {
-    json_t *array = json_array();
+static int run_codecs(niah *n, kit_json *json) {
     int code = EXIT_GOOD;
+    if (n->codecs.many) kit_json_array(json, "codecs");
     for (uint32_t i = 0; code == EXIT_GOOD && i < n->codecs.n; i++) {
-        json_t *one = n->codecs.many ? json_object() : object;
-        if (n->codecs.many) codec_json(&n->codecs.codecs[i], one);
-        code = run_codec(n, &n->codecs.codecs[i], one);
-        if (n->codecs.many) (void)json_array_append_new(array, one);
+        if (n->codecs.many) kit_json_object(json, NULL);
+        if (n->codecs.many) codec_json(&n->codecs.codecs[i], json);
+        code = run_codec(n, &n->codecs.codecs[i], json);
+        if (n->codecs.many) kit_json_close(json);
     }
-    if (n->codecs.many)
-        cli_json_set(object, "codecs", array);
-    else
-        json_decref(array);
+    if (n->codecs.many) kit_json_close(json);
     return code;
 }
 
@@ -115,48 +99,50 @@ static int work(niah *n) {
     if (code == EXIT_GOOD) code = haystack_open(&n->haystack, n->model, n->o->file);
     if (code != EXIT_GOOD) return code;
     choose_depths(n);
-    json_t *object = json_object();
-    model_options_json(&n->o->model, n->about, object);
-    code = run_codecs(n, object);
-    if (code == EXIT_GOOD && n->o->model.json) return cli_print_json(object);
-    json_decref(object);
+    kit_json *json = kit_json_begin();
+    model_options_json(&n->o->model, n->about, json);
+    code = run_codecs(n, json);
+    if (code == EXIT_GOOD && n->o->model.json) return kit_json_print(json);
+    kit_json_drop(json);
     return code;
 }
 
 static bool good_options(const niah_options *o) {
     bool one_cell = o->n_depths == 1 && o->n_haystacks <= 1 && (o->lengths == NULL || strchr(o->lengths, ',') == NULL);
-    if (o->n_depths == 0) return cli_fail(0, "--depths 0: at least one is needed") != 0;
     if ((o->n_asked > o->n_facts || o->n_asked == 0) && o->n_facts > 0)
-        return cli_fail(0, "--ask %u: 1 to the %u facts that are planted", o->n_asked, o->n_facts) != 0;
-    if (o->n_facts > 0 && o->lengths != NULL) return cli_fail(0, "with --facts the length is -c, not --lengths") != 0;
-    if (o->svg != NULL && (o->n_facts > 0 || o->codecs != NULL)) return cli_fail(0, "--svg draws the grid of one codec") != 0;
+        return kit_fail(0, "--ask %u: from 1 to the %u facts that are planted", o->n_asked, o->n_facts) != 0;
+    if (o->n_facts > 0 && o->lengths != NULL) return kit_fail(0, "with --facts the length is given by -c, not --lengths") != 0;
+    if (o->svg != NULL && (o->n_facts > 0 || o->codecs != NULL)) return kit_fail(0, "--svg draws the grid of one codec") != 0;
     if (o->line != NULL && (o->n_facts > 0 || o->codecs != NULL || !one_cell))
-        return cli_fail(0, "--line draws one cell: one length, --depths 1, one haystack, one codec") != 0;
+        return kit_fail(0, "--line draws one cell: one length, --depths 1, one haystack, one codec") != 0;
     return true;
 }
 
 int cli_niah(int argc, char **argv) {
     niah_options o = {.model = model_options_default(), .n_depths = 11, .n_asked = 64};
-    cli_option common[N_MODEL_OPTIONS];
+    kit_option common[N_MODEL_OPTIONS];
     model_options_list(&o.model, common);
-    const cli_option own[] = {
+    const kit_option own[] = {
         {"lengths", 'l', OPTION_TEXT, &o.lengths, 0, "LIST",
-         "tokens of each haystack, question and answer included: 4K,16K,64K\n(-c, else 8192)"},
-        {"depths", 'd', OPTION_U32, &o.n_depths, MAX_DEPTHS, "N", "so many, from the beginning to the end (11); 1: the middle"},
+         "tokens of each haystack, question and answer included, as 4K,16K,64K\n(default: -c, or 8192)"},
+        {"depths", 'd', OPTION_COUNT, &o.n_depths, MAX_DEPTHS, "N",
+         "number of depths, spread from start to end (default 11); 1: the middle"},
         {"together", 0, OPTION_FLAG, &o.together, 0, NULL,
-         "the facts of all depths in one haystack, each asked for on its own:\nthe text is computed once for each length"},
-        {"haystacks", 0, OPTION_U32, &o.n_haystacks, 1000, "N", "other places of the book and other facts (1; with --facts 3)"},
-        {"facts", 0, OPTION_U32, &o.n_facts, 100000, "N", "plant so many at random places"},
+         "plant the facts of all depths in one haystack and ask for each separately:\nthe text is computed once for each length"},
+        {"haystacks", 0, OPTION_U32, &o.n_haystacks, 1000, "N",
+         "haystacks, each with another part of the book and other facts\n(default 1; with --facts 3)"},
+        {"facts", 0, OPTION_U32, &o.n_facts, 100000, "N", "plant N facts at random places"},
         {"ask", 0, OPTION_U32, &o.n_asked, 100000, "M",
-         "and ask for so many of them (64), each answer given before the next question"},
-        {"file", 'f', OPTION_TEXT, &o.file, 0, "FILE", "the book (the one beside the needle model)"},
-        {"codecs", 0, OPTION_TEXT, &o.codecs, 0, "LIST", "several in one run, rotated where it is said: 16/16,8/4:kv"},
-        {"svg", 0, OPTION_TEXT, &o.svg, 0, "FILE", "the grid as a heat map"},
-        {"line", 0, OPTION_TEXT, &o.line, 0, "FILE", "the memory of the process while one cell runs, as a picture"},
+         "ask for M of them (default 64); the right answer is given before the next question"},
+        {"file", 'f', OPTION_TEXT, &o.file, 0, "FILE",
+         "text of the haystack (default: the book that comes with the needle model)"},
+        {"codecs", 0, OPTION_TEXT, &o.codecs, 0, "LIST", "several codecs in one run; :kv rotates: 16/16,8/4:kv"},
+        {"svg", 0, OPTION_TEXT, &o.svg, 0, "FILE", "write the grid as a heat map"},
+        {"line", 0, OPTION_TEXT, &o.line, 0, "FILE", "write a picture of the memory of the process while one cell runs"},
         {0}};
-    const cli_option *const tables[] = {own, common, NULL};
+    const kit_option *const tables[] = {own, common, NULL};
     int code = EXIT_GOOD;
-    if (!cli_options_parse(usage, tables, argc, argv, &code)) return code;
+    if (!kit_options_parse(usage, tables, argc, argv, &code)) return code;
     if (!good_options(&o)) return EXIT_USAGE;
     cli_catch_interrupts();
     static niah n;

@@ -67,8 +67,8 @@ static int by_size(const void *left, const void *right) {
 /* The body with the sentences between its tokens, at sorted random places, each fact at a place of its own draw. */
 static void plant_sentences(const niah *n, uint64_t *random, const token_list *body, planted *p) {
     uint32_t n_facts = n->o->n_facts;
-    size_t *places = cli_take(n_facts * sizeof *places);
-    uint32_t *order = cli_take(n_facts * sizeof *order);
+    size_t *places = kit_take(n_facts * sizeof *places);
+    uint32_t *order = kit_take(n_facts * sizeof *order);
     for (uint32_t i = 0; i < n_facts; i++) {
         places[i] = haystack_place(&n->haystack, body, kit_random(random) % (body->n + 1));
         uint32_t j = (uint32_t)(kit_random(random) % (i + 1));
@@ -92,7 +92,7 @@ static int plant(const niah *n, uint32_t length, uint64_t seed, planted *p) {
     enum { LEAST_SENTENCE = 4 }; /* tokens, with any tokenizer: what cannot fit is refused before anything is drawn */
     uint64_t random = seed ^ UINT64_C(0xfac75);
     if (n->o->n_facts >= length / LEAST_SENTENCE)
-        return cli_fail(EXIT_USAGE, "%u facts do not fit %u tokens: plant fewer, or raise -c", n->o->n_facts, length);
+        return kit_fail(EXIT_USAGE, "%u facts do not fit %u tokens: plant fewer, or raise -c", n->o->n_facts, length);
     draw_facts(n, &random, p->facts);
     int code = niah_begin_tokens(n, &p->text);
     size_t used = p->text.n;
@@ -108,7 +108,7 @@ static int plant(const niah *n, uint32_t length, uint64_t seed, planted *p) {
     }
     if (code != EXIT_GOOD) return code;
     if (used >= length)
-        return cli_fail(EXIT_USAGE, "%u facts and %u questions need %zu tokens and leave no room for text: raise -c %u",
+        return kit_fail(EXIT_USAGE, "%u facts and %u questions need %zu tokens and leave no room for text in -c %u: raise it",
                         n->o->n_facts, n->o->n_asked, used, length);
     token_list body = {0};
     haystack_cut(&n->haystack, seed, length - used, &body);
@@ -118,9 +118,9 @@ static int plant(const niah *n, uint32_t length, uint64_t seed, planted *p) {
 }
 
 static void planted_open(const niah *n, planted *p) {
-    p->facts = cli_take(n->o->n_facts * sizeof *p->facts);
-    p->places = cli_take(n->o->n_facts * sizeof *p->places);
-    p->questions = cli_take(n->o->n_asked * sizeof *p->questions);
+    p->facts = kit_take(n->o->n_facts * sizeof *p->facts);
+    p->places = kit_take(n->o->n_facts * sizeof *p->places);
+    p->questions = kit_take(n->o->n_asked * sizeof *p->questions);
 }
 
 static void planted_free(const niah *n, planted *p) {
@@ -142,7 +142,7 @@ static int ask(niah *n, const question *q, score *s) {
     uint32_t step[NIAH_LOGIT_ROWS];
     size_t n_step = 1 + q->answer.n;
     if (n_step > NIAH_LOGIT_ROWS || n_step > n->session.chunk)
-        return cli_fail(EXIT_USAGE, "an answer of %zu tokens needs steps of more: raise --chunk", q->answer.n);
+        return kit_fail(EXIT_USAGE, "an answer of %zu tokens does not fit one step: raise --chunk", q->answer.n);
     step[0] = q->question.tokens[q->question.n - 1];
     memcpy(step + 1, q->answer.tokens, q->answer.n * sizeof *step);
     const float *logits = NULL;
@@ -173,7 +173,7 @@ static int run_haystack(niah *n, uint32_t length, uint32_t index, progress_bar *
     return code;
 }
 
-int niah_facts_run(niah *n, const codec_choice *codec, json_t *object) {
+int niah_facts_run(niah *n, const codec_choice *codec, kit_json *json) {
     score s = {0};
     uint32_t length = n->lengths[0];
     int code = EXIT_GOOD;
@@ -184,13 +184,13 @@ int niah_facts_run(niah *n, const codec_choice *codec, json_t *object) {
     s.seconds = kit_seconds() - progress.start;
     double right = (double)s.n_right / s.n_asked;
     double nll = s.nll / (double)s.n_answer_tokens;
-    cli_json_integer(object, "length", length);
-    cli_json_integer(object, "facts", n->o->n_facts);
-    cli_json_integer(object, "asked", s.n_asked);
-    cli_json_integer(object, "haystacks", n->n_haystacks);
-    cli_json_real(object, "right", right);
-    cli_json_real(object, "nll", nll);
-    cli_json_real(object, "seconds", s.seconds);
+    kit_json_integer(json, "length", length);
+    kit_json_integer(json, "facts", n->o->n_facts);
+    kit_json_integer(json, "asked", s.n_asked);
+    kit_json_integer(json, "haystacks", n->n_haystacks);
+    kit_json_real(json, "right", right);
+    kit_json_real(json, "nll", nll);
+    kit_json_real(json, "seconds", s.seconds);
     if (n->o->model.json) return EXIT_GOOD;
     char name[32];
     printf("%-14s %u tokens, %u facts, %u asked: %.3f right, nll %.5f a token, %.1f s\n", codec_text(codec, name), length,

@@ -53,7 +53,7 @@ static int plant(const grid *g, const cell *c, token_list *list) {
 /* Tokens of the body that a length has room for, beside those `around` it; -1, said, where that is none. */
 static int64_t room_for_text(uint32_t length, size_t around) {
     if (around + ANSWER_TOKENS < length) return (int64_t)(length - around - ANSWER_TOKENS);
-    (void)cli_fail(0, "a length of %u leaves no room for text: facts and a question alone need %zu tokens", length,
+    (void)kit_fail(0, "a length of %u leaves no room for text: facts and a question alone need %zu tokens", length,
                    around + ANSWER_TOKENS);
     return -1;
 }
@@ -198,7 +198,7 @@ static int draw(const grid *g, const codec_choice *codec) {
     const niah *n = g->n;
     char name[32];
     char subtitle[160];
-    double *shares = cli_take((size_t)n->o->n_depths * n->n_lengths * sizeof *shares);
+    double *shares = kit_take((size_t)n->o->n_depths * n->n_lengths * sizeof *shares);
     for (uint32_t d = 0; d < n->o->n_depths; d++)
         for (uint32_t l = 0; l < n->n_lengths; l++) shares[(size_t)d * n->n_lengths + l] = share_of(g, l, d);
     snprintf(subtitle, sizeof subtitle, "%s, %s, %u %s for each cell: %zu of %zu found", n->o->model.model,
@@ -214,28 +214,28 @@ static int draw(const grid *g, const codec_choice *codec) {
     bool good = heat_map_write(&map, n->o->svg);
     int reason = errno;
     free(shares);
-    return good ? EXIT_GOOD : cli_fail(EXIT_FAILED, "cannot write the picture %s: %s", n->o->svg, strerror(reason));
+    return good ? EXIT_GOOD : kit_fail(EXIT_FAILED, "cannot write the picture %s: %s", n->o->svg, strerror(reason));
 }
 
-static void put_json(const grid *g, json_t *object) {
-    cli_json_integer(object, "found", g->n_found);
-    cli_json_integer(object, "total", g->n_cells);
-    cli_json_integer(object, "haystacks", g->n->n_haystacks);
-    cli_json_bool(object, "together", g->n->o->together);
-    cli_json_real(object, "seconds", g->seconds);
-    cli_json_integer(object, "plan_bytes", g->n->session.plan.total_bytes);
-    json_t *cells = json_array();
+static void put_json(const grid *g, kit_json *json) {
+    kit_json_integer(json, "found", g->n_found);
+    kit_json_integer(json, "total", g->n_cells);
+    kit_json_integer(json, "haystacks", g->n->n_haystacks);
+    kit_json_bool(json, "together", g->n->o->together);
+    kit_json_real(json, "seconds", g->seconds);
+    if (g->n->o->line == NULL) kit_json_integer(json, "plan_bytes", g->n->session.plan.total_bytes); /* the line has it too */
+    kit_json_array(json, "cells");
     for (size_t i = 0; i < g->n_cells; i++) {
         const cell *c = &g->cells[i];
-        json_t *one = json_object();
-        cli_json_integer(one, "length", c->length);
-        cli_json_real(one, "depth", c->depth);
-        cli_json_bool(one, "found", c->found);
-        cli_json_text(one, "answer", c->answer);
-        cli_json_text(one, "expected", c->fact.number);
-        (void)json_array_append_new(cells, one);
+        kit_json_object(json, NULL);
+        kit_json_integer(json, "length", c->length);
+        kit_json_real(json, "depth", c->depth);
+        kit_json_bool(json, "found", c->found);
+        kit_json_text(json, "answer", c->answer);
+        kit_json_text(json, "expected", c->fact.number);
+        kit_json_close(json);
     }
-    cli_json_set(object, "cells", cells);
+    kit_json_close(json);
 }
 
 static void print_cell(const cell *c, bool chat) {
@@ -291,17 +291,17 @@ static int run_cells(grid *g) {
     return code;
 }
 
-int niah_grid_run(niah *n, const codec_choice *codec, json_t *object) {
+int niah_grid_run(niah *n, const codec_choice *codec, kit_json *json) {
     grid g = {.n = n, .n_cells = (size_t)n->n_lengths * n->n_haystacks * n->o->n_depths};
     fkv_sampler_config greedy = fkv_sampler_config_default();
     fkv_status status = fkv_sampler_open(&greedy, n->about->n_vocab, &g.generation.sampler);
     if (status != FKV_OK) return cli_fail_status(status);
     g.generation.session = &n->session;
     g.generation.max_new = n->about->has_chat ? ANSWER_TOKENS : FACT_DIGITS + 1;
-    g.cells = cli_take(g.n_cells * sizeof *g.cells);
+    g.cells = kit_take(g.n_cells * sizeof *g.cells);
     int code = run_cells(&g);
     if (code == EXIT_GOOD) {
-        put_json(&g, object);
+        put_json(&g, json);
         if (!n->o->model.json && g.n_cells == 1) print_cell(&g.cells[0], n->about->has_chat);
         if (!n->o->model.json && g.n_cells > 1) print_grid(&g, codec);
         if (n->o->svg != NULL) code = draw(&g, codec);

@@ -1,15 +1,11 @@
 /* flatkv pages: looks into page files without a cache. verify reads every byte against its checksum; show prints the header. */
+#include "../kit/utf8.h"
 #include "model_options.h"
 
 #include <string.h>
 
-static const char help[] = "usage: flatkv pages verify FILE...   every page against its checksum\n"
-                           "       flatkv pages show FILE [--json]   what was saved, by which model, how it is packed\n";
-
-/* Words from a stranger's file: control characters must not reach the terminal. */
-static void print_plain(const char *text) {
-    for (; *text != 0; text++) putchar(*text >= 0x20 && *text < 0x7f ? *text : '?');
-}
+static const char usage[] = "usage: flatkv pages verify FILE...       checks every page against its checksum\n"
+                            "       flatkv pages show FILE [--json]   prints what was saved: tokens, model, codec\n";
 
 static void print_hex(const uint8_t *bytes, size_t n) {
     for (size_t i = 0; i < n; i++) printf("%02x", bytes[i]);
@@ -18,14 +14,14 @@ static void print_hex(const uint8_t *bytes, size_t n) {
 static void show_text(const char *path, const fkv_file_info *info) {
     char size[32];
     const fkv_layer_config *l = &info->first_layer;
-    printf("%s: page file version %u, %s, %llu pages of %u tokens\n", path, info->version, cli_bytes(info->file_bytes, size),
+    printf("%s: page file version %u, %s, %llu pages of %u tokens\n", path, info->version, kit_bytes(info->file_bytes, size),
            (unsigned long long)info->n_pages, info->page_tokens);
     printf("tokens   %u\nlayers   %u, first: %u KV heads of %u, window %u, sinks %u\n", info->n_tokens, info->n_layers,
            l->n_kv_heads, l->head_dim, l->window, l->n_sinks);
     printf("codec    K %u bits, group %u; V %u bits, group %u; %s scales; rotation %s\n", l->k.bits, l->k.group, l->v.bits,
            l->v.group, info->page_type == FKV_BF16 ? "bf16" : "fp16", model_rotate_name(info->rotate));
     printf("rope     ");
-    print_plain(info->rope_id);
+    utf8_print_shown(stdout, info->rope_id);
     printf("\nweights  ");
     print_hex(info->weights_id, sizeof info->weights_id);
     putchar('\n');
@@ -35,59 +31,72 @@ static int show_json(const fkv_file_info *info) {
     const fkv_layer_config *l = &info->first_layer;
     char weights[2 * sizeof info->weights_id + 1];
     for (size_t i = 0; i < sizeof info->weights_id; i++) snprintf(weights + 2 * i, 3, "%02x", info->weights_id[i]);
-    json_t *object = json_object();
-    cli_json_integer(object, "version", info->version);
-    cli_json_integer(object, "file_bytes", info->file_bytes);
-    cli_json_integer(object, "n_pages", info->n_pages);
-    cli_json_integer(object, "page_tokens", info->page_tokens);
-    cli_json_integer(object, "n_tokens", info->n_tokens);
-    cli_json_integer(object, "n_layers", info->n_layers);
-    json_t *layer = json_object();
-    cli_json_integer(layer, "n_kv_heads", l->n_kv_heads);
-    cli_json_integer(layer, "head_dim", l->head_dim);
-    cli_json_integer(layer, "window", l->window);
-    cli_json_integer(layer, "n_sinks", l->n_sinks);
-    cli_json_integer(layer, "k_bits", l->k.bits);
-    cli_json_integer(layer, "k_group", l->k.group);
-    cli_json_integer(layer, "v_bits", l->v.bits);
-    cli_json_integer(layer, "v_group", l->v.group);
-    cli_json_set(object, "first_layer", layer);
-    cli_json_text(object, "page_type", info->page_type == FKV_BF16 ? "bf16" : "f16");
-    cli_json_text(object, "rotate", model_rotate_name(info->rotate));
-    cli_json_text(object, "rope", info->rope_id);
-    cli_json_text(object, "weights", weights);
-    return cli_print_json(object);
+    kit_json *json = kit_json_begin();
+    kit_json_integer(json, "version", info->version);
+    kit_json_integer(json, "file_bytes", info->file_bytes);
+    kit_json_integer(json, "n_pages", info->n_pages);
+    kit_json_integer(json, "page_tokens", info->page_tokens);
+    kit_json_integer(json, "n_tokens", info->n_tokens);
+    kit_json_integer(json, "n_layers", info->n_layers);
+    kit_json_object(json, "first_layer");
+    kit_json_integer(json, "n_kv_heads", l->n_kv_heads);
+    kit_json_integer(json, "head_dim", l->head_dim);
+    kit_json_integer(json, "window", l->window);
+    kit_json_integer(json, "n_sinks", l->n_sinks);
+    kit_json_integer(json, "k_bits", l->k.bits);
+    kit_json_integer(json, "k_group", l->k.group);
+    kit_json_integer(json, "v_bits", l->v.bits);
+    kit_json_integer(json, "v_group", l->v.group);
+    kit_json_close(json);
+    kit_json_text(json, "page_type", info->page_type == FKV_BF16 ? "bf16" : "f16");
+    kit_json_text(json, "rotate", model_rotate_name(info->rotate));
+    kit_json_text(json, "rope", info->rope_id);
+    kit_json_text(json, "weights", weights);
+    return kit_json_print(json);
 }
 
-static int verify(int argc, char **argv) {
+static int inspect(const char *path, bool verify, fkv_file_info *info) {
+    fkv_status status = fkv_file_inspect(path, verify, info);
+    if (status == FKV_OK) return EXIT_GOOD;
+    return kit_fail(EXIT_FAILED, "%s: %s: %s", path, fkv_status_name(status), fkv_message());
+}
+
+static int verify(const kit_texts *files) {
     int worst = EXIT_GOOD;
-    for (int i = 0; i < argc; i++) {
+    for (uint32_t i = 0; i < files->n; i++) {
         fkv_file_info info;
-        fkv_status status = fkv_file_inspect(argv[i], true, &info);
-        if (status == FKV_OK) {
-            printf("%s: good, %u tokens, %llu pages\n", argv[i], info.n_tokens, (unsigned long long)info.n_pages);
-        } else {
-            worst = cli_fail(EXIT_FAILED, "%s: %s: %s", argv[i], fkv_status_name(status), fkv_message());
-        }
+        int code = inspect(files->texts[i], true, &info);
+        if (code != EXIT_GOOD)
+            worst = code;
+        else
+            printf("%s: good, %u tokens, %llu pages\n", files->texts[i], info.n_tokens, (unsigned long long)info.n_pages);
     }
     return worst;
 }
 
+static int show(const char *path, bool json) {
+    fkv_file_info info;
+    int code = inspect(path, false, &info);
+    if (code != EXIT_GOOD) return code;
+    if (json) return show_json(&info);
+    show_text(path, &info);
+    return EXIT_GOOD;
+}
+
 int cli_pages(int argc, char **argv) {
-    if (argc >= 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)) {
-        fputs(help, stdout);
-        return EXIT_GOOD;
-    }
-    if (argc >= 3 && strcmp(argv[1], "verify") == 0) return verify(argc - 2, argv + 2);
-    bool json = argc == 4 && strcmp(argv[3], "--json") == 0;
-    if ((argc == 3 || json) && strcmp(argv[1], "show") == 0) {
-        fkv_file_info info;
-        fkv_status status = fkv_file_inspect(argv[2], false, &info);
-        if (status != FKV_OK) return cli_fail(EXIT_FAILED, "%s: %s: %s", argv[2], fkv_status_name(status), fkv_message());
-        if (json) return show_json(&info);
-        show_text(argv[2], &info);
-        return EXIT_GOOD;
-    }
-    fputs(help, stderr);
-    return EXIT_USAGE;
+    bool json = false;
+    kit_texts files = {0};
+    const kit_option own[] = {{"files", 0, OPTION_WORDS, &files, 0, "FILE", "a page file, as flatkv run --save-prefix writes it"},
+                              {"json", 0, OPTION_FLAG, &json, 0, NULL, "one JSON object on standard output (show)"},
+                              {0}};
+    const kit_option *const tables[] = {own, NULL};
+    const char *what = argc >= 2 ? argv[1] : "";
+    bool known = strcmp(what, "verify") == 0 || strcmp(what, "show") == 0;
+    int code = EXIT_GOOD;
+    if (!kit_options_parse(usage, tables, known ? argc - 1 : argc, known ? argv + 1 : argv, &code)) return code;
+    if (!known) return kit_fail(EXIT_USAGE, "pages: verify or show is needed; --help tells how");
+    if (files.n == 0) return kit_fail(EXIT_USAGE, "pages %s: a FILE is needed", what);
+    if (what[0] == 'v' && json) return kit_fail(EXIT_USAGE, "--json is for pages show");
+    if (what[0] == 'v') return verify(&files);
+    return files.n == 1 ? show(files.texts[0], json) : kit_fail(EXIT_USAGE, "pages show: one FILE at a time");
 }

@@ -6,7 +6,7 @@
 #include <string.h>
 
 static const char usage[] = "usage: flatkv plan [-m MODEL] [-c TOKENS] [options]              a model and its cache\n"
-                            "       flatkv plan --layers N --heads Q/KV/DIM [options]         a cache of these shapes alone\n";
+                            "       flatkv plan --layers N --heads Q/KV/DIM [options]         a cache alone, by its shape\n";
 
 typedef struct plan_options {
     model_options model;
@@ -86,7 +86,7 @@ static void print_line(const table *t, const char *name, size_t offset) {
     for (uint32_t i = 0; i < t->n; i++) {
         uint64_t bytes;
         memcpy(&bytes, (const char *)&t->columns[i].plan + offset, sizeof bytes);
-        printf(" %16s", cli_bytes(bytes, text));
+        printf(" %16s", kit_bytes(bytes, text));
     }
     putchar('\n');
 }
@@ -126,36 +126,37 @@ static void print_table(const subject *s, uint64_t available, const char *source
     print_line(&t, "scratch", offsetof(fkv_runner_plan, cache.scratch_bytes));
     print_line(&t, "worker stacks", offsetof(fkv_runner_plan, cache.stacks_bytes));
     if (s->model != NULL) print_line(&t, "activations", offsetof(fkv_runner_plan, activations_bytes));
-    print_line(&t, s->model != NULL ? "total beside weights" : "total", offsetof(fkv_runner_plan, total_bytes));
+    print_line(&t, s->model != NULL ? "total without weights" : "total", offsetof(fkv_runner_plan, total_bytes));
     print_line(&t, "one token", offsetof(fkv_runner_plan, cache.token_bytes));
-    printf("\nthis machine can give %s%s (%s)\n", cli_bytes(available, text), s->model != NULL ? " beside weights" : "", source);
-    if (!is_bounded(s)) printf("longest context that fits: %u tokens; at 16 bits %u\n", longest, longest_16);
+    printf("\navailable on this machine: %s%s (%s)\n", kit_bytes(available, text), s->model != NULL ? " beside the weights" : "",
+           source);
+    if (!is_bounded(s)) printf("longest context that fits: %u tokens; with 16 bits %u\n", longest, longest_16);
 }
 
 static int print_json(const subject *s, const fkv_runner_plan *plan, uint64_t available, const char *source) {
     fkv_runner_plan wide = {0};
     (void)make_plan(s, s->n_tokens, true, &wide);
-    json_t *object = json_object();
-    if (s->model != NULL) model_options_json(&s->o->model, fkv_model_about(s->model), object);
-    cli_json_integer(object, "tokens", s->n_tokens);
-    cli_json_integer(object, "total_bytes", plan->total_bytes);
-    cli_json_integer(object, "slab_bytes", plan->cache.slab_bytes);
-    cli_json_integer(object, "tables_bytes", plan->cache.tables_bytes);
-    cli_json_integer(object, "scratch_bytes", plan->cache.scratch_bytes);
-    cli_json_integer(object, "stacks_bytes", plan->cache.stacks_bytes);
-    cli_json_integer(object, "token_bytes", plan->cache.token_bytes);
+    kit_json *json = kit_json_begin();
+    if (s->model != NULL) model_options_json(&s->o->model, fkv_model_about(s->model), json);
+    kit_json_integer(json, "tokens", s->n_tokens);
+    kit_json_integer(json, "total_bytes", plan->total_bytes);
+    kit_json_integer(json, "slab_bytes", plan->cache.slab_bytes);
+    kit_json_integer(json, "tables_bytes", plan->cache.tables_bytes);
+    kit_json_integer(json, "scratch_bytes", plan->cache.scratch_bytes);
+    kit_json_integer(json, "stacks_bytes", plan->cache.stacks_bytes);
+    kit_json_integer(json, "token_bytes", plan->cache.token_bytes);
     if (s->model != NULL) {
-        cli_json_integer(object, "activations_bytes", plan->activations_bytes);
-        cli_json_integer(object, "weights_mapped_bytes", plan->mapped_bytes);
-        cli_json_integer(object, "weights_packed_bytes", plan->packed_bytes);
+        kit_json_integer(json, "activations_bytes", plan->activations_bytes);
+        kit_json_integer(json, "weights_mapped_bytes", plan->mapped_bytes);
+        kit_json_integer(json, "weights_packed_bytes", plan->packed_bytes);
     }
-    cli_json_integer(object, "total_bytes_16bit", wide.total_bytes);
-    cli_json_integer(object, "available_bytes", available);
-    cli_json_text(object, "available_source", source);
-    cli_json_bool(object, "fits", plan->total_bytes <= available);
-    cli_json_integer(object, "longest_context", is_bounded(s) ? 0 : longest_context(s, false, available));
-    cli_json_integer(object, "longest_context_16bit", is_bounded(s) ? 0 : longest_context(s, true, available));
-    return cli_print_json(object);
+    kit_json_integer(json, "total_bytes_16bit", wide.total_bytes);
+    kit_json_integer(json, "available_bytes", available);
+    kit_json_text(json, "available_source", source);
+    kit_json_bool(json, "fits", plan->total_bytes <= available);
+    kit_json_integer(json, "longest_context", is_bounded(s) ? 0 : longest_context(s, false, available));
+    kit_json_integer(json, "longest_context_16bit", is_bounded(s) ? 0 : longest_context(s, true, available));
+    return kit_json_print(json);
 }
 
 /* ---- the command ---- */
@@ -165,11 +166,11 @@ static int make_shape(subject *s) {
     fkv_config *c = &s->shape;
     char rest = 0;
     *c = fkv_config_default();
-    if (m->device != FKV_BACKEND_CPU) return cli_fail(EXIT_USAGE, "--device: a cache of its own shapes is planned for the CPU");
-    if (s->o->layers == 0 || s->o->heads == NULL)
-        return cli_fail(EXIT_USAGE, "a cache of its own shapes needs both --layers and --heads");
+    if (m->device != FKV_BACKEND_CPU)
+        return kit_fail(EXIT_USAGE, "--device: a cache given by --layers and --heads is planned for the CPU");
+    if (s->o->layers == 0 || s->o->heads == NULL) return kit_fail(EXIT_USAGE, "both --layers and --heads are needed");
     if (sscanf(s->o->heads, "%u/%u/%u%c", &c->layer.n_q_heads, &c->layer.n_kv_heads, &c->layer.head_dim, &rest) != 3)
-        return cli_fail(EXIT_USAGE, "--heads %s: query heads, KV heads and head dimension, as 32/8/128", s->o->heads);
+        return kit_fail(EXIT_USAGE, "--heads %s: query heads, KV heads and head dimension, as 32/8/128", s->o->heads);
     c->n_layers = s->o->layers;
     c->layer.k = (fkv_codec_config){m->k_bits, m->k_group};
     c->layer.v = (fkv_codec_config){m->v_bits, m->v_group};
@@ -194,7 +195,7 @@ static int work(subject *s) {
     }
     if (code != EXIT_GOOD) return code;
     fkv_runner_plan plan;
-    if (make_plan(s, s->n_tokens, false, &plan) != FKV_OK) return cli_fail(EXIT_USAGE, "%s", fkv_message());
+    if (make_plan(s, s->n_tokens, false, &plan) != FKV_OK) return kit_fail(EXIT_USAGE, "%s", fkv_message());
     const char *source = NULL;
     uint64_t available = fkv_backend_available((fkv_backend)s->o->model.device, &source);
     available -= available < plan.packed_bytes ? available : plan.packed_bytes; /* weights are repacked before a runner opens */
@@ -207,23 +208,23 @@ static int work(subject *s) {
     else
         print_table(s, available, source);
     if (code != EXIT_GOOD || plan.total_bytes <= available) return code;
-    return cli_fail(EXIT_NO_FIT, "the plan does not fit: lower the context or the bits");
+    return kit_fail(EXIT_NO_FIT, "the plan does not fit: lower the context or the bits");
 }
 
 int cli_plan(int argc, char **argv) {
     fkv_config usual = fkv_config_default();
     plan_options o = {.model = model_options_default(), .seqs = 1, .page = usual.page_tokens};
-    cli_option common[N_MODEL_OPTIONS];
+    kit_option common[N_MODEL_OPTIONS];
     model_options_list(&o.model, common);
-    const cli_option own[] = {
-        {"layers", 0, OPTION_U32, &o.layers, INT32_MAX, "N", "layers of the model"},
-        {"heads", 0, OPTION_TEXT, &o.heads, 0, "Q/KV/DIM", "query heads, KV heads, head dimension: 32/8/128"},
-        {"seqs", 0, OPTION_U32, &o.seqs, INT32_MAX, "N", "sequences open at once (1)"},
-        {"page", 0, OPTION_U32, &o.page, INT32_MAX, "N", "tokens of a page (64)"},
+    const kit_option own[] = {
+        {"layers", 0, OPTION_U32, &o.layers, INT32_MAX, "N", "number of layers"},
+        {"heads", 0, OPTION_TEXT, &o.heads, 0, "Q/KV/DIM", "query heads/KV heads/head dimension, as 32/8/128"},
+        {"seqs", 0, OPTION_U32, &o.seqs, INT32_MAX, "N", "sequences open at once (default 1)"},
+        {"page", 0, OPTION_U32, &o.page, INT32_MAX, "N", "tokens in a page (default 64)"},
         {0}};
-    const cli_option *const tables[] = {own, common, NULL};
+    const kit_option *const tables[] = {own, common, NULL};
     int code = EXIT_GOOD;
-    if (!cli_options_parse(usage, tables, argc, argv, &code)) return code;
+    if (!kit_options_parse(usage, tables, argc, argv, &code)) return code;
     subject s = {.o = &o};
     code = work(&s);
     fkv_model_close(s.model);

@@ -18,9 +18,8 @@
 #include <math.h>
 #include <stdlib.h>
 
-static const char usage[] =
-    "usage: flatkv ppl -f FILE [-m MODEL] [options]\n"
-    "Windows of the text, each prefilled in chunks; the second half of each window is scored, as llama.cpp does.\n";
+static const char usage[] = "usage: flatkv ppl -f FILE [-m MODEL] [options]\n"
+                            "Perplexity over windows of a text. The second half of each window is scored, as in llama.cpp.\n";
 
 enum { LOGIT_ROWS = 128 }; /* of one scored step: a large vocabulary has a megabyte a row */
 
@@ -70,7 +69,7 @@ static int open_lane(ppl *p, const codec_choice *codec) {
     codec_apply(codec, &config);
     config.max_logit_rows = config.max_step_tokens < LOGIT_ROWS ? config.max_step_tokens : LOGIT_ROWS;
     int code = session_open(&l->session, p->model, &config);
-    if (code == EXIT_GOOD && p->o->kl) l->kl = cli_take((size_t)p->n_windows * p->o->window * sizeof *l->kl);
+    if (code == EXIT_GOOD && p->o->kl) l->kl = kit_take((size_t)p->n_windows * p->o->window * sizeof *l->kl);
     return code;
 }
 
@@ -91,8 +90,8 @@ static int read_text(ppl *p) {
     if (code != EXIT_GOOD) return code;
     p->n_windows = (uint32_t)(p->text.n / p->o->window);
     if (p->n_windows == 0)
-        return cli_fail(EXIT_FAILED, "%s has %zu tokens, less than one window of %u: lower --window", p->o->file, p->text.n,
-                        p->o->window);
+        return kit_fail(EXIT_FAILED, "%s has %zu tokens, less than one window of %u: use a smaller --window", p->o->file,
+                        p->text.n, p->o->window);
     if (p->o->n_windows != 0 && p->o->n_windows < p->n_windows) p->n_windows = p->o->n_windows;
     return EXIT_GOOD;
 }
@@ -182,37 +181,33 @@ static lane_result judge(const ppl *p, lane *l) {
     return r;
 }
 
-static void put_result(const ppl *p, const lane_result *r, json_t *object) {
-    cli_json_real(object, "ppl", r->ppl);
-    cli_json_integer(object, "tokens", p->n_scored);
+static void put_result(const ppl *p, const lane_result *r, kit_json *json) {
+    kit_json_real(json, "ppl", r->ppl);
+    kit_json_integer(json, "tokens", p->n_scored);
     if (!p->o->kl) return;
-    cli_json_real(object, "kl_mean", r->kl_mean);
-    cli_json_real(object, "kl_p99", r->kl_p99);
-    cli_json_real(object, "top1", r->top1);
+    kit_json_real(json, "kl_mean", r->kl_mean);
+    kit_json_real(json, "kl_p99", r->kl_p99);
+    kit_json_real(json, "top1", r->top1);
 }
 
 static int report_json(ppl *p) {
-    json_t *object = json_object();
-    model_options_json(&p->o->model, p->about, object);
-    cli_json_integer(object, "window", p->o->window);
-    cli_json_integer(object, "windows", p->n_windows);
-    cli_json_integer(object, "chunk", p->o->model.chunk);
-    cli_json_text(object, "score", p->o->score == 0 ? "half" : "all");
-    cli_json_real(object, "seconds", p->seconds);
-    if (p->o->kl) cli_json_real(object, "ppl_16bit", judge(p, &p->lanes[0]).ppl);
-    json_t *array = json_array();
+    kit_json *json = kit_json_begin();
+    model_options_json(&p->o->model, p->about, json);
+    kit_json_integer(json, "window", p->o->window);
+    kit_json_integer(json, "windows", p->n_windows);
+    kit_json_integer(json, "chunk", p->o->model.chunk);
+    kit_json_text(json, "score", p->o->score == 0 ? "half" : "all");
+    kit_json_real(json, "seconds", p->seconds);
+    if (p->o->kl) kit_json_real(json, "ppl_16bit", judge(p, &p->lanes[0]).ppl);
+    if (p->codecs.many) kit_json_array(json, "codecs");
     for (uint32_t i = p->o->kl ? 1 : 0; i < p->n_lanes; i++) {
         lane_result r = judge(p, &p->lanes[i]);
-        json_t *one = p->codecs.many ? json_object() : object;
-        if (p->codecs.many) codec_json(&p->lanes[i].codec, one);
-        put_result(p, &r, one);
-        if (p->codecs.many) (void)json_array_append_new(array, one);
+        if (p->codecs.many) kit_json_object(json, NULL);
+        if (p->codecs.many) codec_json(&p->lanes[i].codec, json);
+        put_result(p, &r, json);
+        if (p->codecs.many) kit_json_close(json);
     }
-    if (p->codecs.many)
-        cli_json_set(object, "codecs", array);
-    else
-        json_decref(array);
-    return cli_print_json(object);
+    return kit_json_print(json);
 }
 
 static int report(ppl *p) {
@@ -243,7 +238,7 @@ static int work(ppl *p) {
     code = read_text(p);
     if (code == EXIT_GOOD) code = open_lanes(p);
     if (code != EXIT_GOOD) return code;
-    p->exps = cli_take((size_t)p->about->n_vocab * sizeof *p->exps);
+    p->exps = kit_take((size_t)p->about->n_vocab * sizeof *p->exps);
     p->progress = progress_begin("scoring", (uint64_t)p->n_windows * (p->o->window - 1));
     for (uint32_t i = 0; code == EXIT_GOOD && i < p->n_windows; i++) {
         code = score_window(p, p->text.tokens + (size_t)i * p->o->window);
@@ -266,23 +261,23 @@ static void close_all(ppl *p) {
 
 int cli_ppl(int argc, char **argv) {
     ppl_options o = {.model = model_options_default(), .window = 2048};
-    cli_option common[N_MODEL_OPTIONS];
+    kit_option common[N_MODEL_OPTIONS];
     model_options_list(&o.model, common);
-    const cli_option own[] = {
+    const kit_option own[] = {
         {"file", 'f', OPTION_TEXT, &o.file, 0, "FILE", "the text; \"-\" is standard input"},
         {"window", 'w', OPTION_U32, &o.window, 1 << 24, "N",
-         "tokens of a window (2048); with bos at its front where the model wants one"},
-        {"windows", 0, OPTION_U32, &o.n_windows, INT32_MAX, "N", "at most so many (all that are whole)"},
-        {"score", 0, OPTION_CHOICE, &o.score, 0, "half|all", "which part of each window counts: its second half, or all (half)"},
-        {"kl", 0, OPTION_FLAG, &o.kl, 0, NULL, "also compare with a 16-bit cache on the same text"},
-        {"codecs", 0, OPTION_TEXT, &o.codecs, 0, "LIST", "several in one run, rotated where it is said: 16/16,8/4:kv,4/4g32:kv"},
-        {"verbose", 'v', OPTION_FLAG, &o.verbose, 0, NULL, "the perplexity so far after every window"},
+         "tokens in a window (default 2048); it starts with the bos token if the model uses one"},
+        {"windows", 0, OPTION_U32, &o.n_windows, INT32_MAX, "N", "at most N windows (default: all)"},
+        {"score", 0, OPTION_CHOICE, &o.score, 0, "half|all", "score the second half of each window, or all of it (default half)"},
+        {"kl", 0, OPTION_FLAG, &o.kl, 0, NULL, "also run a 16-bit cache and report the KL divergence from it"},
+        {"codecs", 0, OPTION_TEXT, &o.codecs, 0, "LIST", "several codecs in one run; :kv rotates: 16/16,8/4:kv,4/4g32:kv"},
+        {"verbose", 'v', OPTION_FLAG, &o.verbose, 0, NULL, "print the perplexity so far after every window"},
         {0}};
-    const cli_option *const tables[] = {own, common, NULL};
+    const kit_option *const tables[] = {own, common, NULL};
     int code = EXIT_GOOD;
-    if (!cli_options_parse(usage, tables, argc, argv, &code)) return code;
-    if (o.file == NULL) return cli_fail(EXIT_USAGE, "-f FILE is needed: the text to measure on");
-    if (o.window < 4) return cli_fail(EXIT_USAGE, "--window %u: at least 4 tokens", o.window);
+    if (!kit_options_parse(usage, tables, argc, argv, &code)) return code;
+    if (o.file == NULL) return kit_fail(EXIT_USAGE, "-f FILE is needed: the text to score");
+    if (o.window < 4) return kit_fail(EXIT_USAGE, "--window %u: at least 4 tokens", o.window);
     cli_catch_interrupts();
     static ppl p;
     p = (ppl){.o = &o};

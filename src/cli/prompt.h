@@ -7,7 +7,7 @@
 #include "text.h"
 #include "token_list.h"
 
-/* A plain text at the beginning of a sequence. Exit code, said. */
+/* A plain text at the beginning of a sequence. Returns an exit code, with a message on failure. */
 int prompt_add_plain(token_list *list, const fkv_model *model, const text_buffer *content);
 
 /* What stands before and behind the content of a message, for callers that bring the content as tokens; with the opening of the

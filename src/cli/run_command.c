@@ -16,8 +16,8 @@
 #include <unistd.h>
 
 static const char usage[] =
-    "usage: flatkv run [-m MODEL] [-p TEXT] [-f FILE] [options]     the prompt may also come from standard input\n"
-    "       flatkv run -i [-m MODEL] [options]                      a conversation, a line for each turn\n";
+    "usage: flatkv run [-m MODEL] [-p TEXT] [-f FILE] [options]     completes a prompt, or one from standard input\n"
+    "       flatkv run -i [-m MODEL] [options]                      a conversation, one line for each turn\n";
 
 typedef struct run_options {
     model_options model;
@@ -71,13 +71,13 @@ static int read_prompt(const run_options *o, prompt_parts *parts) {
     const char *file = o->file;
     if (o->prompt != NULL) text_add(&parts->question, o->prompt, strlen(o->prompt));
     if (file == NULL && o->prompt == NULL && o->prefix == NULL && !o->interactive) {
-        if (isatty(STDIN_FILENO) != 0) return cli_fail(EXIT_USAGE, "no prompt: give -p TEXT, -f FILE or standard input");
+        if (isatty(STDIN_FILENO) != 0) return kit_fail(EXIT_USAGE, "no prompt: give -p TEXT, -f FILE or standard input");
         file = "-";
     }
     int code = file != NULL ? text_read(&parts->document, file) : EXIT_GOOD;
     if (code != EXIT_GOOD) return code;
     if (parts->document.n + parts->question.n == 0 && o->prefix == NULL && !o->interactive)
-        return cli_fail(EXIT_USAGE, "the prompt is empty: give -p TEXT, -f FILE or standard input");
+        return kit_fail(EXIT_USAGE, "the prompt is empty: give -p TEXT, -f FILE or standard input");
     return EXIT_GOOD;
 }
 
@@ -87,7 +87,7 @@ static int read_prefix_tokens(run *r) {
     fkv_status status = fkv_file_tokens(r->o->prefix, NULL, 0, &n);
     if (status != FKV_OK) return cli_fail_status(status);
     uint32_t capacity = n;
-    uint32_t *tokens = cli_take((size_t)capacity * sizeof *tokens);
+    uint32_t *tokens = kit_take((size_t)capacity * sizeof *tokens);
     status = fkv_file_tokens(r->o->prefix, tokens, capacity, &n);
     token_list_add(&r->prompt, tokens, n < capacity ? n : capacity); /* a file that was replaced meanwhile fails at loading */
     free(tokens);
@@ -135,14 +135,14 @@ static int choose_context(const run *r, uint32_t *max_tokens) {
     if (o->max_kv == 0 || o->context != 0) most = o->context != 0 ? o->context : r->about->context;
     if (r->prompt.n > most) {
         if (o->context != 0)
-            return cli_fail(
+            return kit_fail(
                 EXIT_FAILED,
                 "the prompt has %zu tokens, -c reserves %llu (the model was trained for %u): shorten it, raise -c, or "
-                "bound the context with --max-kv",
+                "limit the context with --max-kv",
                 r->prompt.n, (unsigned long long)most, r->about->context);
-        return cli_fail(
+        return kit_fail(
             EXIT_FAILED,
-            "the prompt has %zu tokens, the context of the model %u: shorten it, or bound the context with --max-kv %u "
+            "the prompt has %zu tokens, the context of the model %u: shorten it, or limit the context with --max-kv %u "
             "--sinks 4",
             r->prompt.n, r->about->context, r->about->context / 2);
     }
@@ -160,7 +160,7 @@ static int load_prefix(run *r) {
     fkv_seq_config config = {.max_tokens = s->max_tokens, .prompt = r->prompt.tokens, .n_prompt = (uint32_t)r->prompt.n};
     fkv_status status = fkv_seq_load(s->cache, &config, r->o->prefix, &s->seq);
     if (status == FKV_BAD_ARGUMENT || status == FKV_SEQ_FULL) /* full: the prompt fits, so more were saved than it has */
-        return cli_fail(EXIT_FAILED, "the prompt of %zu tokens does not begin with those saved in %s: %s", r->prompt.n,
+        return kit_fail(EXIT_FAILED, "the prompt of %zu tokens does not start with those saved in %s: %s", r->prompt.n,
                         r->o->prefix, fkv_message());
     if (status == FKV_OK) status = fkv_seq_length(s->cache, s->seq, &s->length);
     if (status != FKV_OK) return cli_fail_status(status);
@@ -245,28 +245,25 @@ static int report(const run *r, int code) {
         if (!isnan(prefill_tps)) (void)fprintf(stderr, ", %.0f t/s", prefill_tps);
         (void)fprintf(stderr, "; %zu new", g->tokens.n);
         if (!isnan(decode_tps)) (void)fprintf(stderr, ", %.1f t/s", decode_tps);
-        (void)fprintf(stderr, "; pages %s; stopped: %s\n", cli_bytes(r->session.plan.cache.slab_bytes, pages), stop);
+        (void)fprintf(stderr, "; pages %s; stopped: %s\n", kit_bytes(r->session.plan.cache.slab_bytes, pages), stop);
         return code;
     }
-    json_t *object = json_object();
-    model_options_json(&r->o->model, r->about, object);
-    char *sound = text_sound(g->text.bytes != NULL ? g->text.bytes : "", g->text.n);
-    cli_json_text(object, "text", sound);
-    free(sound);
-    cli_json_integer(object, "prompt_tokens", r->prompt.n);
-    cli_json_integer(object, "prefix_tokens", r->n_loaded);
-    cli_json_integer(object, "new_tokens", g->tokens.n);
-    cli_json_text(object, "stop", stop);
-    cli_json_real(object, "prefill_tps", prefill_tps);
-    cli_json_real(object, "decode_tps", decode_tps);
-    cli_json_integer(object, "kv_bytes", r->session.plan.cache.slab_bytes);
-    cli_json_integer(object, "plan_bytes", r->session.plan.total_bytes);
-    cli_json_integer(object, "packed_bytes", r->about->packed_bytes);
-    cli_json_integer(object, "peak_bytes", r->peak_bytes);
-    json_t *tokens = json_array();
-    for (size_t i = 0; i < g->tokens.n; i++) (void)json_array_append_new(tokens, json_integer(g->tokens.tokens[i]));
-    cli_json_set(object, "tokens", tokens);
-    int written = cli_print_json(object);
+    kit_json *json = kit_json_begin();
+    model_options_json(&r->o->model, r->about, json);
+    kit_json_bytes(json, "text", g->text.bytes, g->text.n);
+    kit_json_integer(json, "prompt_tokens", r->prompt.n);
+    kit_json_integer(json, "prefix_tokens", r->n_loaded);
+    kit_json_integer(json, "new_tokens", g->tokens.n);
+    kit_json_text(json, "stop", stop);
+    kit_json_real(json, "prefill_tps", prefill_tps);
+    kit_json_real(json, "decode_tps", decode_tps);
+    kit_json_integer(json, "kv_bytes", r->session.plan.cache.slab_bytes);
+    kit_json_integer(json, "plan_bytes", r->session.plan.total_bytes);
+    kit_json_integer(json, "packed_bytes", r->about->packed_bytes);
+    kit_json_integer(json, "peak_bytes", r->peak_bytes);
+    kit_json_array(json, "tokens");
+    for (size_t i = 0; i < g->tokens.n; i++) kit_json_integer(json, NULL, g->tokens.tokens[i]);
+    int written = kit_json_print(json);
     return code != EXIT_GOOD ? code : written;
 }
 
@@ -315,34 +312,36 @@ static int work(run *r, const prompt_parts *parts) {
 }
 
 static bool good_options(const run_options *o) {
-    if (o->interactive && o->model.json) return cli_fail(0, "-i and --json do not go together") != 0;
-    if (o->n_new == 0 && o->save_prefix == NULL) return cli_fail(0, "-n 0 makes sense with --save-prefix only") != 0;
+    if (o->interactive && o->model.json) return kit_fail(0, "-i and --json cannot be combined") != 0;
+    if (o->n_new == 0 && o->save_prefix == NULL) return kit_fail(0, "-n 0 is for --save-prefix only") != 0;
     return true;
 }
 
 int cli_run(int argc, char **argv) {
     run_options o = {.model = model_options_default(), .n_new = 256, .top_p = 1};
-    cli_option common[N_MODEL_OPTIONS];
+    kit_option common[N_MODEL_OPTIONS];
     model_options_list(&o.model, common);
-    const cli_option own[] = {
-        {"prompt", 'p', OPTION_TEXT, &o.prompt, 0, "TEXT", "behind what -f gives, where both are there"},
-        {"file", 'f', OPTION_TEXT, &o.file, 0, "FILE", "\"-\" is standard input"},
-        {"interactive", 'i', OPTION_FLAG, &o.interactive, 0, NULL, "a conversation that keeps its pages"},
-        {"new", 'n', OPTION_U32, &o.n_new, INT32_MAX, "N", "new tokens at most, of each answer (256)"},
-        {"raw", 0, OPTION_FLAG, &o.raw, 0, NULL, "no ChatML around the prompt of a chat model"},
-        {"system", 0, OPTION_TEXT, &o.system, 0, "TEXT", "a chat begins with this message"},
-        {"ignore-end", 0, OPTION_FLAG, &o.ignore_end, 0, NULL, "go on where the model would end"},
-        {"temperature", 't', OPTION_REAL, &o.temperature, 0, "X", "0 takes the likeliest token (0)"},
-        {"top-k", 0, OPTION_U32, &o.top_k, INT32_MAX, "N", "0: off (0)"},
-        {"top-p", 0, OPTION_REAL, &o.top_p, 0, "X", "1: off (1)"},
-        {"min-p", 0, OPTION_REAL, &o.min_p, 0, "X", "0: off (0)"},
-        {"save-prefix", 0, OPTION_TEXT, &o.save_prefix, 0, "FILE", "keep the pages of the prompt, whatever is asked about it"},
+    const kit_option own[] = {
+        {"prompt", 'p', OPTION_TEXT, &o.prompt, 0, "TEXT", "the prompt; with -f it follows the text of the file"},
+        {"file", 'f', OPTION_TEXT, &o.file, 0, "FILE", "read the prompt from a file; \"-\" is standard input"},
+        {"interactive", 'i', OPTION_FLAG, &o.interactive, 0, NULL, "a conversation; its history stays in the cache"},
+        {"new", 'n', OPTION_U32, &o.n_new, INT32_MAX, "N", "at most N new tokens for each answer (default 256)"},
+        {"raw", 0, OPTION_FLAG, &o.raw, 0, NULL, "do not wrap the prompt of a chat model in ChatML"},
+        {"system", 0, OPTION_TEXT, &o.system, 0, "TEXT", "system message of a chat"},
+        {"ignore-end", 0, OPTION_FLAG, &o.ignore_end, 0, NULL, "do not stop at the model's end token"},
+        {"temperature", 't', OPTION_REAL, &o.temperature, 0, "X",
+         "sampling temperature; 0 takes the most likely token (default 0)"},
+        {"top-k", 0, OPTION_U32, &o.top_k, INT32_MAX, "N", "sample from the N most likely tokens; 0: all (default 0)"},
+        {"top-p", 0, OPTION_REAL, &o.top_p, 0, "X",
+         "sample from the most likely tokens with total probability X (default 1: all)"},
+        {"min-p", 0, OPTION_REAL, &o.min_p, 0, "X", "drop tokens less likely than X times the most likely (default 0: none)"},
+        {"save-prefix", 0, OPTION_TEXT, &o.save_prefix, 0, "FILE", "save the cache of the prompt (-f and -p) to a file"},
         {"prefix", 0, OPTION_TEXT, &o.prefix, 0, "FILE",
-         "load such pages instead of computing them; the prompt must begin with\nthe saved one, or be left out to go on from it"},
+         "load a saved cache instead of computing it; the prompt must start with the\nsaved one, or be left out to continue from it"},
         {0}};
-    const cli_option *const tables[] = {own, common, NULL};
+    const kit_option *const tables[] = {own, common, NULL};
     int code = EXIT_GOOD;
-    if (!cli_options_parse(usage, tables, argc, argv, &code)) return code;
+    if (!kit_options_parse(usage, tables, argc, argv, &code)) return code;
     if (!good_options(&o)) return EXIT_USAGE;
     cli_catch_interrupts();
     run r = {.o = &o};

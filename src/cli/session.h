@@ -21,7 +21,8 @@ typedef struct model_session {
     void *after_step_user;
 } model_session;
 
-/* Plans and opens; the sequence may grow to config->max_tokens. Exit code, said; session_close() is then still right. */
+/* Plans and opens; the sequence may grow to config->max_tokens. Returns an exit code, with a message on failure; session_close()
+ * is then still right. */
 int session_open(model_session *s, const fkv_model *model, const fkv_runner_config *config);
 
 /* The same without a sequence: for one that will come from a page file. */

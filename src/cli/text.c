@@ -1,6 +1,7 @@
 /* See text.h. */
 #include "text.h"
 
+#include "../kit/utf8.h"
 #include "cli.h"
 
 #include <errno.h>
@@ -8,13 +9,12 @@
 #include <string.h>
 #include <unistd.h>
 
-static const char REPLACEMENT[] = "\xef\xbf\xbd"; /* U+FFFD */
 static const size_t MAX_FILE = (size_t)1 << 30;
 
 void text_add(text_buffer *t, const char *bytes, size_t n) {
     if (t->n + n + 1 > t->room) {
         t->room = 2 * (t->n + n + 1);
-        t->bytes = cli_take_more(t->bytes, t->room);
+        t->bytes = kit_take_more(t->bytes, t->room);
     }
     memcpy(t->bytes + t->n, bytes, n);
     t->n += n;
@@ -29,7 +29,7 @@ void text_free(text_buffer *t) {
 int text_read(text_buffer *t, const char *path) {
     bool standard = strcmp(path, "-") == 0;
     FILE *file = standard ? stdin : fopen(path, "rb");
-    if (file == NULL) return cli_fail(EXIT_FAILED, "cannot open %s: %s", path, strerror(errno));
+    if (file == NULL) return kit_fail(EXIT_FAILED, "cannot open %s: %s", path, strerror(errno));
     static char part[65536];
     size_t got = 0;
     size_t n = 0;
@@ -43,42 +43,21 @@ int text_read(text_buffer *t, const char *path) {
     int reason = errno;
     if (!standard) (void)fclose(file);
     if (cli_interrupted()) return EXIT_INTERRUPTED;
-    if (failed) return cli_fail(EXIT_FAILED, "cannot read %s: %s", path, strerror(reason));
-    if (n > MAX_FILE) return cli_fail(EXIT_FAILED, "%s has more than %zu bytes: cut it", path, MAX_FILE);
+    if (failed) return kit_fail(EXIT_FAILED, "cannot read %s: %s", path, strerror(reason));
+    if (n > MAX_FILE) return kit_fail(EXIT_FAILED, "%s has more than %zu bytes: cut it", path, MAX_FILE);
     return EXIT_GOOD;
-}
-
-/* Bytes of the UTF-8 character at p, which has n > 0 bytes: 0 where it is none, -1 where it may become one with more bytes. */
-static int character(const unsigned char *p, size_t n) {
-    int length = p[0] < 0x80                   ? 1
-                 : p[0] >= 0xc2 && p[0] < 0xe0 ? 2
-                 : (p[0] & 0xf0) == 0xe0       ? 3
-                 : p[0] >= 0xf0 && p[0] < 0xf5 ? 4
-                                               : 0;
-    for (int i = 1; i < length; i++) {
-        if ((size_t)i == n) return -1;
-        unsigned char low = 0x80;
-        unsigned char high = 0xbf;
-        if (i == 1 && p[0] == 0xe0) low = 0xa0;  /* overlong */
-        if (i == 1 && p[0] == 0xed) high = 0x9f; /* surrogates */
-        if (i == 1 && p[0] == 0xf0) low = 0x90;
-        if (i == 1 && p[0] == 0xf4) high = 0x8f; /* above U+10FFFF */
-        if (p[i] < low || p[i] > high) return 0;
-    }
-    return length;
 }
 
 char *text_sound(const char *bytes, size_t n) {
     text_buffer out = {0};
     text_add(&out, "", 0);
-    const unsigned char *p = (const unsigned char *)bytes;
     for (size_t i = 0; i < n;) {
-        int length = character(p + i, n - i);
-        if (length > 0 && p[i] != 0) {
+        int length = utf8_length(bytes + i, n - i);
+        if (length > 0 && bytes[i] != 0) {
             text_add(&out, bytes + i, (size_t)length);
             i += (size_t)length;
         } else {
-            text_add(&out, REPLACEMENT, 3);
+            text_add(&out, UTF8_REPLACEMENT, 3);
             i++;
         }
     }
@@ -91,10 +70,9 @@ text_stream text_stream_open(FILE *file) {
 
 /* One character or one byte that is none. */
 static void put(const text_stream *s, const char *bytes, int length) {
-    unsigned char c = (unsigned char)bytes[0];
-    bool control = c < 0x20 ? c != '\n' && c != '\t' : c == 0x7f || (c == 0xc2 && length == 2 && (unsigned char)bytes[1] < 0xa0);
+    bool control = utf8_is_control(bytes, length) && bytes[0] != '\n' && bytes[0] != '\t';
     if (length == 0 || (s->terminal && control))
-        (void)fputs(REPLACEMENT, s->file);
+        (void)fputs(UTF8_REPLACEMENT, s->file);
     else
         (void)fwrite(bytes, 1, (size_t)length, s->file);
 }
@@ -104,7 +82,7 @@ void text_stream_put(text_stream *s, const char *bytes, size_t n) {
     for (size_t i = 0; i < n; i++) {
         s->held[s->n_held++] = bytes[i];
         while (s->n_held > 0) { /* a byte that spoils a character may itself begin one */
-            int length = character((const unsigned char *)s->held, s->n_held);
+            int length = utf8_length(s->held, s->n_held);
             if (length < 0) break;
             put(s, s->held, length);
             size_t used = length > 0 ? (size_t)length : 1;

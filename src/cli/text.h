@@ -17,7 +17,7 @@ typedef struct text_buffer {
 void text_add(text_buffer *t, const char *bytes, size_t n);
 void text_free(text_buffer *t);
 
-/* The whole file, or standard input where path is "-", behind what is in t. Exit code, said why. */
+/* The whole file, or standard input where path is "-", behind what is in t. Returns an exit code, with a message on failure. */
 int text_read(text_buffer *t, const char *path);
 
 /* A copy that is UTF-8, 0-terminated, to be freed: what is not, and zeros, becomes U+FFFD. */

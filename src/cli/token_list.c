@@ -9,7 +9,7 @@
 static void reserve(token_list *list, size_t n) {
     if (list->n + n <= list->room) return;
     list->room = 2 * (list->n + n);
-    list->tokens = cli_take_more(list->tokens, list->room * sizeof *list->tokens);
+    list->tokens = kit_take_more(list->tokens, list->room * sizeof *list->tokens);
 }
 
 void token_list_add(token_list *list, const uint32_t *tokens, size_t n) {

@@ -11,7 +11,7 @@ typedef struct token_list {
     size_t room;
 } token_list;
 
-/* The tokens of a text, as fkv_tokenize() with these flags. Exit code, said. */
+/* The tokens of a text, as fkv_tokenize() with these flags. Returns an exit code, with a message on failure. */
 int token_list_add_text(token_list *list, const fkv_model *model, const char *bytes, size_t n_bytes, unsigned flags);
 
 void token_list_add(token_list *list, const uint32_t *tokens, size_t n);

@@ -6,8 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char usage[] = "usage: flatkv tokenize [-m MODEL] [-p TEXT | -f FILE] [options]     or the text on standard input\n"
-                            "A line for each token: its number and what it stands for.\n";
+static const char usage[] =
+    "usage: flatkv tokenize [-m MODEL] [-p TEXT | -f FILE] [options]     without -p and -f: standard input\n"
+    "Prints one line for each token: its number and its text.\n";
 
 typedef struct tokenize_options {
     const char *model;
@@ -46,35 +47,31 @@ static void print_tokens(const tokenize_options *o, const fkv_model *model, cons
 }
 
 static int print_json(const tokenize_options *o, const fkv_model *model, const token_list *list) {
-    json_t *object = json_object();
-    json_t *tokens = json_array();
-    for (size_t i = 0; !o->count && i < list->n; i++) (void)json_array_append_new(tokens, json_integer(list->tokens[i]));
-    cli_json_text(object, "model", o->model);
-    cli_json_text(object, "tokenizer", fkv_model_about(model)->tokenizer);
-    cli_json_integer(object, "n_tokens", list->n);
-    if (!o->count)
-        cli_json_set(object, "tokens", tokens);
-    else
-        json_decref(tokens);
-    return cli_print_json(object);
+    kit_json *json = kit_json_begin();
+    kit_json_text(json, "model", o->model);
+    kit_json_text(json, "tokenizer", fkv_model_about(model)->tokenizer);
+    kit_json_integer(json, "n_tokens", list->n);
+    if (!o->count) kit_json_array(json, "tokens");
+    for (size_t i = 0; !o->count && i < list->n; i++) kit_json_integer(json, NULL, list->tokens[i]);
+    return kit_json_print(json);
 }
 
 int cli_tokenize(int argc, char **argv) {
     tokenize_options o = {.model = "needle"};
-    const cli_option own[] = {
-        {"model", 'm', OPTION_TEXT, &o.model, 0, "MODEL", "a .gguf file, a folder with safetensors, or a name (needle)"},
+    const kit_option own[] = {
+        {"model", 'm', OPTION_TEXT, &o.model, 0, "MODEL", "a .gguf file, a folder with safetensors, or a name (default needle)"},
         {"prompt", 'p', OPTION_TEXT, &o.prompt, 0, "TEXT", "the text"},
-        {"file", 'f', OPTION_TEXT, &o.file, 0, "FILE", "or the file it is in"},
-        {"bos", 0, OPTION_FLAG, &o.bos, 0, NULL, "begin with bos where the model wants it"},
-        {"special", 0, OPTION_FLAG, &o.special, 0, NULL, "<|im_end|> and the like become their tokens"},
-        {"count", 0, OPTION_FLAG, &o.count, 0, NULL, "only how many there are"},
-        {"ids", 0, OPTION_FLAG, &o.ids, 0, NULL, "only their numbers, on one line"},
+        {"file", 'f', OPTION_TEXT, &o.file, 0, "FILE", "a file with the text; \"-\" is standard input"},
+        {"bos", 0, OPTION_FLAG, &o.bos, 0, NULL, "start with the bos token if the model uses one"},
+        {"special", 0, OPTION_FLAG, &o.special, 0, NULL, "read <|im_end|> and other special tokens as tokens, not as text"},
+        {"count", 0, OPTION_FLAG, &o.count, 0, NULL, "print only the number of tokens"},
+        {"ids", 0, OPTION_FLAG, &o.ids, 0, NULL, "print only the token numbers, on one line"},
         {"json", 0, OPTION_FLAG, &o.json, 0, NULL, "one JSON object on standard output"},
         {0}};
-    const cli_option *const tables[] = {own, NULL};
+    const kit_option *const tables[] = {own, NULL};
     int code = EXIT_GOOD;
-    if (!cli_options_parse(usage, tables, argc, argv, &code)) return code;
-    if (o.prompt != NULL && o.file != NULL) return cli_fail(EXIT_USAGE, "-p and -f do not go together");
+    if (!kit_options_parse(usage, tables, argc, argv, &code)) return code;
+    if (o.prompt != NULL && o.file != NULL) return kit_fail(EXIT_USAGE, "-p and -f cannot be combined");
     model_options usual = model_options_default();
     usual.model = o.model;
     fkv_model *model = NULL;

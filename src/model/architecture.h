@@ -16,9 +16,9 @@ typedef struct fkv_architecture {
     bool post_norms;         /* what attention and feed-forward give is normalized before it is added */
     bool embedding_sqrt_dim; /* embeddings are multiplied by sqrt(dim) */
     fkv_activation activation;
-    uint32_t
-        window_pattern;    /* where a file has a window but no pattern: every so manieth layer is full; 0: no layer is windowed */
-    float rope_base_local; /* of windowed layers, where the file does not say */
+    uint32_t window_pattern; /* where a file has a window but no pattern: every layer of this period is full; 0: no layer is
+                                windowed */
+    float rope_base_local;   /* of windowed layers, where the file does not say */
 } fkv_architecture;
 
 /* NULL for a name that is not in the table. */

@@ -7,7 +7,6 @@
 #include "model.h"
 
 #include "../base/workers.h"
-#include "files/tensor_rows.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -35,7 +34,10 @@ static fkv_status check_shape(const fkv_hparams *h) {
 }
 
 static fkv_status check_numbers(const fkv_hparams *h) {
-    FKV_REQUIRE(isfinite(h->rms_eps) && h->rms_eps >= 0.0f, FKV_UNSUPPORTED, "an epsilon of %g in norms", (double)h->rms_eps);
+    FKV_REQUIRE(
+        isfinite(h->rms_eps) && h->rms_eps > 0.0f, FKV_FILE_FORMAT,
+        "the file has no RMS epsilon above 0: %s.attention.layer_norm_rms_epsilon of a GGUF file, rms_norm_eps of a config.json",
+        h->architecture);
     FKV_REQUIRE(h->rope_dim % 2 == 0 && h->rope_dim > 0 && h->rope_dim <= h->head_dim, FKV_UNSUPPORTED,
                 "RoPE over %u numbers of heads of %u: an even number of them", h->rope_dim, h->head_dim);
     FKV_REQUIRE(isfinite(h->rope_base) && h->rope_base > 0.0f && isfinite(h->rope_base_local) && h->rope_base_local >= 0.0f &&
@@ -123,11 +125,6 @@ static fkv_status find_all(search *s, fkv_model *m) {
     FKV_TRY(find(s, "output_norm.weight", 1, h->dim, true, &m->final_norm));
     for (uint32_t i = 0; i < h->n_layers; i++) FKV_TRY(find_layer(s, i, &m->tensors[i]));
     return FKV_OK;
-}
-
-void fkv_model_norm(const fkv_model *model, const fkv_tensor *tensor, float *out) {
-    fkv_tensor_row_floats(tensor, 0, out);
-    for (uint32_t i = 0; model->hparams->norm_plus_one && i < tensor->n_cols; i++) out[i] += 1.0f;
 }
 
 /* ---- load ---- */

@@ -44,7 +44,4 @@ struct fkv_model {
     fkv_tokenizer *tokenizer;
 };
 
-/* The weights of a norm as the model uses them. out: [n_cols] */
-FKV_SEAM void fkv_model_norm(const fkv_model *model, const fkv_tensor *tensor, float *out);
-
 #endif

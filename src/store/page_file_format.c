@@ -184,13 +184,6 @@ static void hex_text(const uint8_t id[32], char text[ID_TEXT_BYTES]) {
     for (int i = 0; i < 32; i++) (void)snprintf(text + 2 * i, 3, "%02x", id[i]);
 }
 
-/* A stranger's text must not reach a terminal as it is. */
-static void plain_text(const char rope_id[64], char text[ID_TEXT_BYTES]) {
-    size_t n = strnlen(rope_id, 64);
-    for (size_t i = 0; i < n; i++) text[i] = rope_id[i] >= ' ' && rope_id[i] <= '~' ? rope_id[i] : '?';
-    text[n] = '\0';
-}
-
 static fkv_status foreign_layer(uint32_t number, const fkv_file_layer *file, const fkv_file_layer *ours, const char *path) {
     const fkv_file_side k = canonical(ours->k);
     const fkv_file_side v = canonical(ours->v);
@@ -213,12 +206,9 @@ fkv_status fkv_file_identity_check(const fkv_file_identity *identity, const fkv_
         hex_text(identity->weights_id, ours);
         return fkv_fail(FKV_FILE_FOREIGN, "foreign page file: weights_id is %s in the file and %s here: %s", file, ours, path);
     }
-    if (strncmp(header->rope_id, identity->rope_id, sizeof header->rope_id) != 0) {
-        plain_text(header->rope_id, file);
-        plain_text(identity->rope_id, ours);
-        return fkv_fail(FKV_FILE_FOREIGN, "foreign page file: rope_id is \"%s\" in the file and \"%s\" here: %s", file, ours,
-                        path);
-    }
+    FKV_REQUIRE(strncmp(header->rope_id, identity->rope_id, sizeof header->rope_id) == 0, FKV_FILE_FOREIGN,
+                "foreign page file: rope_id is \"%.63s\" in the file and \"%.63s\" here: %s", header->rope_id, identity->rope_id,
+                path);
     FKV_TRY(foreign_number("page_tokens", header->page_tokens, identity->page_tokens, path));
     FKV_TRY(foreign_number("page_type", header->page_type, (uint64_t)identity->page_type, path));
     FKV_TRY(foreign_number("rotate", header->rotate, (uint64_t)identity->rotate, path));

@@ -5,28 +5,14 @@
  */
 #include "hf_config.h"
 
+#include "json_read.h"
 #include "layer_pattern.h"
-#include "safetensors.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 
-enum { MAX_JSON_BYTES = 16 << 20 };
-
-/* ---- JSON ---------------------------------------------------------------------------------------------------- */
-
-fkv_status fkv_json_read(const char *text, size_t size, const char *path, json_t **root) {
-    json_error_t error;
-    FKV_REQUIRE(size <= MAX_JSON_BYTES, FKV_UNSUPPORTED, "JSON of %zu bytes, at most %d are read: %s", size, MAX_JSON_BYTES,
-                path);
-    *root = json_loadb(text, size, JSON_REJECT_DUPLICATES, &error);
-    FKV_REQUIRE(*root != NULL, FKV_FILE_FORMAT, "not JSON: %s (line %d): %s", fkv_show_text(error.text).text, error.line, path);
-    if (json_is_object(*root)) return FKV_OK;
-    json_decref(*root);
-    *root = NULL;
-    return fkv_fail(FKV_FILE_FORMAT, "JSON, but no object: %s", path);
-}
+/* ---- values --------------------------------------------------------------------------------------------------- */
 
 /* The getters leave *out as it was where the key is missing or null. */
 

@@ -1,14 +1,12 @@
-/* What config.json says, beside the hyperparameters: things that only reading the tensors needs. And JSON from strangers. */
+/* config.json as Hugging Face writes it, and the names it gives to tensors. */
 #ifndef FKV_HF_CONFIG_H
 #define FKV_HF_CONFIG_H
 
 #include "weights_state.h"
 
-#include <jansson.h>
-
-/* Objects only, no key twice, at most 16 MiB: parsed JSON takes many times its text. The caller gives it back with json_decref().
- */
-fkv_status fkv_json_read(const char *text, size_t size, const char *path, json_t **root);
+/* Fills in hyperparameters and special tokens from the bytes of a config.json, which are not needed afterwards. What is not JSON
+ * of the right form is FKV_FILE_FORMAT; path: for messages. */
+fkv_status fkv_hf_config_read(fkv_weights *weights, const char *json, size_t size, const char *path);
 
 /* The name that GGUF gives to a tensor of Hugging Face's name; a name that is not known stays. False: a buffer that is no weight
  * (of old llama files) and is left out. */

@@ -1,5 +1,5 @@
-/* Which layers see everything and which a window, layer by layer, as the one number that fkv_hparams has: every so manieth layer
- * is full. Feed it layers in order; the period is the place of the first full layer.
+/* Which layers are full and which have a window, as the one number that fkv_hparams has: the period of the full layers. Feed it
+ * layers in order; the period is the place of the first full layer.
  */
 #ifndef FKV_LAYER_PATTERN_H
 #define FKV_LAYER_PATTERN_H

@@ -7,6 +7,7 @@
 #include "safetensors.h"
 
 #include "hf_config.h"
+#include "json_read.h"
 
 #include <dirent.h>
 #include <errno.h>

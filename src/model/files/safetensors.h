@@ -9,9 +9,7 @@
  * as fkv_gguf_read(). Vocabularies other than bytes are FKV_UNSUPPORTED. */
 fkv_status fkv_safetensors_open(fkv_weights *weights, const char *folder);
 
-/* The parts, from memory; what is not JSON of the right form is FKV_FILE_FORMAT. The bytes of a shard must stay as long as the
- * weights; those of the config are not needed afterwards. */
-fkv_status fkv_hf_config_read(fkv_weights *weights, const char *json, size_t size, const char *path);
+/* One shard, from memory; what is not JSON of the right form is FKV_FILE_FORMAT. The bytes must stay as long as the weights. */
 fkv_status fkv_safetensors_read(fkv_weights *weights, const uint8_t *bytes, uint64_t size, const char *path);
 
 #endif

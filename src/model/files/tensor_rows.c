@@ -176,3 +176,8 @@ void fkv_tensor_row_floats(const fkv_tensor *tensor, uint32_t row, float *out) {
             block_floats(format, block, out + col);
     }
 }
+
+void fkv_tensor_norm_floats(const fkv_tensor *tensor, const fkv_hparams *hparams, float *out) {
+    fkv_tensor_row_floats(tensor, 0, out);
+    for (uint32_t i = 0; hparams->norm_plus_one && i < tensor->n_cols; i++) out[i] += 1.0f;
+}

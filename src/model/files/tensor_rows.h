@@ -22,4 +22,8 @@ FKV_SEAM void fkv_tensor_row_codes(const fkv_tensor *tensor, uint32_t row, uint8
 /* Any type to floats, exactly as the format's definition says: the truth, and for vectors (norms, biases). */
 FKV_SEAM void fkv_tensor_row_floats(const fkv_tensor *tensor, uint32_t row, float *out);
 
+/* The weights of a norm as a model of these hyperparameters uses them: the one row of the tensor, 1 + w where it is stored so.
+ * out: [C] */
+FKV_SEAM void fkv_tensor_norm_floats(const fkv_tensor *tensor, const fkv_hparams *hparams, float *out);
+
 #endif

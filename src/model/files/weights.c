@@ -1,4 +1,5 @@
-/* Weights from either format: opening, lookup by name, identity, giving mapped pages back.
+/* Weights of either format: maps, tensors, lookup by name, identity, giving mapped pages back. Knows no format; weights_open.c
+ * does.
  *
  * Owns the mappings and the tables. What holds for both formats is checked here, once: shapes that fit their type and 64 bits,
  * names that are unique, tensors that share no byte. Files are mapped, not copied, so a file must not be cut short while its
@@ -8,8 +9,6 @@
 
 #include "../../base/checksum.h"
 #include "../../base/memory.h"
-#include "gguf.h"
-#include "safetensors.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -35,35 +34,6 @@ static const tensor_format FORMATS[] = {
 };
 
 const char *fkv_tensor_type_name(fkv_tensor_type type) { return FORMATS[type].name; }
-
-/* ---- strangers' texts ---------------------------------------------------------------------------------------- */
-
-bool fkv_is_plain(fkv_bytes text) {
-    for (size_t i = 0; i < text.size; i++)
-        if (text.data[i] < 0x21 || text.data[i] > 0x7e) return false;
-    return text.size > 0;
-}
-
-void fkv_show_into(fkv_bytes bytes, char *out, size_t capacity) {
-    const bool whole = bytes.size < capacity;
-    const size_t n = whole ? bytes.size : capacity - sizeof "...";
-    unsigned char before = 0;
-    for (size_t i = 0; i < n; i++) {
-        const unsigned char c = (unsigned char)bytes.data[i];
-        const bool control = c < 0x20 || c == 0x7f || (before == 0xc2 && c < 0xa0); /* the last: C1 controls in UTF-8 */
-        out[i] = control ? '?' : (char)c;
-        before = c;
-    }
-    memcpy(out + n, whole ? "" : "...", whole ? 1 : sizeof "...");
-}
-
-fkv_shown fkv_show(fkv_bytes bytes) {
-    fkv_shown shown;
-    fkv_show_into(bytes, shown.text, sizeof shown.text);
-    return shown;
-}
-
-fkv_shown fkv_show_text(const char *text) { return fkv_show((fkv_bytes){.data = text, .size = strlen(text)}); }
 
 /* ---- making -------------------------------------------------------------------------------------------------- */
 
@@ -195,30 +165,7 @@ fkv_status fkv_weights_finish(fkv_weights *weights, const char *path) {
     return status;
 }
 
-/* ---- opening and closing ------------------------------------------------------------------------------------- */
-
-static fkv_status open_into(fkv_weights *weights, const char *path) {
-    struct stat about;
-    FKV_REQUIRE(stat(path, &about) == 0, FKV_IO, "%s: %s", strerror(errno), path);
-    if (S_ISDIR(about.st_mode)) return fkv_safetensors_open(weights, path);
-    fkv_mapped mapped = {0};
-    FKV_TRY(fkv_weights_map(weights, path, &mapped));
-    return fkv_gguf_read(weights, mapped.bytes, mapped.size, path);
-}
-
-fkv_status fkv_weights_open(const char *path, fkv_weights **weights) {
-    FKV_ASSERT(path != NULL && weights != NULL);
-    *weights = NULL;
-    fkv_weights *made = fkv_weights_new();
-    FKV_REQUIRE(made != NULL, FKV_NO_MEMORY, "no memory for the tables of a weight file: %s", path);
-    const fkv_status status = open_into(made, path);
-    if (status != FKV_OK) {
-        fkv_weights_close(made);
-        return status;
-    }
-    *weights = made;
-    return FKV_OK;
-}
+/* ---- closing ----------------------------------------------------------------------------------------------- */
 
 void fkv_weights_close(fkv_weights *weights) {
     if (weights == NULL) return;

@@ -5,6 +5,7 @@
 #define FKV_WEIGHTS_H
 
 #include "../../base/base.h"
+#include "../../base/shown.h"
 
 #include <flatkv/model.h>
 
@@ -38,13 +39,13 @@ typedef struct fkv_hparams {
     const char *architecture; /* general.architecture or what model_type maps to */
     const char *name;
     uint32_t n_layers, dim, ffn_dim, n_q_heads, n_kv_heads, head_dim, n_vocab, context;
-    float rms_eps;
+    float rms_eps; /* 0: not said, which model.c refuses */
     float rope_base;
     float rope_base_local; /* of windowed layers; 0: not said */
     float rope_scale;      /* linear position scaling: positions are divided by it; 1: none. Other scalings are FKV_UNSUPPORTED */
     uint32_t rope_dim;     /* numbers of a head that rotate; head_dim unless said */
     uint32_t window;       /* 0: not said */
-    uint32_t window_pattern; /* every so manieth layer is full; 0: not said */
+    uint32_t window_pattern; /* every layer of this period is full; 0: not said */
     float softcap;           /* of attention; 0: none */
     float query_scale;       /* of the scores; 0: not said */
     bool rope_interleaved;   /* pairs (2i, 2i+1) instead of (i, i + D/2): GGUF llama yes, safetensors no */
@@ -53,11 +54,6 @@ typedef struct fkv_hparams {
 
 /* The vocabulary as the file has it; tokenizer.c makes sense of it. Strings are not 0-terminated; all lie inside the mapping or a
  * copy that lives as long as the weights. */
-typedef struct fkv_bytes {
-    const char *data;
-    size_t size;
-} fkv_bytes;
-
 typedef struct fkv_vocab_source {
     fkv_bytes
         model; /* tokenizer.ggml.model: "gpt2", "llama"; "byte" for safetensors with a vocabulary of 256 and no tokenizer file */
@@ -76,7 +72,8 @@ typedef struct fkv_vocab_source {
 
 typedef struct fkv_weights fkv_weights;
 
-/* path: a .gguf file, or a folder. Status as in flatkv/model.h; nothing is left open on failure. */
+/* path: a .gguf file, or a folder. Status as in flatkv/model.h; nothing is left open on failure. Defined in weights_open.c, which
+ * alone knows all formats. */
 fkv_status fkv_weights_open(const char *path, fkv_weights **weights);
 void fkv_weights_close(fkv_weights *weights);
 

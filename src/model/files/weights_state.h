@@ -50,15 +50,4 @@ fkv_status fkv_tensor_describe(fkv_tensor *tensor, fkv_bytes name, fkv_tensor_ty
 /* The checks of a whole: no name twice, no byte in two tensors, numbers aligned as their type asks. */
 fkv_status fkv_weights_finish(fkv_weights *weights, const char *path);
 
-/* Letters that can be seen, of ASCII, and at least one: what the names of tensors and architectures are made of. */
-bool fkv_is_plain(fkv_bytes text);
-
-/* A stranger's text for a message or a terminal: control characters become '?', what is too long ends in "...". */
-typedef struct fkv_shown {
-    char text[96];
-} fkv_shown;
-fkv_shown fkv_show(fkv_bytes bytes);
-fkv_shown fkv_show_text(const char *text);
-void fkv_show_into(fkv_bytes bytes, char *out, size_t capacity);
-
 #endif

@@ -79,7 +79,7 @@ static fkv_status take_matrix(packing *p, const fkv_tensor *tensor, fkv_matrix *
 static float *take_norm(packing *p, const fkv_tensor *tensor) {
     if (tensor == NULL) return NULL;
     float *out = FKV_CARVE(&p->carve, tensor->n_cols, float);
-    if (p->carve.base != NULL) fkv_model_norm(p->model, tensor, out);
+    if (p->carve.base != NULL) fkv_tensor_norm_floats(tensor, p->model->hparams, out);
     return out;
 }
 

@@ -218,7 +218,7 @@ static void take_vector(loading *l, const fkv_tensor *tensor, bool is_norm, mlx_
         return;
     }
     if (is_norm)
-        fkv_model_norm(l->model, tensor, numbers);
+        fkv_tensor_norm_floats(tensor, l->model->hparams, numbers);
     else
         fkv_tensor_row_floats(tensor, 0, numbers);
     *array = mlx_array_new_data(numbers, shape, 1, MLX_FLOAT32);

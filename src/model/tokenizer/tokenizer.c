@@ -261,8 +261,8 @@ fkv_status fkv_tokenizer_open(const fkv_vocab_source *source, fkv_tokenizer **to
         if (status != FKV_OK) fkv_tokenizer_close(opened);
         return status;
     }
-    return fkv_fail(FKV_UNSUPPORTED, "the tokenizer model \"%.*s\" is not known; gpt2 (BPE), llama (SentencePiece) and byte are",
-                    (int)(source->model.size < 64 ? source->model.size : 64), source->model.data);
+    return fkv_fail(FKV_UNSUPPORTED, "the tokenizer model \"%s\" is not known; gpt2 (BPE), llama (SentencePiece) and byte are",
+                    fkv_show(source->model).text);
 }
 
 void fkv_tokenizer_close(fkv_tokenizer *tokenizer) {

@@ -72,8 +72,8 @@ static fkv_status pattern_open(fkv_bpe *bpe, fkv_bytes name) {
     }
     FKV_REQUIRE(name.size > 0, FKV_UNSUPPORTED,
                 "the file does not name its pre-tokenizer (tokenizer.ggml.pre): convert the model again with a newer converter");
-    FKV_REQUIRE(found != NULL, FKV_UNSUPPORTED, "the pre-tokenizer \"%.*s\" is not known; gpt-2, smollm, qwen2 and llama-bpe are",
-                (int)(name.size < 64 ? name.size : 64), name.data);
+    FKV_REQUIRE(found != NULL, FKV_UNSUPPORTED, "the pre-tokenizer \"%s\" is not known; gpt-2, smollm, qwen2 and llama-bpe are",
+                fkv_show(name).text);
     int error = 0;
     PCRE2_SIZE where = 0;
     bpe->whole_words = found->whole_words;
