@@ -11,7 +11,8 @@
 #include <unistd.h>
 
 static const char usage[] = "usage: flatkv bench attn [-m MODEL] [options of bench_attn]\n"
-                            "Runs bench_attn in the shape of the model (needle), unless --shape or --device is given:\n\n";
+                            "Runs bench_attn in the shape of a model, unless --shape or --device is given.\n\n"
+                            "  -m, --model MODEL         a .gguf file, a folder with safetensors, or a name (default needle)\n\n";
 
 enum { MAX_ARGUMENTS = 256, MAX_PATH = 4096 };
 
