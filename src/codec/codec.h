@@ -66,7 +66,7 @@ fkv_codec_config fkv_codec_canonical(fkv_codec_config config);
 void fkv_codec_rotated(fkv_codec *codec);
 
 /* Whether both write and read the same bytes. */
-bool fkv_codec_same(const fkv_codec *a, const fkv_codec *b);
+FKV_SEAM bool fkv_codec_same(const fkv_codec *a, const fkv_codec *b);
 
 /* Bytes of a part in a page. */
 FKV_INLINE uint64_t fkv_codec_part_bytes(const fkv_codec *codec, fkv_part part, uint32_t page_tokens) {
