@@ -3,6 +3,17 @@
 # built or installed, so it can be moved.
 include(CMakePackageConfigHelpers)
 
+set(flatkv_origin $<IF:$<PLATFORM_ID:Darwin>,@loader_path,$ORIGIN>)
+# Where a file in this folder of the installed tree finds mlx-c.
+function(flatkv_mlx_rpath out folder)
+  set(rpath ${flatkv_mlx_folder})
+  if(flatkv_mlx_is_in_tree)
+    file(RELATIVE_PATH rpath "/${folder}" "/${CMAKE_INSTALL_LIBDIR}/flatkv/mlx/lib")
+    string(PREPEND rpath ${flatkv_origin}/)
+  endif()
+  set(${out} ${rpath} PARENT_SCOPE)
+endfunction()
+
 install(FILES include/flatkv/flatkv.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/flatkv)
 if(FKV_MODELS)
   install(FILES include/flatkv/model.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/flatkv)
@@ -14,16 +25,11 @@ if(flatkv_has_mlx)
   install(FILES include/flatkv/mlx.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/flatkv)
   install(TARGETS flatkv_mlx EXPORT flatkv_mlxTargets)
   install(EXPORT flatkv_mlxTargets NAMESPACE flatkv:: DESTINATION ${package_dir})
-  set(origin $<IF:$<PLATFORM_ID:Darwin>,@loader_path,$ORIGIN>)
   if(flatkv_mlx_is_in_tree) # as scripts/get-mlx laid it out, where its libraries find each other
     install(DIRECTORY ${flatkv_mlx_folder}/../../ DESTINATION ${CMAKE_INSTALL_LIBDIR}/flatkv PATTERN stamp EXCLUDE)
-    set(flatkv_mlx_rpath ${origin} ${origin}/flatkv/mlx/lib)
-    set(flatkv_mlx_module_rpath ${origin}/mlx/lib)
-  else()
-    set(flatkv_mlx_rpath ${origin} ${flatkv_mlx_folder})
-    set(flatkv_mlx_module_rpath ${flatkv_mlx_folder})
   endif()
-  set_target_properties(flatkv_mlx PROPERTIES INSTALL_RPATH "${flatkv_mlx_rpath}")
+  flatkv_mlx_rpath(rpath ${CMAKE_INSTALL_LIBDIR})
+  set_target_properties(flatkv_mlx PROPERTIES INSTALL_RPATH "${flatkv_origin};${rpath}")
 endif()
 
 install(EXPORT flatkvTargets NAMESPACE flatkv:: DESTINATION ${package_dir})
