@@ -117,8 +117,14 @@ FKV_API const char *fkv_token_text(const fkv_model *model, uint32_t token, bool 
  * bos is added: templates write their own. */
 FKV_API fkv_status fkv_chat_tokenize(const fkv_model *model, const char *conversation, size_t n_bytes, const int64_t *now,
                                      uint32_t *tokens, size_t capacity, size_t *n_tokens);
+
+/* The same as text. given: [capacity] or NULL; 1 where a byte came from the conversation, 0 where the template wrote it. */
 FKV_API fkv_status fkv_chat_render(const fkv_model *model, const char *conversation, size_t n_bytes, const int64_t *now,
-                                   char *text, size_t capacity, size_t *n_text);
+                                   char *text, uint8_t *given, size_t capacity, size_t *n_text);
+
+/* fkv_tokenize() with FKV_TOKENIZE_SPECIAL, where special tokens are found only in bytes that are not given. given: [n_bytes] */
+FKV_API fkv_status fkv_tokenize_given(const fkv_model *model, const char *text, const uint8_t *given, size_t n_bytes,
+                                      uint32_t *tokens, size_t capacity, size_t *n_tokens);
 
 /* ---- runners ------------------------------------------------------------------------------------------------- */
 

@@ -278,13 +278,22 @@ fkv_status fkv_chat_tokenize(const fkv_model *model, const char *conversation, s
 }
 
 fkv_status fkv_chat_render(const fkv_model *model, const char *conversation, size_t n_bytes, const int64_t *now, char *text,
-                           size_t capacity, size_t *n_text) {
+                           uint8_t *given, size_t capacity, size_t *n_text) {
     FKV_REQUIRE(model != NULL && conversation != NULL && (text != NULL || capacity == 0) && n_text != NULL, FKV_BAD_ARGUMENT,
                 "fkv_chat_render: model, conversation, text or n_text is NULL");
     fkv_rendered rendered = {0};
     FKV_TRY(fkv_chat_run(model->chat, conversation, n_bytes, now, &rendered));
+    size_t n = rendered.n_bytes < capacity ? rendered.n_bytes : capacity;
     *n_text = rendered.n_bytes;
-    if (capacity > 0) memcpy(text, rendered.text, rendered.n_bytes < capacity ? rendered.n_bytes : capacity);
+    if (n > 0) memcpy(text, rendered.text, n);
+    if (n > 0 && given != NULL) memcpy(given, rendered.given, n);
     fkv_rendered_close(&rendered);
     return FKV_OK;
+}
+
+fkv_status fkv_tokenize_given(const fkv_model *model, const char *text, const uint8_t *given, size_t n_bytes, uint32_t *tokens,
+                              size_t capacity, size_t *n_tokens) {
+    FKV_REQUIRE(model != NULL && text != NULL && given != NULL && (tokens != NULL || capacity == 0) && n_tokens != NULL,
+                FKV_BAD_ARGUMENT, "fkv_tokenize_given: model, text, given, tokens or n_tokens is NULL");
+    return fkv_tokenizer_encode(model->tokenizer, text, given, n_bytes, FKV_TOKENIZE_SPECIAL, tokens, capacity, n_tokens);
 }

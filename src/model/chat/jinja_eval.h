@@ -34,6 +34,9 @@ typedef struct jinja_arguments {
 /* The argument at `position` (or SIZE_MAX: by name alone) or with that name; NULL: not given. */
 const jinja_value *fkv_jinja_argument(const jinja_arguments *args, size_t position, const char *name);
 
+/* A number that is not negative; INT64_MAX where none is given. */
+int64_t fkv_jinja_count_argument(const jinja_arguments *args, size_t position, const char *name);
+
 /* Statements into a writer. */
 void fkv_jinja_run(jinja_context *c, const jinja_node *nodes, jinja_scope *scope, jinja_writer *w);
 void fkv_jinja_bind(jinja_context *c, jinja_scope *scope, jinja_string name, jinja_value value);
@@ -41,6 +44,12 @@ void fkv_jinja_bind(jinja_context *c, jinja_scope *scope, jinja_string name, jin
 /* a.name and a[key] as Jinja looks them up; undefined where there is none. */
 jinja_value fkv_jinja_attribute(jinja_context *c, const jinja_value *a, jinja_string name);
 jinja_value fkv_jinja_item(jinja_context *c, const jinja_value *a, const jinja_value *key);
+
+/* A function, to be bound to its object. */
+jinja_value fkv_jinja_bound(jinja_context *c, jinja_string name);
+
+/* "a" is undefined, so it has no WHAT "name". */
+jinja_value fkv_jinja_fail_undefined(jinja_context *c, const jinja_value *a, const char *what, jinja_string name);
 
 /* By name; a name that is not known fails. */
 jinja_value fkv_jinja_filter(jinja_context *c, jinja_string name, const jinja_value *a, const jinja_arguments *args);

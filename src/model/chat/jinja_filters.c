@@ -231,29 +231,14 @@ static jinja_value filter_lower(jinja_context *c, const jinja_value *a, const ji
     return string_of(fkv_jinja_case(c, fkv_jinja_str(c, a), false));
 }
 
-/* Each word, or the first one, begins with a capital; the rest is small. */
-static jinja_value capitalized(jinja_context *c, jinja_string s, bool every_word) {
-    jinja_writer w = {.c = c};
-    bool begins = true;
-    for (size_t at = 0; at < s.n_bytes && !c->failed;) {
-        size_t n = fkv_jinja_char_bytes(s, at);
-        jinja_string character = fkv_jinja_part(s, at, at + n);
-        fkv_jinja_write(&w, fkv_jinja_case(c, character, begins));
-        uint32_t x = fkv_jinja_char(s, at);
-        begins = every_word && (fkv_jinja_is_space(x) || (x < 0x80 && strchr("-({[<", (int)x) != NULL));
-        at += n;
-    }
-    return string_of(fkv_jinja_written(&w));
-}
-
 static jinja_value filter_title(jinja_context *c, const jinja_value *a, const jinja_arguments *args) {
     (void)args;
-    return capitalized(c, fkv_jinja_str(c, a), true);
+    return string_of(fkv_jinja_capitalized(c, fkv_jinja_str(c, a), true));
 }
 
 static jinja_value filter_capitalize(jinja_context *c, const jinja_value *a, const jinja_arguments *args) {
     (void)args;
-    return capitalized(c, fkv_jinja_str(c, a), false);
+    return string_of(fkv_jinja_capitalized(c, fkv_jinja_str(c, a), false));
 }
 
 static jinja_value filter_trim(jinja_context *c, const jinja_value *a, const jinja_arguments *args) {
@@ -263,8 +248,11 @@ static jinja_value filter_trim(jinja_context *c, const jinja_value *a, const jin
 }
 
 static jinja_value filter_replace(jinja_context *c, const jinja_value *a, const jinja_arguments *args) {
-    jinja_bound method = {JINJA_TEXT("replace"), string_of(fkv_jinja_str(c, a))};
-    return fkv_jinja_builtin(c, &method, args);
+    const jinja_value *old = fkv_jinja_argument(args, 0, "old");
+    const jinja_value *new = fkv_jinja_argument(args, 1, "new");
+    if (old == NULL || new == NULL) return fkv_jinja_fail(c, "replace takes what to replace and by what");
+    return string_of(fkv_jinja_replaced(c, fkv_jinja_str(c, a), fkv_jinja_str(c, old), fkv_jinja_str(c, new),
+                                        fkv_jinja_count_argument(args, 2, "count")));
 }
 
 static jinja_value filter_string(jinja_context *c, const jinja_value *a, const jinja_arguments *args) {

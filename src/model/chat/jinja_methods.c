@@ -94,6 +94,20 @@ bool fkv_jinja_has_global(jinja_string name) {
     return false;
 }
 
+/* ---- arguments ---- */
+
+const jinja_value *fkv_jinja_argument(const jinja_arguments *args, size_t position, const char *name) {
+    if (position < args->n_positions) return &args->value[position];
+    for (size_t i = args->n_positions; i < args->n; i++)
+        if (fkv_jinja_is(args->name[i], name)) return &args->value[i];
+    return NULL;
+}
+
+int64_t fkv_jinja_count_argument(const jinja_arguments *args, size_t position, const char *name) {
+    const jinja_value *given = fkv_jinja_argument(args, position, name);
+    return given != NULL && given->kind == JINJA_INT && given->as.integer >= 0 ? given->as.integer : INT64_MAX;
+}
+
 /* ---- strings ---- */
 
 /* An argument that must be a string; false, and a failure, where it is not. */
@@ -104,11 +118,6 @@ static bool string_argument(jinja_context *c, const jinja_arguments *args, size_
     }
     fkv_jinja_fail(c, "a method of strings is called without the string that it takes");
     return false;
-}
-
-static int64_t count_argument(const jinja_arguments *args, size_t position, const char *name) {
-    const jinja_value *given = fkv_jinja_argument(args, position, name);
-    return given != NULL && given->kind == JINJA_INT && given->as.integer >= 0 ? given->as.integer : INT64_MAX;
 }
 
 static void append_part(jinja_context *c, jinja_value list, jinja_string s, size_t begin, size_t end) {
@@ -165,7 +174,7 @@ static void split_from_end(jinja_context *c, jinja_value list, jinja_string s, j
 static jinja_value split(jinja_context *c, jinja_string s, const jinja_arguments *args, bool from_end) {
     jinja_value list = fkv_jinja_list(c, false);
     const jinja_value *by = fkv_jinja_argument(args, 0, "sep");
-    int64_t most = count_argument(args, 1, "maxsplit");
+    int64_t most = fkv_jinja_count_argument(args, 1, "maxsplit");
     if (by == NULL || by->kind == JINJA_NONE) {
         split_blanks(c, list, s, most);
     } else if (by->kind != JINJA_STRING || by->as.string.n_bytes == 0) {
@@ -211,23 +220,8 @@ static jinja_value begins_or_ends(jinja_context *c, jinja_string s, const jinja_
 static jinja_value replace(jinja_context *c, jinja_string s, const jinja_arguments *args) {
     jinja_string old;
     jinja_string new;
-    int64_t most = count_argument(args, 2, "count");
-    jinja_writer w = {.c = c};
     if (!string_argument(c, args, 0, &old) || !string_argument(c, args, 1, &new)) return fkv_jinja_undefined();
-    size_t begin = 0;
-    for (size_t at = fkv_jinja_find(s, old, 0); at != SIZE_MAX && most-- > 0 && fkv_jinja_step(c, 1);) {
-        fkv_jinja_write(&w, fkv_jinja_part(s, begin, at));
-        fkv_jinja_write(&w, new);
-        begin = at + old.n_bytes;
-        size_t next = begin;
-        if (old.n_bytes == 0) { /* between all characters */
-            if (begin == s.n_bytes) break;
-            next += fkv_jinja_char_bytes(s, begin);
-        }
-        at = fkv_jinja_find(s, old, next);
-    }
-    fkv_jinja_write(&w, fkv_jinja_part(s, begin, s.n_bytes));
-    return fkv_jinja_of_string(fkv_jinja_written(&w));
+    return fkv_jinja_of_string(fkv_jinja_replaced(c, s, old, new, fkv_jinja_count_argument(args, 2, "count")));
 }
 
 static jinja_value find(jinja_context *c, jinja_string s, const jinja_arguments *args, bool last) {
@@ -297,15 +291,15 @@ static jinja_value strip(jinja_string s, const jinja_arguments *args, bool left,
     return fkv_jinja_of_string(fkv_jinja_strip(s, named ? &args->value[0].as.string : NULL, left, right));
 }
 
-static jinja_value through_filter(jinja_context *c, const char *name, jinja_string s) {
-    jinja_value value = fkv_jinja_of_string(s);
-    return fkv_jinja_filter(c, fkv_jinja_text(name), &value, &(jinja_arguments){.n = 0});
-}
-
 static jinja_value join(jinja_context *c, jinja_string s, const jinja_arguments *args) {
-    jinja_arguments between = {.value = {fkv_jinja_of_string(s)}, .n = 1, .n_positions = 1};
+    const jinja_list *items = args->n > 0 ? fkv_jinja_items(c, &args->value[0]) : NULL;
+    jinja_writer w = {.c = c};
     if (args->n == 0) return fkv_jinja_fail(c, "join without what to join");
-    return fkv_jinja_filter(c, JINJA_TEXT("join"), &args->value[0], &between);
+    for (size_t i = 0; items != NULL && i < items->n_items && !c->failed; i++) {
+        if (i > 0) fkv_jinja_write(&w, s);
+        fkv_jinja_write_str(&w, &items->items[i]);
+    }
+    return fkv_jinja_of_string(fkv_jinja_written(&w));
 }
 
 static jinja_value string_method(jinja_context *c, method_kind kind, jinja_string s, const jinja_arguments *args) {
@@ -321,8 +315,8 @@ static jinja_value string_method(jinja_context *c, method_kind kind, jinja_strin
     case METHOD_REPLACE: return replace(c, s, args);
     case METHOD_UPPER: return fkv_jinja_of_string(fkv_jinja_case(c, s, true));
     case METHOD_LOWER: return fkv_jinja_of_string(fkv_jinja_case(c, s, false));
-    case METHOD_TITLE: return through_filter(c, "title", s);
-    case METHOD_CAPITALIZE: return through_filter(c, "capitalize", s);
+    case METHOD_TITLE: return fkv_jinja_of_string(fkv_jinja_capitalized(c, s, true));
+    case METHOD_CAPITALIZE: return fkv_jinja_of_string(fkv_jinja_capitalized(c, s, false));
     case METHOD_FIND: return find(c, s, args, false);
     case METHOD_RFIND: return find(c, s, args, true);
     case METHOD_COUNT: return count(c, s, args);

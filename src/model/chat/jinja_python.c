@@ -1,5 +1,5 @@
-/* What values are in the eyes of Python, which chat templates are written for: truth, equality, order, str(), repr(), JSON. See
- * jinja_value.h. Owns no memory.
+/* What values are in the eyes of Python, which chat templates are written for: truth, equality, order, str(), repr(), JSON, and
+ * dicts. See jinja_value.h.
  */
 #include "jinja_value.h"
 
@@ -389,4 +389,32 @@ void fkv_jinja_write_json(jinja_writer *w, const jinja_value *v, const jinja_jso
     case JINJA_DICT: write_json_dict(w, v->as.dict, style, level); break;
     default: fkv_jinja_fail(w->c, "a value of type %s cannot be written as JSON", fkv_jinja_kind_name(v)); break;
     }
+}
+
+/* ---- dicts: keys are looked up by equality ---- */
+
+const jinja_value *fkv_jinja_get(jinja_context *c, const jinja_dict *dict, jinja_value key) {
+    if (!fkv_jinja_step(c, dict->n_pairs / 8)) return NULL;
+    for (size_t i = 0; i < dict->n_pairs; i++)
+        if (fkv_jinja_equal(c, &dict->pairs[i].key, &key)) return &dict->pairs[i].value;
+    return NULL;
+}
+
+const jinja_value *fkv_jinja_get_named(jinja_context *c, const jinja_dict *dict, jinja_string name) {
+    return fkv_jinja_get(c, dict, fkv_jinja_of_string(name));
+}
+
+void fkv_jinja_set(jinja_context *c, jinja_dict *dict, jinja_value key, jinja_value value) {
+    jinja_value *there = (jinja_value *)fkv_jinja_get(c, dict, key);
+    if (c->failed) return;
+    if (there != NULL) {
+        *there = value;
+        return;
+    }
+    if (dict->n_pairs == dict->capacity) {
+        jinja_pair *pairs = fkv_jinja_grown(c, dict->pairs, dict->n_pairs, &dict->capacity, sizeof *pairs);
+        if (pairs == NULL) return;
+        dict->pairs = pairs;
+    }
+    dict->pairs[dict->n_pairs++] = (jinja_pair){key, value};
 }

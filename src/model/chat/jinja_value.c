@@ -238,8 +238,7 @@ jinja_value fkv_jinja_pair_of(jinja_context *c, jinja_value a, jinja_value b) {
     return pair;
 }
 
-/* Room for one more of `bytes` each; the old block stays in the arena. */
-static void *grown(jinja_context *c, const void *old, size_t n, size_t *capacity, size_t bytes) {
+void *fkv_jinja_grown(jinja_context *c, const void *old, size_t n, size_t *capacity, size_t bytes) {
     size_t wanted = *capacity == 0 ? 4 : 2 * *capacity;
     void *block = fkv_jinja_take(c, wanted, bytes);
     if (block == NULL) return NULL;
@@ -252,35 +251,9 @@ void fkv_jinja_append(jinja_context *c, jinja_value value, jinja_value item) {
     if (c->failed || value.kind != JINJA_LIST) return;
     jinja_list *list = value.as.list;
     if (list->n_items == list->capacity) {
-        jinja_value *items = grown(c, list->items, list->n_items, &list->capacity, sizeof *items);
+        jinja_value *items = fkv_jinja_grown(c, list->items, list->n_items, &list->capacity, sizeof *items);
         if (items == NULL) return;
         list->items = items;
     }
     list->items[list->n_items++] = item;
-}
-
-const jinja_value *fkv_jinja_get(jinja_context *c, const jinja_dict *dict, jinja_value key) {
-    if (!fkv_jinja_step(c, dict->n_pairs / 8)) return NULL;
-    for (size_t i = 0; i < dict->n_pairs; i++)
-        if (fkv_jinja_equal(c, &dict->pairs[i].key, &key)) return &dict->pairs[i].value;
-    return NULL;
-}
-
-const jinja_value *fkv_jinja_get_named(jinja_context *c, const jinja_dict *dict, jinja_string name) {
-    return fkv_jinja_get(c, dict, fkv_jinja_of_string(name));
-}
-
-void fkv_jinja_set(jinja_context *c, jinja_dict *dict, jinja_value key, jinja_value value) {
-    jinja_value *there = (jinja_value *)fkv_jinja_get(c, dict, key);
-    if (c->failed) return;
-    if (there != NULL) {
-        *there = value;
-        return;
-    }
-    if (dict->n_pairs == dict->capacity) {
-        jinja_pair *pairs = grown(c, dict->pairs, dict->n_pairs, &dict->capacity, sizeof *pairs);
-        if (pairs == NULL) return;
-        dict->pairs = pairs;
-    }
-    dict->pairs[dict->n_pairs++] = (jinja_pair){key, value};
 }

@@ -99,6 +99,9 @@ bool fkv_jinja_step(jinja_context *c, uint64_t n_steps);
 /* Zeroed, aligned for any value. Never NULL while nothing failed; NULL when the limit is passed, which fails. */
 void *fkv_jinja_take(jinja_context *c, size_t n, size_t bytes);
 
+/* Twice the room for elements of `bytes` each, the first n copied; the old block stays in the arena. */
+void *fkv_jinja_grown(jinja_context *c, const void *old, size_t n, size_t *capacity, size_t bytes);
+
 /* ---- strings under construction ---- */
 
 typedef struct jinja_writer {
@@ -140,7 +143,10 @@ bool fkv_jinja_is(jinja_string a, const char *text);
 size_t fkv_jinja_find(jinja_string s, jinja_string what, size_t from); /* the byte, or SIZE_MAX */
 bool fkv_jinja_is_space(uint32_t character);
 jinja_string fkv_jinja_strip(jinja_string s, const jinja_string *chars, bool left, bool right); /* NULL: white space */
-jinja_string fkv_jinja_escaped(jinja_context *c, jinja_string s);                               /* for HTML */
+/* Each word, or the first one, begins with a capital; the rest is small. */
+jinja_string fkv_jinja_capitalized(jinja_context *c, jinja_string s, bool every_word);
+jinja_string fkv_jinja_replaced(jinja_context *c, jinja_string s, jinja_string old, jinja_string new, int64_t most);
+jinja_string fkv_jinja_escaped(jinja_context *c, jinja_string s); /* for HTML */
 jinja_string fkv_jinja_case(jinja_context *c, jinja_string s, bool upper);
 
 /* ---- lists and dicts ---- */
