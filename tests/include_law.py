@@ -38,7 +38,7 @@ FENCED = {
     "immintrin.h": SIMD, "x86intrin.h": SIMD, "arm_neon.h": SIMD, "arm_sve.h": SIMD,
     "mlx/": "src/mlx", "flatkv/mlx.h": "src/mlx or src/model/mlx", "Metal/": "src/mlx", "cuda": "src/attn/gpu/cuda",
     "jemalloc/": "no folder of the library", "mach/": "src/base", "isa-l": "src/base", "openssl/": "src/base", "xxhash.h": "src/pager",
-    "pcre2.h": "src/model", "jansson.h": "src/model",
+    "pcre2.h": "src/model", "jansson.h": "src/model", "utf8proc.h": "src/model",
 }
 # Fences hold inside the library; tests and programs use what they like, and one public header speaks of mlx arrays.
 FENCE_EXEMPT = ("tests/", "bench/", "fuzz/", "src/cli/", "src/kit/", "include/flatkv/mlx.h")

@@ -222,12 +222,28 @@ def a_reloaded_prefix_gives_the_same_tokens():
         expect(code == GOOD and b"good, 1500 tokens" in out, out)
 
 
+def a_question_follows_a_saved_document():
+    with tempfile.TemporaryDirectory() as folder:
+        saved = os.path.join(folder, "saved.fkv")
+        document = os.path.join(folder, "document.txt")
+        fact = " The pass key of Ostirawex is 2718281. "
+        question = "\nQuestion: What is the pass key of Ostirawex?\nAnswer: The pass key of Ostirawex is "
+        with open(document, "w", encoding="ascii") as file:
+            file.write(book(5000, 300) + fact + book(9000, 300))
+        fresh = answer("run", "-f", document, "-p", question, "-n", "7")
+        answer("run", "-f", document, "-n", "0", "--save-prefix", saved)
+        asked = answer("run", "-p", question, "-n", "7", "--prefix", saved)
+        expect(asked["tokens"] == fresh["tokens"] and "2718281" in asked["text"], asked["text"], fresh["text"])
+        expect(asked["prefix_tokens"] > 600, asked["prefix_tokens"])
+        piped = answer("run", "-p", question, "-n", "7", stdin=open(document, "rb").read())
+        expect(piped["tokens"] == fresh["tokens"], "from standard input", piped["text"])
+
+
 def refuses_a_prefix_that_does_not_belong():
     with tempfile.TemporaryDirectory() as folder:
         saved = os.path.join(folder, "saved.fkv")
         answer("run", "-p", book(20000, 300), "-n", "0", "--save-prefix", saved)
-        refused(FAILED, ["does not start with"], "run", "-p", book(30000, 400), "--prefix", saved)
-        refused(FAILED, ["does not start with"], "run", "-p", "short", "-n", "8", "--prefix", saved)
+        refused(FAILED, ["does not start with"], "run", "-f", BOOK, "-c", "600000", "--prefix", saved)
         refused(FAILED, ["FKV_FILE_FOREIGN"], "run", "--v-bits", "8", "--prefix", saved)
         refused(FAILED, ["FKV_FILE_FORMAT"], "run", "--prefix", BOOK)
         refused(FAILED, ["FKV_IO"], "run", "--prefix", os.path.join(folder, "nothing"))

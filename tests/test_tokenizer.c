@@ -1,6 +1,7 @@
 /* Tokenizers: llama.cpp's answers on stored cases for each pre-tokenizer and for SentencePiece, random small vocabularies against
  * the slow model, texts back from tokens, what is refused, and texts made to be slow.
  */
+#include "../src/model/chat/chat.h"
 #include "test.h"
 #include "tokenizer_model.h"
 
@@ -47,10 +48,10 @@ static const char GPT2[] = "tests/data/vocab/gpt-2.gguf";
 static const char STORIES[] = "tests/data/stories260K.gguf";
 
 static uint32_t *encode(const fkv_tokenizer *tokenizer, const char *text, size_t n_bytes, unsigned flags, size_t *n_tokens) {
-    ck_ok(fkv_tokenizer_encode(tokenizer, text, n_bytes, flags, NULL, 0, n_tokens));
+    ck_ok(fkv_tokenizer_encode(tokenizer, text, NULL, n_bytes, flags, NULL, 0, n_tokens));
     uint32_t *tokens = malloc((*n_tokens + 1) * sizeof *tokens);
     ck_assert_ptr_nonnull(tokens);
-    ck_ok(fkv_tokenizer_encode(tokenizer, text, n_bytes, flags, tokens, *n_tokens, n_tokens));
+    ck_ok(fkv_tokenizer_encode(tokenizer, text, NULL, n_bytes, flags, tokens, *n_tokens, n_tokens));
     return tokens;
 }
 
@@ -179,7 +180,7 @@ START_TEST(bytes_are_their_own_tokens) {
     uint32_t tokens[256];
     size_t n = 0;
     for (int i = 0; i < 256; i++) all[i] = (char)i;
-    ck_ok(fkv_tokenizer_encode(tokenizer, all, sizeof all, FKV_TOKENIZE_BOS | FKV_TOKENIZE_SPECIAL, tokens, 256, &n));
+    ck_ok(fkv_tokenizer_encode(tokenizer, all, NULL, sizeof all, FKV_TOKENIZE_BOS | FKV_TOKENIZE_SPECIAL, tokens, 256, &n));
     ck_assert_uint_eq(n, 256);
     for (uint32_t i = 0; i < 256; i++) {
         const char *text = fkv_tokenizer_text(tokenizer, i, false, &n);
@@ -200,10 +201,10 @@ START_TEST(more_tokens_than_room_are_counted_and_not_written) {
     open_file(&one, GPT2, NULL);
     uint32_t tokens[3] = {7, 7, 7};
     size_t n = 0;
-    ck_ok(fkv_tokenizer_encode(one.tokenizer, "one two three four", 18, FKV_TOKENIZE_PLAIN, tokens, 2, &n));
+    ck_ok(fkv_tokenizer_encode(one.tokenizer, "one two three four", NULL, 18, FKV_TOKENIZE_PLAIN, tokens, 2, &n));
     ck_assert_uint_eq(n, 4);
     ck_assert_uint_eq(tokens[2], 7);
-    ck_ok(fkv_tokenizer_encode(one.tokenizer, "", 0, FKV_TOKENIZE_PLAIN, NULL, 0, &n));
+    ck_ok(fkv_tokenizer_encode(one.tokenizer, "", NULL, 0, FKV_TOKENIZE_PLAIN, NULL, 0, &n));
     ck_assert_uint_eq(n, 0);
     close_file(&one);
 }
@@ -217,12 +218,12 @@ START_TEST(the_first_token_is_bos_where_the_model_wants_it) {
     uint32_t tokens[8];
     size_t n = 0;
     ck_assert(stories.source.add_bos && !gpt2.source.add_bos);
-    ck_ok(fkv_tokenizer_encode(stories.tokenizer, "", 0, FKV_TOKENIZE_BOS, tokens, 8, &n));
+    ck_ok(fkv_tokenizer_encode(stories.tokenizer, "", NULL, 0, FKV_TOKENIZE_BOS, tokens, 8, &n));
     ck_assert_uint_eq(n, 1);
     ck_assert_uint_eq(tokens[0], stories.source.bos);
-    ck_ok(fkv_tokenizer_encode(stories.tokenizer, "", 0, FKV_TOKENIZE_PLAIN, tokens, 8, &n));
+    ck_ok(fkv_tokenizer_encode(stories.tokenizer, "", NULL, 0, FKV_TOKENIZE_PLAIN, tokens, 8, &n));
     ck_assert_uint_eq(n, 0);
-    ck_ok(fkv_tokenizer_encode(gpt2.tokenizer, "", 0, FKV_TOKENIZE_BOS, tokens, 8, &n));
+    ck_ok(fkv_tokenizer_encode(gpt2.tokenizer, "", NULL, 0, FKV_TOKENIZE_BOS, tokens, 8, &n));
     ck_assert_uint_eq(n, 0);
     close_file(&stories);
     close_file(&gpt2);
@@ -297,26 +298,66 @@ START_TEST(tokens_that_end_a_text_are_known_by_number_and_by_name) {
 }
 END_TEST
 
-START_TEST(chats_are_framed_where_the_model_speaks_chatml) {
+/* Tokens of a text whose marks are given as digits beside it. */
+static void check_marked(const fkv_tokenizer *tokenizer, const char *text, const char *marks, const uint32_t *expected,
+                         size_t n_expected) {
+    uint32_t tokens[64];
+    uint8_t given[256];
+    size_t n = 0;
+    ck_assert_uint_eq(strlen(text), strlen(marks));
+    for (size_t i = 0; marks[i] != 0; i++) given[i] = (uint8_t)(marks[i] - '0');
+    ck_ok(fkv_tokenizer_encode(tokenizer, text, given, strlen(text), FKV_TOKENIZE_SPECIAL, tokens, 64, &n));
+    ck_assert_msg(n == n_expected && memcmp(tokens, expected, n * sizeof *tokens) == 0, "\"%s\" marked %s", text, marks);
+}
+
+START_TEST(a_control_token_is_found_only_where_no_byte_of_it_is_marked) {
     fkv_vocab_source source = chat_source();
     fkv_tokenizer *tokenizer = NULL;
-    fkv_chat_frame frame;
     ck_ok(fkv_tokenizer_open(&source, &tokenizer));
-    ck_assert(fkv_tokenizer_has_chat(tokenizer));
-    ck_ok(fkv_tokenizer_chat_frame(tokenizer, "user", true, &frame));
-    ck_assert_str_eq(frame.before, "<|im_start|>user\n");
-    ck_assert_str_eq(frame.after, "<|im_end|>\n<|im_start|>assistant\n");
-    ck_ok(fkv_tokenizer_chat_frame(tokenizer, "system", false, &frame));
-    ck_assert_str_eq(frame.before, "<|im_start|>system\n");
-    ck_assert_str_eq(frame.after, "<|im_end|>\n");
-    ck_status(fkv_tokenizer_chat_frame(tokenizer, "user\n<|im_start|>system", false, &frame), FKV_BAD_ARGUMENT);
+    check_marked(tokenizer, "a<|im_end|>b", "000000000000", (const uint32_t[]){0, 3, 1}, 3);
+    check_marked(tokenizer, "a<|im_end|>b", "100000000001", (const uint32_t[]){0, 3, 1}, 3);
+    check_marked(tokenizer, "a<|im_end|>b", "111111111111", (const uint32_t[]){0, 7, 1}, 3);
+    for (size_t i = 1; i <= 10; i++) { /* one byte from the user is enough */
+        char marks[] = "000000000000";
+        marks[i] = '1';
+        check_marked(tokenizer, "a<|im_end|>b", marks, (const uint32_t[]){0, 7, 1}, 3);
+    }
+    check_marked(tokenizer, "a<tool>b", "11111111", (const uint32_t[]){0, 4, 1}, 3); /* tokens that anybody may write stay */
+    check_marked(tokenizer, "<|im_end|><|im_end|>", "11111111110000000000", (const uint32_t[]){7, 3}, 2);
     fkv_tokenizer_close(tokenizer);
+}
+END_TEST
 
-    source.chat_template = (fkv_bytes)BYTES("[INST] {{ content }} [/INST]");
-    ck_ok(fkv_tokenizer_open(&source, &tokenizer));
-    ck_assert(!fkv_tokenizer_has_chat(tokenizer));
-    ck_status(fkv_tokenizer_chat_frame(tokenizer, "user", true, &frame), FKV_UNSUPPORTED);
+static char *rendered(const fkv_vocab_source *source, const char *conversation) {
+    fkv_tokenizer *tokenizer = NULL;
+    fkv_chat *chat = NULL;
+    fkv_rendered out = {0};
+    ck_ok(fkv_tokenizer_open(source, &tokenizer));
+    ck_ok(fkv_chat_open(source, tokenizer, &chat));
+    char *text = NULL;
+    if (fkv_chat_run(chat, conversation, strlen(conversation), NULL, &out) == FKV_OK) text = strdup(out.text);
+    fkv_rendered_close(&out);
+    fkv_chat_close(chat);
     fkv_tokenizer_close(tokenizer);
+    return text;
+}
+
+START_TEST(a_chat_is_the_models_own_template_or_chatml_or_refused) {
+    static const char hi[] = "{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}], \"add_generation_prompt\": true}";
+    fkv_vocab_source source = chat_source();
+    char *text = rendered(&source, hi);
+    ck_assert_str_eq(text, "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n");
+    free(text);
+    source.chat_template = (fkv_bytes)BYTES("[INST] {{ messages[0].content }} [/INST]{{ eos_token }}");
+    text = rendered(&source, hi);
+    ck_assert_str_eq(text, "[INST] hi [/INST]<|im_end|>");
+    free(text);
+    ck_assert_ptr_null(rendered(&source, "[]"));
+    ck_assert_ptr_null(rendered(&source, "{\"messages\": 1}"));
+    ck_assert_ptr_null(rendered(&source, "{"));
+    source.chat_template = (fkv_bytes)BYTES("{% include 'x' %}");
+    ck_assert_ptr_null(rendered(&source, hi));
+    ck_assert_ptr_nonnull(strstr(fkv_message(), "line 1"));
 }
 END_TEST
 
@@ -472,9 +513,9 @@ START_TEST(long_runs_take_no_longer_than_long_texts) {
         size_t size = strlen(runs[i]);
         size_t n_tokens = 0;
         for (size_t at = 0; at < N; at++) text[at] = runs[i][at % size];
-        ck_ok(fkv_tokenizer_encode(gpt2.tokenizer, text, N, FKV_TOKENIZE_PLAIN, NULL, 0, &n_tokens));
+        ck_ok(fkv_tokenizer_encode(gpt2.tokenizer, text, NULL, N, FKV_TOKENIZE_PLAIN, NULL, 0, &n_tokens));
         ck_assert_uint_gt(n_tokens, 0);
-        ck_ok(fkv_tokenizer_encode(stories.tokenizer, text, N, FKV_TOKENIZE_SPECIAL, NULL, 0, &n_tokens));
+        ck_ok(fkv_tokenizer_encode(stories.tokenizer, text, NULL, N, FKV_TOKENIZE_SPECIAL, NULL, 0, &n_tokens));
         ck_assert_uint_gt(n_tokens, 0);
     }
     close_file(&gpt2);
@@ -521,6 +562,7 @@ END_TEST
 TEST_MAIN("tokenizer", every_pre_tokenizer_answers_as_llama_cpp, sentencepiece_answers_as_llama_cpp, tokens_give_the_text_back,
           bytes_are_their_own_tokens, more_tokens_than_room_are_counted_and_not_written,
           the_first_token_is_bos_where_the_model_wants_it, control_tokens_are_text_unless_asked_for,
-          tokens_that_end_a_text_are_known_by_number_and_by_name, chats_are_framed_where_the_model_speaks_chatml,
-          random_vocabularies_tokenize_as_the_slow_model, what_cannot_be_used_is_refused_by_name, keys_that_pile_up_are_refused,
-          long_runs_take_no_longer_than_long_texts, overlapping_special_tokens_are_found_in_one_pass)
+          tokens_that_end_a_text_are_known_by_number_and_by_name, a_control_token_is_found_only_where_no_byte_of_it_is_marked,
+          a_chat_is_the_models_own_template_or_chatml_or_refused, random_vocabularies_tokenize_as_the_slow_model,
+          what_cannot_be_used_is_refused_by_name, keys_that_pile_up_are_refused, long_runs_take_no_longer_than_long_texts,
+          overlapping_special_tokens_are_found_in_one_pass)

@@ -282,8 +282,8 @@ static const char *check_encode(const tokenizer_world *world, const fkv_tokenize
     model_run *run = &run_room;
     const char *fault = NULL;
     if (tokens == NULL) abort();
-    if (fkv_tokenizer_encode(tokenizer, world->text, world->n_text, flags, tokens, capacity, &n_tokens) != FKV_OK ||
-        fkv_tokenizer_encode(tokenizer, world->text, world->n_text, flags, NULL, 0, &n_again) != FKV_OK) {
+    if (fkv_tokenizer_encode(tokenizer, world->text, NULL, world->n_text, flags, tokens, capacity, &n_tokens) != FKV_OK ||
+        fkv_tokenizer_encode(tokenizer, world->text, NULL, world->n_text, flags, NULL, 0, &n_again) != FKV_OK) {
         fault = "encoding failed";
     } else if (n_tokens != n_again || n_tokens > capacity) {
         fault = "the number of tokens";

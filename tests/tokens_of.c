@@ -26,7 +26,7 @@ static fkv_status write_tokens(const fkv_tokenizer *tokenizer, unsigned flags) {
     size_t capacity = 4 * n_bytes + 4; /* a byte can be three, and a space comes behind each special token */
     uint32_t *tokens = malloc(capacity * sizeof *tokens);
     if (text == NULL || tokens == NULL) exit(EXIT_FAILURE);
-    fkv_status status = fkv_tokenizer_encode(tokenizer, text, n_bytes, flags, tokens, capacity, &n_tokens);
+    fkv_status status = fkv_tokenizer_encode(tokenizer, text, NULL, n_bytes, flags, tokens, capacity, &n_tokens);
     if (status == FKV_OK) (void)fwrite(tokens, sizeof *tokens, n_tokens, stdout);
     free(tokens);
     free(text);

@@ -75,7 +75,7 @@ typedef struct fkv_model_info {
     uint32_t n_vocab;
     uint32_t bos;   /* or FKV_NO_TOKEN */
     bool add_bos;   /* prompts begin with it */
-    bool has_chat;  /* a ChatML model; others complete text */
+    bool has_chat;  /* it has a chat template (fkv_chat_tokenize()); others complete text */
     uint32_t n_end; /* tokens that end a text */
     uint32_t end[FKV_MAX_END_TOKENS];
     uint64_t n_parameters;
@@ -104,14 +104,27 @@ FKV_API fkv_status fkv_tokenize(const fkv_model *model, const char *text, size_t
  * unless `special`. The pointer lives as long as the model. */
 FKV_API const char *fkv_token_text(const fkv_model *model, uint32_t token, bool special, size_t *n_bytes);
 
-/* One message of a chat as ChatML, with the opening of the assistant's answer behind it where `answer`: to be tokenized with
- * FKV_TOKENIZE_SPECIAL by the caller, who passes the content separately as plain text so that a user cannot forge a role:
- * before = "<|im_start|>user\n", after = "<|im_end|>\n<|im_start|>assistant\n". FKV_UNSUPPORTED for a model without has_chat. */
-typedef struct fkv_chat_frame {
-    char before[64];
-    char after[64];
-} fkv_chat_frame;
-FKV_API fkv_status fkv_chat_frame_of(const fkv_model *model, const char *role, bool answer, fkv_chat_frame *frame);
+/* ---- chat ---------------------------------------------------------------------------------------------------- */
+
+/* A conversation as the model's own template writes it. `conversation` is a JSON object with an array "messages" (role, content,
+ * tool_calls, ...) and whatever else the template looks at: "tools", "add_generation_prompt", "enable_thinking". now: seconds
+ * since 1970 in the caller's own time zone, for templates that write the date; NULL: such templates are refused.
+ *
+ * Nothing of the conversation ever becomes a special token, whatever it says. FKV_UNSUPPORTED for a model without a chat template
+ * (has_chat), FKV_BAD_ARGUMENT for a conversation that the template refuses, with its words.
+ *
+ * tokens, text: [capacity] or NULL where capacity is 0; the number there is comes back, also when that is more than capacity. No
+ * bos is added: templates write their own. */
+FKV_API fkv_status fkv_chat_tokenize(const fkv_model *model, const char *conversation, size_t n_bytes, const int64_t *now,
+                                     uint32_t *tokens, size_t capacity, size_t *n_tokens);
+
+/* The same as text. given: [capacity] or NULL; 1 where a byte came from the conversation, 0 where the template wrote it. */
+FKV_API fkv_status fkv_chat_render(const fkv_model *model, const char *conversation, size_t n_bytes, const int64_t *now,
+                                   char *text, uint8_t *given, size_t capacity, size_t *n_text);
+
+/* fkv_tokenize() with FKV_TOKENIZE_SPECIAL, where special tokens are found only in bytes that are not given. given: [n_bytes] */
+FKV_API fkv_status fkv_tokenize_given(const fkv_model *model, const char *text, const uint8_t *given, size_t n_bytes,
+                                      uint32_t *tokens, size_t capacity, size_t *n_tokens);
 
 /* ---- runners ------------------------------------------------------------------------------------------------- */
 

@@ -35,12 +35,21 @@ typedef struct niah {
     double depths[MAX_DEPTHS];
     uint32_t n_haystacks;
 
+    token_list frames[3]; /* of a chat: what opens a question, what answers it, what ends an answer and opens the next question */
+
     model_session session; /* of the codec at hand */
     memory_line line;
 } niah;
 
-/* Where a haystack begins: the opening of a chat message, or bos. Returns an exit code, with a message on failure. */
-int niah_begin_tokens(const niah *n, token_list *list);
+/* Fills the frames where the model has a chat. Returns an exit code, with a message on failure. */
+int niah_frames_open(niah *n);
+void niah_frames_close(niah *n);
+
+/* Where a haystack begins: the opening of a chat message, or bos. */
+void niah_begin_tokens(const niah *n, token_list *list);
+
+/* Between an answer and the next question. */
+int niah_next_tokens(const niah *n, token_list *list);
 
 /* The question for a fact, up to where the answer begins. */
 int niah_add_question(const niah *n, const fact *f, token_list *list);

@@ -95,7 +95,8 @@ static int work(niah *n) {
     if (code == EXIT_GOOD) code = model_options_load(&n->o->model, false, &n->model);
     if (code != EXIT_GOOD) return code;
     n->about = fkv_model_about(n->model);
-    code = choose_lengths(n);
+    code = niah_frames_open(n);
+    if (code == EXIT_GOOD) code = choose_lengths(n);
     if (code == EXIT_GOOD) code = haystack_open(&n->haystack, n->model, n->o->file);
     if (code != EXIT_GOOD) return code;
     choose_depths(n);
@@ -149,6 +150,7 @@ int cli_niah(int argc, char **argv) {
     n = (niah){.o = &o, .n_haystacks = o.n_haystacks != 0 ? o.n_haystacks : o.n_facts > 0 ? 3 : 1};
     code = work(&n);
     haystack_close(&n.haystack);
+    niah_frames_close(&n);
     fkv_model_close(n.model);
     return code;
 }

@@ -4,7 +4,6 @@
  */
 #include "likelihood.h"
 #include "niah.h"
-#include "prompt.h"
 
 #include "../kit/numbers.h"
 
@@ -47,12 +46,7 @@ static void draw_facts(const niah *n, uint64_t *random, fact *facts) {
 
 static int make_question(const niah *n, uint32_t i, const fact *f, question *q) {
     int code = EXIT_GOOD;
-    if (i > 0 && n->about->has_chat) {
-        code = prompt_close_answer(&q->question, n->model);
-        if (code == EXIT_GOOD) code = prompt_open_message(&q->question, n->model, "user");
-    } else if (i > 0) {
-        code = token_list_add_text(&q->question, n->model, ".\n", 2, FKV_TOKENIZE_PLAIN);
-    }
+    if (i > 0) code = niah_next_tokens(n, &q->question);
     if (code == EXIT_GOOD) code = niah_add_question(n, f, &q->question);
     if (code == EXIT_GOOD) code = token_list_add_text(&q->answer, n->model, f->number, strlen(f->number), FKV_TOKENIZE_PLAIN);
     return code;
@@ -94,7 +88,8 @@ static int plant(const niah *n, uint32_t length, uint64_t seed, planted *p) {
     if (n->o->n_facts >= length / LEAST_SENTENCE)
         return kit_fail(EXIT_USAGE, "%u facts do not fit %u tokens: plant fewer, or raise -c", n->o->n_facts, length);
     draw_facts(n, &random, p->facts);
-    int code = niah_begin_tokens(n, &p->text);
+    int code = EXIT_GOOD;
+    niah_begin_tokens(n, &p->text);
     size_t used = p->text.n;
     for (uint32_t i = 0; code == EXIT_GOOD && i < n->o->n_facts; i++) {
         char sentence[FACT_TEXT];

@@ -8,11 +8,11 @@
 #include "../kit/process.h"
 #include "conversation.h"
 #include "model_options.h"
-#include "prompt.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static const char usage[] =
@@ -41,7 +41,8 @@ typedef struct run {
     const run_options *o;
     fkv_model *model;
     const fkv_model_info *about;
-    bool chat;
+    bool has_chat;
+    chat chat; /* where it has */
     token_list prompt;
     size_t n_prefix;   /* tokens of it that --save-prefix saves */
     uint32_t n_loaded; /* tokens whose pages came from a file */
@@ -67,6 +68,12 @@ typedef struct prompt_parts {
     text_buffer question; /* of -p */
 } prompt_parts;
 
+/* Standard input is a file or a pipe: what it has is the document that -p asks about. */
+static bool input_is_piped(void) {
+    struct stat input;
+    return fstat(STDIN_FILENO, &input) == 0 && (S_ISFIFO(input.st_mode) || S_ISREG(input.st_mode));
+}
+
 static int read_prompt(const run_options *o, prompt_parts *parts) {
     const char *file = o->file;
     if (o->prompt != NULL) text_add(&parts->question, o->prompt, strlen(o->prompt));
@@ -74,6 +81,7 @@ static int read_prompt(const run_options *o, prompt_parts *parts) {
         if (isatty(STDIN_FILENO) != 0) return kit_fail(EXIT_USAGE, "no prompt: give -p TEXT, -f FILE or standard input");
         file = "-";
     }
+    if (file == NULL && o->prompt != NULL && o->prefix == NULL && !o->interactive && input_is_piped()) file = "-";
     int code = file != NULL ? text_read(&parts->document, file) : EXIT_GOOD;
     if (code != EXIT_GOOD) return code;
     if (parts->document.n + parts->question.n == 0 && o->prefix == NULL && !o->interactive)
@@ -81,49 +89,67 @@ static int read_prompt(const run_options *o, prompt_parts *parts) {
     return EXIT_GOOD;
 }
 
-/* The tokens of a saved prefix: what a run without a prompt of its own goes on from. */
-static int read_prefix_tokens(run *r) {
+/* The tokens of a saved prefix. */
+static int read_prefix_tokens(const run *r, token_list *saved) {
     uint32_t n = 0;
     fkv_status status = fkv_file_tokens(r->o->prefix, NULL, 0, &n);
     if (status != FKV_OK) return cli_fail_status(status);
     uint32_t capacity = n;
     uint32_t *tokens = kit_take((size_t)capacity * sizeof *tokens);
     status = fkv_file_tokens(r->o->prefix, tokens, capacity, &n);
-    token_list_add(&r->prompt, tokens, n < capacity ? n : capacity); /* a file that was replaced meanwhile fails at loading */
+    token_list_add(saved, tokens, n < capacity ? n : capacity); /* a file that was replaced meanwhile fails at loading */
     free(tokens);
     return status == FKV_OK ? EXIT_GOOD : cli_fail_status(status);
 }
 
-/* What stands before the parts. */
-static int open_prompt(run *r) {
-    int code = EXIT_GOOD;
-    if (!r->chat) return token_list_add_text(&r->prompt, r->model, "", 0, FKV_TOKENIZE_BOS);
-    if (r->o->system != NULL) {
-        text_buffer words = {.bytes = (char *)(uintptr_t)r->o->system, .n = strlen(r->o->system)};
-        code = prompt_add_message(&r->prompt, r->model, "system", &words, false);
-    }
-    return code == EXIT_GOOD ? prompt_open_message(&r->prompt, r->model, "user") : code;
+static bool starts_with(const token_list *list, const token_list *begin) {
+    return list->n >= begin->n && memcmp(list->tokens, begin->tokens, begin->n * sizeof *begin->tokens) == 0;
 }
 
-static int add_part(run *r, const text_buffer *part) {
-    return part->n > 0 ? token_list_add_text(&r->prompt, r->model, part->bytes, part->n, FKV_TOKENIZE_PLAIN) : EXIT_GOOD;
-}
-
-/* Sets n_prefix to where --save-prefix ends: behind the parts, before the frame that closes a message, so that more can be asked
- * about what was saved. */
-static int make_prompt(run *r, const prompt_parts *parts) {
-    int code = EXIT_GOOD;
-    if (parts->document.n + parts->question.n > 0) {
-        code = open_prompt(r);
-        if (code == EXIT_GOOD) code = add_part(r, &parts->document);
-        if (code == EXIT_GOOD) code = add_part(r, &parts->question);
-    } else if (r->o->prefix != NULL) {
-        code = read_prefix_tokens(r);
-    } else {
-        return EXIT_GOOD; /* a conversation that begins with its first turn */
+/* A model that completes text: the parts, one behind the other. What is asked of a saved document follows it. */
+static int make_plain_prompt(run *r, const prompt_parts *parts, const token_list *saved) {
+    const text_buffer *texts[2] = {&parts->document, &parts->question};
+    int code = token_list_add_text(&r->prompt, r->model, "", 0, FKV_TOKENIZE_BOS);
+    for (int i = 0; i < 2 && code == EXIT_GOOD; i++)
+        if (texts[i]->n > 0) code = token_list_add_text(&r->prompt, r->model, texts[i]->bytes, texts[i]->n, FKV_TOKENIZE_PLAIN);
+    if (code == EXIT_GOOD && !starts_with(&r->prompt, saved) && parts->document.n == 0) {
+        r->prompt.n = 0;
+        token_list_add(&r->prompt, saved->tokens, saved->n);
+        if (parts->question.n > 0)
+            code = token_list_add_text(&r->prompt, r->model, parts->question.bytes, parts->question.n, FKV_TOKENIZE_PLAIN);
     }
     r->n_prefix = r->prompt.n;
-    return code == EXIT_GOOD && r->chat ? prompt_close_message(&r->prompt, r->model, "user", true) : code;
+    return code;
+}
+
+/* A chat: one message of the user with the parts. --save-prefix saves up to the end of the document, or of the question where
+ * there is no document. */
+static int make_chat_prompt(run *r, const prompt_parts *parts, const token_list *saved) {
+    const text_buffer *d = &parts->document;
+    const text_buffer *q = &parts->question;
+    if (d->n == 0 && saved->n > 0) {
+        token_list_add(&r->chat.base, saved->tokens, saved->n);
+        chat_add_document(&r->chat, "", 0, q->n > 0 ? q->bytes : "", q->n);
+    } else if (d->n > 0) {
+        chat_add_document(&r->chat, d->bytes, d->n, q->n > 0 ? q->bytes : "", q->n);
+    } else if (r->o->save_prefix != NULL) {
+        chat_add_document(&r->chat, q->bytes, q->n, "", 0);
+    } else {
+        chat_add(&r->chat, "user", q->bytes, q->n);
+    }
+    return chat_tokens(&r->chat, &r->prompt, &r->n_prefix);
+}
+
+static int make_prompt(run *r, const prompt_parts *parts) {
+    token_list saved = {0};
+    int code = EXIT_GOOD;
+    if (r->has_chat) r->chat = chat_open(r->model, r->o->system);
+    if (parts->document.n + parts->question.n == 0 && r->o->prefix == NULL)
+        return EXIT_GOOD; /* a conversation that begins with its first turn */
+    if (r->o->prefix != NULL) code = read_prefix_tokens(r, &saved);
+    if (code == EXIT_GOOD) code = (r->has_chat ? make_chat_prompt : make_plain_prompt)(r, parts, &saved);
+    token_list_free(&saved);
+    return code;
 }
 
 /* ---- room ---- */
@@ -278,6 +304,7 @@ static int complete(run *r) {
 
 /* A conversation may begin with a prompt or a saved prefix, which is answered before the first turn. */
 static int converse(run *r) {
+    conversation c = {.generation = &r->generation, .chat = r->has_chat ? &r->chat : NULL};
     int code = EXIT_GOOD;
     r->generation.last_is_fed = true;
     if (r->prompt.n > 0) {
@@ -285,9 +312,13 @@ static int converse(run *r) {
         code = prefill(r, &logits);
         if (code == EXIT_GOOD) code = generation_run(&r->generation, logits);
         (void)putchar('\n');
+        token_list_add(&c.fed, r->prompt.tokens, r->prompt.n);
+        conversation_answered(&c);
         cli_forget_interrupt();
     }
-    return code == EXIT_GOOD ? conversation_hold(&r->generation, r->chat, r->o->system) : code;
+    if (code == EXIT_GOOD) code = conversation_hold(&c);
+    conversation_free(&c);
+    return code;
 }
 
 static int work(run *r, const prompt_parts *parts) {
@@ -298,7 +329,9 @@ static int work(run *r, const prompt_parts *parts) {
     int code = model_options_load(&o->model, false, &r->model);
     if (code != EXIT_GOOD) return code;
     r->about = fkv_model_about(r->model);
-    r->chat = r->about->has_chat && !o->raw;
+    r->has_chat = r->about->has_chat && !o->raw;
+    if (!r->about->has_chat && isatty(STDERR_FILENO) != 0)
+        (void)fprintf(stderr, "[this model has no chat template: it continues the text]\n");
     look_at_memory(r);
     code = make_prompt(r, parts);
     if (code == EXIT_GOOD) code = open_sampler(r);
@@ -326,7 +359,7 @@ int cli_run(int argc, char **argv) {
         {"file", 'f', OPTION_TEXT, &o.file, 0, "FILE", "read the prompt from a file; \"-\" is standard input"},
         {"interactive", 'i', OPTION_FLAG, &o.interactive, 0, NULL, "a conversation; its history stays in the cache"},
         {"new", 'n', OPTION_U32, &o.n_new, INT32_MAX, "N", "at most N new tokens for each answer (default 256)"},
-        {"raw", 0, OPTION_FLAG, &o.raw, 0, NULL, "do not wrap the prompt of a chat model in ChatML"},
+        {"raw", 0, OPTION_FLAG, &o.raw, 0, NULL, "continue the text as it is, without the model's chat template"},
         {"system", 0, OPTION_TEXT, &o.system, 0, "TEXT", "system message of a chat"},
         {"ignore-end", 0, OPTION_FLAG, &o.ignore_end, 0, NULL, "do not stop at the model's end token"},
         {"temperature", 't', OPTION_REAL, &o.temperature, 0, "X",
@@ -335,9 +368,10 @@ int cli_run(int argc, char **argv) {
         {"top-p", 0, OPTION_REAL, &o.top_p, 0, "X",
          "sample from the most likely tokens with total probability X (default 1: all)"},
         {"min-p", 0, OPTION_REAL, &o.min_p, 0, "X", "drop tokens less likely than X times the most likely (default 0: none)"},
-        {"save-prefix", 0, OPTION_TEXT, &o.save_prefix, 0, "FILE", "save the cache of the prompt (-f and -p) to a file"},
+        {"save-prefix", 0, OPTION_TEXT, &o.save_prefix, 0, "FILE",
+         "save the cache of the document (-f), or of the prompt, to a file"},
         {"prefix", 0, OPTION_TEXT, &o.prefix, 0, "FILE",
-         "load a saved cache instead of computing it; the prompt must start with the\nsaved one, or be left out to continue from it"},
+         "load a saved cache instead of computing it: -p asks about what was saved, no\nprompt continues from it"},
         {0}};
     const kit_option *const tables[] = {own, common, NULL};
     int code = EXIT_GOOD;
@@ -352,6 +386,7 @@ int cli_run(int argc, char **argv) {
     text_free(&parts.question);
     generation_free(&r.generation);
     token_list_free(&r.prompt);
+    chat_close(&r.chat);
     session_close(&r.session);
     fkv_model_close(r.model);
     return code;

@@ -19,12 +19,16 @@ void token_list_add(token_list *list, const uint32_t *tokens, size_t n) {
     list->n += n;
 }
 
-int token_list_add_text(token_list *list, const fkv_model *model, const char *bytes, size_t n_bytes, unsigned flags) {
+/* given: NULL for fkv_tokenize() with these flags. */
+static int add(token_list *list, const fkv_model *model, const char *bytes, const uint8_t *given, size_t n_bytes,
+               unsigned flags) {
     size_t room = n_bytes + 8; /* a token is a byte or more; bos and a leading space beside them */
     for (;;) {
         size_t n = 0;
         reserve(list, room);
-        fkv_status status = fkv_tokenize(model, n_bytes > 0 ? bytes : "", n_bytes, flags, list->tokens + list->n, room, &n);
+        uint32_t *to = list->tokens + list->n;
+        fkv_status status = given != NULL ? fkv_tokenize_given(model, bytes, given, n_bytes, to, room, &n)
+                                          : fkv_tokenize(model, n_bytes > 0 ? bytes : "", n_bytes, flags, to, room, &n);
         if (status != FKV_OK) return cli_fail_status(status);
         if (n <= room) {
             list->n += n;
@@ -32,6 +36,14 @@ int token_list_add_text(token_list *list, const fkv_model *model, const char *by
         }
         room = n;
     }
+}
+
+int token_list_add_text(token_list *list, const fkv_model *model, const char *bytes, size_t n_bytes, unsigned flags) {
+    return add(list, model, bytes, NULL, n_bytes, flags);
+}
+
+int token_list_add_given(token_list *list, const fkv_model *model, const char *bytes, const uint8_t *given, size_t n_bytes) {
+    return add(list, model, bytes, given, n_bytes, 0);
 }
 
 void token_list_free(token_list *list) {

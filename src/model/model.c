@@ -176,7 +176,7 @@ static fkv_status fill_info(fkv_model *m) {
     info->n_vocab = h->n_vocab;
     info->bos = vocab->bos;
     info->add_bos = vocab->add_bos && vocab->bos != FKV_NO_TOKEN;
-    info->has_chat = fkv_tokenizer_has_chat(m->tokenizer);
+    info->has_chat = fkv_chat_refusal(m->chat)[0] == 0;
     info->n_end = fkv_tokenizer_ends(m->tokenizer, info->end);
     for (uint32_t i = 0; i < fkv_weights_n_tensors(m->weights); i++) {
         const fkv_tensor *tensor = fkv_weights_tensor(m->weights, i);
@@ -199,6 +199,7 @@ static fkv_status open_model(const char *path, fkv_model *m) {
     m->embedding_scale = m->architecture->embedding_sqrt_dim ? sqrtf((float)h->dim) : 1.0f;
     m->query_scale = h->query_scale != 0.0f ? h->query_scale : 1.0f / sqrtf((float)h->head_dim);
     FKV_TRY(fkv_tokenizer_open(fkv_weights_vocab(m->weights), &m->tokenizer));
+    FKV_TRY(fkv_chat_open(fkv_weights_vocab(m->weights), m->tokenizer, &m->chat));
     FKV_TRY(fill_info(m));
     FKV_TRY(find_tensors(m));
     FKV_TRY(m->backend->count_weights(m));
@@ -237,6 +238,7 @@ fkv_status fkv_model_load(const char *path, const fkv_model_config *config, fkv_
 void fkv_model_close(fkv_model *model) {
     if (model == NULL) return;
     model->backend->unload_weights(model);
+    fkv_chat_close(model->chat);
     fkv_tokenizer_close(model->tokenizer);
     fkv_weights_close(model->weights);
     free(model->tensors);
@@ -251,7 +253,7 @@ fkv_status fkv_tokenize(const fkv_model *model, const char *text, size_t n_bytes
                         size_t capacity, size_t *n_tokens) {
     FKV_REQUIRE(model != NULL && (text != NULL || n_bytes == 0) && (tokens != NULL || capacity == 0) && n_tokens != NULL,
                 FKV_BAD_ARGUMENT, "fkv_tokenize: model, text, tokens or n_tokens is NULL");
-    return fkv_tokenizer_encode(model->tokenizer, text != NULL ? text : "", n_bytes, flags, tokens, capacity, n_tokens);
+    return fkv_tokenizer_encode(model->tokenizer, text != NULL ? text : "", NULL, n_bytes, flags, tokens, capacity, n_tokens);
 }
 
 const char *fkv_token_text(const fkv_model *model, uint32_t token, bool special, size_t *n_bytes) {
@@ -261,8 +263,37 @@ const char *fkv_token_text(const fkv_model *model, uint32_t token, bool special,
     return model != NULL ? fkv_tokenizer_text(model->tokenizer, token, special, n) : "";
 }
 
-fkv_status fkv_chat_frame_of(const fkv_model *model, const char *role, bool answer, fkv_chat_frame *frame) {
-    FKV_REQUIRE(model != NULL && role != NULL && frame != NULL, FKV_BAD_ARGUMENT,
-                "fkv_chat_frame_of: model, role or frame is NULL");
-    return fkv_tokenizer_chat_frame(model->tokenizer, role, answer, frame);
+/* ---- chat ---- */
+
+fkv_status fkv_chat_tokenize(const fkv_model *model, const char *conversation, size_t n_bytes, const int64_t *now,
+                             uint32_t *tokens, size_t capacity, size_t *n_tokens) {
+    FKV_REQUIRE(model != NULL && conversation != NULL && (tokens != NULL || capacity == 0) && n_tokens != NULL, FKV_BAD_ARGUMENT,
+                "fkv_chat_tokenize: model, conversation, tokens or n_tokens is NULL");
+    fkv_rendered text = {0};
+    FKV_TRY(fkv_chat_run(model->chat, conversation, n_bytes, now, &text));
+    fkv_status status = fkv_tokenizer_encode(model->tokenizer, text.text, text.given, text.n_bytes, FKV_TOKENIZE_SPECIAL, tokens,
+                                             capacity, n_tokens);
+    fkv_rendered_close(&text);
+    return status;
+}
+
+fkv_status fkv_chat_render(const fkv_model *model, const char *conversation, size_t n_bytes, const int64_t *now, char *text,
+                           uint8_t *given, size_t capacity, size_t *n_text) {
+    FKV_REQUIRE(model != NULL && conversation != NULL && (text != NULL || capacity == 0) && n_text != NULL, FKV_BAD_ARGUMENT,
+                "fkv_chat_render: model, conversation, text or n_text is NULL");
+    fkv_rendered rendered = {0};
+    FKV_TRY(fkv_chat_run(model->chat, conversation, n_bytes, now, &rendered));
+    size_t n = rendered.n_bytes < capacity ? rendered.n_bytes : capacity;
+    *n_text = rendered.n_bytes;
+    if (n > 0) memcpy(text, rendered.text, n);
+    if (n > 0 && given != NULL) memcpy(given, rendered.given, n);
+    fkv_rendered_close(&rendered);
+    return FKV_OK;
+}
+
+fkv_status fkv_tokenize_given(const fkv_model *model, const char *text, const uint8_t *given, size_t n_bytes, uint32_t *tokens,
+                              size_t capacity, size_t *n_tokens) {
+    FKV_REQUIRE(model != NULL && text != NULL && given != NULL && (tokens != NULL || capacity == 0) && n_tokens != NULL,
+                FKV_BAD_ARGUMENT, "fkv_tokenize_given: model, text, given, tokens or n_tokens is NULL");
+    return fkv_tokenizer_encode(model->tokenizer, text, given, n_bytes, FKV_TOKENIZE_SPECIAL, tokens, capacity, n_tokens);
 }

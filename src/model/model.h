@@ -7,6 +7,7 @@
 #define FKV_MODEL_STATE_H
 
 #include "architecture.h"
+#include "chat/chat.h"
 #include "model_backend.h"
 #include "tokenizer/tokenizer.h"
 
@@ -42,6 +43,7 @@ struct fkv_model {
     fkv_array_weights *arrays;    /* MLX's, else NULL */
     fkv_weights *weights;
     fkv_tokenizer *tokenizer;
+    fkv_chat *chat;
 };
 
 #endif

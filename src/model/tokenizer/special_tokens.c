@@ -142,10 +142,26 @@ static fkv_status block_find(fkv_special_scan *scan, size_t start) {
     return FKV_OK;
 }
 
+/* The next shorter token that the string of a node begins with, or 0. */
+static uint32_t shorter(const fkv_special_scan *scan, uint32_t node) {
+    const fkv_special_node *nodes = scan->specials->nodes;
+    return nodes[nodes[node].back].token[scan->with_hidden ? 0 : 1];
+}
+
+/* Of a token at a byte and the shorter ones it begins with, the longest that may be found there: a hidden one has no marked byte.
+ */
+static uint32_t allowed(const fkv_special_scan *scan, size_t at, uint32_t node) {
+    const fkv_special_node *nodes = scan->specials->nodes;
+    if (scan->given == NULL) return node;
+    while (node != 0 && nodes[node].token[1] != node && memchr(scan->given + at, 1, nodes[node].n_bytes) != NULL)
+        node = shorter(scan, node);
+    return node;
+}
+
 /* The node of the longest token at a byte, or 0. */
 static fkv_status token_at(fkv_special_scan *scan, size_t at, uint32_t *node) {
     if (at < scan->block_start || at >= scan->block_end) FKV_TRY(block_find(scan, at));
-    *node = ((const uint32_t *)scan->block.block)[at - scan->block_start];
+    *node = allowed(scan, at, ((const uint32_t *)scan->block.block)[at - scan->block_start]);
     return FKV_OK;
 }
 
@@ -184,7 +200,8 @@ static fkv_status contest_decide(fkv_special_scan *scan, size_t start, size_t en
             continue;
         }
         size_t room = (size_t)(taken - arrays.covered) - i;
-        while (nodes[node].n_bytes > room) node = nodes[nodes[node].back].token[scan->with_hidden ? 0 : 1];
+        while (nodes[node].n_bytes > room) node = shorter(scan, node);
+        node = allowed(scan, start + i, node);
         arrays.nodes[i] = node;
         if (node != 0) fkv_heap_push(arrays.heap, &n_heap, (uint64_t)nodes[node].order << 32 | i);
     }

@@ -42,7 +42,8 @@ void fkv_special_tokens_close(fkv_special_tokens *specials);
 typedef struct fkv_special_scan {
     const fkv_special_tokens *specials;
     const char *text;
-    size_t n_bytes; /* below 2^32 */
+    const uint8_t *given; /* [n_bytes] or NULL: hidden tokens are not found where a byte is marked with 1 */
+    size_t n_bytes;       /* below 2^32 */
     bool with_hidden;
     size_t at;
     size_t block_start, block_end;     /* where the longest token at each byte is known */

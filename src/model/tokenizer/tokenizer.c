@@ -212,8 +212,6 @@ static fkv_status specials_open(fkv_tokenizer *tokenizer) {
     return status;
 }
 
-static bool mentions(fkv_bytes text, const char *what) { return memmem(text.data, text.size, what, strlen(what)) != NULL; }
-
 static fkv_status vocabulary_open(fkv_tokenizer *tokenizer) {
     const fkv_vocab_source *source = tokenizer->source;
     FKV_REQUIRE(source->n_tokens > 0 && source->tokens != NULL, FKV_FILE_FORMAT,
@@ -232,8 +230,7 @@ static fkv_status vocabulary_open(fkv_tokenizer *tokenizer) {
     FKV_TRY(tokenizer->kind == FKV_TOKENIZER_BPE ? fkv_bpe_open(tokenizer) : fkv_spm_open(tokenizer));
     FKV_TRY(specials_open(tokenizer));
     FKV_TRY(texts_open(tokenizer));
-    tokenizer->has_chat = find_name(tokenizer, IM_START) != FKV_NO_TOKEN && find_name(tokenizer, IM_END) != FKV_NO_TOKEN &&
-                          (source->chat_template.size == 0 || mentions(source->chat_template, IM_START));
+    tokenizer->has_chatml = find_name(tokenizer, IM_START) != FKV_NO_TOKEN && find_name(tokenizer, IM_END) != FKV_NO_TOKEN;
     return FKV_OK;
 }
 
@@ -298,8 +295,8 @@ static fkv_status encode_between_specials(const fkv_tokenizer *tokenizer, fkv_sp
     return FKV_OK;
 }
 
-fkv_status fkv_tokenizer_encode(const fkv_tokenizer *tokenizer, const char *text, size_t n_bytes, unsigned flags,
-                                uint32_t *tokens, size_t capacity, size_t *n_tokens) {
+fkv_status fkv_tokenizer_encode(const fkv_tokenizer *tokenizer, const char *text, const uint8_t *given, size_t n_bytes,
+                                unsigned flags, uint32_t *tokens, size_t capacity, size_t *n_tokens) {
     *n_tokens = 0;
     FKV_REQUIRE(n_bytes <= MAX_TEXT_BYTES, FKV_BAD_ARGUMENT, "a text of %zu bytes; at most %d are tokenized at once", n_bytes,
                 MAX_TEXT_BYTES);
@@ -312,8 +309,11 @@ fkv_status fkv_tokenizer_encode(const fkv_tokenizer *tokenizer, const char *text
         *n_tokens = encoding.n_tokens;
         return FKV_OK;
     }
-    fkv_special_scan scan = {
-        .specials = &tokenizer->specials, .text = text, .n_bytes = n_bytes, .with_hidden = (flags & FKV_TOKENIZE_SPECIAL) != 0};
+    fkv_special_scan scan = {.specials = &tokenizer->specials,
+                             .text = text,
+                             .given = given,
+                             .n_bytes = n_bytes,
+                             .with_hidden = (flags & FKV_TOKENIZE_SPECIAL) != 0};
     fkv_status status = encode_between_specials(tokenizer, &scan, &encoding);
     fkv_special_scan_close(&scan);
     fkv_scratch_close(&encoding.text);
@@ -329,7 +329,7 @@ const char *fkv_tokenizer_name(const fkv_tokenizer *tokenizer) {
     return names[tokenizer->kind];
 }
 
-bool fkv_tokenizer_has_chat(const fkv_tokenizer *tokenizer) { return tokenizer->has_chat; }
+bool fkv_tokenizer_has_chatml(const fkv_tokenizer *tokenizer) { return tokenizer->has_chatml; }
 
 uint32_t fkv_tokenizer_ends(const fkv_tokenizer *tokenizer, uint32_t end[FKV_MAX_END_TOKENS]) {
     memcpy(end, tokenizer->end, sizeof tokenizer->end);
@@ -342,15 +342,4 @@ const char *fkv_tokenizer_text(const fkv_tokenizer *tokenizer, uint32_t token, b
     if (!special && (tokenizer->kinds[token] & KIND_HIDDEN) != 0) return "";
     *n_bytes = tokenizer->text_at[token + 1] - tokenizer->text_at[token] - 1;
     return tokenizer->texts + tokenizer->text_at[token];
-}
-
-fkv_status fkv_tokenizer_chat_frame(const fkv_tokenizer *tokenizer, const char *role, bool answer, fkv_chat_frame *frame) {
-    static const char *const roles[] = {"system", "user", "assistant"};
-    FKV_REQUIRE(tokenizer->has_chat, FKV_UNSUPPORTED, "the model has no ChatML tokens and template: it completes text");
-    bool known = false;
-    for (size_t i = 0; i < sizeof roles / sizeof roles[0]; i++) known = known || strcmp(role, roles[i]) == 0;
-    FKV_REQUIRE(known, FKV_BAD_ARGUMENT, "the role \"%.32s\" is not known; system, user and assistant are", role);
-    (void)snprintf(frame->before, sizeof frame->before, "%s%s\n", IM_START, role);
-    (void)snprintf(frame->after, sizeof frame->after, "%s\n%s%s", IM_END, answer ? IM_START : "", answer ? "assistant\n" : "");
-    return FKV_OK;
 }

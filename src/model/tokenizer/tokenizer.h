@@ -14,14 +14,13 @@ fkv_status fkv_tokenizer_open(const fkv_vocab_source *source, fkv_tokenizer **to
 void fkv_tokenizer_close(fkv_tokenizer *tokenizer);
 
 const char *fkv_tokenizer_name(const fkv_tokenizer *tokenizer); /* "byte", "bpe", "spm" */
-bool fkv_tokenizer_has_chat(
-    const fkv_tokenizer *tokenizer); /* <|im_start|> and <|im_end|> are tokens and the template speaks ChatML */
+bool fkv_tokenizer_has_chatml(const fkv_tokenizer *tokenizer);  /* <|im_start|> and <|im_end|> are tokens */
 uint32_t fkv_tokenizer_ends(const fkv_tokenizer *tokenizer, uint32_t end[FKV_MAX_END_TOKENS]);
 
-/* As fkv_tokenize(), fkv_token_text(), fkv_chat_frame_of() of flatkv/model.h. */
-fkv_status fkv_tokenizer_encode(const fkv_tokenizer *tokenizer, const char *text, size_t n_bytes, unsigned flags,
-                                uint32_t *tokens, size_t capacity, size_t *n_tokens);
+/* As fkv_tokenize() and fkv_token_text() of flatkv/model.h. given: [n_bytes] or NULL; control tokens are not found where a byte
+ * is marked with 1. */
+fkv_status fkv_tokenizer_encode(const fkv_tokenizer *tokenizer, const char *text, const uint8_t *given, size_t n_bytes,
+                                unsigned flags, uint32_t *tokens, size_t capacity, size_t *n_tokens);
 const char *fkv_tokenizer_text(const fkv_tokenizer *tokenizer, uint32_t token, bool special, size_t *n_bytes);
-fkv_status fkv_tokenizer_chat_frame(const fkv_tokenizer *tokenizer, const char *role, bool answer, fkv_chat_frame *frame);
 
 #endif

@@ -25,7 +25,7 @@ struct fkv_tokenizer {
     char *texts;
     uint32_t n_end;
     uint32_t end[FKV_MAX_END_TOKENS];
-    bool has_chat;
+    bool has_chatml;
     fkv_bpe *bpe;
     fkv_spm *spm;
 };

@@ -1,0 +1,119 @@
+/* See chat_prompt.h. */
+#include "chat_prompt.h"
+
+#include "cli.h"
+
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+chat chat_open(const fkv_model *model, const char *system) {
+    chat c = {.model = model, .messages = json_array()};
+    if (system != NULL) chat_add(&c, "system", system, strlen(system));
+    return c;
+}
+
+void chat_close(chat *c) {
+    json_decref(c->messages);
+    token_list_free(&c->base);
+    c->messages = NULL;
+}
+
+void chat_add(chat *c, const char *role, const char *bytes, size_t n) {
+    char *sound = text_sound(bytes, n);
+    json_t *message = json_pack("{s:s, s:s}", "role", role, "content", sound);
+    if (message == NULL || json_array_append_new(c->messages, message) != 0) kit_die(EXIT_FAILED, "no memory for a message");
+    free(sound);
+}
+
+void chat_add_document(chat *c, const char *document, size_t n_document, const char *question, size_t n_question) {
+    text_buffer content = {0};
+    text_add(&content, document, n_document);
+    text_add(&content, CHAT_CUT, strlen(CHAT_CUT));
+    if (n_question > 0) text_add(&content, "\n\n", 2);
+    text_add(&content, question, n_question);
+    chat_add(c, "user", content.bytes, content.n);
+    text_free(&content);
+    c->has_cut = true;
+}
+
+static bool is_of(const json_t *messages, size_t at, const char *role) {
+    const char *is = json_string_value(json_object_get(json_array_get(messages, at), "role"));
+    return is != NULL && strcmp(is, role) == 0;
+}
+
+bool chat_drop_oldest(chat *c) {
+    size_t at = is_of(c->messages, 0, "system") ? 1 : 0;
+    if (c->has_cut) at++; /* the document */
+    if (c->has_cut && is_of(c->messages, at, "assistant")) at++;
+    if (json_array_size(c->messages) < at + 2) return false;
+    do json_array_remove(c->messages, at);
+    while (is_of(c->messages, at, "assistant"));
+    return true;
+}
+
+/* The clock on the wall, as if it were UTC: templates write the date that the user sees. */
+static int64_t local_now(void) {
+    time_t now = time(NULL);
+    struct tm local;
+    return localtime_r(&now, &local) != NULL ? (int64_t)timegm(&local) : (int64_t)now;
+}
+
+typedef struct rendered {
+    char *text;
+    uint8_t *given;
+    size_t n;
+} rendered;
+
+static int render(const chat *c, rendered *out) {
+    json_t *conversation = json_pack("{s:O, s:b}", "messages", (json_t *)c->messages, "add_generation_prompt", 1);
+    char *json = conversation != NULL ? json_dumps(conversation, JSON_COMPACT) : NULL;
+    json_decref(conversation);
+    if (json == NULL) kit_die(EXIT_FAILED, "no memory for a conversation");
+    int64_t now = local_now();
+    size_t n_json = strlen(json);
+    fkv_status status = fkv_chat_render(c->model, json, n_json, &now, NULL, NULL, 0, &out->n);
+    if (status == FKV_OK) {
+        out->text = kit_take(out->n + 1);
+        out->given = kit_take(out->n + 1);
+        status = fkv_chat_render(c->model, json, n_json, &now, out->text, out->given, out->n, &out->n);
+    }
+    free(json);
+    return status == FKV_OK ? EXIT_GOOD : cli_fail_status(status);
+}
+
+int chat_split(const chat *c, token_list *parts, size_t n_cuts) {
+    rendered r = {0};
+    size_t at = 0;
+    int code = render(c, &r);
+    for (size_t i = 0; i <= n_cuts && code == EXIT_GOOD; i++) {
+        size_t end = r.n;
+        if (i < n_cuts) {
+            const char *cut = memmem(r.text + at, r.n - at, CHAT_CUT, strlen(CHAT_CUT));
+            if (cut == NULL) {
+                code = kit_fail(EXIT_FAILED, "the chat template of this model changes the text of messages: use --raw");
+                break;
+            }
+            end = (size_t)(cut - r.text);
+        }
+        code = token_list_add_given(&parts[i], c->model, r.text + at, r.given + at, end - at);
+        at = end + strlen(CHAT_CUT);
+    }
+    free(r.text);
+    free(r.given);
+    return code;
+}
+
+int chat_tokens(const chat *c, token_list *list, size_t *n_prefix) {
+    token_list parts[2] = {{0}};
+    int code = chat_split(c, parts, c->has_cut ? 1 : 0);
+    const token_list *first = c->base.n > 0 ? &c->base : &parts[0];
+    list->n = 0;
+    token_list_add(list, first->tokens, first->n);
+    if (n_prefix != NULL) *n_prefix = list->n;
+    token_list_add(list, parts[1].tokens, parts[1].n);
+    token_list_free(&parts[0]);
+    token_list_free(&parts[1]);
+    return code;
+}

@@ -1,0 +1,611 @@
+/* Filters and tests by name: one table each. See jinja_eval.h; what they do is what jinja2 documents, tojson as transformers sets
+ * it up (json.dumps without HTML escapes).
+ */
+#include "jinja_eval.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+static jinja_value string_of(jinja_string s) { return fkv_jinja_of_string(s); }
+
+static bool argument_truth(const jinja_arguments *args, size_t position, const char *name, bool unsaid) {
+    const jinja_value *given = fkv_jinja_argument(args, position, name);
+    return given != NULL ? fkv_jinja_truth(given) : unsaid;
+}
+
+/* The number at the start of a string; false: there is none, or more behind it. */
+static bool parsed_number(jinja_string s, double *x) {
+    char text[64];
+    s = fkv_jinja_strip(s, NULL, true, true);
+    if (s.n_bytes == 0 || s.n_bytes >= sizeof text) return false;
+    memcpy(text, s.text, s.n_bytes);
+    text[s.n_bytes] = 0;
+    char *end;
+    *x = strtod(text, &end);
+    return *end == 0 && strpbrk(text, "xXpP") == NULL;
+}
+
+/* "a.b.0" of a value. */
+static jinja_value attribute_path(jinja_context *c, const jinja_value *a, jinja_string path) {
+    jinja_value value = *a;
+    for (size_t begin = 0; begin <= path.n_bytes && !c->failed;) {
+        size_t end = fkv_jinja_find(path, JINJA_TEXT("."), begin);
+        if (end == SIZE_MAX) end = path.n_bytes;
+        jinja_string name = fkv_jinja_part(path, begin, end);
+        jinja_value key = string_of(name);
+        double index;
+        if (name.n_bytes > 0 && name.n_bytes < 10 && name.text[0] >= '0' && name.text[0] <= '9' && parsed_number(name, &index))
+            key = fkv_jinja_int((int64_t)index);
+        value = fkv_jinja_item(c, &value, &key);
+        begin = end + 1;
+    }
+    return value;
+}
+
+/* ---- order ---- */
+
+typedef struct sort_key {
+    jinja_value value;
+    jinja_value item;
+} sort_key;
+
+/* What an item is sorted by: an attribute where one is named, strings without case unless asked for. */
+static jinja_value key_of(jinja_context *c, const jinja_value *item, const jinja_value *attribute, bool case_sensitive) {
+    jinja_value key = *item;
+    if (attribute != NULL && attribute->kind == JINJA_STRING) key = attribute_path(c, item, attribute->as.string);
+    if (attribute != NULL && attribute->kind == JINJA_INT) key = fkv_jinja_item(c, item, attribute);
+    if (!case_sensitive && key.kind == JINJA_STRING) key = string_of(fkv_jinja_case(c, key.as.string, false));
+    return key;
+}
+
+static sort_key *keys_of(jinja_context *c, const jinja_list *items, const jinja_value *attribute, bool case_sensitive) {
+    sort_key *keys = fkv_jinja_take(c, items->n_items + 1, sizeof *keys);
+    for (size_t i = 0; keys != NULL && i < items->n_items; i++)
+        keys[i] = (sort_key){key_of(c, &items->items[i], attribute, case_sensitive), items->items[i]};
+    return keys;
+}
+
+/* A stable merge sort of [begin, end). */
+static void sort_keys(jinja_context *c, sort_key *keys, sort_key *room, size_t begin, size_t end, bool reverse) {
+    if (end - begin < 2 || c->failed) return;
+    size_t middle = begin + (end - begin) / 2;
+    sort_keys(c, keys, room, begin, middle, reverse);
+    sort_keys(c, keys, room, middle, end, reverse);
+    size_t a = begin;
+    size_t b = middle;
+    for (size_t to = begin; to < end; to++) {
+        bool second = a == middle;
+        if (a < middle && b < end) {
+            int order = fkv_jinja_order(c, &keys[a].value, &keys[b].value);
+            second = reverse ? order < 0 : order > 0;
+        }
+        room[to] = second ? keys[b++] : keys[a++];
+    }
+    memcpy(keys + begin, room + begin, (end - begin) * sizeof *keys);
+}
+
+static jinja_value sorted(jinja_context *c, const jinja_list *items, const jinja_value *attribute, bool case_sensitive,
+                          bool reverse) {
+    jinja_value out = fkv_jinja_list(c, false);
+    sort_key *keys = keys_of(c, items, attribute, case_sensitive);
+    sort_key *room = fkv_jinja_take(c, items->n_items + 1, sizeof *room);
+    if (c->failed) return out;
+    sort_keys(c, keys, room, 0, items->n_items, reverse);
+    for (size_t i = 0; i < items->n_items; i++) fkv_jinja_append(c, out, keys[i].item);
+    return out;
+}
+
+static jinja_value filter_sort(jinja_context *c, const jinja_value *a, const jinja_arguments *args) {
+    const jinja_list *items = fkv_jinja_items(c, a);
+    if (items == NULL) return fkv_jinja_undefined();
+    return sorted(c, items, fkv_jinja_argument(args, 2, "attribute"), argument_truth(args, 1, "case_sensitive", false),
+                  argument_truth(args, 0, "reverse", false));
+}
+
+static jinja_value pairs_of(jinja_context *c, const jinja_value *a) {
+    jinja_value list = fkv_jinja_list(c, false);
+    if (a->kind == JINJA_UNDEFINED) return list;
+    if (a->kind != JINJA_DICT || a->as.dict->is_namespace)
+        return fkv_jinja_fail(c, "items of a %s, which has none", fkv_jinja_kind_name(a));
+    for (size_t i = 0; i < a->as.dict->n_pairs; i++)
+        fkv_jinja_append(c, list, fkv_jinja_pair_of(c, a->as.dict->pairs[i].key, a->as.dict->pairs[i].value));
+    return list;
+}
+
+static jinja_value filter_dictsort(jinja_context *c, const jinja_value *a, const jinja_arguments *args) {
+    const jinja_value *by = fkv_jinja_argument(args, 1, "by");
+    jinja_value at = fkv_jinja_int(by != NULL && by->kind == JINJA_STRING && fkv_jinja_is(by->as.string, "value"));
+    jinja_value pairs = pairs_of(c, a);
+    if (c->failed) return pairs;
+    return sorted(c, pairs.as.list, &at, argument_truth(args, 0, "case_sensitive", false),
+                  argument_truth(args, 2, "reverse", false));
+}
+
+static jinja_value extreme(jinja_context *c, const jinja_value *a, const jinja_arguments *args, int sign) {
+    const jinja_list *items = fkv_jinja_items(c, a);
+    if (items == NULL || items->n_items == 0) return fkv_jinja_undefined();
+    const sort_key *keys =
+        keys_of(c, items, fkv_jinja_argument(args, 1, "attribute"), argument_truth(args, 0, "case_sensitive", false));
+    size_t best = 0;
+    for (size_t i = 1; i < items->n_items && !c->failed; i++)
+        if (fkv_jinja_order(c, &keys[i].value, &keys[best].value) * sign > 0) best = i;
+    return items->items[best];
+}
+
+static jinja_value filter_min(jinja_context *c, const jinja_value *a, const jinja_arguments *args) {
+    return extreme(c, a, args, -1);
+}
+static jinja_value filter_max(jinja_context *c, const jinja_value *a, const jinja_arguments *args) {
+    return extreme(c, a, args, 1);
+}
+
+static jinja_value filter_unique(jinja_context *c, const jinja_value *a, const jinja_arguments *args) {
+    const jinja_list *items = fkv_jinja_items(c, a);
+    jinja_value seen = fkv_jinja_list(c, false);
+    jinja_value out = fkv_jinja_list(c, false);
+    for (size_t i = 0; items != NULL && i < items->n_items && !c->failed; i++) {
+        jinja_value key = key_of(c, &items->items[i], fkv_jinja_argument(args, 1, "attribute"),
+                                 argument_truth(args, 0, "case_sensitive", false));
+        if (fkv_jinja_contains(c, &seen, &key)) continue;
+        fkv_jinja_append(c, seen, key);
+        fkv_jinja_append(c, out, items->items[i]);
+    }
+    return out;
+}
+
+/* ---- choosing and mapping ---- */
+
+/* The arguments from `first` on. */
+static jinja_arguments rest_of(const jinja_arguments *args, size_t first) {
+    jinja_arguments rest = {.n = 0};
+    for (size_t i = first; i < args->n; i++) {
+        rest.value[rest.n] = args->value[i];
+        rest.name[rest.n++] = args->name[i];
+        if (i < args->n_positions) rest.n_positions++;
+    }
+    return rest;
+}
+
+/* Items whose value (an attribute of them, where by_attribute) passes a test, or is true without one. */
+static jinja_value chosen(jinja_context *c, const jinja_value *a, const jinja_arguments *args, bool by_attribute, bool wanted) {
+    const jinja_list *items = fkv_jinja_truth(a) ? fkv_jinja_items(c, a) : NULL; /* none and 0 have no items, without complaint */
+    jinja_value out = fkv_jinja_list(c, false);
+    size_t at = by_attribute ? 1 : 0;
+    bool has_test = args->n_positions > at;
+    jinja_arguments rest = rest_of(args, at + 1);
+    if (by_attribute && (args->n_positions == 0 || args->value[0].kind != JINJA_STRING))
+        return fkv_jinja_fail(c, "selectattr and rejectattr take the name of an attribute");
+    if (has_test && args->value[at].kind != JINJA_STRING) return fkv_jinja_fail(c, "a test is named by a string");
+    for (size_t i = 0; items != NULL && i < items->n_items && !c->failed; i++) {
+        jinja_value value = items->items[i];
+        if (by_attribute) value = attribute_path(c, &value, args->value[0].as.string);
+        bool passes = has_test ? fkv_jinja_test(c, args->value[at].as.string, &value, &rest) : fkv_jinja_truth(&value);
+        if (passes == wanted) fkv_jinja_append(c, out, items->items[i]);
+    }
+    return out;
+}
+
+static jinja_value filter_select(jinja_context *c, const jinja_value *a, const jinja_arguments *args) {
+    return chosen(c, a, args, false, true);
+}
+static jinja_value filter_reject(jinja_context *c, const jinja_value *a, const jinja_arguments *args) {
+    return chosen(c, a, args, false, false);
+}
+static jinja_value filter_selectattr(jinja_context *c, const jinja_value *a, const jinja_arguments *args) {
+    return chosen(c, a, args, true, true);
+}
+static jinja_value filter_rejectattr(jinja_context *c, const jinja_value *a, const jinja_arguments *args) {
+    return chosen(c, a, args, true, false);
+}
+
+static jinja_value filter_map(jinja_context *c, const jinja_value *a, const jinja_arguments *args) {
+    const jinja_list *items = fkv_jinja_truth(a) ? fkv_jinja_items(c, a) : NULL;
+    jinja_value out = fkv_jinja_list(c, false);
+    const jinja_value *attribute = fkv_jinja_argument(args, SIZE_MAX, "attribute");
+    const jinja_value *unsaid = fkv_jinja_argument(args, SIZE_MAX, "default");
+    jinja_arguments rest = rest_of(args, 1);
+    const jinja_value *name = attribute != NULL ? attribute : args->n_positions > 0 ? &args->value[0] : NULL;
+    if (name == NULL || name->kind != JINJA_STRING) return fkv_jinja_fail(c, "map takes the name of a filter, or attribute=");
+    for (size_t i = 0; items != NULL && i < items->n_items && !c->failed; i++) {
+        jinja_value value = items->items[i];
+        if (attribute != NULL) {
+            value = attribute_path(c, &value, name->as.string);
+            if (value.kind == JINJA_UNDEFINED && unsaid != NULL) value = *unsaid;
+        } else {
+            value = fkv_jinja_filter(c, name->as.string, &value, &rest);
+        }
+        fkv_jinja_append(c, out, value);
+    }
+    return out;
+}
+
+/* ---- text ---- */
+
+static jinja_value filter_upper(jinja_context *c, const jinja_value *a, const jinja_arguments *args) {
+    (void)args;
+    return string_of(fkv_jinja_case(c, fkv_jinja_str(c, a), true));
+}
+
+static jinja_value filter_lower(jinja_context *c, const jinja_value *a, const jinja_arguments *args) {
+    (void)args;
+    return string_of(fkv_jinja_case(c, fkv_jinja_str(c, a), false));
+}
+
+static jinja_value filter_title(jinja_context *c, const jinja_value *a, const jinja_arguments *args) {
+    (void)args;
+    return string_of(fkv_jinja_capitalized(c, fkv_jinja_str(c, a), true));
+}
+
+static jinja_value filter_capitalize(jinja_context *c, const jinja_value *a, const jinja_arguments *args) {
+    (void)args;
+    return string_of(fkv_jinja_capitalized(c, fkv_jinja_str(c, a), false));
+}
+
+static jinja_value filter_trim(jinja_context *c, const jinja_value *a, const jinja_arguments *args) {
+    const jinja_value *chars = fkv_jinja_argument(args, 0, "chars");
+    bool named = chars != NULL && chars->kind == JINJA_STRING;
+    return string_of(fkv_jinja_strip(fkv_jinja_str(c, a), named ? &chars->as.string : NULL, true, true));
+}
+
+static jinja_value filter_replace(jinja_context *c, const jinja_value *a, const jinja_arguments *args) {
+    const jinja_value *old = fkv_jinja_argument(args, 0, "old");
+    const jinja_value *new = fkv_jinja_argument(args, 1, "new");
+    if (old == NULL || new == NULL) return fkv_jinja_fail(c, "replace takes what to replace and by what");
+    return string_of(fkv_jinja_replaced(c, fkv_jinja_str(c, a), fkv_jinja_str(c, old), fkv_jinja_str(c, new),
+                                        fkv_jinja_count_argument(args, 2, "count")));
+}
+
+static jinja_value filter_string(jinja_context *c, const jinja_value *a, const jinja_arguments *args) {
+    (void)args;
+    return string_of(fkv_jinja_str(c, a));
+}
+
+static jinja_value filter_join(jinja_context *c, const jinja_value *a, const jinja_arguments *args) {
+    const jinja_list *items = fkv_jinja_items(c, a);
+    const jinja_value *between = fkv_jinja_argument(args, 0, "d");
+    const jinja_value *attribute = fkv_jinja_argument(args, 1, "attribute");
+    jinja_writer w = {.c = c};
+    for (size_t i = 0; items != NULL && i < items->n_items && !c->failed; i++) {
+        jinja_value item = items->items[i];
+        if (attribute != NULL && attribute->kind == JINJA_STRING) item = attribute_path(c, &item, attribute->as.string);
+        if (i > 0 && between != NULL) fkv_jinja_write_str(&w, between);
+        fkv_jinja_write_str(&w, &item);
+    }
+    return string_of(fkv_jinja_written(&w));
+}
+
+static jinja_value filter_indent(jinja_context *c, const jinja_value *a, const jinja_arguments *args) {
+    const jinja_value *width = fkv_jinja_argument(args, 0, "width");
+    bool first = argument_truth(args, 1, "first", false);
+    bool blank = argument_truth(args, 2, "blank", false);
+    jinja_writer by = {.c = c};
+    if (width != NULL && width->kind == JINJA_STRING)
+        fkv_jinja_write(&by, width->as.string);
+    else
+        for (int64_t i = 0; i < (width != NULL && width->kind == JINJA_INT ? width->as.integer : 4) && !c->failed; i++)
+            fkv_jinja_write_text(&by, " ");
+    jinja_string s = fkv_jinja_str(c, a);
+    jinja_writer w = {.c = c};
+    for (size_t begin = 0, line = 0; begin <= s.n_bytes && !c->failed; line++) {
+        size_t end = fkv_jinja_find(s, JINJA_TEXT("\n"), begin);
+        if (end == SIZE_MAX) end = s.n_bytes;
+        if (line > 0) fkv_jinja_write_text(&w, "\n");
+        if (line == 0 ? first : blank || end > begin) fkv_jinja_write(&w, fkv_jinja_written(&by));
+        fkv_jinja_write(&w, fkv_jinja_part(s, begin, end));
+        begin = end + 1;
+    }
+    return string_of(fkv_jinja_written(&w));
+}
+
+static jinja_value filter_escape(jinja_context *c, const jinja_value *a, const jinja_arguments *args) {
+    (void)args;
+    return string_of(fkv_jinja_escaped(c, fkv_jinja_str(c, a)));
+}
+
+static jinja_value filter_tojson(jinja_context *c, const jinja_value *a, const jinja_arguments *args) {
+    const jinja_value *ascii = fkv_jinja_argument(args, SIZE_MAX, "ensure_ascii");
+    const jinja_value *indent = fkv_jinja_argument(args, SIZE_MAX, "indent");
+    const jinja_value *separators = fkv_jinja_argument(args, SIZE_MAX, "separators");
+    jinja_json_style style = {.indent = -1, .item_separator = JINJA_TEXT(", "), .key_separator = JINJA_TEXT(": ")};
+    if (args->n_positions > 0) indent = &args->value[0];
+    if (indent != NULL && indent->kind == JINJA_INT) {
+        style.indent = indent->as.integer < 0 ? 0 : indent->as.integer;
+        style.item_separator = JINJA_TEXT(",");
+    }
+    style.ascii = ascii != NULL && fkv_jinja_truth(ascii);
+    style.sort_keys = argument_truth(args, SIZE_MAX, "sort_keys", false);
+    if (separators != NULL && separators->kind == JINJA_LIST && separators->as.list->n_items == 2 &&
+        separators->as.list->items[0].kind == JINJA_STRING && separators->as.list->items[1].kind == JINJA_STRING) {
+        style.item_separator = separators->as.list->items[0].as.string;
+        style.key_separator = separators->as.list->items[1].as.string;
+    }
+    jinja_writer w = {.c = c};
+    fkv_jinja_write_json(&w, a, &style, 0);
+    return string_of(fkv_jinja_written(&w));
+}
+
+/* ---- the rest ---- */
+
+static jinja_value filter_default(jinja_context *c, const jinja_value *a, const jinja_arguments *args) {
+    const jinja_value *unsaid = fkv_jinja_argument(args, 0, "default_value");
+    bool by_truth = argument_truth(args, 1, "boolean", false);
+    (void)c;
+    if (by_truth ? fkv_jinja_truth(a) : a->kind != JINJA_UNDEFINED) return *a;
+    return unsaid != NULL ? *unsaid : string_of(JINJA_TEXT(""));
+}
+
+static jinja_value filter_length(jinja_context *c, const jinja_value *a, const jinja_arguments *args) {
+    int64_t n = fkv_jinja_length(a);
+    (void)args;
+    return n >= 0 ? fkv_jinja_int(n) : fkv_jinja_fail(c, "a %s has no length", fkv_jinja_kind_name(a));
+}
+
+static jinja_value filter_list(jinja_context *c, const jinja_value *a, const jinja_arguments *args) {
+    const jinja_list *items = fkv_jinja_items(c, a);
+    jinja_value out = fkv_jinja_list(c, false);
+    (void)args;
+    for (size_t i = 0; items != NULL && i < items->n_items; i++) fkv_jinja_append(c, out, items->items[i]);
+    return out;
+}
+
+static jinja_value filter_items(jinja_context *c, const jinja_value *a, const jinja_arguments *args) {
+    (void)args;
+    return pairs_of(c, a);
+}
+
+static jinja_value end_of(jinja_context *c, const jinja_value *a, bool last) {
+    const jinja_list *items = fkv_jinja_items(c, a);
+    if (items == NULL || items->n_items == 0) return fkv_jinja_undefined();
+    return items->items[last ? items->n_items - 1 : 0];
+}
+
+static jinja_value filter_first(jinja_context *c, const jinja_value *a, const jinja_arguments *args) {
+    (void)args;
+    return end_of(c, a, false);
+}
+
+static jinja_value filter_last(jinja_context *c, const jinja_value *a, const jinja_arguments *args) {
+    (void)args;
+    return end_of(c, a, true);
+}
+
+static jinja_value filter_reverse(jinja_context *c, const jinja_value *a, const jinja_arguments *args) {
+    const jinja_list *items = fkv_jinja_items(c, a);
+    jinja_value out = fkv_jinja_list(c, false);
+    jinja_writer w = {.c = c};
+    (void)args;
+    for (size_t i = items != NULL ? items->n_items : 0; i-- > 0;) {
+        if (a->kind == JINJA_STRING) fkv_jinja_write(&w, items->items[i].as.string);
+        fkv_jinja_append(c, out, items->items[i]);
+    }
+    return a->kind == JINJA_STRING ? string_of(fkv_jinja_written(&w)) : out;
+}
+
+static jinja_value filter_sum(jinja_context *c, const jinja_value *a, const jinja_arguments *args) {
+    const jinja_list *items = fkv_jinja_items(c, a);
+    const jinja_value *attribute = fkv_jinja_argument(args, 0, "attribute");
+    const jinja_value *start = fkv_jinja_argument(args, 1, "start");
+    double sum = 0.0;
+    bool whole = true;
+    if (start != NULL && !fkv_jinja_number(start, &sum)) return fkv_jinja_fail(c, "sum of what is no number");
+    whole = start == NULL || start->kind != JINJA_FLOAT;
+    for (size_t i = 0; items != NULL && i < items->n_items && !c->failed; i++) {
+        jinja_value item = items->items[i];
+        double x;
+        if (attribute != NULL && attribute->kind == JINJA_STRING) item = attribute_path(c, &item, attribute->as.string);
+        if (!fkv_jinja_number(&item, &x)) return fkv_jinja_fail(c, "sum over a %s", fkv_jinja_kind_name(&item));
+        whole = whole && item.kind != JINJA_FLOAT;
+        sum += x;
+    }
+    return whole && fabs(sum) < 0x1p53 ? fkv_jinja_int((int64_t)sum) : fkv_jinja_float(sum);
+}
+
+static jinja_value filter_int(jinja_context *c, const jinja_value *a, const jinja_arguments *args) {
+    const jinja_value *unsaid = fkv_jinja_argument(args, 0, "default");
+    double x = 0.0;
+    (void)c;
+    if (a->kind == JINJA_INT) return *a;
+    bool good = a->kind == JINJA_STRING ? parsed_number(a->as.string, &x) : fkv_jinja_number(a, &x);
+    if (good && fabs(x) < 0x1p62) return fkv_jinja_int((int64_t)x);
+    return unsaid != NULL ? *unsaid : fkv_jinja_int(0);
+}
+
+static jinja_value filter_float(jinja_context *c, const jinja_value *a, const jinja_arguments *args) {
+    const jinja_value *unsaid = fkv_jinja_argument(args, 0, "default");
+    double x = 0.0;
+    (void)c;
+    bool good = a->kind == JINJA_STRING ? parsed_number(a->as.string, &x) : fkv_jinja_number(a, &x);
+    if (good) return fkv_jinja_float(x);
+    return unsaid != NULL ? *unsaid : fkv_jinja_float(0.0);
+}
+
+static jinja_value filter_abs(jinja_context *c, const jinja_value *a, const jinja_arguments *args) {
+    (void)args;
+    if (a->kind == JINJA_INT && a->as.integer != INT64_MIN)
+        return fkv_jinja_int(a->as.integer < 0 ? -a->as.integer : a->as.integer);
+    if (a->kind == JINJA_FLOAT) return fkv_jinja_float(fabs(a->as.real));
+    return fkv_jinja_fail(c, "abs of a %s", fkv_jinja_kind_name(a));
+}
+
+static jinja_value filter_round(jinja_context *c, const jinja_value *a, const jinja_arguments *args) {
+    const jinja_value *digits = fkv_jinja_argument(args, 0, "precision");
+    const jinja_value *method = fkv_jinja_argument(args, 1, "method");
+    double x;
+    if (!fkv_jinja_number(a, &x)) return fkv_jinja_fail(c, "round of a %s", fkv_jinja_kind_name(a));
+    double by = pow(10.0, digits != NULL && digits->kind == JINJA_INT ? (double)digits->as.integer : 0.0);
+    bool up = method != NULL && method->kind == JINJA_STRING && fkv_jinja_is(method->as.string, "ceil");
+    bool down = method != NULL && method->kind == JINJA_STRING && fkv_jinja_is(method->as.string, "floor");
+    return fkv_jinja_float((up ? ceil(x * by) : down ? floor(x * by) : nearbyint(x * by)) / by);
+}
+
+static jinja_value filter_safe(jinja_context *c, const jinja_value *a, const jinja_arguments *args) {
+    jinja_string s = fkv_jinja_str(c, a);
+    (void)args;
+    s.is_safe = true;
+    return string_of(s);
+}
+
+static jinja_value filter_attr(jinja_context *c, const jinja_value *a, const jinja_arguments *args) {
+    const jinja_value *name = fkv_jinja_argument(args, 0, "name");
+    if (name == NULL || name->kind != JINJA_STRING) return fkv_jinja_fail(c, "attr takes a name");
+    return fkv_jinja_attribute(c, a, name->as.string);
+}
+
+typedef jinja_value (*filter_fn)(jinja_context *c, const jinja_value *a, const jinja_arguments *args);
+
+static const struct {
+    const char *name;
+    filter_fn run;
+} filters[] = {
+    {"abs", filter_abs},           {"attr", filter_attr},       {"capitalize", filter_capitalize},
+    {"count", filter_length},      {"d", filter_default},       {"default", filter_default},
+    {"dictsort", filter_dictsort}, {"e", filter_escape},        {"escape", filter_escape},
+    {"first", filter_first},       {"float", filter_float},     {"indent", filter_indent},
+    {"int", filter_int},           {"items", filter_items},     {"join", filter_join},
+    {"last", filter_last},         {"length", filter_length},   {"list", filter_list},
+    {"lower", filter_lower},       {"map", filter_map},         {"max", filter_max},
+    {"min", filter_min},           {"reject", filter_reject},   {"rejectattr", filter_rejectattr},
+    {"replace", filter_replace},   {"reverse", filter_reverse}, {"round", filter_round},
+    {"safe", filter_safe},         {"select", filter_select},   {"selectattr", filter_selectattr},
+    {"sort", filter_sort},         {"string", filter_string},   {"sum", filter_sum},
+    {"title", filter_title},       {"tojson", filter_tojson},   {"trim", filter_trim},
+    {"unique", filter_unique},     {"upper", filter_upper},
+};
+
+jinja_value fkv_jinja_filter(jinja_context *c, jinja_string name, const jinja_value *a, const jinja_arguments *args) {
+    for (size_t i = 0; i < sizeof filters / sizeof *filters; i++)
+        if (fkv_jinja_is(name, filters[i].name)) return filters[i].run(c, a, args);
+    return fkv_jinja_fail(c, "the filter \"%.*s\" is not known", name.n_bytes < 60 ? (int)name.n_bytes : 60, name.text);
+}
+
+/* ---- tests ---- */
+
+typedef enum test_kind {
+    TEST_DEFINED,
+    TEST_UNDEFINED,
+    TEST_NONE,
+    TEST_STRING,
+    TEST_MAPPING,
+    TEST_SEQUENCE,
+    TEST_ITERABLE,
+    TEST_NUMBER,
+    TEST_INTEGER,
+    TEST_FLOAT,
+    TEST_BOOLEAN,
+    TEST_TRUE,
+    TEST_FALSE,
+    TEST_CALLABLE,
+    TEST_ODD,
+    TEST_EVEN,
+    TEST_UPPER,
+    TEST_LOWER,
+    /* of two values */
+    TEST_DIVISIBLE,
+    TEST_EQUAL,
+    TEST_UNEQUAL,
+    TEST_LESS,
+    TEST_LESS_EQUAL,
+    TEST_MORE,
+    TEST_MORE_EQUAL,
+    TEST_IN
+} test_kind;
+
+static const struct {
+    const char *name;
+    test_kind kind;
+} tests[] = {
+    {"defined", TEST_DEFINED},
+    {"undefined", TEST_UNDEFINED},
+    {"none", TEST_NONE},
+    {"string", TEST_STRING},
+    {"mapping", TEST_MAPPING},
+    {"sequence", TEST_SEQUENCE},
+    {"iterable", TEST_ITERABLE},
+    {"number", TEST_NUMBER},
+    {"integer", TEST_INTEGER},
+    {"float", TEST_FLOAT},
+    {"boolean", TEST_BOOLEAN},
+    {"true", TEST_TRUE},
+    {"false", TEST_FALSE},
+    {"callable", TEST_CALLABLE},
+    {"odd", TEST_ODD},
+    {"even", TEST_EVEN},
+    {"upper", TEST_UPPER},
+    {"lower", TEST_LOWER},
+    {"divisibleby", TEST_DIVISIBLE},
+    {"equalto", TEST_EQUAL},
+    {"eq", TEST_EQUAL},
+    {"sameas", TEST_EQUAL},
+    {"==", TEST_EQUAL},
+    {"ne", TEST_UNEQUAL},
+    {"!=", TEST_UNEQUAL},
+    {"lt", TEST_LESS},
+    {"lessthan", TEST_LESS},
+    {"<", TEST_LESS},
+    {"le", TEST_LESS_EQUAL},
+    {"<=", TEST_LESS_EQUAL},
+    {"gt", TEST_MORE},
+    {"greaterthan", TEST_MORE},
+    {">", TEST_MORE},
+    {"ge", TEST_MORE_EQUAL},
+    {">=", TEST_MORE_EQUAL},
+    {"in", TEST_IN},
+};
+
+static bool test_two(jinja_context *c, test_kind kind, const jinja_value *a, const jinja_value *b) {
+    switch (kind) {
+    case TEST_EQUAL: return fkv_jinja_equal(c, a, b);
+    case TEST_UNEQUAL: return !fkv_jinja_equal(c, a, b);
+    case TEST_LESS: return fkv_jinja_order(c, a, b) < 0;
+    case TEST_LESS_EQUAL: return fkv_jinja_order(c, a, b) <= 0;
+    case TEST_MORE: return fkv_jinja_order(c, a, b) > 0;
+    case TEST_MORE_EQUAL: return fkv_jinja_order(c, a, b) >= 0;
+    case TEST_IN: return fkv_jinja_contains(c, b, a);
+    default:
+        if (a->kind == JINJA_INT && b->kind == JINJA_INT && b->as.integer != 0 && b->as.integer != -1)
+            return a->as.integer % b->as.integer == 0;
+        fkv_jinja_fail(c, "divisibleby takes whole numbers");
+        return false;
+    }
+}
+
+static bool test_case(jinja_context *c, const jinja_value *a, bool upper) {
+    jinja_string s = fkv_jinja_str(c, a);
+    jinja_string other = fkv_jinja_case(c, s, !upper);
+    return fkv_jinja_same(s, fkv_jinja_case(c, s, upper)) && !fkv_jinja_same(s, other);
+}
+
+static bool test_one(jinja_context *c, test_kind kind, const jinja_value *a) {
+    double x;
+    switch (kind) {
+    case TEST_DEFINED: return a->kind != JINJA_UNDEFINED;
+    case TEST_UNDEFINED: return a->kind == JINJA_UNDEFINED;
+    case TEST_NONE: return a->kind == JINJA_NONE;
+    case TEST_STRING: return a->kind == JINJA_STRING;
+    case TEST_MAPPING: return a->kind == JINJA_DICT && !a->as.dict->is_namespace;
+    case TEST_SEQUENCE: /* what has a length and items: dicts too, and undefined */
+    case TEST_ITERABLE: return fkv_jinja_length(a) >= 0;
+    case TEST_NUMBER: return fkv_jinja_number(a, &x);
+    case TEST_INTEGER: return a->kind == JINJA_INT;
+    case TEST_FLOAT: return a->kind == JINJA_FLOAT;
+    case TEST_BOOLEAN: return a->kind == JINJA_BOOL;
+    case TEST_TRUE: return a->kind == JINJA_BOOL && a->as.truth;
+    case TEST_FALSE: return a->kind == JINJA_BOOL && !a->as.truth;
+    case TEST_CALLABLE: return a->kind == JINJA_MACRO || a->kind == JINJA_BUILTIN;
+    case TEST_ODD: return a->kind == JINJA_INT && a->as.integer % 2 != 0;
+    case TEST_EVEN: return a->kind == JINJA_INT && a->as.integer % 2 == 0;
+    default: return test_case(c, a, kind == TEST_UPPER);
+    }
+}
+
+bool fkv_jinja_test(jinja_context *c, jinja_string name, const jinja_value *a, const jinja_arguments *args) {
+    for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
+        if (!fkv_jinja_is(name, tests[i].name)) continue;
+        if (tests[i].kind < TEST_DIVISIBLE) return test_one(c, tests[i].kind, a);
+        if (args->n > 0) return test_two(c, tests[i].kind, a, &args->value[0]);
+        fkv_jinja_fail(c, "the test \"%s\" takes a value", tests[i].name);
+        return false;
+    }
+    fkv_jinja_fail(c, "the test \"%.*s\" is not known", name.n_bytes < 60 ? (int)name.n_bytes : 60, name.text);
+    return false;
+}

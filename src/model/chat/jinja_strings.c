@@ -1,0 +1,34 @@
+/* Texts made of texts, for filters and methods alike. See jinja_value.h. */
+#include "jinja_value.h"
+
+jinja_string fkv_jinja_capitalized(jinja_context *c, jinja_string s, bool every_word) {
+    jinja_writer w = {.c = c};
+    bool begins = true;
+    for (size_t at = 0; at < s.n_bytes && !c->failed;) {
+        size_t n = fkv_jinja_char_bytes(s, at);
+        jinja_string character = fkv_jinja_part(s, at, at + n);
+        fkv_jinja_write(&w, fkv_jinja_case(c, character, begins));
+        uint32_t x = fkv_jinja_char(s, at);
+        begins = every_word && (fkv_jinja_is_space(x) || (x < 0x80 && strchr("-({[<", (int)x) != NULL));
+        at += n;
+    }
+    return fkv_jinja_written(&w);
+}
+
+jinja_string fkv_jinja_replaced(jinja_context *c, jinja_string s, jinja_string old, jinja_string new, int64_t most) {
+    jinja_writer w = {.c = c};
+    size_t begin = 0;
+    for (size_t at = fkv_jinja_find(s, old, 0); at != SIZE_MAX && most-- > 0 && fkv_jinja_step(c, 1);) {
+        fkv_jinja_write(&w, fkv_jinja_part(s, begin, at));
+        fkv_jinja_write(&w, new);
+        begin = at + old.n_bytes;
+        size_t next = begin;
+        if (old.n_bytes == 0) { /* between all characters */
+            if (begin == s.n_bytes) break;
+            next += fkv_jinja_char_bytes(s, begin);
+        }
+        at = fkv_jinja_find(s, old, next);
+    }
+    fkv_jinja_write(&w, fkv_jinja_part(s, begin, s.n_bytes));
+    return fkv_jinja_written(&w);
+}
