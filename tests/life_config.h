@@ -1,0 +1,54 @@
+/* Random configurations: all that the library accepts, in sizes that a plain reference can follow. */
+#ifndef FKV_LIFE_CONFIG_H
+#define FKV_LIFE_CONFIG_H
+
+#include "life_format.h"
+#include "life_random.h"
+
+enum { LIFE_MAX_LAYERS = 6, LIFE_MAX_SEQS = 10, LIFE_MAX_ISAS = 8 };
+
+/* What the numbers of a configuration are like. Each adds to those before it. */
+typedef enum life_temper {
+    LIFE_CALM,     /* Gaussian rows */
+    LIFE_OUTLIERS, /* a few channels larger, always the same ones, as real keys have; rows of zeros, constants, tiny numbers */
+    LIFE_WILD      /* saturated rows, infinities, NaN */
+} life_temper;
+
+typedef struct life_config {
+    fkv_config base; /* its layers are set by life_config_of() */
+    fkv_layer_config layers[LIFE_MAX_LAYERS];
+    bool one_layer; /* all layers are base.layer */
+    life_codec codec[LIFE_MAX_LAYERS][LIFE_N_SIDES];
+    life_temper temper;
+    uint64_t seed;           /* of the rows */
+    float heat[3];           /* of K, V and Q: how much larger the outliers' channels are */
+    uint32_t hot_channel[3]; /* modulo the head dimension */
+    float query_size;        /* larger: sharper softmax */
+    uint64_t step_work;      /* products that one step's answers may cost the reference */
+    uint32_t n_documents;    /* that prompts are taken from */
+} life_config;
+
+/* The instruction sets of this machine. */
+uint32_t life_isas(fkv_isa isas[LIFE_MAX_ISAS]);
+
+void life_config_draw(life_random *r, const fkv_isa *isas, uint32_t n_isas, life_config *config);
+
+/* As the library takes it; points into config. */
+fkv_config life_config_of(const life_config *config);
+
+/* The same identity, other sizes: its page files are the first's. */
+void life_config_sibling(life_random *r, const life_config *config, life_config *sibling);
+
+/* One thing of the identity is another. */
+void life_config_stranger(life_random *r, const life_config *config, life_config *stranger);
+
+/* Products of one query token over one token of history, all layers. */
+uint64_t life_token_work(const life_config *config);
+
+bool life_has_window(const life_config *config);
+bool life_has_full_layer(const life_config *config);
+
+/* One line, for the report. */
+const char *life_config_text(const life_config *config);
+
+#endif
