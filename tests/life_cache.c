@@ -65,6 +65,14 @@ uint64_t life_cache_promised(const life_cache *c) {
     return sum;
 }
 
+uint32_t life_cache_pinned(const life_cache *c) {
+    fkv_stats now;
+    uint32_t pinned = 0;
+    life_expect(fkv_cache_stats(c->cache, &now), FKV_OK, "stats");
+    for (uint32_t g = 0; g < now.n_groups; g++) pinned += now.groups[g].pinned;
+    return pinned;
+}
+
 /* The first page, sinks apart, that a query at `position` sees. */
 static uint32_t first_page(const life_cache *c, uint32_t window, uint32_t position) {
     return position + 1 > window ? (position + 1 - window) / c->config.base.page_tokens : 0;

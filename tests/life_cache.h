@@ -14,6 +14,7 @@ typedef struct life_seq {
     life_token **tokens;
     uint64_t origin;   /* tenant that the rows were computed for: another one in a sequence loaded from its file */
     uint32_t n_shared; /* of its first tokens: in pages that stand in the prefix tree */
+    uint32_t n_prompt; /* prefill until here */
     uint32_t document; /* that its next tokens are from */
 } life_seq;
 
@@ -47,6 +48,9 @@ uint64_t life_seq_chain(const life_cache *cache, const life_seq *seq, uint32_t n
 
 /* Sum of max_tokens of the open sequences. */
 uint64_t life_cache_promised(const life_cache *cache);
+
+/* Pages that are in the prefix tree and in use. */
+uint32_t life_cache_pinned(const life_cache *cache);
 
 /* Whether a windowed layer has dropped something that token n would see, n <= length. */
 bool life_is_gone(const life_cache *cache, uint32_t length, uint32_t n);

@@ -109,9 +109,9 @@ static void draw_sizes(life_random *r, life_config *c) {
     uint64_t most = MOST_FLOATS / token_floats(c);
     if (most > MOST_WORK / life_token_work(c)) most = MOST_WORK / life_token_work(c);
     if (most > 12000) most = 12000;
-    c->base.max_tokens = 32 + life_mostly_small(r, 0, (uint32_t)most);
+    c->base.max_tokens = 32 + (life_chance(r, 60) ? life_below(r, (uint32_t)most) : life_mostly_small(r, 0, (uint32_t)most));
     c->base.max_seqs = life_chance(r, 15) ? 1 : life_between(r, 2, LIFE_MAX_SEQS);
-    c->base.max_step_tokens = life_mostly_small(r, 1, 400);
+    c->base.max_step_tokens = life_chance(r, 60) ? life_between(r, 16, 400) : life_mostly_small(r, 1, 64);
     c->base.n_threads = life_between(r, 1, 3);
     c->base.lazy = life_chance(r, 50);
 }

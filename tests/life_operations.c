@@ -5,19 +5,22 @@
 
 enum { TENANTS = 3 };
 
+/* A sequence whose pages are in the prefix tree can hold more pages than it was admitted for, at the cost of others. */
+static const bool PINS_ARE_HARMLESS = false;
+
 static life_seq *any_seq(life *l, life_cache *c) { return &c->seqs[life_below(&l->random, c->n_seqs)]; }
 
 static uint32_t draw_max_tokens(life *l, const life_cache *c) {
     uint32_t most = c->config.base.max_tokens;
     if (life_chance(&l->random, 2)) return most + life_between(&l->random, 1, 50);
-    return life_chance(&l->random, 20) ? most : life_mostly_small(&l->random, 1, most);
+    return life_chance(&l->random, 10) ? most : life_between(&l->random, 1, life_chance(&l->random, 50) ? most : 1 + most / 3);
 }
 
 bool life_admitted(life *l, const life_cache *c, uint32_t max_tokens, fkv_status status, const char *call) {
     const fkv_config *config = &c->config.base;
     bool too_long = max_tokens > config->max_tokens;
     bool too_many = c->n_seqs == config->max_seqs;
-    bool sure = life_cache_promised(c) + max_tokens <= config->max_tokens;
+    bool sure = life_cache_promised(c) + max_tokens <= config->max_tokens && (PINS_ARE_HARMLESS || life_cache_pinned(c) == 0);
     bool refused = (status == FKV_SEQS_FULL && too_many) || (status == FKV_POOL_FULL && !(sure && !too_long));
     if (status != FKV_OK && !refused)
         life_fail("%s of %u tokens: %s (%s)", call, max_tokens, fkv_status_name(status), fkv_message());
@@ -28,11 +31,18 @@ bool life_admitted(life *l, const life_cache *c, uint32_t max_tokens, fkv_status
 
 /* ---- sequences ---- */
 
+static void close_seq(life *l, life_cache *c) {
+    life_seq *seq = any_seq(l, c);
+    life_expect(fkv_seq_close(c->cache, seq->number), FKV_OK, "close");
+    life_seq_remove(c, seq);
+    l->counts->closes++;
+}
+
 static void open_seq(life *l, life_cache *c) {
     life_random *r = &l->random;
     uint32_t document = life_below(r, c->config.n_documents);
-    fkv_seq_config config = {.max_tokens = draw_max_tokens(l, c), .tenant = life_mostly_small(r, 1, TENANTS)};
-    if (life_chance(r, 75)) {
+    fkv_seq_config config = {.max_tokens = draw_max_tokens(l, c), .tenant = life_chance(r, 70) ? 1 : life_between(r, 1, TENANTS)};
+    if (life_chance(r, 85)) {
         uint32_t most = config.max_tokens < c->config.base.max_tokens ? config.max_tokens + 2 : c->config.base.max_tokens;
         config.n_prompt = life_between(r, 0, most);
         config.prompt = l->ids;
@@ -42,7 +52,10 @@ static void open_seq(life *l, life_cache *c) {
     fkv_seq number = 0;
     uint32_t n_shared = UINT32_MAX;
     fkv_status status = fkv_seq_open(c->cache, &config, &number, &n_shared);
-    if (!life_admitted(l, c, config.max_tokens, status, "open")) return;
+    if (!life_admitted(l, c, config.max_tokens, status, "open")) {
+        if (c->n_seqs > 0 && life_chance(r, 60)) close_seq(l, c); /* room for the next */
+        return;
+    }
 
     uint32_t n_prompt = config.n_prompt < config.max_tokens ? config.n_prompt : config.max_tokens;
     uint32_t match = life_tree_match(c, config.tenant, l->ids, n_prompt);
@@ -50,6 +63,7 @@ static void open_seq(life *l, life_cache *c) {
         life_fail("open shares %u tokens, %u were offered by this tenant", n_shared, match);
     life_seq *seq = life_seq_add(c, number, config.tenant, config.tenant, config.max_tokens);
     seq->document = document;
+    seq->n_prompt = n_prompt;
     for (uint32_t i = 0; i < n_shared; i++) life_seq_push(c, seq, l->ids[i]);
     seq->n_shared = n_shared;
     c->figures.hits += n_shared > 0;
@@ -93,7 +107,8 @@ static void truncate_seq(life *l, life_cache *c) {
         l->counts->gone++;
         return;
     }
-    if (status == FKV_POOL_FULL && life_cache_promised(c) > c->config.base.max_tokens) {
+    if (status == FKV_POOL_FULL &&
+        (life_cache_promised(c) > c->config.base.max_tokens || (!PINS_ARE_HARMLESS && life_cache_pinned(c) > 0))) {
         l->counts->refusals++;
         return;
     }
@@ -104,17 +119,11 @@ static void truncate_seq(life *l, life_cache *c) {
     l->counts->truncates++;
 }
 
-static void close_seq(life *l, life_cache *c) {
-    life_seq *seq = any_seq(l, c);
-    life_expect(fkv_seq_close(c->cache, seq->number), FKV_OK, "close");
-    life_seq_remove(c, seq);
-    l->counts->closes++;
-}
-
 /* ---- prefixes ---- */
 
 static void insert_prefix(life *l, life_cache *c) {
-    life_seq *seq = any_seq(l, c);
+    const life_seq *seq = any_seq(l, c);
+    for (int i = 0; i < 3 && seq->n < c->config.base.page_tokens; i++) seq = any_seq(l, c);
     if (seq->origin != seq->tenant) return; /* rows of another tenant's history: not what this tenant's tokens give */
     uint32_t n = life_chance(&l->random, 70) ? seq->n : life_between(&l->random, 0, seq->n);
     for (uint32_t i = 0; i < n; i++) l->ids[i] = seq->tokens[i]->id;

@@ -14,8 +14,8 @@ typedef struct plan {
 } plan;
 
 /* Tokens that a sequence gets, at most `most`: one, a few, or as many as may be. */
-static uint32_t draw_tokens(life_random *r, uint32_t most) {
-    if (life_chance(r, 45)) return 1;
+static uint32_t draw_tokens(life_random *r, const life_seq *seq, uint32_t most) {
+    if (life_chance(r, seq->n < seq->n_prompt ? 10 : 60)) return 1;
     return life_chance(r, 30) ? most : life_mostly_small(r, 1, most);
 }
 
@@ -29,7 +29,7 @@ static plan draw_plan(life *l, life_cache *c) {
         life_seq *seq = &c->seqs[(first + i) % c->n_seqs];
         uint32_t room = seq->max_tokens - seq->n < left ? seq->max_tokens - seq->n : left;
         if (room == 0 || (p.n_rows > 0 && !life_chance(r, keep))) continue;
-        uint32_t n = draw_tokens(r, room);
+        uint32_t n = draw_tokens(r, seq, room);
         p.seqs[p.n_rows] = seq;
         p.rows[p.n_rows++] = (fkv_row){seq->number, n};
         p.n_tokens += n;
