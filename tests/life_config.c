@@ -184,18 +184,20 @@ void life_config_stranger(life_random *r, const life_config *c, life_config *s) 
     s->base.n_threads = 1;
     s->one_layer = false;
     fkv_layer_config *l = &s->layers[life_below(r, s->base.n_layers)];
-    switch (life_below(r, 7)) {
+    switch (life_below(r, s->base.rotate == FKV_ROTATE_NONE ? 7 : 8)) {
     case 0: s->base.weights_id[life_below(r, 32)] ^= (uint8_t)(1u << life_below(r, 8)); break;
     case 1: s->base.rope_id[0] = 'N'; break;
     case 2: s->base.page_tokens = s->base.page_tokens == 256 ? 16 : 2 * s->base.page_tokens; break;
     case 3: s->base.page_type = s->base.page_type == FKV_F16 ? FKV_BF16 : FKV_F16; break;
     case 4: s->base.rotate = (fkv_rotate)(((uint32_t)s->base.rotate + life_between(r, 1, 3)) % 4); break;
     case 5: l->n_kv_heads = l->n_q_heads += l->n_kv_heads; break;
-    default:
+    case 6:
         if (l->k.bits == 16)
             l->window++;
         else
             l->k.bits = 16;
+        break;
+    default: s->base.rotation_seed ^= UINT64_C(1) << life_below(r, 64);
     }
 }
 

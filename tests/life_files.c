@@ -254,6 +254,8 @@ void life_files_forget(life *l) {
 
 /* ---- loading ---- */
 
+static const bool NAN_BEHIND_WINDOWS = false; /* a NaN that a window hides reaches the answer */
+
 static void load_damaged(life *l, life_cache *c, const life_file *file) {
     size_t n = 0;
     char path[LIFE_PATH];
@@ -286,12 +288,48 @@ static void load_foreign(life *l, const life_file *file) {
     l->counts->foreign++;
 }
 
+/* A file with sound checksums and a NaN in one row, made here and loaded. It must be borne. */
+static void load_poisoned(life *l, life_cache *c, const life_file *file) {
+    fkv_seq_config config = {.max_tokens = c->config.base.max_tokens, .tenant = file->origin};
+    uint32_t poisoned = life_below(&l->random, file->n);
+    if (file->n > config.max_tokens || (life_has_window(&c->config) && !NAN_BEHIND_WINDOWS)) return;
+    if (config.max_tokens > file->n + 50) config.max_tokens = file->n + 50;
+    life_token **tokens = (life_token **)calloc(file->n, sizeof *tokens);
+    if (tokens == NULL) life_fail("no memory for a file's tokens");
+    uint64_t chain = life_chain_begin(&l->world, file->origin);
+    for (uint32_t i = 0; i < file->n; i++) {
+        uint32_t id = file->tokens[i]->id;
+        tokens[i] = i == poisoned ? life_token_poisoned(&l->world, chain, i, id) : life_token_after(&l->world, chain, i, id);
+        chain = tokens[i]->chain;
+    }
+    image made = image_of(&l->world, tokens, file->n);
+    char path[LIFE_PATH];
+    (void)snprintf(path, sizeof path, "%s/damaged.fkv", l->folder);
+    write_all(path, made.bytes, made.n);
+    fkv_seq number = 0;
+    fkv_status status = fkv_seq_load(c->cache, &config, path, &number);
+    if (life_admitted(l, c, config.max_tokens, status, "load of a NaN")) {
+        life_seq *seq = life_seq_add(c, number, config.tenant, file->origin, config.max_tokens);
+        memcpy((void *)seq->tokens, (const void *)tokens, file->n * sizeof *tokens);
+        seq->n = file->n;
+        l->counts->poisoned++;
+        life_tree_settle(c);
+    }
+    (void)remove(path);
+    free((void *)tokens);
+    free(made.bytes);
+}
+
 void life_load(life *l, life_cache *c) {
     life_random *r = &l->random;
     const life_file *file = &l->files[life_below(r, LIFE_FILES)];
     if (file->n == 0) return;
     if (life_chance(r, 10)) load_damaged(l, c, file);
     if (life_chance(r, 5)) load_foreign(l, file);
+    if (life_chance(r, 15)) {
+        load_poisoned(l, c, file);
+        return;
+    }
     fkv_seq_config config = {.max_tokens = life_between(r, 1, c->config.base.max_tokens), .tenant = file->origin};
     if (config.max_tokens < file->n && life_chance(r, 80)) config.max_tokens = file->n;
     if (life_chance(r, 15)) config.tenant = 77;

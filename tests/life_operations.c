@@ -73,30 +73,7 @@ static void open_seq(life *l, life_cache *c) {
     life_tree_settle(c);
 }
 
-static void fork_seq(life *l, life_cache *c) {
-    const life_seq *parent = any_seq(l, c);
-    uint32_t max_tokens = draw_max_tokens(l, c);
-    if (max_tokens < parent->n && life_chance(&l->random, 90)) max_tokens = parent->n;
-    fkv_seq number = 0;
-    fkv_status status = fkv_seq_fork(c->cache, parent->number, max_tokens, &number);
-    if (max_tokens < parent->n || max_tokens == 0) {
-        life_expect(status, FKV_BAD_ARGUMENT, "fork shorter than its parent");
-        return;
-    }
-    if (!life_admitted(l, c, max_tokens, status, "fork")) return;
-    life_seq *child = life_seq_add(c, number, parent->tenant, parent->origin, max_tokens);
-    memcpy((void *)child->tokens, (const void *)parent->tokens, parent->n * sizeof *child->tokens);
-    child->n = parent->n;
-    child->n_shared = parent->n_shared;
-    child->document = life_chance(&l->random, 50) ? parent->document : life_below(&l->random, c->config.n_documents);
-    l->counts->forks++;
-    life_tree_settle(c);
-}
-
-static void truncate_seq(life *l, life_cache *c) {
-    life_seq *seq = any_seq(l, c);
-    uint32_t n =
-        life_chance(&l->random, 60) ? seq->n - life_mostly_small(&l->random, 0, seq->n) : life_between(&l->random, 0, seq->n + 1);
+static void truncate_to(life *l, life_cache *c, life_seq *seq, uint32_t n) {
     fkv_status status = fkv_seq_truncate(c->cache, seq->number, n);
     if (n > seq->n) {
         life_expect(status, FKV_BAD_ARGUMENT, "truncate to more");
@@ -117,6 +94,35 @@ static void truncate_seq(life *l, life_cache *c) {
     if (seq->n_shared > whole_pages) seq->n_shared = whole_pages; /* its last page may be its own from here on */
     seq->n = n;
     l->counts->truncates++;
+}
+
+static void truncate_seq(life *l, life_cache *c) {
+    life_seq *seq = any_seq(l, c);
+    uint32_t n =
+        life_chance(&l->random, 60) ? seq->n - life_mostly_small(&l->random, 0, seq->n) : life_between(&l->random, 0, seq->n + 1);
+    truncate_to(l, c, seq, n);
+}
+
+static void fork_seq(life *l, life_cache *c) {
+    const life_seq *parent = any_seq(l, c);
+    uint32_t max_tokens = draw_max_tokens(l, c);
+    if (max_tokens < parent->n && life_chance(&l->random, 90)) max_tokens = parent->n;
+    fkv_seq number = 0;
+    fkv_status status = fkv_seq_fork(c->cache, parent->number, max_tokens, &number);
+    if (max_tokens < parent->n || max_tokens == 0) {
+        life_expect(status, FKV_BAD_ARGUMENT, "fork shorter than its parent");
+        return;
+    }
+    if (!life_admitted(l, c, max_tokens, status, "fork")) return;
+    life_seq *child = life_seq_add(c, number, parent->tenant, parent->origin, max_tokens);
+    memcpy((void *)child->tokens, (const void *)parent->tokens, parent->n * sizeof *child->tokens);
+    child->n = parent->n;
+    child->n_shared = parent->n_shared;
+    child->document = life_chance(&l->random, 50) ? parent->document : life_below(&l->random, c->config.n_documents);
+    l->counts->forks++;
+    life_tree_settle(c);
+    if (child->n > 0 && life_chance(&l->random, 30)) /* two lengths in one last page */
+        truncate_to(l, c, child, child->n - life_between(&l->random, 1, child->n < 8 ? child->n : 8));
 }
 
 /* ---- prefixes ---- */

@@ -15,7 +15,7 @@ typedef struct life_file {
 
 typedef struct life_counts {
     uint64_t configurations, steps, commits, aborts, opened, hits, forks, truncates, gone, inserts, clears, closes;
-    uint64_t saves, loads, damaged, foreign, refusals, bad_calls, answers, same, slack, beyond;
+    uint64_t saves, loads, damaged, foreign, poisoned, refusals, bad_calls, answers, same, slack, beyond;
 } life_counts;
 
 typedef struct life {

@@ -15,6 +15,8 @@
 
 enum { N_BUCKETS = 1 << 16 };
 
+static const uint32_t POISONED = 0x80000000u; /* in the number of a token */
+
 static const double TOLERANCE = 1e-3;
 static const double SCORE_ERROR = 0x1p-21; /* of sum |q k| */
 static const double VALUE_ERROR = 0x1p-17; /* of sum p |v| */
@@ -170,6 +172,23 @@ life_token *life_token_after(life_world *w, uint64_t before, uint32_t position, 
     return token;
 }
 
+life_token *life_token_poisoned(life_world *w, uint64_t before, uint32_t position, uint32_t id) {
+    life_token *token = life_token_after(w, before, position, id | POISONED); /* no other token has such a number */
+    life_random r = {token->chain};
+    uint32_t layer = life_below(&r, w->n_layers);
+    uint32_t side = life_below(&r, LIFE_N_SIDES);
+    uint32_t head = life_below(&r, w->config->layers[layer].n_kv_heads);
+    const life_codec *codec = &w->config->codec[layer][side];
+    uint32_t part = codec->bits == 16 ? 0 : life_between(&r, 1, 2);
+    uint32_t at = (part >= 1 ? life_part_bytes(codec, 0) : 0) + (part == 2 ? life_part_bytes(codec, 1) : 0);
+    uint8_t *bytes = token->bytes + w->bytes_at[layer][side] + (size_t)head * life_row_bytes(codec);
+    at += life_below(&r, life_part_bytes(codec, part) / 2) * 2;
+    bytes[at] = 0xff;
+    bytes[at + 1] = 0x7f; /* NaN in either type */
+    life_decode(codec, bytes, token->stored + w->stored_at[layer][side] + (size_t)head * codec->dim);
+    return token;
+}
+
 const uint8_t *life_stored_row(const life_world *w, const life_token *token, uint32_t layer, uint32_t side, uint32_t head) {
     return token->bytes + w->bytes_at[layer][side] + (size_t)head * life_row_bytes(&w->config->codec[layer][side]);
 }
@@ -187,7 +206,6 @@ typedef struct question {
 
 typedef struct reply {
     double out[FKV_MAX_HEAD_DIM];
-    bool nan;
 } reply;
 
 static double dot(const double *a, const float *b, uint32_t n) {
@@ -214,11 +232,12 @@ static void ask(const question *x, reply *to) {
     double *weights = x->world->weights;
     double scale = scale_of(l);
     double most = -INFINITY;
-    *to = (reply){.nan = false};
+    double nan = 0; /* a score that is not a number makes every channel one */
+    *to = (reply){.out = {0}};
     for (uint32_t t = 0; t < x->n; t++) {
         if (!in_sight(l, x->n - 1, t)) continue;
         double score = dot(x->q, stored_row(x, t, LIFE_K), l->head_dim) * scale;
-        to->nan = to->nan || isnan(score);
+        if (isnan(score)) nan = score;
         if (l->softcap > 0) score = (double)l->softcap * tanh(score / (double)l->softcap);
         weights[t] = score;
         most = fmax(most, score);
@@ -232,7 +251,7 @@ static void ask(const question *x, reply *to) {
         total += p;
         for (uint32_t d = 0; d < l->head_dim; d++) to->out[d] += p * (double)v[d];
     }
-    for (uint32_t d = 0; d < l->head_dim; d++) to->out[d] /= total;
+    for (uint32_t d = 0; d < l->head_dim; d++) to->out[d] = to->out[d] / total + nan;
     const life_codec *v = &x->world->config->codec[x->layer][LIFE_V];
     if (v->rotated) life_rotate_back(v, to->out);
 }
@@ -271,7 +290,8 @@ typedef struct distance {
     double error; /* L2 */
     double size;  /* of the truth, L2 */
     bool nan;     /* somewhere in the answer */
-    bool all_nan;
+    bool truth_nan;
+    bool hidden_nan; /* in the truth, not in the answer */
 } distance;
 
 /* Half a unit in the last place of the row type: what rounding the answer may do. */
@@ -291,14 +311,15 @@ static double apart(fkv_type type, double got, double truth) {
 }
 
 static distance distance_of(fkv_type type, const uint8_t *answer, const double *truth, uint32_t dim) {
-    distance between = {.all_nan = true};
+    distance between = {.nan = false};
     double error = 0;
     double size = 0;
     for (uint32_t d = 0; d < dim; d++) {
         double got = (double)get_number(type, answer, d);
         double difference = apart(type, got, truth[d]);
         between.nan = between.nan || isnan(got);
-        between.all_nan = between.all_nan && isnan(got);
+        between.truth_nan = between.truth_nan || isnan(truth[d]);
+        between.hidden_nan = between.hidden_nan || (isnan(truth[d]) && !isnan(got));
         error += difference * difference;
         size += truth[d] * truth[d];
     }
@@ -319,13 +340,10 @@ static void check_head(question *x, const uint8_t *answer) {
     reply truth;
     ask(x, &truth);
     distance between = distance_of(c->base.row_type, answer, truth.out, l->head_dim);
-    if (truth.nan) {
-        if (!between.all_nan)
-            life_fail("layer %u head %u position %u: a query that is not a number has an answer", x->layer, x->head,
-                      token->position);
-        return;
-    }
     w->n_answers++;
+    if (between.hidden_nan)
+        life_fail("layer %u head %u position %u: what is not a number has an answer", x->layer, x->head, token->position);
+    if (between.nan && between.truth_nan) return; /* how far it spreads over the channels is the kernel's affair */
     double allowed = TOLERANCE * between.size;
     if (between.error <= allowed) {
         if (c->base.row_type == FKV_F32 && between.size > 1e-30) w->worst = fmax(w->worst, between.error / between.size);
