@@ -49,6 +49,12 @@ void life_seq_remove(life_cache *c, life_seq *seq) {
     *seq = c->seqs[--c->n_seqs];
 }
 
+void life_seq_resize(life_seq *seq, uint32_t max_tokens) {
+    seq->tokens = (life_token **)realloc((void *)seq->tokens, max_tokens * sizeof *seq->tokens);
+    if (seq->tokens == NULL) life_fail("no memory for a sequence");
+    seq->max_tokens = max_tokens;
+}
+
 uint64_t life_seq_chain(const life_cache *c, const life_seq *seq, uint32_t n) {
     return n == 0 ? life_chain_begin(c->world, seq->origin) : seq->tokens[n - 1]->chain;
 }

@@ -15,6 +15,7 @@ typedef struct life_seq {
     uint64_t origin;   /* tenant that the rows were computed for: another one in a sequence loaded from its file */
     uint32_t n_shared; /* of its first tokens: in pages that stand in the prefix tree */
     uint32_t n_prompt; /* prefill until here */
+    bool closing;      /* closed in the step that is open */
     uint32_t document; /* that its next tokens are from */
 } life_seq;
 
@@ -41,6 +42,9 @@ void life_cache_check(life_cache *cache, bool whole);
 
 life_seq *life_seq_add(life_cache *cache, fkv_seq number, uint64_t tenant, uint64_t origin, uint32_t max_tokens);
 void life_seq_remove(life_cache *cache, life_seq *seq);
+
+/* Room for other max_tokens, at least its length. */
+void life_seq_resize(life_seq *seq, uint32_t max_tokens);
 void life_seq_push(life_cache *cache, life_seq *seq, uint32_t id);
 
 /* The chain behind the first n tokens. */

@@ -51,8 +51,14 @@ static fkv_codec_config draw_codec(life_random *r, uint32_t dim) {
     return codec;
 }
 
-static void draw_shape(life_random *r, fkv_layer_config *l) {
+static void draw_shape(life_random *r, const life_config *c, fkv_layer_config *l) {
     static const uint32_t usual[] = {64, 128, 96, 256, 32};
+    if (c->long_history) {
+        *l = (fkv_layer_config){.n_q_heads = life_between(r, 1, 2), .n_kv_heads = 1, .head_dim = 16 * life_between(r, 1, 2)};
+        l->k = draw_codec(r, l->head_dim);
+        l->v = draw_codec(r, l->head_dim);
+        return;
+    }
     l->head_dim = life_chance(r, 60) ? usual[life_below(r, 5)] : 16 * life_mostly_small(r, 1, FKV_MAX_HEAD_DIM / 16);
     l->n_kv_heads = life_mostly_small(r, 1, 4);
     l->n_q_heads = l->n_kv_heads * life_mostly_small(r, 1, life_chance(r, 5) ? FKV_MAX_HEADS_PER_KV : 12);
@@ -79,13 +85,13 @@ static void draw_layers(life_random *r, life_config *c) {
     bool varied = life_chance(r, 35);
     uint32_t windowed = life_below(r, 3); /* no layer, all, some */
     memset(c->layers, 0, sizeof c->layers);
-    draw_shape(r, first);
+    draw_shape(r, c, first);
     draw_scores(r, first);
     if (windowed == 1) draw_window(r, c->base.page_tokens, first);
     for (uint32_t i = 1; i < c->base.n_layers; i++) {
         fkv_layer_config *l = &c->layers[i];
         *l = *first;
-        if (varied) draw_shape(r, l);
+        if (varied) draw_shape(r, c, l);
         if (varied) draw_scores(r, l);
         if (windowed == 2 && life_chance(r, 60)) draw_window(r, c->base.page_tokens, l);
     }
@@ -114,6 +120,9 @@ static void draw_sizes(life_random *r, life_config *c) {
     c->base.max_step_tokens = life_chance(r, 60) ? life_between(r, 16, 400) : life_mostly_small(r, 1, 64);
     c->base.n_threads = life_between(r, 1, 3);
     c->base.lazy = life_chance(r, 50);
+    if (!c->long_history) return;
+    c->base.max_tokens = 2 * life_between(r, 8300, 9000);
+    c->base.max_step_tokens = life_between(r, 1000, 2000);
 }
 
 static void draw_temper(life_random *r, life_config *c) {
@@ -145,7 +154,8 @@ static void make_codecs(life_config *c) {
 void life_config_draw(life_random *r, const fkv_isa *isas, uint32_t n_isas, life_config *c) {
     memset(c, 0, sizeof *c);
     c->base = fkv_config_default();
-    c->base.n_layers = life_mostly_small(r, 1, LIFE_MAX_LAYERS);
+    c->long_history = life_chance(r, 4);
+    c->base.n_layers = c->long_history ? 1 : life_mostly_small(r, 1, LIFE_MAX_LAYERS);
     c->base.page_tokens = 16u << life_mostly_small(r, 0, 4);
     do {
         draw_layers(r, c);
@@ -158,7 +168,7 @@ void life_config_draw(life_random *r, const fkv_isa *isas, uint32_t n_isas, life
     for (int i = 0; i < 32; i++) c->base.weights_id[i] = (uint8_t)life_draw(r);
     (void)snprintf(c->base.rope_id, sizeof c->base.rope_id, "neox base=%u", life_below(r, 1000000));
     c->seed = life_draw(r);
-    c->step_work = 1000000u << life_below(r, 5);
+    c->step_work = c->long_history ? 20000000 : 1000000u << life_below(r, 5);
     c->n_documents = life_between(r, 1, 4);
     draw_temper(r, c);
     draw_sizes(r, c);

@@ -25,6 +25,7 @@ typedef struct life_config {
     uint32_t hot_channel[3]; /* modulo the head dimension */
     float query_size;        /* larger: sharper softmax */
     uint64_t step_work;      /* products that one step's answers may cost the reference */
+    bool long_history;       /* one small layer, sequences of more than 8192 tokens: there the pieces of attention double */
     uint32_t n_documents;    /* that prompts are taken from */
 } life_config;
 

@@ -8,10 +8,13 @@ enum { TENANTS = 3 };
 /* A sequence whose pages are in the prefix tree can hold more pages than it was admitted for, at the cost of others. */
 static const bool PINS_ARE_HARMLESS = false;
 
+static bool may_be_sure(const life_cache *c) { return PINS_ARE_HARMLESS || life_cache_pinned(c) == 0; }
+
 static life_seq *any_seq(life *l, life_cache *c) { return &c->seqs[life_below(&l->random, c->n_seqs)]; }
 
 static uint32_t draw_max_tokens(life *l, const life_cache *c) {
     uint32_t most = c->config.base.max_tokens;
+    if (c->config.long_history) return most / 2;
     if (life_chance(&l->random, 2)) return most + life_between(&l->random, 1, 50);
     return life_chance(&l->random, 10) ? most : life_between(&l->random, 1, life_chance(&l->random, 50) ? most : 1 + most / 3);
 }
@@ -20,7 +23,7 @@ bool life_admitted(life *l, const life_cache *c, uint32_t max_tokens, fkv_status
     const fkv_config *config = &c->config.base;
     bool too_long = max_tokens > config->max_tokens;
     bool too_many = c->n_seqs == config->max_seqs;
-    bool sure = life_cache_promised(c) + max_tokens <= config->max_tokens && (PINS_ARE_HARMLESS || life_cache_pinned(c) == 0);
+    bool sure = life_cache_promised(c) + max_tokens <= config->max_tokens && may_be_sure(c);
     bool refused = (status == FKV_SEQS_FULL && too_many) || (status == FKV_POOL_FULL && !(sure && !too_long));
     if (status != FKV_OK && !refused)
         life_fail("%s of %u tokens: %s (%s)", call, max_tokens, fkv_status_name(status), fkv_message());
@@ -30,6 +33,26 @@ bool life_admitted(life *l, const life_cache *c, uint32_t max_tokens, fkv_status
 }
 
 /* ---- sequences ---- */
+
+static void reserve_seq(life *l, life_cache *c) {
+    life_seq *seq = any_seq(l, c);
+    uint32_t before = seq->max_tokens;
+    uint32_t after = life_chance(&l->random, 50) ? draw_max_tokens(l, c) : life_between(&l->random, seq->n, seq->max_tokens);
+    fkv_status status = fkv_seq_reserve(c->cache, seq->number, after);
+    if (after == 0 || after < seq->n) {
+        life_expect(status, FKV_BAD_ARGUMENT, "reserve of less than there is");
+        return;
+    }
+    bool sure = after <= before || (life_cache_promised(c) - before + after <= c->config.base.max_tokens && may_be_sure(c));
+    if (status == FKV_POOL_FULL && !sure) {
+        l->counts->refusals++;
+        return;
+    }
+    life_expect(status, after > c->config.base.max_tokens ? FKV_POOL_FULL : FKV_OK, "reserve");
+    life_seq_resize(seq, after);
+    life_tree_settle(c);
+    l->counts->reserves++;
+}
 
 static void close_seq(life *l, life_cache *c) {
     life_seq *seq = any_seq(l, c);
@@ -44,13 +67,15 @@ static void open_seq(life *l, life_cache *c) {
     fkv_seq_config config = {.max_tokens = draw_max_tokens(l, c), .tenant = life_chance(r, 70) ? 1 : life_between(r, 1, TENANTS)};
     if (life_chance(r, 85)) {
         uint32_t most = config.max_tokens < c->config.base.max_tokens ? config.max_tokens + 2 : c->config.base.max_tokens;
-        config.n_prompt = life_between(r, 0, most);
+        config.n_prompt = life_between(r, c->config.long_history ? most - 300 : 0, most);
         config.prompt = l->ids;
         for (uint32_t i = 0; i < config.n_prompt; i++) l->ids[i] = life_document_token(&c->config, document, i);
         if (config.n_prompt > 0 && life_chance(r, 20)) l->ids[life_below(r, config.n_prompt)] ^= 1;
     }
     fkv_seq number = 0;
     uint32_t n_shared = UINT32_MAX;
+    uint32_t foretold = UINT32_MAX;
+    life_expect(fkv_prefix_match(c->cache, &config, &foretold), FKV_OK, "match");
     fkv_status status = fkv_seq_open(c->cache, &config, &number, &n_shared);
     if (!life_admitted(l, c, config.max_tokens, status, "open")) {
         if (c->n_seqs > 0 && life_chance(r, 60)) close_seq(l, c); /* room for the next */
@@ -59,8 +84,8 @@ static void open_seq(life *l, life_cache *c) {
 
     uint32_t n_prompt = config.n_prompt < config.max_tokens ? config.n_prompt : config.max_tokens;
     uint32_t match = life_tree_match(c, config.tenant, l->ids, n_prompt);
-    if (n_shared > match || n_shared % c->config.base.page_tokens != 0 || (c->exact && n_shared != match))
-        life_fail("open shares %u tokens, %u were offered by this tenant", n_shared, match);
+    if (n_shared > match || n_shared % c->config.base.page_tokens != 0 || (c->exact && n_shared != match) || n_shared != foretold)
+        life_fail("open shares %u tokens, %u were offered by this tenant, match said %u", n_shared, match, foretold);
     life_seq *seq = life_seq_add(c, number, config.tenant, config.tenant, config.max_tokens);
     seq->document = document;
     seq->n_prompt = n_prompt;
@@ -84,8 +109,7 @@ static void truncate_to(life *l, life_cache *c, life_seq *seq, uint32_t n) {
         l->counts->gone++;
         return;
     }
-    if (status == FKV_POOL_FULL &&
-        (life_cache_promised(c) > c->config.base.max_tokens || (!PINS_ARE_HARMLESS && life_cache_pinned(c) > 0))) {
+    if (status == FKV_POOL_FULL && (life_cache_promised(c) > c->config.base.max_tokens || !may_be_sure(c))) {
         l->counts->refusals++;
         return;
     }
@@ -166,7 +190,7 @@ static void bad_call(life *l, life_cache *c) {
     fkv_seq_config none = {.max_tokens = 0};
     const life_seq *seq = c->n_seqs > 0 ? any_seq(l, c) : NULL;
     uint32_t step_tokens = c->config.base.max_step_tokens;
-    switch (life_below(r, 9)) {
+    switch (life_below(r, 10)) {
     case 0: life_expect(fkv_seq_close(c->cache, unknown), FKV_BAD_SEQ, "close of no sequence"); break;
     case 1: life_expect(fkv_seq_truncate(c->cache, unknown, 0), FKV_BAD_SEQ, "truncate of no sequence"); break;
     case 2: life_expect(fkv_seq_fork(c->cache, unknown, 10, &number), FKV_BAD_SEQ, "fork of no sequence"); break;
@@ -178,7 +202,8 @@ static void bad_call(life *l, life_cache *c) {
             life_expect(fkv_step_begin(c->cache, &(fkv_row){seq->number, step_tokens + 1}, 1, &step), FKV_STEP_FULL,
                         "large step");
         break;
-    case 7:
+    case 7: life_expect(fkv_seq_reserve(c->cache, unknown, 10), FKV_BAD_SEQ, "reserve of no sequence"); break;
+    case 8:
         if (seq != NULL)
             life_expect(fkv_step_begin(c->cache, &(fkv_row){seq->number, seq->max_tokens - seq->n + 1}, 1, &step), FKV_SEQ_FULL,
                         "step beyond the end");
@@ -201,8 +226,8 @@ typedef struct operation {
 } operation;
 
 static const operation OPERATIONS[] = {
-    {14, false, open_seq},      {6, true, fork_seq},  {7, true, truncate_seq}, {6, true, close_seq}, {7, true, insert_prefix},
-    {1, false, clear_prefixes}, {5, true, life_save}, {5, false, life_load},   {5, false, bad_call},
+    {14, false, open_seq},    {6, true, fork_seq},        {7, true, truncate_seq}, {6, true, close_seq},  {4, true, reserve_seq},
+    {7, true, insert_prefix}, {1, false, clear_prefixes}, {5, true, life_save},    {5, false, life_load}, {5, false, bad_call},
 };
 enum { N_OPERATIONS = sizeof OPERATIONS / sizeof OPERATIONS[0], STEP_PERCENT = 50 };
 

@@ -90,8 +90,9 @@ static void call_in_a_step(life *l, life_cache *c, const plan *p, fkv_step *step
     fkv_seq number = p->rows[0].seq;
     fkv_seq other = 0;
     fkv_step *second = NULL;
+    uint32_t n = 0;
     fkv_seq_config config = {.max_tokens = 1};
-    switch (life_below(&l->random, 10)) {
+    switch (life_below(&l->random, 12)) {
     case 0: life_expect(fkv_seq_open(c->cache, &config, &other, NULL), FKV_BAD_STATE, "open in a step"); break;
     case 1: life_expect(fkv_seq_fork(c->cache, number, p->seqs[0]->max_tokens, &other), FKV_BAD_STATE, "fork in a step"); break;
     case 2: life_expect(fkv_seq_truncate(c->cache, number, 0), FKV_BAD_STATE, "truncate in a step"); break;
@@ -99,10 +100,12 @@ static void call_in_a_step(life *l, life_cache *c, const plan *p, fkv_step *step
     case 4: life_expect(fkv_prefix_insert(c->cache, number, l->ids, 0), FKV_BAD_STATE, "insert in a step"); break;
     case 5: life_expect(fkv_step_begin(c->cache, p->rows, p->n_rows, &second), FKV_BAD_STATE, "step in a step"); break;
     case 6: life_expect(fkv_write(step, c->config.base.n_layers, l->rows[0], l->rows[1]), FKV_BAD_ARGUMENT, "write"); break;
-    case 7:
+    case 7: life_expect(fkv_seq_reserve(c->cache, number, 1), FKV_BAD_STATE, "reserve in a step"); break;
+    case 8: life_expect(fkv_prefix_match(c->cache, &config, &n), FKV_OK, "match in a step"); break;
+    case 9:
         if (written[layer]) life_expect(fkv_write(step, layer, l->rows[0], l->rows[1]), FKV_BAD_STATE, "second write");
         break;
-    case 8:
+    case 10:
         if (!written[layer]) life_expect(fkv_attend(step, layer, l->rows[2], l->rows[3]), FKV_BAD_STATE, "attend before write");
         break;
     default:
@@ -115,11 +118,33 @@ static void call_in_a_step(life *l, life_cache *c, const plan *p, fkv_step *step
     l->counts->bad_calls++;
 }
 
+/* Any sequence, with rows in the step or without: its number is gone at once, its rows stay until the end. */
+static void close_in_a_step(life *l, life_cache *c) {
+    life_seq *seq = &c->seqs[life_below(&l->random, c->n_seqs)];
+    uint32_t n = 0;
+    fkv_stats now;
+    if (seq->closing) return;
+    life_expect(fkv_seq_close(c->cache, seq->number), FKV_OK, "close in a step");
+    life_expect(fkv_seq_close(c->cache, seq->number), FKV_BAD_SEQ, "second close in a step");
+    life_expect(fkv_seq_length(c->cache, seq->number, &n), FKV_BAD_SEQ, "length of what was closed in the step");
+    seq->closing = true;
+    uint32_t n_open = 0;
+    for (uint32_t i = 0; i < c->n_seqs; i++) n_open += !c->seqs[i].closing;
+    life_expect(fkv_cache_stats(c->cache, &now), FKV_OK, "stats");
+    if (now.seqs != n_open) life_fail("%u sequences in a step, %u are open", now.seqs, n_open);
+    l->counts->closes_in_steps++;
+}
+
+static void remove_closed(life_cache *c) {
+    for (uint32_t i = c->n_seqs; i-- > 0;)
+        if (c->seqs[i].closing) life_seq_remove(c, &c->seqs[i]);
+}
+
 static void end_step(life *l, life_cache *c, const plan *p, fkv_step *step, bool commit) {
     life_expect(commit ? fkv_step_commit(step) : fkv_step_abort(step), FKV_OK, commit ? "commit" : "abort");
     if (commit) {
         c->figures.steps++;
-        c->figures.tokens += p->n_tokens;
+        for (uint32_t i = 0; i < p->n_rows; i++) c->figures.tokens += p->seqs[i]->closing ? 0 : p->rows[i].n_tokens;
         l->counts->commits++;
     } else {
         for (uint32_t i = 0; i < p->n_rows; i++) p->seqs[i]->n -= p->rows[i].n_tokens;
@@ -179,12 +204,14 @@ bool life_step(life *l, life_cache *c) {
     uint32_t n_written = commit ? n_layers : life_between(r, 0, n_layers);
     for (uint32_t i = 0; i < n_written; i++) {
         if (life_chance(r, 5)) call_in_a_step(l, c, &p, step, written, order[i]);
+        if (life_chance(r, 3)) close_in_a_step(l, c);
         write_layer(l, &p, step, order[i]);
         written[order[i]] = true;
         if (!silent && !late) attend_layer(l, c, &p, step, order[i]);
     }
     for (uint32_t i = 0; i < n_written && !silent && (late || life_chance(r, 3)); i++) attend_layer(l, c, &p, step, order[i]);
     end_step(l, c, &p, step, commit);
+    remove_closed(c);
     l->counts->steps++;
     return true;
 }
