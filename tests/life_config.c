@@ -5,13 +5,19 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The domain. Narrower than what fkv_cache_open() accepts only where a defect is known. */
-static const float SOFTCAP_LEAST = 0.05f;
-static const float SOFTCAP_MOST = 300.0f;
-static const float SCALE_LEAST = 1e-3f;
-static const float SCALE_MOST = 2.0f;
-static const float KEY_HEAT_MOST = 100.0f;
-static const float QUERY_HEAT_MOST = 5.0f;
+const life_domain LIFE_DOMAIN = {
+    .softcap_least = 0.05f,
+    .softcap_most = 300.0f,
+    .scale_least = 1e-3f,
+    .scale_most = 2.0f,
+    .key_outlier_most = 100.0f,
+    .query_outlier_most = 5.0f,
+    .query_most = 10.0f,
+    .bf16_most = 1e30f,
+    .zero_rows = false,
+    .nan_behind_windows = false,
+    .pins_are_harmless = false,
+};
 
 enum {
     MOST_WORK = 3000000,          /* products of one query token over the longest history */
@@ -68,11 +74,11 @@ static void draw_shape(life_random *r, const life_config *c, fkv_layer_config *l
 
 static void draw_scores(life_random *r, fkv_layer_config *l) {
     l->scale = 0;
-    if (life_chance(r, 25)) l->scale = log_uniform(r, SCALE_LEAST, SCALE_MOST);
+    if (life_chance(r, 25)) l->scale = log_uniform(r, LIFE_DOMAIN.scale_least, LIFE_DOMAIN.scale_most);
     if (life_chance(r, 3)) l->scale = -l->scale;
     l->softcap = 0;
     if (life_chance(r, 20)) l->softcap = log_uniform(r, 5, 60);
-    if (life_chance(r, 10)) l->softcap = log_uniform(r, SOFTCAP_LEAST, SOFTCAP_MOST);
+    if (life_chance(r, 10)) l->softcap = log_uniform(r, LIFE_DOMAIN.softcap_least, LIFE_DOMAIN.softcap_most);
 }
 
 static void draw_window(life_random *r, uint32_t page_tokens, fkv_layer_config *l) {
@@ -125,17 +131,17 @@ static void draw_sizes(life_random *r, life_config *c) {
     c->base.max_step_tokens = life_between(r, 1000, 2000);
 }
 
-static void draw_temper(life_random *r, life_config *c) {
+static void draw_numbers(life_random *r, life_config *c) {
     uint32_t at = life_below(r, 10);
-    c->temper = at < 4 ? LIFE_CALM : at < 8 ? LIFE_OUTLIERS : LIFE_WILD;
+    c->numbers = at < 4 ? LIFE_GAUSSIAN : at < 8 ? LIFE_OUTLIERS : LIFE_EXTREME;
     for (int i = 0; i < 3; i++) {
-        c->heat[i] = 1;
-        c->hot_channel[i] = life_below(r, FKV_MAX_HEAD_DIM);
+        c->outlier[i] = 1;
+        c->outlier_channel[i] = life_below(r, FKV_MAX_HEAD_DIM);
     }
-    if (c->temper != LIFE_CALM) {
-        if (life_chance(r, 70)) c->heat[LIFE_K] = log_uniform(r, 5, KEY_HEAT_MOST);
-        if (life_chance(r, 40)) c->heat[LIFE_V] = log_uniform(r, 5, KEY_HEAT_MOST);
-        if (life_chance(r, 40)) c->heat[LIFE_Q] = log_uniform(r, 5, QUERY_HEAT_MOST);
+    if (c->numbers != LIFE_GAUSSIAN) {
+        if (life_chance(r, 70)) c->outlier[LIFE_K] = log_uniform(r, 5, LIFE_DOMAIN.key_outlier_most);
+        if (life_chance(r, 40)) c->outlier[LIFE_V] = log_uniform(r, 5, LIFE_DOMAIN.key_outlier_most);
+        if (life_chance(r, 40)) c->outlier[LIFE_Q] = log_uniform(r, 5, LIFE_DOMAIN.query_outlier_most);
     }
     c->query_size = life_chance(r, 70) ? 1 : log_uniform(r, 0.1f, 8);
 }
@@ -170,7 +176,7 @@ void life_config_draw(life_random *r, const fkv_isa *isas, uint32_t n_isas, life
     c->seed = life_draw(r);
     c->step_work = c->long_history ? 20000000 : 1000000u << life_below(r, 5);
     c->n_documents = life_between(r, 1, 4);
-    draw_temper(r, c);
+    draw_numbers(r, c);
     draw_sizes(r, c);
     make_codecs(c);
 }
@@ -187,7 +193,7 @@ void life_config_sibling(life_random *r, const life_config *c, life_config *sibl
     draw_sizes(r, sibling);
 }
 
-void life_config_stranger(life_random *r, const life_config *c, life_config *s) {
+void life_config_foreign(life_random *r, const life_config *c, life_config *s) {
     *s = *c;
     s->base.max_tokens = 4096;
     s->base.max_seqs = 1;
@@ -227,10 +233,10 @@ const char *life_config_text(const life_config *c) {
     static char text[1600];
     int n = snprintf(
         text, sizeof text,
-        "isa %d, rows %d, pages of %u of type %d, rotate %d, %u tokens, %u seqs, steps of %u, %u threads, temper %d, heat %g/%g/%g, queries %g:",
+        "isa %d, rows %d, pages of %u of type %d, rotate %d, %u tokens, %u seqs, steps of %u, %u threads, numbers %d, outlier %g/%g/%g, queries %g:",
         (int)c->base.isa, (int)c->base.row_type, c->base.page_tokens, (int)c->base.page_type, (int)c->base.rotate,
-        c->base.max_tokens, c->base.max_seqs, c->base.max_step_tokens, c->base.n_threads, (int)c->temper, (double)c->heat[0],
-        (double)c->heat[1], (double)c->heat[2], (double)c->query_size);
+        c->base.max_tokens, c->base.max_seqs, c->base.max_step_tokens, c->base.n_threads, (int)c->numbers, (double)c->outlier[0],
+        (double)c->outlier[1], (double)c->outlier[2], (double)c->query_size);
     for (uint32_t i = 0; i < c->base.n_layers && n < (int)sizeof text - 200; i++) {
         const fkv_layer_config *l = &c->layers[i];
         n += snprintf(text + n, sizeof text - (size_t)n, " [%u/%u/%u K%u g%u V%u g%u window %u sinks %u scale %g cap %g]",

@@ -254,8 +254,6 @@ void life_files_forget(life *l) {
 
 /* ---- loading ---- */
 
-static const bool NAN_BEHIND_WINDOWS = false; /* a NaN that a window hides reaches the answer */
-
 static void load_damaged(life *l, life_cache *c, const life_file *file) {
     size_t n = 0;
     char path[LIFE_PATH];
@@ -276,30 +274,30 @@ static void load_damaged(life *l, life_cache *c, const life_file *file) {
 }
 
 static void load_foreign(life *l, const life_file *file) {
-    life_config stranger;
-    life_config_stranger(&l->random, &l->config, &stranger);
-    fkv_config config = life_config_of(&stranger);
+    life_config other;
+    life_config_foreign(&l->random, &l->config, &other);
+    fkv_config config = life_config_of(&other);
     fkv_cache *cache = NULL;
     fkv_seq number = 0;
-    life_expect(fkv_cache_open(&config, &cache), FKV_OK, "open of a stranger");
+    life_expect(fkv_cache_open(&config, &cache), FKV_OK, "open of another identity");
     life_expect(fkv_seq_load(cache, &(fkv_seq_config){.max_tokens = file->n}, file->path, &number), FKV_FILE_FOREIGN,
-                "load by a stranger");
+                "load by another identity");
     fkv_cache_close(cache);
     l->counts->foreign++;
 }
 
-/* A file with sound checksums and a NaN in one row, made here and loaded. It must be borne. */
-static void load_poisoned(life *l, life_cache *c, const life_file *file) {
+/* A file with sound checksums and a NaN in one row, made here and loaded: a reader must bear any bits. */
+static void load_with_nan(life *l, life_cache *c, const life_file *file) {
     fkv_seq_config config = {.max_tokens = c->config.base.max_tokens, .tenant = file->origin};
-    uint32_t poisoned = life_below(&l->random, file->n);
-    if (file->n > config.max_tokens || (life_has_window(&c->config) && !NAN_BEHIND_WINDOWS)) return;
+    uint32_t nan_at = life_below(&l->random, file->n);
+    if (file->n > config.max_tokens || (life_has_window(&c->config) && !LIFE_DOMAIN.nan_behind_windows)) return;
     if (config.max_tokens > file->n + 50) config.max_tokens = file->n + 50;
     life_token **tokens = (life_token **)calloc(file->n, sizeof *tokens);
     if (tokens == NULL) life_fail("no memory for a file's tokens");
     uint64_t chain = life_chain_begin(&l->world, file->origin);
     for (uint32_t i = 0; i < file->n; i++) {
         uint32_t id = file->tokens[i]->id;
-        tokens[i] = i == poisoned ? life_token_poisoned(&l->world, chain, i, id) : life_token_after(&l->world, chain, i, id);
+        tokens[i] = i == nan_at ? life_token_with_nan(&l->world, chain, i, id) : life_token_after(&l->world, chain, i, id);
         chain = tokens[i]->chain;
     }
     image made = image_of(&l->world, tokens, file->n);
@@ -312,7 +310,7 @@ static void load_poisoned(life *l, life_cache *c, const life_file *file) {
         life_seq *seq = life_seq_add(c, number, config.tenant, file->origin, config.max_tokens);
         memcpy((void *)seq->tokens, (const void *)tokens, file->n * sizeof *tokens);
         seq->n = file->n;
-        l->counts->poisoned++;
+        l->counts->nan_files++;
         life_tree_settle(c);
     }
     (void)remove(path);
@@ -327,7 +325,7 @@ void life_load(life *l, life_cache *c) {
     if (life_chance(r, 10)) load_damaged(l, c, file);
     if (life_chance(r, 5)) load_foreign(l, file);
     if (life_chance(r, 15)) {
-        load_poisoned(l, c, file);
+        load_with_nan(l, c, file);
         return;
     }
     fkv_seq_config config = {.max_tokens = life_between(r, 1, c->config.base.max_tokens), .tenant = file->origin};

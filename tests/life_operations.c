@@ -5,10 +5,7 @@
 
 enum { TENANTS = 3 };
 
-/* A sequence whose pages are in the prefix tree can hold more pages than it was admitted for, at the cost of others. */
-static const bool PINS_ARE_HARMLESS = false;
-
-static bool may_be_sure(const life_cache *c) { return PINS_ARE_HARMLESS || life_cache_pinned(c) == 0; }
+static bool may_be_sure(const life_cache *c) { return LIFE_DOMAIN.pins_are_harmless || life_cache_pinned(c) == 0; }
 
 static life_seq *any_seq(life *l, life_cache *c) { return &c->seqs[life_below(&l->random, c->n_seqs)]; }
 

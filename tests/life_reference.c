@@ -1,8 +1,8 @@
 /* See life_reference.h.
  *
- * Tolerance. Kernels add in float, the reference in double: 1e-3 relative L2, and half a unit in the last place of the row type.
- * Calm rows are held to that alone. Other rows may ask for what float cannot do: scores of size A = sum |q k| are known to A *
- * 2^-24 at best, and a sum of values can cancel. For them, and only where 1e-3 was missed, the bound of the rounding errors is
+ * Tolerance. Kernels add in float, the reference in double: 1e-3 relative L2, before the answer is rounded to the row type.
+ * Gaussian rows are held to that alone. Other rows may ask for what float cannot do: scores of size A = sum |q k| are known to A
+ * * 2^-24 at best, and a sum of values can cancel. For them, and only where 1e-3 was missed, the bound of the rounding errors is
  * added: 4 * (A * 2^-21) * sum p |v|, A the largest of the scores in sight. A lost row, a wrong mask or a wrong scale is far
  * beyond it.
  */
@@ -15,7 +15,7 @@
 
 enum { N_BUCKETS = 1 << 16 };
 
-static const uint32_t POISONED = 0x80000000u; /* in the number of a token */
+static const uint32_t WITH_NAN = 0x80000000u; /* in the number of a token */
 
 static const double TOLERANCE = 1e-3;
 static const double SCORE_ERROR = 0x1p-21; /* of sum |q k| */
@@ -23,26 +23,24 @@ static const double VALUE_ERROR = 0x1p-17; /* of sum p |v| */
 static const double LEAST_SCALE = 1e-7;    /* of an affine group, rows of zeros too */
 static const double LEAST_WEIGHT = 1e-37;  /* below, exp() is 0 in float */
 static const double FLOAT_HOLDS = 1e37;    /* sums of scores and of values above overflow in float */
-static const float WILD_MOST_BF16 = 1e30f; /* saturated rows of bf16 pages */
-static const bool ZERO_ROWS = false;       /* rotated into 4 bits or fewer, AVX2 gives their bias another sign */
 
 /* ---- rows ---- */
 
-static bool is_hot(const life_config *c, uint32_t what, uint32_t dim, uint32_t d) {
-    uint32_t hot = c->hot_channel[what];
-    return d == hot % dim || d == (hot / 3 + 5) % dim || (what == LIFE_K && d == (hot / 7 + 11) % dim);
+static bool is_outlier(const life_config *c, uint32_t what, uint32_t dim, uint32_t d) {
+    uint32_t first = c->outlier_channel[what];
+    return d == first % dim || d == (first / 3 + 5) % dim || (what == LIFE_K && d == (first / 7 + 11) % dim);
 }
 
 /* A row like none that a model should give. */
-static void strange_row(const life_config *c, life_random *r, uint32_t what, uint32_t dim, float *x) {
-    uint32_t kind = life_below(r, c->temper == LIFE_WILD ? 8 : 4);
+static void odd_row(const life_config *c, life_random *r, uint32_t what, uint32_t dim, float *x) {
+    uint32_t kind = life_below(r, c->numbers == LIFE_EXTREME ? 8 : 4);
     float base = life_gaussian(r);
-    float most = c->base.page_type == FKV_F16 ? 65504.0f : WILD_MOST_BF16;
-    if (what == LIFE_Q) most = 10;
+    float most = c->base.page_type == FKV_F16 ? 65504.0f : LIFE_DOMAIN.bf16_most;
+    if (what == LIFE_Q) most = LIFE_DOMAIN.query_most;
     for (uint32_t d = 0; d < dim; d++) {
         bool some = life_below(r, 16) == 0;
         switch (kind) {
-        case 0: x[d] = ZERO_ROWS ? 0 : base; break;
+        case 0: x[d] = LIFE_DOMAIN.zero_rows ? 0 : base; break;
         case 1: x[d] = base; break;
         case 2: x[d] = base * (1 + (float)(life_draw(r) & 3) * 1e-6f); break;
         case 3: x[d] *= 1e-7f; break;
@@ -61,9 +59,9 @@ static void make_row(const life_world *w, const life_token *token, uint32_t laye
     life_random r = {life_mix(life_mix(token->chain, c->seed), (layer * 4 + what) * 4096 + head)};
     for (uint32_t d = 0; d < dim; d++) {
         x[d] = life_gaussian(&r) * (what == LIFE_Q ? c->query_size : 1);
-        if (c->heat[what] != 1 && is_hot(c, what, dim, d)) x[d] *= c->heat[what];
+        if (c->outlier[what] != 1 && is_outlier(c, what, dim, d)) x[d] *= c->outlier[what];
     }
-    if (c->temper != LIFE_CALM && life_below(&r, 40) == 0) strange_row(c, &r, what, dim, x);
+    if (c->numbers != LIFE_GAUSSIAN && life_below(&r, 40) == 0) odd_row(c, &r, what, dim, x);
     for (uint32_t d = 0; d < dim && c->base.row_type != FKV_F32; d++)
         x[d] = life_from_half(c->base.row_type, life_to_half(c->base.row_type, x[d]));
 }
@@ -172,8 +170,8 @@ life_token *life_token_after(life_world *w, uint64_t before, uint32_t position, 
     return token;
 }
 
-life_token *life_token_poisoned(life_world *w, uint64_t before, uint32_t position, uint32_t id) {
-    life_token *token = life_token_after(w, before, position, id | POISONED); /* no other token has such a number */
+life_token *life_token_with_nan(life_world *w, uint64_t before, uint32_t position, uint32_t id) {
+    life_token *token = life_token_after(w, before, position, id | WITH_NAN); /* no other token has such a number */
     life_random r = {token->chain};
     uint32_t layer = life_below(&r, w->n_layers);
     uint32_t side = life_below(&r, LIFE_N_SIDES);
@@ -349,7 +347,7 @@ static void check_head(question *x, const uint8_t *answer) {
         if (c->base.row_type == FKV_F32 && between.size > 1e-30) w->worst = fmax(w->worst, between.error / between.size);
         return;
     }
-    double slack = c->temper == LIFE_CALM ? 0 : slack_of(x);
+    double slack = c->numbers == LIFE_GAUSSIAN ? 0 : slack_of(x);
     if (isinf(slack)) {
         w->n_beyond++;
         return;

@@ -48,7 +48,7 @@ uint64_t life_chain_begin(const life_world *world, uint64_t tenant);
 life_token *life_token_after(life_world *world, uint64_t before, uint32_t position, uint32_t id);
 
 /* The same token with a NaN in one of its stored rows, as no writer leaves it: only a file can bring it. */
-life_token *life_token_poisoned(life_world *world, uint64_t before, uint32_t position, uint32_t id);
+life_token *life_token_with_nan(life_world *world, uint64_t before, uint32_t position, uint32_t id);
 
 /* Rows as the model gives them, of the row type. what: LIFE_K, LIFE_V ([G, D]) or LIFE_Q ([H, D]). */
 void life_rows(const life_world *world, const life_token *token, uint32_t layer, uint32_t what, uint8_t *rows);

@@ -2,10 +2,10 @@
  * --seconds S]
  * [--only I].
  *
- * A life is a random configuration in one or two caches of the same identity, and then steps, forks, truncates, prefixes, files,
- * aborts and refusals in any order (life_operations.h). What the cache must hold is kept as plain lists of tokens (life_cache.h);
- * what it must answer is computed from docs/page_format.md and the definition of attention (life_format.h, life_reference.h).
- * Life i of a seed is always the same one: --only i runs it alone.
+ * A life is one random configuration in one or two caches of the same identity, and then steps, forks, truncates, prefixes,
+ * files, aborts and refusals in any order (life_operations.h). What the cache must hold is kept as plain lists of tokens
+ * (life_cache.h); what it must answer is computed from docs/page_format.md and the definition of attention (life_format.h,
+ * life_reference.h). Life i of a seed is always the same one: --only i runs it alone.
  */
 #include "life_operations.h"
 
@@ -146,16 +146,16 @@ static void print_counts(const life_counts *n) {
            " (same bits again %" PRIu64 ", with slack %" PRIu64 ", beyond float %" PRIu64 ") opened %" PRIu64 " hits %" PRIu64
            " forks %" PRIu64 " truncates %" PRIu64 " gone %" PRIu64 " inserts %" PRIu64 " clears %" PRIu64 " closes %" PRIu64
            " (in steps %" PRIu64 ") reserves %" PRIu64 " saves %" PRIu64 " loads %" PRIu64 " damaged %" PRIu64 " foreign %" PRIu64
-           " poisoned %" PRIu64 " refusals %" PRIu64 " bad calls %" PRIu64 "\n",
+           " with NaN %" PRIu64 " refusals %" PRIu64 " bad calls %" PRIu64 "\n",
            n->configurations, n->steps, n->commits, n->aborts, n->answers, n->same, n->slack, n->beyond, n->opened, n->hits,
            n->forks, n->truncates, n->gone, n->inserts, n->clears, n->closes, n->closes_in_steps, n->reserves, n->saves, n->loads,
-           n->damaged, n->foreign, n->poisoned, n->refusals, n->bad_calls);
+           n->damaged, n->foreign, n->nan_files, n->refusals, n->bad_calls);
 }
 
 /* A run of some length has seen everything, or it tests less than it says. */
 static bool saw_everything(const life_counts *n) {
     return n->aborts > 0 && n->same > 0 && n->hits > 0 && n->forks > 0 && n->truncates > 0 && n->gone > 0 && n->clears > 0 &&
-           n->saves > 0 && n->loads > 0 && n->damaged > 0 && n->foreign > 0 && n->poisoned > 0 && n->closes_in_steps > 0 &&
+           n->saves > 0 && n->loads > 0 && n->damaged > 0 && n->foreign > 0 && n->nan_files > 0 && n->closes_in_steps > 0 &&
            n->reserves > 0 && n->refusals > 0 && n->bad_calls > 0;
 }
 
