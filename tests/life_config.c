@@ -1,0 +1,247 @@
+/* See life_config.h. */
+#include "life_config.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+const life_domain LIFE_DOMAIN = {
+    .softcap_least = 0.05f,
+    .softcap_most = 300.0f,
+    .scale_least = 1e-3f,
+    .scale_most = 2.0f,
+    .key_outlier_most = 100.0f,
+    .query_outlier_most = 5.0f,
+    .query_most = 10.0f,
+    .bf16_most = 1e30f,
+    .zero_rows = false,
+    .nan_behind_windows = false,
+    .pins_are_harmless = false,
+};
+
+enum {
+    MOST_WORK = 3000000,          /* products of one query token over the longest history */
+    MOST_TOKEN_FLOATS = 4096,     /* K and V of one token */
+    MOST_FLOATS = 6 * 1000 * 1000 /* K and V of all tokens of a cache */
+};
+
+uint32_t life_isas(fkv_isa isas[LIFE_MAX_ISAS]) {
+    fkv_config config = fkv_config_default();
+    config.n_layers = 1;
+    config.layer = (fkv_layer_config){.n_q_heads = 1, .n_kv_heads = 1, .head_dim = 64, .k = {16, 0}, .v = {16, 0}};
+    config.max_tokens = 16;
+    config.n_threads = 1;
+    uint32_t n = 0;
+    for (int isa = FKV_ISA_SCALAR; isa <= FKV_ISA_AMX; isa++) {
+        config.isa = (fkv_isa)isa;
+        fkv_cache *cache = NULL;
+        fkv_status status = fkv_cache_open(&config, &cache);
+        if (status == FKV_UNSUPPORTED) continue;
+        if (status != FKV_OK) life_fail("isa %d: %s", isa, fkv_message());
+        fkv_cache_close(cache);
+        isas[n++] = (fkv_isa)isa;
+    }
+    return n;
+}
+
+/* From low to high, as many in each decade. */
+static float log_uniform(life_random *r, float low, float high) {
+    return (float)(exp(life_uniform(r) * log((double)high / (double)low)) * (double)low);
+}
+
+static fkv_codec_config draw_codec(life_random *r, uint32_t dim) {
+    static const uint32_t bits[] = {16, 8, 8, 4, 4, 4, 2};
+    fkv_codec_config codec = {.bits = bits[life_below(r, 7)], .group = 32u << life_below(r, 3)};
+    while (codec.group > 32 && dim % codec.group != 0) codec.group /= 2;
+    if (dim % codec.group != 0) codec.bits = 16;
+    return codec;
+}
+
+static void draw_shape(life_random *r, const life_config *c, fkv_layer_config *l) {
+    static const uint32_t usual[] = {64, 128, 96, 256, 32};
+    if (c->long_history) {
+        *l = (fkv_layer_config){.n_q_heads = life_between(r, 1, 2), .n_kv_heads = 1, .head_dim = 16 * life_between(r, 1, 2)};
+        l->k = draw_codec(r, l->head_dim);
+        l->v = draw_codec(r, l->head_dim);
+        return;
+    }
+    l->head_dim = life_chance(r, 60) ? usual[life_below(r, 5)] : 16 * life_mostly_small(r, 1, FKV_MAX_HEAD_DIM / 16);
+    l->n_kv_heads = life_mostly_small(r, 1, 4);
+    l->n_q_heads = l->n_kv_heads * life_mostly_small(r, 1, life_chance(r, 5) ? FKV_MAX_HEADS_PER_KV : 12);
+    l->k = draw_codec(r, l->head_dim);
+    l->v = draw_codec(r, l->head_dim);
+}
+
+static void draw_scores(life_random *r, fkv_layer_config *l) {
+    l->scale = 0;
+    if (life_chance(r, 25)) l->scale = log_uniform(r, LIFE_DOMAIN.scale_least, LIFE_DOMAIN.scale_most);
+    if (life_chance(r, 3)) l->scale = -l->scale;
+    l->softcap = 0;
+    if (life_chance(r, 20)) l->softcap = log_uniform(r, 5, 60);
+    if (life_chance(r, 10)) l->softcap = log_uniform(r, LIFE_DOMAIN.softcap_least, LIFE_DOMAIN.softcap_most);
+}
+
+static void draw_window(life_random *r, uint32_t page_tokens, fkv_layer_config *l) {
+    l->window = life_chance(r, 50) ? life_mostly_small(r, 1, 300) : page_tokens * life_between(r, 1, 3);
+    l->n_sinks = life_chance(r, 50) ? 0 : life_mostly_small(r, 1, 2 * page_tokens);
+}
+
+static void draw_layers(life_random *r, life_config *c) {
+    fkv_layer_config *first = &c->layers[0];
+    bool varied = life_chance(r, 35);
+    uint32_t windowed = life_below(r, 3); /* no layer, all, some */
+    memset(c->layers, 0, sizeof c->layers);
+    draw_shape(r, c, first);
+    draw_scores(r, first);
+    if (windowed == 1) draw_window(r, c->base.page_tokens, first);
+    for (uint32_t i = 1; i < c->base.n_layers; i++) {
+        fkv_layer_config *l = &c->layers[i];
+        *l = *first;
+        if (varied) draw_shape(r, c, l);
+        if (varied) draw_scores(r, l);
+        if (windowed == 2 && life_chance(r, 60)) draw_window(r, c->base.page_tokens, l);
+    }
+    c->one_layer = !varied && windowed != 2;
+}
+
+static uint32_t token_floats(const life_config *c) {
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < c->base.n_layers; i++) n += 2 * c->layers[i].n_kv_heads * c->layers[i].head_dim;
+    return n;
+}
+
+uint64_t life_token_work(const life_config *c) {
+    uint64_t work = 0;
+    for (uint32_t i = 0; i < c->base.n_layers; i++) work += 2 * (uint64_t)c->layers[i].n_q_heads * c->layers[i].head_dim;
+    return work;
+}
+
+/* What a sibling has of its own. */
+static void draw_sizes(life_random *r, life_config *c) {
+    uint64_t most = MOST_FLOATS / token_floats(c);
+    if (most > MOST_WORK / life_token_work(c)) most = MOST_WORK / life_token_work(c);
+    if (most > 12000) most = 12000;
+    c->base.max_tokens = 32 + (life_chance(r, 60) ? life_below(r, (uint32_t)most) : life_mostly_small(r, 0, (uint32_t)most));
+    c->base.max_seqs = life_chance(r, 15) ? 1 : life_between(r, 2, LIFE_MAX_SEQS);
+    c->base.max_step_tokens = life_chance(r, 60) ? life_between(r, 16, 400) : life_mostly_small(r, 1, 64);
+    c->base.n_threads = life_between(r, 1, 3);
+    c->base.lazy = life_chance(r, 50);
+    if (!c->long_history) return;
+    c->base.max_tokens = 2 * life_between(r, 8300, 9000);
+    c->base.max_step_tokens = life_between(r, 1000, 2000);
+}
+
+static void draw_numbers(life_random *r, life_config *c) {
+    uint32_t at = life_below(r, 10);
+    c->numbers = at < 4 ? LIFE_GAUSSIAN : at < 8 ? LIFE_OUTLIERS : LIFE_EXTREME;
+    for (int i = 0; i < 3; i++) {
+        c->outlier[i] = 1;
+        c->outlier_channel[i] = life_below(r, FKV_MAX_HEAD_DIM);
+    }
+    if (c->numbers != LIFE_GAUSSIAN) {
+        if (life_chance(r, 70)) c->outlier[LIFE_K] = log_uniform(r, 5, LIFE_DOMAIN.key_outlier_most);
+        if (life_chance(r, 40)) c->outlier[LIFE_V] = log_uniform(r, 5, LIFE_DOMAIN.key_outlier_most);
+        if (life_chance(r, 40)) c->outlier[LIFE_Q] = log_uniform(r, 5, LIFE_DOMAIN.query_outlier_most);
+    }
+    c->query_size = life_chance(r, 70) ? 1 : log_uniform(r, 0.1f, 8);
+}
+
+static void make_codecs(life_config *c) {
+    for (uint32_t i = 0; i < c->base.n_layers; i++) {
+        for (uint32_t side = 0; side < LIFE_N_SIDES; side++) {
+            fkv_codec_config codec = side == LIFE_K ? c->layers[i].k : c->layers[i].v;
+            bool rotated = ((uint32_t)c->base.rotate >> side & 1) != 0;
+            c->codec[i][side] =
+                life_codec_make(codec, c->layers[i].head_dim, c->base.page_type, rotated, c->base.rotation_seed, side);
+        }
+    }
+}
+
+void life_config_draw(life_random *r, const fkv_isa *isas, uint32_t n_isas, life_config *c) {
+    memset(c, 0, sizeof *c);
+    c->base = fkv_config_default();
+    c->long_history = life_chance(r, 4);
+    c->base.n_layers = c->long_history ? 1 : life_mostly_small(r, 1, LIFE_MAX_LAYERS);
+    c->base.page_tokens = 16u << life_mostly_small(r, 0, 4);
+    do {
+        draw_layers(r, c);
+    } while (token_floats(c) > MOST_TOKEN_FLOATS || life_token_work(c) > MOST_WORK / 200);
+    c->base.row_type = (fkv_type)life_below(r, 3);
+    c->base.page_type = life_chance(r, 60) ? FKV_F16 : FKV_BF16;
+    c->base.rotate = (fkv_rotate)life_below(r, 4);
+    c->base.rotation_seed = life_draw(r);
+    c->base.isa = isas[life_below(r, n_isas)];
+    for (int i = 0; i < 32; i++) c->base.weights_id[i] = (uint8_t)life_draw(r);
+    (void)snprintf(c->base.rope_id, sizeof c->base.rope_id, "neox base=%u", life_below(r, 1000000));
+    c->seed = life_draw(r);
+    c->step_work = c->long_history ? 20000000 : 1000000u << life_below(r, 5);
+    c->n_documents = life_between(r, 1, 4);
+    draw_numbers(r, c);
+    draw_sizes(r, c);
+    make_codecs(c);
+}
+
+fkv_config life_config_of(const life_config *c) {
+    fkv_config config = c->base;
+    config.layer = c->layers[0];
+    config.layers = c->one_layer ? NULL : c->layers;
+    return config;
+}
+
+void life_config_sibling(life_random *r, const life_config *c, life_config *sibling) {
+    *sibling = *c;
+    draw_sizes(r, sibling);
+}
+
+void life_config_foreign(life_random *r, const life_config *c, life_config *s) {
+    *s = *c;
+    s->base.max_tokens = 4096;
+    s->base.max_seqs = 1;
+    s->base.n_threads = 1;
+    s->one_layer = false;
+    fkv_layer_config *l = &s->layers[life_below(r, s->base.n_layers)];
+    switch (life_below(r, s->base.rotate == FKV_ROTATE_NONE ? 7 : 8)) {
+    case 0: s->base.weights_id[life_below(r, 32)] ^= (uint8_t)(1u << life_below(r, 8)); break;
+    case 1: s->base.rope_id[0] = 'N'; break;
+    case 2: s->base.page_tokens = s->base.page_tokens == 256 ? 16 : 2 * s->base.page_tokens; break;
+    case 3: s->base.page_type = s->base.page_type == FKV_F16 ? FKV_BF16 : FKV_F16; break;
+    case 4: s->base.rotate = (fkv_rotate)(((uint32_t)s->base.rotate + life_between(r, 1, 3)) % 4); break;
+    case 5: l->n_kv_heads = l->n_q_heads += l->n_kv_heads; break;
+    case 6:
+        if (l->k.bits == 16)
+            l->window++;
+        else
+            l->k.bits = 16;
+        break;
+    default: s->base.rotation_seed ^= UINT64_C(1) << life_below(r, 64);
+    }
+}
+
+bool life_has_window(const life_config *c) {
+    for (uint32_t i = 0; i < c->base.n_layers; i++)
+        if (c->layers[i].window != 0) return true;
+    return false;
+}
+
+bool life_has_full_layer(const life_config *c) {
+    for (uint32_t i = 0; i < c->base.n_layers; i++)
+        if (c->layers[i].window == 0) return true;
+    return false;
+}
+
+const char *life_config_text(const life_config *c) {
+    static char text[1600];
+    int n = snprintf(
+        text, sizeof text,
+        "isa %d, rows %d, pages of %u of type %d, rotate %d, %u tokens, %u seqs, steps of %u, %u threads, numbers %d, outlier %g/%g/%g, queries %g:",
+        (int)c->base.isa, (int)c->base.row_type, c->base.page_tokens, (int)c->base.page_type, (int)c->base.rotate,
+        c->base.max_tokens, c->base.max_seqs, c->base.max_step_tokens, c->base.n_threads, (int)c->numbers, (double)c->outlier[0],
+        (double)c->outlier[1], (double)c->outlier[2], (double)c->query_size);
+    for (uint32_t i = 0; i < c->base.n_layers && n < (int)sizeof text - 200; i++) {
+        const fkv_layer_config *l = &c->layers[i];
+        n += snprintf(text + n, sizeof text - (size_t)n, " [%u/%u/%u K%u g%u V%u g%u window %u sinks %u scale %g cap %g]",
+                      l->n_q_heads, l->n_kv_heads, l->head_dim, l->k.bits, l->k.group, l->v.bits, l->v.group, l->window,
+                      l->n_sinks, (double)l->scale, (double)l->softcap);
+    }
+    return text;
+}

@@ -1,0 +1,360 @@
+/* Page files of the random-life test. A saved file must be, byte for byte, what docs/page_format.md says of the rows; it is
+ * loaded into either cache, refused by a cache of another identity, and refused when a bit of it is flipped.
+ */
+#include "life_operations.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- the file as it must be (sections 2 and 4) ---- */
+
+enum { HEADER = 256, LAYER = 32, ENTRY = 24, DIGEST_AT = 224, DATA_ALIGN = 4096, PART_ALIGN = 64 };
+
+typedef struct image {
+    const life_world *world;
+    life_token *const *tokens;
+    uint32_t n_tokens;
+    uint32_t group_of[LIFE_MAX_LAYERS];
+    uint32_t n_groups;
+    uint8_t *bytes;
+    size_t n;
+} image;
+
+static size_t up_to(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+static void put(uint8_t *at, uint64_t value, int n_bytes) {
+    for (int i = 0; i < n_bytes; i++) at[i] = (uint8_t)(value >> 8 * i);
+}
+
+static const fkv_layer_config *layer_of(const image *m, uint32_t i) { return &m->world->config->layers[i]; }
+
+static uint32_t page_tokens(const image *m) { return m->world->config->base.page_tokens; }
+
+static size_t part_bytes(const image *m, uint32_t layer, uint32_t side, uint32_t part) {
+    return up_to((size_t)page_tokens(m) * life_part_bytes(&m->world->config->codec[layer][side], part), PART_ALIGN);
+}
+
+static size_t block_bytes(const image *m, uint32_t layer) {
+    size_t n = 0;
+    for (uint32_t i = 0; i < LIFE_N_SIDES * LIFE_PARTS; i++) n += part_bytes(m, layer, i / LIFE_PARTS, i % LIFE_PARTS);
+    return n;
+}
+
+static size_t page_bytes(const image *m, uint32_t group) {
+    size_t n = 0;
+    for (uint32_t i = 0; i < m->world->n_layers; i++)
+        if (m->group_of[i] == group) n += layer_of(m, i)->n_kv_heads * block_bytes(m, i);
+    return n;
+}
+
+static void find_groups(image *m) {
+    for (uint32_t i = 0; i < m->world->n_layers; i++) {
+        uint32_t same = 0;
+        while (layer_of(m, same)->window != layer_of(m, i)->window || layer_of(m, same)->n_sinks != layer_of(m, i)->n_sinks)
+            same++;
+        m->group_of[i] = same == i ? m->n_groups++ : m->group_of[same];
+    }
+}
+
+static bool has_page(const image *m, uint32_t group, uint32_t page) {
+    uint32_t i = 0;
+    while (m->group_of[i] != group) i++;
+    const fkv_layer_config *l = layer_of(m, i);
+    if (l->window == 0 || page * page_tokens(m) < l->n_sinks) return true;
+    uint32_t behind = m->n_tokens + 1 > l->window ? m->n_tokens + 1 - l->window : 0;
+    return page >= behind / page_tokens(m);
+}
+
+static void write_block(const image *m, uint32_t layer, uint32_t head, uint32_t page, uint8_t *at) {
+    for (uint32_t side = 0; side < LIFE_N_SIDES; side++) {
+        const life_codec *codec = &m->world->config->codec[layer][side];
+        size_t row_at = 0;
+        for (uint32_t part = 0; part < LIFE_PARTS; part++) {
+            size_t row = life_part_bytes(codec, part);
+            for (uint32_t t = page * page_tokens(m); t < (page + 1) * page_tokens(m) && t < m->n_tokens; t++) {
+                const uint8_t *stored = life_stored_row(m->world, m->tokens[t], layer, side, head) + row_at;
+                memcpy(at + (t % page_tokens(m)) * row, stored, row);
+            }
+            row_at += row;
+            at += part_bytes(m, layer, side, part);
+        }
+    }
+}
+
+static void write_page(const image *m, uint32_t group, uint32_t page, uint8_t *at) {
+    for (uint32_t i = 0; i < m->world->n_layers; i++) {
+        if (m->group_of[i] != group) continue;
+        for (uint32_t head = 0; head < layer_of(m, i)->n_kv_heads; head++, at += block_bytes(m, i))
+            write_block(m, i, head, page, at);
+    }
+}
+
+static void write_layers(const image *m, uint8_t *at) {
+    for (uint32_t i = 0; i < m->world->n_layers; i++) {
+        const fkv_layer_config *l = layer_of(m, i);
+        const uint32_t fields[] = {l->n_kv_heads, l->head_dim,
+                                   l->window,     l->n_sinks,
+                                   l->k.bits,     l->k.bits == 16 ? 0 : l->k.group,
+                                   l->v.bits,     l->v.bits == 16 ? 0 : l->v.group};
+        for (uint32_t f = 0; f < 8; f++) put(at + (size_t)LAYER * i + 4 * (size_t)f, fields[f], 4);
+    }
+}
+
+static void write_header(const image *m, size_t tokens_at, size_t index_at, size_t data_at, uint64_t n_pages) {
+    const fkv_config *c = &m->world->config->base;
+    static const uint8_t magic[8] = {0x89, 0x46, 0x4b, 0x56, 0x0d, 0x0a, 0x1a, 0x0a};
+    uint8_t *b = m->bytes;
+    memcpy(b, magic, sizeof magic);
+    put(b + 8, 1, 4);
+    put(b + 12, HEADER, 4);
+    put(b + 16, LAYER, 4);
+    put(b + 20, ENTRY, 4);
+    put(b + 24, m->n, 8);
+    put(b + 32, tokens_at, 8);
+    put(b + 40, index_at, 8);
+    put(b + 48, data_at, 8);
+    put(b + 56, n_pages, 8);
+    put(b + 64, m->n_tokens, 4);
+    put(b + 68, m->world->n_layers, 4);
+    put(b + 72, m->n_groups, 4);
+    put(b + 76, c->page_tokens, 4);
+    put(b + 80, (uint64_t)c->page_type, 4);
+    put(b + 84, (uint64_t)c->rotate, 4);
+    put(b + 88, c->rotate == FKV_ROTATE_NONE ? 0 : c->rotation_seed, 8);
+    memcpy(b + 96, c->weights_id, sizeof c->weights_id);
+    memcpy(b + 128, c->rope_id, strlen(c->rope_id));
+    life_sha256(b, DIGEST_AT, b + HEADER, data_at - HEADER, b + DIGEST_AT);
+}
+
+/* bytes are the caller's to free. */
+static image image_of(const life_world *world, life_token *const *tokens, uint32_t n_tokens) {
+    image m = {.world = world, .tokens = tokens, .n_tokens = n_tokens};
+    find_groups(&m);
+    uint32_t end = (n_tokens + page_tokens(&m) - 1) / page_tokens(&m);
+    uint64_t n_pages = 0;
+    size_t pages_bytes = 0;
+    for (uint32_t g = 0; g < m.n_groups; g++) {
+        for (uint32_t p = 0; p < end; p++) {
+            if (!has_page(&m, g, p)) continue;
+            n_pages++;
+            pages_bytes += page_bytes(&m, g);
+        }
+    }
+    size_t tokens_at = HEADER + (size_t)LAYER * world->n_layers;
+    size_t index_at = up_to(tokens_at + 4 * (size_t)n_tokens, 8);
+    size_t data_at = up_to(index_at + ENTRY * n_pages, DATA_ALIGN);
+    m.n = data_at + pages_bytes;
+    m.bytes = calloc(1, m.n);
+    if (m.bytes == NULL) life_fail("no memory for a file");
+
+    write_layers(&m, m.bytes + HEADER);
+    for (uint32_t t = 0; t < n_tokens; t++) put(m.bytes + tokens_at + 4 * (size_t)t, tokens[t]->id, 4);
+    uint8_t *entry = m.bytes + index_at;
+    size_t at = data_at;
+    for (uint32_t g = 0; g < m.n_groups; g++) {
+        for (uint32_t p = 0; p < end; p++) {
+            if (!has_page(&m, g, p)) continue;
+            write_page(&m, g, p, m.bytes + at);
+            put(entry, g, 4);
+            put(entry + 4, p, 4);
+            put(entry + 8, at, 8);
+            put(entry + 16, life_crc32c(m.bytes + at, page_bytes(&m, g)), 4);
+            entry += ENTRY;
+            at += page_bytes(&m, g);
+        }
+    }
+    write_header(&m, tokens_at, index_at, data_at, n_pages);
+    return m;
+}
+
+/* ---- saving ---- */
+
+static uint8_t *read_all(const char *path, size_t *n) {
+    FILE *file = fopen(path, "rb");
+    if (file == NULL || fseek(file, 0, SEEK_END) != 0) life_fail("%s cannot be read", path);
+    *n = (size_t)ftell(file);
+    uint8_t *bytes = malloc(*n + 1);
+    rewind(file);
+    if (bytes == NULL || fread(bytes, 1, *n, file) != *n) life_fail("%s cannot be read", path);
+    (void)fclose(file);
+    return bytes;
+}
+
+static void write_all(const char *path, const uint8_t *bytes, size_t n) {
+    FILE *file = fopen(path, "wb");
+    if (file == NULL || fwrite(bytes, 1, n, file) != n || fclose(file) != 0) life_fail("%s cannot be written", path);
+}
+
+static void check_file(const life *l, const life_file *file) {
+    image expected = image_of(&l->world, file->tokens, file->n);
+    size_t n = 0;
+    uint8_t *bytes = read_all(file->path, &n);
+    if (n != expected.n) life_fail("a file of %zu bytes instead of %zu", n, expected.n);
+    for (size_t i = n; i-- > 0;) /* pages before the checksums that follow from them */
+        if (bytes[i] != expected.bytes[i])
+            life_fail("byte %zu of a file of %zu is %02x instead of %02x", i, n, bytes[i], expected.bytes[i]);
+    free(bytes);
+    free(expected.bytes);
+
+    fkv_file_info info;
+    life_expect(fkv_file_inspect(file->path, true, &info), FKV_OK, "inspect");
+    const fkv_layer_config *first = &l->config.layers[0];
+    if (info.n_tokens != file->n || info.n_layers != l->world.n_layers || info.file_bytes != n ||
+        info.first_layer.head_dim != first->head_dim || info.first_layer.k.bits != first->k.bits ||
+        info.page_type != l->config.base.page_type || info.rotate != l->config.base.rotate)
+        life_fail("inspect says other things than were saved");
+    uint32_t n_tokens = 0;
+    uint32_t some = file->n < 100 ? file->n : 100;
+    life_expect(fkv_file_tokens(file->path, l->ids, some, &n_tokens), FKV_OK, "file tokens");
+    for (uint32_t i = 0; i < some; i++)
+        if (l->ids[i] != file->tokens[i]->id || n_tokens != file->n) life_fail("the file has other tokens");
+}
+
+void life_save(life *l, life_cache *c) {
+    life_random *r = &l->random;
+    uint32_t slot = life_below(r, LIFE_FILES);
+    life_file *file = &l->files[slot];
+    const life_seq *seq = &c->seqs[life_below(r, c->n_seqs)];
+    char path[LIFE_PATH];
+    (void)snprintf(path, sizeof path, "%s/%u.fkv", l->folder, slot);
+    uint32_t n = life_chance(r, 60) ? seq->n : life_between(r, 0, seq->n);
+    uint32_t asked = n == seq->n && life_chance(r, 50) ? 0 : n;
+    if (asked == 0) n = seq->n;
+    for (uint32_t i = 0; i < n; i++) l->ids[i] = seq->tokens[i]->id;
+    fkv_status status = fkv_seq_save(c->cache, seq->number, l->ids, asked, path);
+    if (n == 0) {
+        life_expect(status, FKV_BAD_ARGUMENT, "save of no tokens");
+        return;
+    }
+    if (life_is_gone(c, seq->n, n)) {
+        life_expect(status, FKV_GONE, "save of what a window dropped");
+        l->counts->gone++;
+        return;
+    }
+    life_expect(status, FKV_OK, "save");
+    free((void *)file->tokens);
+    file->tokens = (life_token **)calloc(n, sizeof *file->tokens);
+    if (file->tokens == NULL) life_fail("no memory for a file's tokens");
+    memcpy((void *)file->tokens, (const void *)seq->tokens, n * sizeof *file->tokens);
+    memcpy(file->path, path, sizeof path);
+    file->n = n;
+    file->origin = seq->origin;
+    check_file(l, file);
+    l->counts->saves++;
+}
+
+void life_files_forget(life *l) {
+    for (uint32_t i = 0; i < LIFE_FILES; i++) {
+        if (l->files[i].n != 0) (void)remove(l->files[i].path);
+        free((void *)l->files[i].tokens);
+        l->files[i] = (life_file){.n = 0};
+    }
+}
+
+/* ---- loading ---- */
+
+static void load_damaged(life *l, life_cache *c, const life_file *file) {
+    size_t n = 0;
+    char path[LIFE_PATH];
+    uint8_t *bytes = read_all(file->path, &n);
+    size_t at = (size_t)(life_uniform(&l->random) * (double)n);
+    if (life_chance(&l->random, 30)) at = life_below(&l->random, HEADER);
+    bytes[at] ^= (uint8_t)(1u << life_below(&l->random, 8));
+    (void)snprintf(path, sizeof path, "%s/damaged.fkv", l->folder);
+    write_all(path, bytes, n);
+    free(bytes);
+    fkv_seq number = 0;
+    fkv_seq_config config = {.max_tokens = c->config.base.max_tokens};
+    fkv_status expected = at < 8 ? FKV_FILE_FORMAT : at < 12 ? FKV_FILE_VERSION : FKV_FILE_DAMAGED;
+    if (file->n <= config.max_tokens)
+        life_expect(fkv_seq_load(c->cache, &config, path, &number), expected, "load of a flipped bit");
+    (void)remove(path);
+    l->counts->damaged++;
+}
+
+static void load_foreign(life *l, const life_file *file) {
+    life_config other;
+    life_config_foreign(&l->random, &l->config, &other);
+    fkv_config config = life_config_of(&other);
+    fkv_cache *cache = NULL;
+    fkv_seq number = 0;
+    life_expect(fkv_cache_open(&config, &cache), FKV_OK, "open of another identity");
+    life_expect(fkv_seq_load(cache, &(fkv_seq_config){.max_tokens = file->n}, file->path, &number), FKV_FILE_FOREIGN,
+                "load by another identity");
+    fkv_cache_close(cache);
+    l->counts->foreign++;
+}
+
+/* A file with sound checksums and a NaN in one row, made here and loaded: a reader must bear any bits. */
+static void load_with_nan(life *l, life_cache *c, const life_file *file) {
+    fkv_seq_config config = {.max_tokens = c->config.base.max_tokens, .tenant = file->origin};
+    uint32_t nan_at = life_below(&l->random, file->n);
+    if (file->n > config.max_tokens || (life_has_window(&c->config) && !LIFE_DOMAIN.nan_behind_windows)) return;
+    if (config.max_tokens > file->n + 50) config.max_tokens = file->n + 50;
+    life_token **tokens = (life_token **)calloc(file->n, sizeof *tokens);
+    if (tokens == NULL) life_fail("no memory for a file's tokens");
+    uint64_t chain = life_chain_begin(&l->world, file->origin);
+    for (uint32_t i = 0; i < file->n; i++) {
+        uint32_t id = file->tokens[i]->id;
+        tokens[i] = i == nan_at ? life_token_with_nan(&l->world, chain, i, id) : life_token_after(&l->world, chain, i, id);
+        chain = tokens[i]->chain;
+    }
+    image made = image_of(&l->world, tokens, file->n);
+    char path[LIFE_PATH];
+    (void)snprintf(path, sizeof path, "%s/damaged.fkv", l->folder);
+    write_all(path, made.bytes, made.n);
+    fkv_seq number = 0;
+    fkv_status status = fkv_seq_load(c->cache, &config, path, &number);
+    if (life_admitted(l, c, config.max_tokens, status, "load of a NaN")) {
+        life_seq *seq = life_seq_add(c, number, config.tenant, file->origin, config.max_tokens);
+        memcpy((void *)seq->tokens, (const void *)tokens, file->n * sizeof *tokens);
+        seq->n = file->n;
+        l->counts->nan_files++;
+        life_tree_settle(c);
+    }
+    (void)remove(path);
+    free((void *)tokens);
+    free(made.bytes);
+}
+
+void life_load(life *l, life_cache *c) {
+    life_random *r = &l->random;
+    const life_file *file = &l->files[life_below(r, LIFE_FILES)];
+    if (file->n == 0) return;
+    if (life_chance(r, 10)) load_damaged(l, c, file);
+    if (life_chance(r, 5)) load_foreign(l, file);
+    if (life_chance(r, 15)) {
+        load_with_nan(l, c, file);
+        return;
+    }
+    fkv_seq_config config = {.max_tokens = life_between(r, 1, c->config.base.max_tokens), .tenant = file->origin};
+    if (config.max_tokens < file->n && life_chance(r, 80)) config.max_tokens = file->n;
+    if (life_chance(r, 15)) config.tenant = 77;
+    bool contradicts = false;
+    if (life_chance(r, 50)) {
+        config.prompt = l->ids;
+        config.n_prompt = file->n;
+        for (uint32_t i = 0; i < file->n; i++) l->ids[i] = file->tokens[i]->id;
+        contradicts = life_chance(r, 15);
+        if (contradicts && file->n > 1 && life_chance(r, 50))
+            config.n_prompt--;
+        else if (contradicts)
+            l->ids[life_below(r, file->n)] ^= 1;
+    }
+    fkv_seq number = 0;
+    fkv_status status = fkv_seq_load(c->cache, &config, file->path, &number);
+    if (config.max_tokens < file->n || contradicts) {
+        fkv_status expected = config.max_tokens < file->n ? FKV_SEQ_FULL : FKV_BAD_ARGUMENT;
+        life_expect(status, expected, "load of what does not fit");
+        l->counts->refusals++;
+        return;
+    }
+    if (!life_admitted(l, c, config.max_tokens, status, "load")) return;
+    life_seq *seq = life_seq_add(c, number, config.tenant, file->origin, config.max_tokens);
+    memcpy((void *)seq->tokens, (const void *)file->tokens, file->n * sizeof *seq->tokens);
+    seq->n = file->n;
+    seq->document = life_below(r, c->config.n_documents);
+    l->counts->loads++;
+    life_tree_settle(c);
+}
