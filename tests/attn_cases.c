@@ -91,7 +91,7 @@ static bool open_world(attn_world *w, const attn_case *c, const fkv_cpu_kernels 
     for (uint32_t r = 0; r < c->n_rows; r++) {
         uint32_t n_tokens = c->rows[r].start + c->rows[r].n_tokens;
         uint32_t n_table = fkv_ceil_div(n_tokens, c->page_tokens);
-        w->rows[r] = (fkv_attn_row){{w->tables + used, n_table, 1}, c->rows[r].start, c->rows[r].n_tokens};
+        w->rows[r] = (fkv_attn_row){{w->tables + used, n_table, 1}, c->rows[r].start, c->rows[r].n_tokens, w->n_new};
         used += n_table;
         w->n_new += c->rows[r].n_tokens;
         w->kv_bytes += (uint64_t)n_tokens * c->shape.n_kv_heads * w->layer.block.token_bytes;

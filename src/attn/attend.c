@@ -35,9 +35,8 @@ typedef struct thread_scratch {
 } thread_scratch;
 
 typedef struct scratch {
-    uint32_t *first_tile;  /* [rows]: tiles of the rows before */
-    uint32_t *first_token; /* [rows]: tokens of the rows before */
-    uint8_t *threads;      /* [n_threads, thread_bytes]: see scratch_of() */
+    uint32_t *first_tile; /* [rows]: tiles of the rows before */
+    uint8_t *threads;     /* [n_threads, thread_bytes]: see scratch_of() */
     uint64_t thread_bytes;
     uint32_t *loaded;                 /* [n_threads]: the (tile, head) whose queries a thread has loaded; only it looks */
     _Atomic uint32_t *pieces_to_come; /* [split items]: of each (tile, head) */
@@ -108,7 +107,6 @@ static void layout(fkv_carve *carve, const fkv_attn_layer *layer, uint32_t max_r
     uint64_t split_items = n_threads > 1 ? (uint64_t)n_threads * ITEMS_PER_THREAD : 0;
 
     s->first_tile = FKV_CARVE(carve, max_rows, uint32_t);
-    s->first_token = FKV_CARVE(carve, max_rows, uint32_t);
     fkv_carve one = {0};
     (void)carve_thread(&one, tile_rows, dim);
     s->thread_bytes = fkv_align_up(one.used, FKV_CARVE_ALIGN);
@@ -152,7 +150,7 @@ static query_tile tile_at(const job *j, uint32_t tile) {
     }
     const fkv_attn_row *row = &j->rows[low];
     uint32_t offset = (tile - j->scratch.first_tile[low]) * j->tile_queries;
-    return (query_tile){row, j->scratch.first_token[low] + offset, row->start + offset,
+    return (query_tile){row, row->first - j->rows[0].first + offset, row->start + offset,
                         fkv_min_u32(j->tile_queries, row->n_tokens - offset)};
 }
 
@@ -399,11 +397,8 @@ uint64_t fkv_attn_attend(const fkv_cpu_kernels *kernels, const fkv_attn_layer *l
     layout(&carve, layer, n_rows, n_threads, &j.scratch);
 
     uint32_t n_tiles = 0;
-    uint32_t n_tokens = 0;
     for (uint32_t r = 0; r < n_rows; r++) {
         j.scratch.first_tile[r] = n_tiles;
-        j.scratch.first_token[r] = n_tokens;
-        n_tokens += rows[r].n_tokens;
         n_tiles += fkv_ceil_div(rows[r].n_tokens, j.tile_queries);
     }
 

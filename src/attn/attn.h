@@ -31,11 +31,12 @@ typedef struct fkv_attn_layer {
     uint8_t *pages; /* block of (page 0, head 0); (page, head) is at (page * G + head) * block.bytes */
 } fkv_attn_layer;
 
-/* One sequence's share of a step. */
+/* One sequence's share of a step. first - rows[0].first is where its tokens lie in k, v, q and out. */
 typedef struct fkv_attn_row {
     fkv_page_view view;
     uint32_t start;    /* position of the first new token */
     uint32_t n_tokens; /* new */
+    uint32_t first;    /* new tokens of the rows before it */
 } fkv_attn_row;
 
 typedef struct fkv_cpu_kernels fkv_cpu_kernels;
