@@ -5,6 +5,7 @@
  *   BLOCK_TOKENS       tokens decoded side by side,  CHUNK_UNITS  units of each: together they fill half the registers
  *   MANY_ROWS          rows whose sums fill the registers, by 4 vectors each
  *   vf_affine, vf_decode, vf_load_f16, vf_load_bf16    a unit of packed bytes to floats
+ *   vf_if_below(x, limit, y, z)   y where x < limit, else z, and so where x is NaN; vf_zero_below(x, limit, z): 0 where x < limit
  *
  * Shape of the loops. A block of tokens is decoded once into registers and used by every row of the tile (all query heads of the
  * KV head, and in prefill several queries): packed bytes are read once, nothing unpacked is ever stored. For each (row, token)
@@ -426,12 +427,20 @@ static float exp_one(float x) {
     return lanes[0];
 }
 
-/* cap * tanh(x / cap), as cap * (1 - 2 / (exp(2 x / cap) + 1)) */
+/* cap * tanh(x / cap) for any cap above 0, denormals too. Where |x / cap| < 5/8 it is x times Cephes' polynomial, so that a cap
+ * far above the score leaves it as it is; else cap * (1 - 2 / (exp(2 x / cap) + 1)), which would cancel there. */
 FKV_INLINE vf vf_softcap(vf x, float cap) {
-    vf y = vf_mul(x, vf_set(2.0f / cap));
-    y = vf_min(vf_set(40.0f), vf_max(vf_set(-40.0f), y));
-    vf tanh = vf_sub(vf_set(1.0f), vf_div(vf_set(2.0f), vf_add(vf_exp(y), vf_set(1.0f))));
-    return vf_mul(tanh, vf_set(cap));
+    vf y = vf_div(x, vf_set(cap));
+    vf z = vf_mul(y, y);
+    vf small = vf_set(-5.70498872745e-3f);
+    small = vf_fma(small, z, vf_set(2.06390887954e-2f));
+    small = vf_fma(small, z, vf_set(-5.37397155531e-2f));
+    small = vf_fma(small, z, vf_set(1.33314422036e-1f));
+    small = vf_fma(small, z, vf_set(-3.33332819422e-1f));
+    small = vf_fma(vf_mul(small, z), x, x);
+    y = vf_min(vf_set(20.0f), vf_max(vf_set(-20.0f), y));
+    vf tanh = vf_sub(vf_set(1.0f), vf_div(vf_set(2.0f), vf_add(vf_exp(vf_add(y, y)), vf_set(1.0f))));
+    return vf_if_below(z, vf_set(0.390625f), small, vf_mul(tanh, vf_set(cap)));
 }
 
 static void scale_row(float *row, uint32_t dim, float factor) {
