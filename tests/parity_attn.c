@@ -9,6 +9,7 @@
 #include "../src/base/cpu.h"
 #include "../src/base/float16.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -39,11 +40,14 @@ static fkv_workers *workers_of(uint32_t n_threads) {
 }
 
 static const char *describe(const attn_case *c) {
-    static char text[256];
-    int n = snprintf(text, sizeof text, "%uq/%ukv/%u %s page %u window %u sinks %u cap %g rotate %d types %d/%d%s rows",
+    static char text[512];
+    int n = snprintf(text, sizeof text, "%uq/%ukv/%u %s page %u window %u sinks %u cap %g rotate %d types %d/%d%s",
                      c->shape.n_q_heads, c->shape.n_kv_heads, c->shape.head_dim, attn_codecs[c->codec].name, c->page_tokens,
                      c->window, c->n_sinks, (double)c->softcap, (int)c->rotate, (int)c->page_type, (int)c->row_type,
                      c->outliers ? " outliers" : "");
+    n += snprintf(text + n, sizeof text - (size_t)n, " scale %g, gain and peak: q %g %g, k %g %g, v %g %g; rows",
+                  (double)c->scale, (double)c->q.gain, (double)c->q.peak, (double)c->k.gain, (double)c->k.peak, (double)c->v.gain,
+                  (double)c->v.peak);
     for (uint32_t r = 0; r < c->n_rows && n < (int)sizeof text - 16; r++)
         n += snprintf(text + n, sizeof text - (size_t)n, " %u+%u", c->rows[r].start, c->rows[r].n_tokens);
     return text;
@@ -197,6 +201,96 @@ static void long_histories(fkv_isa only) {
     check_case(&c, only);
 }
 
+/* ---- all that a configuration accepts: each of scale, soft cap and sizes over its whole range, while the others let scores
+ * reach a few tens. A codec and a shape take turns. ---- */
+
+static attn_case sweep_case(void) {
+    static const attn_shape sweep_shapes[] = {{8, 2, 128}, {3, 1, 64}, {16, 1, 128}, {4, 1, 256}};
+    static const uint32_t codecs[] = {3, 2, 0, 8, 1, 6, 7}; /* 4/4, 8/4, 16/16, 4/4 g32, 8/8, 2/2, 8/4 g32 */
+    static uint32_t turn;
+    attn_case c = {.shape = sweep_shapes[turn % 4], .codec = codecs[turn % 7], .page_tokens = 64, .n_rows = 2};
+    c.page_type = turn / 2 % 2 == 0 ? FKV_F16 : FKV_BF16;
+    c.rows[0] = (attn_mix){130, 1};
+    c.rows[1] = (attn_mix){61, 5};
+    turn++;
+    return c;
+}
+
+/* Scores of numbers around 1 are around 1 for this scale. */
+static float plain_scale(const attn_case *c) { return 1.0f / sqrtf((float)c->shape.head_dim); }
+
+static void every_softcap(fkv_isa only) {
+    static const float caps[] = {1e-45f, 1e-39f, 1e-30f, 1e-6f, 1e-2f, 0.5f,  2,     10,     30,
+                                 1e3f,   1e4f,   3e4f,   3e5f,  3e7f,  1e12f, 1e30f, 3.4e38f};
+    for (size_t i = 0; i < sizeof caps / sizeof caps[0]; i++) {
+        static const float gains[] = {1, 8, 1e-44f}; /* scores around 1, of a few tens, and 0 */
+        for (int g = 0; g < 3; g++) {
+            attn_case c = sweep_case();
+            c.softcap = caps[i];
+            c.q.gain = gains[g];
+            if (g < 2 || caps[i] < 1) check_case(&c, only);
+        }
+    }
+}
+
+static void every_scale(fkv_isa only) {
+    static const float scales[] = {1e-6f, 1e-3f, 1, 1e3f, 1e6f};
+    for (size_t i = 0; i < sizeof scales / sizeof scales[0]; i++) {
+        for (int sign = -1; sign <= 1; sign += 2) {
+            attn_case c = sweep_case();
+            c.scale = (float)sign * scales[i];
+            c.q.gain = plain_scale(&c) / scales[i];
+            check_case(&c, only);
+        }
+    }
+}
+
+/* One channel of some queries is many times larger: alone, with keys that hardly have that channel, and spread by a rotation. */
+static void every_peak_of_queries(fkv_isa only) {
+    static const float peaks[] = {30, 100, 300, 600, 1000, 3000, 1e4f, 3e4f, 1e5f, 1e6f, 1e9f};
+    for (size_t i = 0; i < sizeof peaks / sizeof peaks[0]; i++) {
+        for (uint32_t how = 0; how < 3; how++) {
+            attn_case c = sweep_case();
+            c.q.peak = peaks[i];
+            if (how == 1) c.k.peak = 1 / peaks[i];
+            if (how == 2) c.rotate = FKV_ROTATE_K;
+            check_case(&c, only);
+        }
+    }
+}
+
+/* One channel of the keys is many times larger, up to where it is stored as the limit. */
+static void every_peak_of_keys(fkv_isa only) {
+    static const float peaks[] = {100, 1000, 1e4f, 1e6f};
+    for (size_t i = 0; i < sizeof peaks / sizeof peaks[0]; i++) {
+        for (uint32_t rotated = 0; rotated < 2; rotated++) {
+            attn_case c = sweep_case();
+            c.k.peak = peaks[i];
+            c.q.peak = rotated ? 1 : 1 / peaks[i];
+            c.q.gain = 4 / peaks[i];
+            c.rotate = rotated ? FKV_ROTATE_K : FKV_ROTATE_NONE;
+            check_case(&c, only);
+        }
+    }
+}
+
+/* Numbers that are stored as the limit, in the keys or in the values: one channel, or all of them. */
+static void saturated_rows(fkv_isa only) {
+    for (uint32_t what = 0; what < 16; what++) {
+        attn_case c = sweep_case();
+        c.page_type = what % 2 == 0 ? FKV_F16 : FKV_BF16;
+        c.rotate = what / 2 % 2 == 0 ? FKV_ROTATE_NONE : FKV_ROTATE_KV;
+        attn_sizes sizes = {.gain = what / 8 == 0 ? 1e38f : 1, .peak = what / 8 == 0 ? 1 : 1e38f};
+        if (what / 4 % 2 == 0) {
+            c.v = sizes;
+        } else {
+            c.k = sizes;
+            c.q.gain = 4 / fkv_codec_limit(c.page_type);
+        }
+        check_case(&c, only);
+    }
+}
+
 /* Rows of any bit pattern, and rows with the few numbers that arithmetic treats apart. */
 static void hostile_row(uint64_t *state, uint32_t dim, float *x) {
     static const float special[] = {0.0f, -0.0f, 1.0f, -1.0f, 65504.0f, -65504.0f, 1e-7f, 6e-8f, 3e38f, -3e38f, 0.5f, 1e30f};
@@ -301,6 +395,11 @@ int main(int argc, char **argv) {
     every_codec_and_shape(only);
     every_length_and_mask(only);
     long_histories(only);
+    every_softcap(only);
+    every_scale(only);
+    every_peak_of_queries(only);
+    every_peak_of_keys(only);
+    saturated_rows(only);
     for (size_t i = 0; i < sizeof isas / sizeof isas[0]; i++)
         if (worst_of[i] > 0) printf("%s: largest relative L2 error %.1e\n", fkv_isa_name(isas[i]), worst_of[i]);
     printf("%d passed, %d failed\n", n_passed, n_failed);

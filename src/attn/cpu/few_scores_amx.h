@@ -15,6 +15,8 @@
 
 /* Rows of queries as columns. For 4 bits, first the even numbers of a chunk, then the odd ones, as unpack_keys() has them. */
 typedef struct column_queries {
+    uint32_t *n_by_float; /* as in int_queries */
+    uint32_t *by_float;
     float *step;   /* [rows] */
     float *sum;    /* [rows, chunks] */
     int8_t *bytes; /* [chunks, blocks of 4 rows, quads of a chunk, 64]: a quad of 4 rows' high bytes, low bytes, rests, nothing */
@@ -23,6 +25,9 @@ typedef struct column_queries {
 static column_queries columns_in(void *prepared, uint32_t n_rows, uint32_t n_chunks) {
     uint8_t *at = prepared;
     column_queries cq;
+    cq.n_by_float = (uint32_t *)(void *)at;
+    cq.by_float = cq.n_by_float + 1;
+    at += fkv_align_up((n_rows + 1) * sizeof(uint32_t), 64);
     cq.step = (float *)(void *)at;
     at += fkv_align_up(n_rows * sizeof(float), 64);
     cq.sum = (float *)(void *)at;
@@ -44,7 +49,7 @@ FKV_INLINE void transpose_queries(const int8_t *bytes, uint32_t first, uint32_t 
 }
 
 static void few_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows, void *prepared) {
-    enum { MOST = FEW_ROWS * (3 * FKV_MAX_HEAD_DIM + FKV_MAX_HEAD_DIM / 8 + 4) + 5 * 64 };
+    enum { MOST = FEW_ROWS * (3 * FKV_MAX_HEAD_DIM + FKV_MAX_HEAD_DIM / 8 + 8) + 6 * 64 };
     alignas(64) uint8_t as_rows[MOST];
     uint32_t dim = codec->dim;
     uint32_t chunk = chunk_numbers(codec);
@@ -52,6 +57,7 @@ static void few_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows,
     int_prepare(codec, q, n_rows, as_rows);
     int_queries iq = queries_in(as_rows, n_rows, dim);
     column_queries cq = columns_in(prepared, n_rows, dim / chunk);
+    memcpy(cq.n_by_float, iq.n_by_float, (n_rows + 1) * sizeof *cq.n_by_float);
     memcpy(cq.step, iq.step, n_rows * sizeof *cq.step);
     memcpy(cq.sum, iq.sum, (size_t)n_rows * (dim / chunk) * sizeof *cq.sum);
     const int8_t *bytes[N_BYTES] = {iq.high, iq.low, iq.rest};
@@ -299,7 +305,7 @@ FKV_INLINE void few_score_pairs(int bits, few_score_job *j) {
 }
 
 static void few_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
-                       const void *prepared, uint32_t n_rows, float *scores) {
+                       const float *q, const void *prepared, uint32_t n_rows, float *scores) {
     few_score_job j;
     tile_begin(&j.t, codec, part, next);
     j.codec = codec;
@@ -320,6 +326,7 @@ static void few_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_P
     else
         few_score_steps(4, &j);
     fkv_fetch_some(next, FETCH_BEFORE_SOFTMAX);
+    if (*j.queries.n_by_float != 0) scores_by_float(codec, part, n_tokens, q, *j.queries.n_by_float, j.queries.by_float, scores);
 }
 
 #endif

@@ -79,11 +79,11 @@ FKV_INLINE void fkv_fetch_some(fkv_fetch *next, uint32_t n_shares) {
     next->due = due;
 }
 
-/* Three bytes for each number, a float for each 32 of them and one for the row, in five arrays. Behind it, room to read the last
- * rows as a block of 16, or to have four bytes for each number of up to 11 rows, rounded up to blocks of 4: the most that any
- * kernels prepare. */
+/* Three bytes for each number, a float for each 32 of them, a float and a row number for the row, in six arrays. Behind it, room
+ * to read the last rows as a block of 16, or to have four bytes for each number of up to 11 rows, rounded up to blocks of 4: the
+ * most that any kernels prepare. */
 FKV_INLINE uint64_t fkv_prepared_bytes(uint64_t n_rows, uint64_t dim) {
-    return n_rows * (3 * dim + dim / 8 + 4) + 5 * 64 + 21 * dim;
+    return n_rows * (3 * dim + dim / 8 + 8) + 6 * 64 + 21 * dim;
 }
 
 /* What an instruction set does with one width of one codec. */

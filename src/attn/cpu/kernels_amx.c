@@ -234,14 +234,15 @@ static void amx_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows,
 
 static void amx_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
                        const float *q, const void *prepared, uint32_t n_rows, float *scores) {
-    (void)q;
     if (n_rows <= FEW_ROWS) {
-        few_scores(codec, part, next, n_tokens, prepared, n_rows, scores);
+        few_scores(codec, part, next, n_tokens, q, prepared, n_rows, scores);
         return;
     }
     tile t;
     int_tile_open(&t, codec, part, next, n_tokens);
     many_scores(codec, &t, n_tokens, prepared, n_rows, scores);
+    int_queries iq = queries_in((void *)(uintptr_t)prepared, n_rows, codec->dim);
+    if (*iq.n_by_float != 0) scores_by_float(codec, part, n_tokens, q, *iq.n_by_float, iq.by_float, scores);
 }
 
 /* ---- values ---- */
