@@ -382,6 +382,80 @@ static void not_a_number_is_never_hidden(fkv_isa only) {
     }
 }
 
+/* ---- what a query does not see ---- */
+
+typedef struct poison {
+    fkv_side side;
+    uint32_t token;
+    uint16_t half; /* in place of the first scale, or of the first number */
+    bool shows;    /* in every answer that sees it: it is no finite number */
+} poison;
+
+static bool is_seen(const attn_case *c, uint32_t position, uint32_t token) {
+    return token <= position && (token < c->n_sinks || position - token < c->window);
+}
+
+/* Answers that see the poisoned token show it, all others have the bits that they had without it, alone and beside others. */
+static void check_poison(const fkv_cpu_kernels *kernels, const attn_world *w, poison what, const float *clean) {
+    const attn_case *c = &w->c;
+    const size_t n = (size_t)c->shape.n_q_heads * c->shape.head_dim;
+    float *got = take(w->n_new * n * sizeof(float));
+    float *alone = take(n * sizeof(float));
+    uint8_t *block = w->pages + (size_t)fkv_page_at(w->rows[0].view, what.token / c->page_tokens) * w->layer.block.bytes;
+    uint8_t *part[FKV_N_PARTS];
+    fkv_block_row(&w->layer.block, block, what.side, what.token % c->page_tokens, part);
+    uint8_t *at = part[w->layer.block.codec[what.side].kind == FKV_CODEC_AFFINE ? FKV_PART_SCALES : FKV_PART_CODES];
+    uint16_t kept;
+    memcpy(&kept, at, sizeof kept);
+    memcpy(at, &what.half, sizeof what.half);
+    run(kernels, w, w->rows, 1, w->q, got, workers_of(1));
+    bool good = true;
+    for (uint32_t i = 0; i < w->n_new; i++) {
+        fkv_attn_row one = w->rows[0];
+        one.start += i;
+        one.n_tokens = 1;
+        run(kernels, w, &one, 1, (const float *)w->q + i * n, alone, workers_of(1));
+        if (is_seen(c, one.start, what.token))
+            good = good && (!what.shows || (!all_finite(got + i * n, n) && !all_finite(alone, n)));
+        else
+            good = good && memcmp(got + i * n, clean + i * n, n * sizeof(float)) == 0 &&
+                   memcmp(alone, clean + i * n, n * sizeof(float)) == 0;
+    }
+    report(good, kernels->name, c, "a token that is not seen changes an answer, or one that is does not, token", what.token);
+    memcpy(at, &kept, sizeof kept);
+    free(got);
+    free(alone);
+}
+
+static void what_is_not_seen_changes_nothing(fkv_isa only) {
+    static const uint32_t codecs[] = {0, 1, 2, 3, 6, 12};    /* 16/16, 8/8, 8/4, 4/4, 2/2, 2/16 */
+    static const uint32_t tokens[] = {1, 20, 140, 150, 204}; /* a sink, behind all windows, behind some, and after some */
+    static const uint16_t halves[2][2] = {{0x7e00, 0x7c00}, {0x7fc0, 0x7f00}}; /* NaN, and infinity or a scale of 2^127 */
+    for (uint32_t i = 0; i < 12; i++) {
+        attn_case c = {.shape = {i % 2 == 0 ? 2 : 5, 1, 64}, .codec = codecs[i / 2], .page_tokens = 64, .n_rows = 1};
+        c.window = 70;
+        c.n_sinks = 3;
+        c.softcap = i % 3 == 0 ? 30.0f : 0.0f;
+        c.page_type = i / 2 % 2 == 0 ? FKV_F16 : FKV_BF16;
+        c.rows[0] = (attn_mix){200, i % 4 < 2 ? 5 : 19}; /* few rows, and many */
+        attn_world w;
+        if (!attn_world_open(&w, &c, fkv_cpu_kernels_for(FKV_ISA_SCALAR), workers_of(1), 9)) continue;
+        float *clean = take((size_t)w.n_new * c.shape.n_q_heads * 64 * sizeof(float));
+        for (size_t k = 0; k < sizeof isas / sizeof isas[0]; k++) {
+            const fkv_cpu_kernels *kernels = fkv_cpu_kernels_for(isas[k]);
+            if (kernels == NULL || (only != FKV_ISA_AUTO && only != isas[k])) continue;
+            run(kernels, &w, w.rows, 1, w.q, clean, workers_of(1));
+            for (uint32_t what = 0; what < 20; what++) {
+                poison p = {(fkv_side)(what % 2), tokens[what / 4], halves[c.page_type == FKV_BF16][what / 2 % 2],
+                            what / 2 % 2 == 0};
+                check_poison(kernels, &w, p, clean);
+            }
+        }
+        free(clean);
+        attn_world_close(&w);
+    }
+}
+
 int main(int argc, char **argv) {
     fkv_isa only = FKV_ISA_AUTO;
     for (fkv_isa isa = FKV_ISA_SCALAR; argc > 1 && isa <= FKV_ISA_AMX; isa++)
@@ -392,6 +466,7 @@ int main(int argc, char **argv) {
     }
     encoding_is_the_codecs(only);
     not_a_number_is_never_hidden(only);
+    what_is_not_seen_changes_nothing(only);
     every_codec_and_shape(only);
     every_length_and_mask(only);
     long_histories(only);

@@ -9,8 +9,7 @@
  * Invariant (same answer however it got there): for each query, pieces are closed at the same pages and folded in the same order
  * whether one item walks them all or each piece is an item.
  */
-#include "attn.h"
-#include "cpu/kernels.h"
+#include "seen_values.h"
 
 #include "../base/carve.h"
 #include "../base/float16.h"
@@ -258,7 +257,22 @@ static void meet(const job *j, query_tile tile, const thread_scratch *s, place h
     j->codecs[FKV_SIDE_K]->scores(&block->codec[FKV_SIDE_K], part[FKV_SIDE_K], &fetch, n_tokens, s->q, s->prepared, n_rows,
                                   s->scores);
     j->kernels->softmax(s->scores, j->tile_tokens, s->masks, n_rows, layer->head_dim, layer->softcap, s->piece);
-    j->codecs[FKV_SIDE_V]->values(&block->codec[FKV_SIDE_V], part[FKV_SIDE_V], &fetch, n_tokens, s->scores, n_rows, s->piece.out);
+    if (!fkv_masks_hide(s->masks, n_rows, n_tokens)) {
+        j->codecs[FKV_SIDE_V]->values(&block->codec[FKV_SIDE_V], part[FKV_SIDE_V], &fetch, n_tokens, s->scores, n_rows,
+                                      s->piece.out);
+        return;
+    }
+    fkv_value_tile values = {.kernels = j->kernels,
+                             .values = j->codecs[FKV_SIDE_V]->values,
+                             .block = block,
+                             .n_tokens = n_tokens,
+                             .masks = s->masks,
+                             .n_rows = n_rows,
+                             .heads = j->heads_per_kv,
+                             .p = s->scores,
+                             .out = s->piece.out};
+    memcpy(values.part, part[FKV_SIDE_V], sizeof values.part);
+    fkv_attn_seen_values(&values, &fetch);
 }
 
 static void close_pieces(const job *j, query_tile tile, const thread_scratch *s, uint32_t from_page, uint32_t to_page) {

@@ -122,6 +122,10 @@ struct fkv_cpu_kernels {
     void (*softmax)(float *scores, uint32_t width, const fkv_row_mask *masks, uint32_t n_rows, uint32_t dim, float softcap,
                     fkv_softmax state);
 
+    /* Of n 16-bit numbers the largest, without signs, as bits: in the order of their sizes, infinity behind all finite ones, NaN
+     * behind it. */
+    uint16_t (*largest)(const uint8_t *halves, size_t n);
+
     /* into = into + piece, for rows where piece has seen a token. */
     void (*fold)(fkv_softmax into, fkv_softmax piece, uint32_t n_rows, uint32_t dim);
 };

@@ -457,4 +457,4 @@ static const fkv_codec_kernels codecs[] = {{FKV_CODEC_AFFINE, 8, amx_prepare, am
                                            AFFINE_CODEC(2),
                                            HALF_CODEC};
 
-const struct fkv_cpu_kernels fkv_kernels_amx = {"amx", codecs, amx_enter, amx_leave, rows16_softmax, kernel_fold};
+const struct fkv_cpu_kernels fkv_kernels_amx = {"amx", codecs, amx_enter, amx_leave, rows16_softmax, kernel_largest, kernel_fold};

@@ -221,5 +221,5 @@ static const fkv_codec_kernels codecs[] = {{FKV_CODEC_AFFINE, 8, int_prepare, in
                                            AFFINE_CODEC(2),
                                            HALF_CODEC};
 
-const struct fkv_cpu_kernels fkv_kernels_avx512vnni = {"avx512vnni", codecs,         kernel_enter,
-                                                       kernel_leave, kernel_softmax, kernel_fold};
+const struct fkv_cpu_kernels fkv_kernels_avx512vnni = {"avx512vnni",   codecs,         kernel_enter, kernel_leave,
+                                                       kernel_softmax, kernel_largest, kernel_fold};

@@ -482,6 +482,17 @@ static void kernel_softmax(float *scores, uint32_t width, const fkv_row_mask *ma
     }
 }
 
+static uint16_t kernel_largest(const uint8_t *halves, size_t n) {
+    uint16_t largest = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint16_t half;
+        memcpy(&half, halves + 2 * i, sizeof half);
+        half &= 0x7fff;
+        largest = half > largest ? half : largest;
+    }
+    return largest;
+}
+
 static void kernel_fold(fkv_softmax into, fkv_softmax piece, uint32_t n_rows, uint32_t dim) {
     for (uint32_t r = 0; r < n_rows; r++) {
         if (piece.max[r] == -INFINITY && piece.sum[r] == 0.0f) continue; /* saw nothing */
@@ -612,4 +623,5 @@ FKV_INLINE void kernel_leave(void) {}
     AFFINE_FLOATS(8);                                                                                                            \
     AFFINE_FLOATS(4);                                                                                                            \
     static const fkv_codec_kernels codecs[] = {AFFINE_CODEC(8), AFFINE_CODEC(4), AFFINE_CODEC(2), HALF_CODEC};                   \
-    const struct fkv_cpu_kernels fkv_kernels_##isa = {#isa, codecs, kernel_enter, kernel_leave, kernel_softmax, kernel_fold}
+    const struct fkv_cpu_kernels fkv_kernels_##isa = {#isa,           codecs,         kernel_enter, kernel_leave,                \
+                                                      kernel_softmax, kernel_largest, kernel_fold}
