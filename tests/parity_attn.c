@@ -234,7 +234,7 @@ static void every_softcap(fkv_isa only) {
 }
 
 static void every_scale(fkv_isa only) {
-    static const float scales[] = {1e-6f, 1e-3f, 1, 1e3f, 1e6f};
+    const float scales[] = {FKV_SMALLEST_SCALE, 1e-3f, 1, 1e3f, FKV_LARGEST_SCALE};
     for (size_t i = 0; i < sizeof scales / sizeof scales[0]; i++) {
         for (int sign = -1; sign <= 1; sign += 2) {
             attn_case c = sweep_case();

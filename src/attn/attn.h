@@ -15,6 +15,10 @@
 #include "../codec/block.h"
 #include "../codec/rotation.h"
 
+/* Sizes of a layer's scale: those over which parity_attn holds the kernels against the truth. A soft cap may be any float. */
+static const float FKV_SMALLEST_SCALE = 1e-6f;
+static const float FKV_LARGEST_SCALE = 1e6f;
+
 /* One layer, fixed at open. */
 typedef struct fkv_attn_layer {
     uint32_t n_q_heads;  /* H */
