@@ -19,9 +19,9 @@
 
 enum {
     SMALLEST_SPLIT = 256,    /* tokens */
-    SMALLEST_TILE_ROWS = 16, /* of a prefill; smaller ones gain no thread as much as they cost */
+    SMALLEST_TILE_ROWS = 16, /* of a prefill; smaller tiles cost more than one more thread gains */
     ITEMS_PER_THREAD = 3,    /* fewer than this many items for each thread: smaller tiles, decode tiles cut at piece boundaries */
-    OS_PAGE_BYTES = 4096     /* the least that one entry of the system's page tables covers */
+    OS_PAGE_BYTES = 4096     /* the smallest page that a TLB entry covers */
 };
 
 typedef struct thread_scratch {
@@ -237,7 +237,7 @@ static void set_masks(const job *j, query_tile tile, uint32_t base, fkv_row_mask
     }
 }
 
-/* One kernel tile: n_tokens tokens against every row of the query tile, under s->masks, while the next one is fetched. */
+/* One kernel tile: n_tokens tokens against every row of the query tile, under s->masks, while the next one is prefetched. */
 static void meet(const job *j, query_tile tile, const thread_scratch *s, place here, place next, uint32_t n_tokens) {
     const fkv_attn_layer *layer = j->layer;
     uint32_t n_rows = tile.n_queries * j->heads_per_kv;
@@ -286,9 +286,8 @@ static void close_pieces(const job *j, query_tile tile, const thread_scratch *s,
     }
 }
 
-/* Looks up where a block is, by a line of every page of the system's: where that table has to come from memory first, all that
- * fetches the block would wait for it. */
-static void look_up(const fkv_block *block, const uint8_t *bytes) {
+/* Fills the TLB for a block, by one line of each of its system pages: a later prefetch would wait for a page walk from memory. */
+static void fill_tlb(const fkv_block *block, const uint8_t *bytes) {
     for (uint32_t at = 0; at < block->bytes; at += OS_PAGE_BYTES) FKV_PREFETCH_FAR(bytes + at);
 }
 
@@ -311,7 +310,7 @@ static uint64_t walk(const job *j, query_tile tile, uint32_t head, const thread_
         uint32_t after = page + 1 >= sink_pages ? fkv_max_u32(page + 1, window_page) : page + 1;
         const uint8_t *block = blocks + fkv_page_at(tile.row->view, page) * stride;
         const uint8_t *next_block = after < end ? blocks + fkv_page_at(tile.row->view, after) * stride : block;
-        if (after + 1 < end) look_up(&layer->block, blocks + fkv_page_at(tile.row->view, after + 1) * stride);
+        if (after + 1 < end) fill_tlb(&layer->block, blocks + fkv_page_at(tile.row->view, after + 1) * stride);
         close_pieces(j, tile, s, before, page);
         for (uint32_t slot = 0; slot < page_tokens; slot += j->tile_tokens) {
             uint32_t base = page * page_tokens + slot;
@@ -349,7 +348,7 @@ static void attend_whole(void *context, uint32_t item, uint32_t thread) {
     store_outputs(j, tile, head, s.total);
 }
 
-/* The piece `split` of one (tile, head) of a single query; whoever ends last folds them all. */
+/* The piece `split` of one (tile, head) of a single query; the thread that ends last folds them all. */
 static void attend_piece(void *context, uint32_t item, uint32_t thread) {
     job *j = context;
     uint32_t split = item % j->max_splits;
@@ -365,7 +364,7 @@ static void attend_piece(void *context, uint32_t item, uint32_t thread) {
     thread_scratch s = scratch_of(j, thread);
     s.piece = piece_at(j, work, split);
     clear_rows(s.piece, j->heads_per_kv, dim);
-    if (j->scratch.loaded[thread] != work) load_queries(j, tile, head, &s); /* most pieces follow one of the same */
+    if (j->scratch.loaded[thread] != work) load_queries(j, tile, head, &s); /* pieces of one query mostly follow each other */
     j->scratch.loaded[thread] = work;
     count_tokens(j, walk(j, tile, head, &s, split * pages, fkv_min_u32((split + 1) * pages, n_pages)));
 

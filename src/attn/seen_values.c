@@ -12,7 +12,7 @@ static bool has_scales(const fkv_codec *codec) { return codec->row_bytes[FKV_PAR
 
 /* Whether a value of the tokens [from, end) may not be finite: a 16-bit number is not, or a bfloat16 that a code could take
  * beyond all floats. */
-static bool any_odd(const fkv_value_tile *t, uint32_t from, uint32_t end) {
+static bool any_not_finite(const fkv_value_tile *t, uint32_t from, uint32_t end) {
     enum { F16_INFINITY = 0x7c00, BF16_2_POW_112 = (127 + 112) << 7 };
     const fkv_codec *codec = &t->block->codec[FKV_SIDE_V];
     uint16_t limit = codec->type == FKV_F16 ? F16_INFINITY : BF16_2_POW_112;
@@ -26,9 +26,9 @@ static bool any_odd(const fkv_value_tile *t, uint32_t from, uint32_t end) {
 }
 
 /* Behind the window of the last row, or after the first row. */
-static bool hides_odd_tokens(const fkv_value_tile *t) {
+static bool hides_not_finite(const fkv_value_tile *t) {
     fkv_row_mask last = t->masks[t->n_rows - 1];
-    return any_odd(t, last.sinks, fkv_min_u32(last.begin, t->n_tokens)) || any_odd(t, t->masks[0].end, t->n_tokens);
+    return any_not_finite(t, last.sinks, fkv_min_u32(last.begin, t->n_tokens)) || any_not_finite(t, t->masks[0].end, t->n_tokens);
 }
 
 /* n tokens of one part from `from` on, 0 where the query does not see one. */
@@ -66,7 +66,7 @@ static void half_values(const fkv_value_tile *t, uint32_t row, fkv_fetch *next) 
 void fkv_attn_seen_values(const fkv_value_tile *t, fkv_fetch *next) {
     const fkv_codec *k_codec = &t->block->codec[FKV_SIDE_K];
     const fkv_codec *codec = &t->block->codec[FKV_SIDE_V];
-    if (!hides_odd_tokens(t)) {
+    if (!hides_not_finite(t)) {
         t->values(codec, t->part, next, t->n_tokens, t->p, t->n_rows, t->out);
         return;
     }

@@ -31,9 +31,9 @@ typedef struct fkv_softmax {
     float *out; /* [rows, D] */
 } fkv_softmax;
 
-/* The tile after the one at hand, to be fetched meanwhile: its parts, or all of them at once where a tile is a page. Kernels ask
- * for it bit by bit, so that memory is busy all the time and never waited for. A step is four lines of 64 bytes; the last of a
- * range may go behind its end. */
+/* The next tile, prefetched into L2 while one is worked on: its parts, or the whole block where a tile is a page. Kernels
+ * prefetch a little with every step, so that memory is always busy. A step is four lines of 64 bytes; the last of a range may go
+ * behind its end. */
 enum { FKV_FETCH_RANGES = (int)FKV_N_SIDES * (int)FKV_N_PARTS, FKV_FETCH_SHARES = 128, FKV_FETCH_STEP = 256 };
 typedef struct fkv_fetch {
     const uint8_t *at; /* of the range at hand */
@@ -112,8 +112,8 @@ struct fkv_cpu_kernels {
     const char *name;
     const fkv_codec_kernels *codecs; /* every width of every codec, once */
 
-    /* Before the first tile of a walk with these rows and after its last, on the thread that walks: what the kernels set up there
-     * for as long. Other calls of the same thread may not come between. */
+    /* Before the first tile of a walk with these rows and after its last, on the thread that walks: set-up that lasts for the
+     * walk. The same thread may not start another walk between them. */
     void (*enter)(const fkv_codec *k_codec, uint32_t n_rows);
     void (*leave)(void);
 

@@ -287,7 +287,7 @@ FKV_INLINE void values_open(int bits, value_blocks *values, const tile *t, uint3
 }
 
 /* One tile of values and the rows that look at it. First the weights of as many groups as there is room for, then their products:
- * the matrix unit falls asleep after some hundred nanoseconds and takes as long to wake up. */
+ * between products that are far apart the matrix unit powers down. */
 typedef struct value_job {
     token_facts facts;
     value_blocks values;

@@ -28,7 +28,7 @@
 /* How the numbers of a row are written, as a compile-time constant: the bits of affine codes, or one of the two 16-bit floats. */
 enum { FORM_2 = 2, FORM_4 = 4, FORM_8 = 8, FORM_F16 = 16, FORM_BF16 = 17 };
 
-enum { LEAST_MANY = 4 * MANY_ROWS }; /* rows that pay for floats of a tile in a cache */
+enum { LEAST_MANY = 4 * MANY_ROWS }; /* rows: from here on floats of 16 tokens in L1 pay */
 enum { CHUNK_VECS = CHUNK_UNITS * UNIT_VECS, MAX_GROUPS_PER_ROW = FKV_MAX_HEAD_DIM / 32 };
 
 typedef struct tile {
@@ -179,7 +179,7 @@ FKV_INLINE void values_block(int form, int group_units, int n_block, const tile 
     for (; unit < t->n_units; unit++) values_chunk(form, 1, n_block, 1, t, token, unit, p, n_rows, out);
 }
 
-/* A slot behind n_tokens may hold anything, even what is no number: it must not be multiplied by 0, it must not be read. */
+/* A slot behind n_tokens may hold any bits, NaN too: it is not read. */
 FKV_INLINE void values_form(int form, int group_units, const tile *t, uint32_t n_tokens, const float *p, uint32_t n_rows,
                             float *out) {
     uint32_t token = 0;
@@ -190,7 +190,7 @@ FKV_INLINE void values_form(int form, int group_units, const tile *t, uint32_t n
     for (; token < n_tokens; token++) values_block(form, group_units, 1, t, token, p, n_rows, out);
 }
 
-/* ---- many rows (prefill): tokens are decoded once to floats that stay in the nearest cache, and a block of rows goes over them
+/* ---- many rows (prefill): tokens are decoded once to floats that stay in L1, and a block of rows goes over them
  * with all its sums in registers. The order of operations for a (row, token) is that of the loops above. ---- */
 
 enum { SLICE_TOKENS = 16, SLICE_STEP = 4 /* tokens, or vectors, that meet a block of rows at once */ };
