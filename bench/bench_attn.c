@@ -190,7 +190,7 @@ static void shape_close(bench *b) {
 static fkv_attn_row write_row_of(const bench *b) {
     static uint32_t pages[WRITE_TOKENS / PAGE_TOKENS];
     for (uint32_t i = 0; i < WRITE_TOKENS / PAGE_TOKENS; i++) pages[i] = i;
-    return (fkv_attn_row){{pages, fkv_ceil_div(b->n_written, PAGE_TOKENS), 1}, 0, b->n_written};
+    return (fkv_attn_row){{pages, fkv_ceil_div(b->n_written, PAGE_TOKENS), 1}, 0, b->n_written, 0};
 }
 
 /* Returns the packed bytes read, or written. */

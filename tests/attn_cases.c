@@ -34,6 +34,21 @@ void attn_random_rows(uint64_t *state, fkv_type type, uint32_t dim, bool outlier
     }
 }
 
+/* rows: [n / dim, dim]; `every`: of how many rows one has the peak. */
+static void resize_rows(attn_sizes sizes, fkv_type type, uint32_t dim, uint32_t every, size_t n, void *rows) {
+    float gain = sizes.gain != 0 ? sizes.gain : 1;
+    float peak = sizes.peak != 0 ? sizes.peak : 1;
+    if (gain == 1 && peak == 1) return;
+    float row[FKV_MAX_HEAD_DIM];
+    for (size_t done = 0; done < n; done += dim) {
+        uint8_t *at = (uint8_t *)rows + done * fkv_type_bytes(type);
+        fkv_rows_to_f32(type, at, row, dim);
+        for (uint32_t d = 0; d < dim; d++) row[d] *= gain;
+        if (done / dim % every == 0) row[dim / 3] = fabsf(row[dim / 3]) * peak;
+        fkv_rows_from_f32(type, row, at, dim);
+    }
+}
+
 static void *take(size_t bytes) {
     void *block = aligned_alloc(64, fkv_align_up(bytes + 1, 64));
     if (block == NULL) abort();
@@ -55,7 +70,7 @@ bool attn_world_describe(attn_world *w, const attn_case *c) {
                                 .head_dim = c->shape.head_dim,
                                 .window = c->window,
                                 .n_sinks = c->n_sinks,
-                                .scale = 1.0f / sqrtf((float)c->shape.head_dim),
+                                .scale = c->scale != 0 ? c->scale : 1.0f / sqrtf((float)c->shape.head_dim),
                                 .softcap = c->softcap,
                                 .row_type = c->row_type};
     fkv_block_make(&k, &v, c->page_tokens, &w->layer.block);
@@ -91,7 +106,7 @@ static bool open_world(attn_world *w, const attn_case *c, const fkv_cpu_kernels 
     for (uint32_t r = 0; r < c->n_rows; r++) {
         uint32_t n_tokens = c->rows[r].start + c->rows[r].n_tokens;
         uint32_t n_table = fkv_ceil_div(n_tokens, c->page_tokens);
-        w->rows[r] = (fkv_attn_row){{w->tables + used, n_table, 1}, c->rows[r].start, c->rows[r].n_tokens};
+        w->rows[r] = (fkv_attn_row){{w->tables + used, n_table, 1}, c->rows[r].start, c->rows[r].n_tokens, w->n_new};
         used += n_table;
         w->n_new += c->rows[r].n_tokens;
         w->kv_bytes += (uint64_t)n_tokens * c->shape.n_kv_heads * w->layer.block.token_bytes;
@@ -104,6 +119,8 @@ static bool open_world(attn_world *w, const attn_case *c, const fkv_cpu_kernels 
         void *v = take(n * fkv_type_bytes(c->row_type));
         attn_random_rows(&state, c->row_type, c->shape.head_dim, c->outliers, n, k);
         attn_random_rows(&state, c->row_type, c->shape.head_dim, c->outliers, n, v);
+        resize_rows(c->k, c->row_type, c->shape.head_dim, 1, n, k);
+        resize_rows(c->v, c->row_type, c->shape.head_dim, 1, n, v);
         fkv_attn_write(kernels, &w->layer, &whole, 1, k, v, workers);
         if (keep) {
             w->k[r] = k;
@@ -116,6 +133,7 @@ static bool open_world(attn_world *w, const attn_case *c, const fkv_cpu_kernels 
     size_t n = (size_t)w->n_new * c->shape.n_q_heads * c->shape.head_dim;
     w->q = take(n * fkv_type_bytes(c->row_type));
     attn_random_rows(&state, c->row_type, c->shape.head_dim, c->outliers, n, w->q);
+    resize_rows(c->q, c->row_type, c->shape.head_dim, 2, n, w->q);
     return true;
 }
 

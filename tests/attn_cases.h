@@ -37,6 +37,12 @@ typedef struct attn_mix {
 
 enum { MAX_MIX = 6 };
 
+/* How large the numbers of one side are. 0 means 1. */
+typedef struct attn_sizes {
+    float gain; /* of all numbers */
+    float peak; /* of one channel, beside the gain, without its sign; of queries in every other row, so that both kinds meet */
+} attn_sizes;
+
 typedef struct attn_case {
     attn_shape shape;
     uint32_t codec; /* into attn_codecs */
@@ -50,6 +56,10 @@ typedef struct attn_case {
     bool outliers; /* a few channels 20 times larger, as real keys have */
     uint32_t n_rows;
     attn_mix rows[MAX_MIX];
+    float scale; /* 0: 1 / sqrt(D) */
+    attn_sizes q;
+    attn_sizes k;
+    attn_sizes v;
 } attn_case;
 
 /* Everything a case needs, taken by attn_world_open(): pages under shuffled numbers, K and V of every token written through

@@ -9,6 +9,7 @@
 #include "../src/base/cpu.h"
 #include "../src/base/float16.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -39,11 +40,14 @@ static fkv_workers *workers_of(uint32_t n_threads) {
 }
 
 static const char *describe(const attn_case *c) {
-    static char text[256];
-    int n = snprintf(text, sizeof text, "%uq/%ukv/%u %s page %u window %u sinks %u cap %g rotate %d types %d/%d%s rows",
+    static char text[512];
+    int n = snprintf(text, sizeof text, "%uq/%ukv/%u %s page %u window %u sinks %u cap %g rotate %d types %d/%d%s",
                      c->shape.n_q_heads, c->shape.n_kv_heads, c->shape.head_dim, attn_codecs[c->codec].name, c->page_tokens,
                      c->window, c->n_sinks, (double)c->softcap, (int)c->rotate, (int)c->page_type, (int)c->row_type,
                      c->outliers ? " outliers" : "");
+    n += snprintf(text + n, sizeof text - (size_t)n, " scale %g, gain and peak: q %g %g, k %g %g, v %g %g; rows",
+                  (double)c->scale, (double)c->q.gain, (double)c->q.peak, (double)c->k.gain, (double)c->k.peak, (double)c->v.gain,
+                  (double)c->v.peak);
     for (uint32_t r = 0; r < c->n_rows && n < (int)sizeof text - 16; r++)
         n += snprintf(text + n, sizeof text - (size_t)n, " %u+%u", c->rows[r].start, c->rows[r].n_tokens);
     return text;
@@ -197,6 +201,96 @@ static void long_histories(fkv_isa only) {
     check_case(&c, only);
 }
 
+/* ---- all that a configuration accepts: each of scale, soft cap and sizes over its whole range, while the others let scores
+ * reach a few tens. A codec and a shape take turns. ---- */
+
+static attn_case sweep_case(void) {
+    static const attn_shape sweep_shapes[] = {{8, 2, 128}, {3, 1, 64}, {16, 1, 128}, {4, 1, 256}};
+    static const uint32_t codecs[] = {3, 2, 0, 8, 1, 6, 7}; /* 4/4, 8/4, 16/16, 4/4 g32, 8/8, 2/2, 8/4 g32 */
+    static uint32_t turn;
+    attn_case c = {.shape = sweep_shapes[turn % 4], .codec = codecs[turn % 7], .page_tokens = 64, .n_rows = 2};
+    c.page_type = turn / 2 % 2 == 0 ? FKV_F16 : FKV_BF16;
+    c.rows[0] = (attn_mix){130, 1};
+    c.rows[1] = (attn_mix){61, 5};
+    turn++;
+    return c;
+}
+
+/* Scores of numbers around 1 are around 1 for this scale. */
+static float plain_scale(const attn_case *c) { return 1.0f / sqrtf((float)c->shape.head_dim); }
+
+static void every_softcap(fkv_isa only) {
+    static const float caps[] = {1e-45f, 1e-39f, 1e-30f, 1e-6f, 1e-2f, 0.5f,  2,     10,     30,
+                                 1e3f,   1e4f,   3e4f,   3e5f,  3e7f,  1e12f, 1e30f, 3.4e38f};
+    for (size_t i = 0; i < sizeof caps / sizeof caps[0]; i++) {
+        static const float gains[] = {1, 8, 1e-44f}; /* scores around 1, of a few tens, and 0 */
+        for (int g = 0; g < 3; g++) {
+            attn_case c = sweep_case();
+            c.softcap = caps[i];
+            c.q.gain = gains[g];
+            if (g < 2 || caps[i] < 1) check_case(&c, only);
+        }
+    }
+}
+
+static void every_scale(fkv_isa only) {
+    const float scales[] = {FKV_SMALLEST_SCALE, 1e-3f, 1, 1e3f, FKV_LARGEST_SCALE};
+    for (size_t i = 0; i < sizeof scales / sizeof scales[0]; i++) {
+        for (int sign = -1; sign <= 1; sign += 2) {
+            attn_case c = sweep_case();
+            c.scale = (float)sign * scales[i];
+            c.q.gain = plain_scale(&c) / scales[i];
+            check_case(&c, only);
+        }
+    }
+}
+
+/* One channel of some queries is many times larger: alone, with keys that hardly have that channel, and spread by a rotation. */
+static void every_peak_of_queries(fkv_isa only) {
+    static const float peaks[] = {30, 100, 300, 600, 1000, 3000, 1e4f, 3e4f, 1e5f, 1e6f, 1e9f};
+    for (size_t i = 0; i < sizeof peaks / sizeof peaks[0]; i++) {
+        for (uint32_t how = 0; how < 3; how++) {
+            attn_case c = sweep_case();
+            c.q.peak = peaks[i];
+            if (how == 1) c.k.peak = 1 / peaks[i];
+            if (how == 2) c.rotate = FKV_ROTATE_K;
+            check_case(&c, only);
+        }
+    }
+}
+
+/* One channel of the keys is many times larger, up to where it is stored as the limit. */
+static void every_peak_of_keys(fkv_isa only) {
+    static const float peaks[] = {100, 1000, 1e4f, 1e6f};
+    for (size_t i = 0; i < sizeof peaks / sizeof peaks[0]; i++) {
+        for (uint32_t rotated = 0; rotated < 2; rotated++) {
+            attn_case c = sweep_case();
+            c.k.peak = peaks[i];
+            c.q.peak = rotated ? 1 : 1 / peaks[i];
+            c.q.gain = 4 / peaks[i];
+            c.rotate = rotated ? FKV_ROTATE_K : FKV_ROTATE_NONE;
+            check_case(&c, only);
+        }
+    }
+}
+
+/* Numbers that are stored as the limit, in the keys or in the values: one channel, or all of them. */
+static void saturated_rows(fkv_isa only) {
+    for (uint32_t what = 0; what < 16; what++) {
+        attn_case c = sweep_case();
+        c.page_type = what % 2 == 0 ? FKV_F16 : FKV_BF16;
+        c.rotate = what / 2 % 2 == 0 ? FKV_ROTATE_NONE : FKV_ROTATE_KV;
+        attn_sizes sizes = {.gain = what / 8 == 0 ? 1e38f : 1, .peak = what / 8 == 0 ? 1 : 1e38f};
+        if (what / 4 % 2 == 0) {
+            c.v = sizes;
+        } else {
+            c.k = sizes;
+            c.q.gain = 4 / fkv_codec_limit(c.page_type);
+        }
+        check_case(&c, only);
+    }
+}
+
 /* Rows of any bit pattern, and rows with the few numbers that arithmetic treats apart. */
 static void hostile_row(uint64_t *state, uint32_t dim, float *x) {
     static const float special[] = {0.0f, -0.0f, 1.0f, -1.0f, 65504.0f, -65504.0f, 1e-7f, 6e-8f, 3e38f, -3e38f, 0.5f, 1e30f};
@@ -288,6 +382,80 @@ static void not_a_number_is_never_hidden(fkv_isa only) {
     }
 }
 
+/* ---- what a query does not see ---- */
+
+typedef struct poison {
+    fkv_side side;
+    uint32_t token;
+    uint16_t half; /* in place of the first scale, or of the first number */
+    bool shows;    /* in every answer that sees it: it is no finite number */
+} poison;
+
+static bool is_seen(const attn_case *c, uint32_t position, uint32_t token) {
+    return token <= position && (token < c->n_sinks || position - token < c->window);
+}
+
+/* Answers that see the poisoned token show it, all others have the bits that they had without it, alone and beside others. */
+static void check_poison(const fkv_cpu_kernels *kernels, const attn_world *w, poison what, const float *clean) {
+    const attn_case *c = &w->c;
+    const size_t n = (size_t)c->shape.n_q_heads * c->shape.head_dim;
+    float *got = take(w->n_new * n * sizeof(float));
+    float *alone = take(n * sizeof(float));
+    uint8_t *block = w->pages + (size_t)fkv_page_at(w->rows[0].view, what.token / c->page_tokens) * w->layer.block.bytes;
+    uint8_t *part[FKV_N_PARTS];
+    fkv_block_row(&w->layer.block, block, what.side, what.token % c->page_tokens, part);
+    uint8_t *at = part[w->layer.block.codec[what.side].kind == FKV_CODEC_AFFINE ? FKV_PART_SCALES : FKV_PART_CODES];
+    uint16_t kept;
+    memcpy(&kept, at, sizeof kept);
+    memcpy(at, &what.half, sizeof what.half);
+    run(kernels, w, w->rows, 1, w->q, got, workers_of(1));
+    bool good = true;
+    for (uint32_t i = 0; i < w->n_new; i++) {
+        fkv_attn_row one = w->rows[0];
+        one.start += i;
+        one.n_tokens = 1;
+        run(kernels, w, &one, 1, (const float *)w->q + i * n, alone, workers_of(1));
+        if (is_seen(c, one.start, what.token))
+            good = good && (!what.shows || (!all_finite(got + i * n, n) && !all_finite(alone, n)));
+        else
+            good = good && memcmp(got + i * n, clean + i * n, n * sizeof(float)) == 0 &&
+                   memcmp(alone, clean + i * n, n * sizeof(float)) == 0;
+    }
+    report(good, kernels->name, c, "a token that is not seen changes an answer, or one that is does not, token", what.token);
+    memcpy(at, &kept, sizeof kept);
+    free(got);
+    free(alone);
+}
+
+static void what_is_not_seen_changes_nothing(fkv_isa only) {
+    static const uint32_t codecs[] = {0, 1, 2, 3, 6, 12};    /* 16/16, 8/8, 8/4, 4/4, 2/2, 2/16 */
+    static const uint32_t tokens[] = {1, 20, 140, 150, 204}; /* a sink, behind all windows, behind some, and after some */
+    static const uint16_t halves[2][2] = {{0x7e00, 0x7c00}, {0x7fc0, 0x7f00}}; /* NaN, and infinity or a scale of 2^127 */
+    for (uint32_t i = 0; i < 12; i++) {
+        attn_case c = {.shape = {i % 2 == 0 ? 2 : 5, 1, 64}, .codec = codecs[i / 2], .page_tokens = 64, .n_rows = 1};
+        c.window = 70;
+        c.n_sinks = 3;
+        c.softcap = i % 3 == 0 ? 30.0f : 0.0f;
+        c.page_type = i / 2 % 2 == 0 ? FKV_F16 : FKV_BF16;
+        c.rows[0] = (attn_mix){200, i % 4 < 2 ? 5 : 19}; /* few rows, and many */
+        attn_world w;
+        if (!attn_world_open(&w, &c, fkv_cpu_kernels_for(FKV_ISA_SCALAR), workers_of(1), 9)) continue;
+        float *clean = take((size_t)w.n_new * c.shape.n_q_heads * 64 * sizeof(float));
+        for (size_t k = 0; k < sizeof isas / sizeof isas[0]; k++) {
+            const fkv_cpu_kernels *kernels = fkv_cpu_kernels_for(isas[k]);
+            if (kernels == NULL || (only != FKV_ISA_AUTO && only != isas[k])) continue;
+            run(kernels, &w, w.rows, 1, w.q, clean, workers_of(1));
+            for (uint32_t what = 0; what < 20; what++) {
+                poison p = {(fkv_side)(what % 2), tokens[what / 4], halves[c.page_type == FKV_BF16][what / 2 % 2],
+                            what / 2 % 2 == 0};
+                check_poison(kernels, &w, p, clean);
+            }
+        }
+        free(clean);
+        attn_world_close(&w);
+    }
+}
+
 int main(int argc, char **argv) {
     fkv_isa only = FKV_ISA_AUTO;
     for (fkv_isa isa = FKV_ISA_SCALAR; argc > 1 && isa <= FKV_ISA_AMX; isa++)
@@ -298,9 +466,15 @@ int main(int argc, char **argv) {
     }
     encoding_is_the_codecs(only);
     not_a_number_is_never_hidden(only);
+    what_is_not_seen_changes_nothing(only);
     every_codec_and_shape(only);
     every_length_and_mask(only);
     long_histories(only);
+    every_softcap(only);
+    every_scale(only);
+    every_peak_of_queries(only);
+    every_peak_of_keys(only);
+    saturated_rows(only);
     for (size_t i = 0; i < sizeof isas / sizeof isas[0]; i++)
         if (worst_of[i] > 0) printf("%s: largest relative L2 error %.1e\n", fkv_isa_name(isas[i]), worst_of[i]);
     printf("%d passed, %d failed\n", n_passed, n_failed);

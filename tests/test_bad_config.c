@@ -17,7 +17,14 @@ typedef struct poke {
 } poke;
 
 #define SET(member, to) {true, offsetof(fkv_config, member), (uint32_t)(to)}
-enum { FLOAT_NAN = 0x7fc00000, FLOAT_INFINITY = 0x7f800000, FLOAT_MINUS_ONE = (int)0xbf800000 };
+enum {
+    FLOAT_NAN = 0x7fc00000,
+    FLOAT_INFINITY = 0x7f800000,
+    FLOAT_MINUS_ONE = (int)0xbf800000,
+    FLOAT_5E_7 = 0x350637bd,
+    FLOAT_2E6 = 0x49f42400,
+    FLOAT_MINUS_2E6 = (int)0xc9f42400
+};
 
 static const struct {
     const char *name;
@@ -58,6 +65,9 @@ static const struct {
     {"2^31 sinks", {SET(layer.window, 16), SET(layer.n_sinks, 0x80000000u)}},
     {"scale not a number", {SET(layer.scale, FLOAT_NAN)}},
     {"scale infinite", {SET(layer.scale, FLOAT_INFINITY)}},
+    {"scale too small", {SET(layer.scale, FLOAT_5E_7)}},
+    {"scale too large", {SET(layer.scale, FLOAT_2E6)}},
+    {"scale too large below 0", {SET(layer.scale, FLOAT_MINUS_2E6)}},
     {"softcap not a number", {SET(layer.softcap, FLOAT_NAN)}},
     {"softcap infinite", {SET(layer.softcap, FLOAT_INFINITY)}},
     {"softcap negative", {SET(layer.softcap, FLOAT_MINUS_ONE)}},
@@ -161,6 +171,25 @@ START_TEST(configurations_that_take_more_than_a_field_are_refused) {
 }
 END_TEST
 
+/* What parity_attn holds against the truth is accepted, to its ends; what is beyond is refused with the value and the bounds. */
+START_TEST(scales_and_soft_caps_are_accepted_to_their_ends) {
+    static const float scales[] = {0, 1e-6f, -1e-6f, 1e6f, -1e6f};
+    static const float softcaps[] = {0, 1e-45f, 3.4e38f};
+    fkv_plan plan;
+    for (size_t i = 0; i < N_OF(scales) * N_OF(softcaps); i++) {
+        fkv_config config = plain_config();
+        config.layer.scale = scales[i % N_OF(scales)];
+        config.layer.softcap = softcaps[i / N_OF(scales)];
+        ck_ok(fkv_plan_make(&config, &plan));
+    }
+    fkv_config config = plain_config();
+    config.layer.scale = 2e6f;
+    ck_status(fkv_plan_make(&config, &plan), FKV_BAD_CONFIG);
+    ck_assert_msg(strstr(fkv_message(), "2e+06") != NULL && strstr(fkv_message(), "from 1e-06 to 1e+06") != NULL, "%s",
+                  fkv_message());
+}
+END_TEST
+
 START_TEST(sizes_beyond_any_machine_are_refused) {
     fkv_config config = plain_config();
     fkv_cache *cache = NULL;
@@ -228,5 +257,6 @@ START_TEST(kernels_of_another_machine_are_not_supported) {
 END_TEST
 
 TEST_MAIN("bad config", bad_configurations_are_refused_with_a_message, an_unknown_kind_of_codec_is_named_by_its_number,
-          configurations_that_take_more_than_a_field_are_refused, sizes_beyond_any_machine_are_refused,
-          plans_that_pass_64_bits_by_a_little_are_refused, kernels_of_another_machine_are_not_supported)
+          configurations_that_take_more_than_a_field_are_refused, scales_and_soft_caps_are_accepted_to_their_ends,
+          sizes_beyond_any_machine_are_refused, plans_that_pass_64_bits_by_a_little_are_refused,
+          kernels_of_another_machine_are_not_supported)

@@ -141,7 +141,7 @@ typedef struct fkv_layer_config {
     uint32_t head_dim;   /* a multiple of 16, 16 to FKV_MAX_HEAD_DIM; a multiple of the group of a quantized side */
     uint32_t window;     /* a query sees itself and the window - 1 tokens before it; 0: all tokens */
     uint32_t n_sinks;    /* tokens at the front that a windowed layer keeps seeing; 0 where window is 0 */
-    float scale;         /* of the scores; 0: 1/sqrt(head_dim) */
+    float scale;         /* of the scores, 1e-6 to 1e6 in size; 0: 1/sqrt(head_dim) */
     float softcap;       /* c * tanh(score / c); 0: none */
     fkv_codec_config k;
     fkv_codec_config v;

@@ -9,8 +9,7 @@
  * Invariant (same answer however it got there): for each query, pieces are closed at the same pages and folded in the same order
  * whether one item walks them all or each piece is an item.
  */
-#include "attn.h"
-#include "cpu/kernels.h"
+#include "seen_values.h"
 
 #include "../base/carve.h"
 #include "../base/float16.h"
@@ -20,9 +19,9 @@
 
 enum {
     SMALLEST_SPLIT = 256,    /* tokens */
-    SMALLEST_TILE_ROWS = 16, /* of a prefill; smaller ones gain no thread as much as they cost */
+    SMALLEST_TILE_ROWS = 16, /* of a prefill; smaller tiles cost more than one more thread gains */
     ITEMS_PER_THREAD = 3,    /* fewer than this many items for each thread: smaller tiles, decode tiles cut at piece boundaries */
-    OS_PAGE_BYTES = 4096     /* the least that one entry of the system's page tables covers */
+    OS_PAGE_BYTES = 4096     /* the smallest page that a TLB entry covers */
 };
 
 typedef struct thread_scratch {
@@ -35,9 +34,8 @@ typedef struct thread_scratch {
 } thread_scratch;
 
 typedef struct scratch {
-    uint32_t *first_tile;  /* [rows]: tiles of the rows before */
-    uint32_t *first_token; /* [rows]: tokens of the rows before */
-    uint8_t *threads;      /* [n_threads, thread_bytes]: see scratch_of() */
+    uint32_t *first_tile; /* [rows]: tiles of the rows before */
+    uint8_t *threads;     /* [n_threads, thread_bytes]: see scratch_of() */
     uint64_t thread_bytes;
     uint32_t *loaded;                 /* [n_threads]: the (tile, head) whose queries a thread has loaded; only it looks */
     _Atomic uint32_t *pieces_to_come; /* [split items]: of each (tile, head) */
@@ -108,7 +106,6 @@ static void layout(fkv_carve *carve, const fkv_attn_layer *layer, uint32_t max_r
     uint64_t split_items = n_threads > 1 ? (uint64_t)n_threads * ITEMS_PER_THREAD : 0;
 
     s->first_tile = FKV_CARVE(carve, max_rows, uint32_t);
-    s->first_token = FKV_CARVE(carve, max_rows, uint32_t);
     fkv_carve one = {0};
     (void)carve_thread(&one, tile_rows, dim);
     s->thread_bytes = fkv_align_up(one.used, FKV_CARVE_ALIGN);
@@ -152,7 +149,7 @@ static query_tile tile_at(const job *j, uint32_t tile) {
     }
     const fkv_attn_row *row = &j->rows[low];
     uint32_t offset = (tile - j->scratch.first_tile[low]) * j->tile_queries;
-    return (query_tile){row, j->scratch.first_token[low] + offset, row->start + offset,
+    return (query_tile){row, row->first - j->rows[0].first + offset, row->start + offset,
                         fkv_min_u32(j->tile_queries, row->n_tokens - offset)};
 }
 
@@ -240,7 +237,7 @@ static void set_masks(const job *j, query_tile tile, uint32_t base, fkv_row_mask
     }
 }
 
-/* One kernel tile: n_tokens tokens against every row of the query tile, under s->masks, while the next one is fetched. */
+/* One kernel tile: n_tokens tokens against every row of the query tile, under s->masks, while the next one is prefetched. */
 static void meet(const job *j, query_tile tile, const thread_scratch *s, place here, place next, uint32_t n_tokens) {
     const fkv_attn_layer *layer = j->layer;
     uint32_t n_rows = tile.n_queries * j->heads_per_kv;
@@ -260,7 +257,22 @@ static void meet(const job *j, query_tile tile, const thread_scratch *s, place h
     j->codecs[FKV_SIDE_K]->scores(&block->codec[FKV_SIDE_K], part[FKV_SIDE_K], &fetch, n_tokens, s->q, s->prepared, n_rows,
                                   s->scores);
     j->kernels->softmax(s->scores, j->tile_tokens, s->masks, n_rows, layer->head_dim, layer->softcap, s->piece);
-    j->codecs[FKV_SIDE_V]->values(&block->codec[FKV_SIDE_V], part[FKV_SIDE_V], &fetch, n_tokens, s->scores, n_rows, s->piece.out);
+    if (!fkv_masks_hide(s->masks, n_rows, n_tokens)) {
+        j->codecs[FKV_SIDE_V]->values(&block->codec[FKV_SIDE_V], part[FKV_SIDE_V], &fetch, n_tokens, s->scores, n_rows,
+                                      s->piece.out);
+        return;
+    }
+    fkv_value_tile values = {.kernels = j->kernels,
+                             .values = j->codecs[FKV_SIDE_V]->values,
+                             .block = block,
+                             .n_tokens = n_tokens,
+                             .masks = s->masks,
+                             .n_rows = n_rows,
+                             .heads = j->heads_per_kv,
+                             .p = s->scores,
+                             .out = s->piece.out};
+    memcpy(values.part, part[FKV_SIDE_V], sizeof values.part);
+    fkv_attn_seen_values(&values, &fetch);
 }
 
 static void close_pieces(const job *j, query_tile tile, const thread_scratch *s, uint32_t from_page, uint32_t to_page) {
@@ -274,9 +286,8 @@ static void close_pieces(const job *j, query_tile tile, const thread_scratch *s,
     }
 }
 
-/* Looks up where a block is, by a line of every page of the system's: where that table has to come from memory first, all that
- * fetches the block would wait for it. */
-static void look_up(const fkv_block *block, const uint8_t *bytes) {
+/* Fills the TLB for a block, by one line of each of its system pages: a later prefetch would wait for a page walk from memory. */
+static void fill_tlb(const fkv_block *block, const uint8_t *bytes) {
     for (uint32_t at = 0; at < block->bytes; at += OS_PAGE_BYTES) FKV_PREFETCH_FAR(bytes + at);
 }
 
@@ -299,7 +310,7 @@ static uint64_t walk(const job *j, query_tile tile, uint32_t head, const thread_
         uint32_t after = page + 1 >= sink_pages ? fkv_max_u32(page + 1, window_page) : page + 1;
         const uint8_t *block = blocks + fkv_page_at(tile.row->view, page) * stride;
         const uint8_t *next_block = after < end ? blocks + fkv_page_at(tile.row->view, after) * stride : block;
-        if (after + 1 < end) look_up(&layer->block, blocks + fkv_page_at(tile.row->view, after + 1) * stride);
+        if (after + 1 < end) fill_tlb(&layer->block, blocks + fkv_page_at(tile.row->view, after + 1) * stride);
         close_pieces(j, tile, s, before, page);
         for (uint32_t slot = 0; slot < page_tokens; slot += j->tile_tokens) {
             uint32_t base = page * page_tokens + slot;
@@ -337,7 +348,7 @@ static void attend_whole(void *context, uint32_t item, uint32_t thread) {
     store_outputs(j, tile, head, s.total);
 }
 
-/* The piece `split` of one (tile, head) of a single query; whoever ends last folds them all. */
+/* The piece `split` of one (tile, head) of a single query; the thread that ends last folds them all. */
 static void attend_piece(void *context, uint32_t item, uint32_t thread) {
     job *j = context;
     uint32_t split = item % j->max_splits;
@@ -353,7 +364,7 @@ static void attend_piece(void *context, uint32_t item, uint32_t thread) {
     thread_scratch s = scratch_of(j, thread);
     s.piece = piece_at(j, work, split);
     clear_rows(s.piece, j->heads_per_kv, dim);
-    if (j->scratch.loaded[thread] != work) load_queries(j, tile, head, &s); /* most pieces follow one of the same */
+    if (j->scratch.loaded[thread] != work) load_queries(j, tile, head, &s); /* pieces of one query mostly follow each other */
     j->scratch.loaded[thread] = work;
     count_tokens(j, walk(j, tile, head, &s, split * pages, fkv_min_u32((split + 1) * pages, n_pages)));
 
@@ -399,11 +410,8 @@ uint64_t fkv_attn_attend(const fkv_cpu_kernels *kernels, const fkv_attn_layer *l
     layout(&carve, layer, n_rows, n_threads, &j.scratch);
 
     uint32_t n_tiles = 0;
-    uint32_t n_tokens = 0;
     for (uint32_t r = 0; r < n_rows; r++) {
         j.scratch.first_tile[r] = n_tiles;
-        j.scratch.first_token[r] = n_tokens;
-        n_tokens += rows[r].n_tokens;
         n_tiles += fkv_ceil_div(rows[r].n_tokens, j.tile_queries);
     }
 

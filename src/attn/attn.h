@@ -15,6 +15,10 @@
 #include "../codec/block.h"
 #include "../codec/rotation.h"
 
+/* Sizes of a layer's scale: those over which parity_attn holds the kernels against the truth. A soft cap may be any float. */
+static const float FKV_SMALLEST_SCALE = 1e-6f;
+static const float FKV_LARGEST_SCALE = 1e6f;
+
 /* One layer, fixed at open. */
 typedef struct fkv_attn_layer {
     uint32_t n_q_heads;  /* H */
@@ -31,11 +35,12 @@ typedef struct fkv_attn_layer {
     uint8_t *pages; /* block of (page 0, head 0); (page, head) is at (page * G + head) * block.bytes */
 } fkv_attn_layer;
 
-/* One sequence's share of a step. */
+/* One sequence's share of a step. first - rows[0].first is where its tokens lie in k, v, q and out. */
 typedef struct fkv_attn_row {
     fkv_page_view view;
     uint32_t start;    /* position of the first new token */
     uint32_t n_tokens; /* new */
+    uint32_t first;    /* new tokens of the rows before it */
 } fkv_attn_row;
 
 typedef struct fkv_cpu_kernels fkv_cpu_kernels;

@@ -12,6 +12,7 @@ typedef struct write_job {
     const fkv_codec_kernels *codecs[FKV_N_SIDES];
     const fkv_attn_layer *layer;
     const fkv_attn_row *rows;
+    uint32_t n_rows;
     uint32_t n_tokens; /* of all rows */
     const uint8_t *side[FKV_N_SIDES];
 } write_job;
@@ -29,20 +30,31 @@ static void write_row(const write_job *j, uint8_t *block, uint32_t slot, fkv_sid
     j->codecs[side]->encode(&layer->block.codec[side], x, part);
 }
 
+/* The last row whose first token is not behind `token`. */
+static const fkv_attn_row *row_of(const write_job *j, uint32_t token) {
+    uint32_t low = 0;
+    uint32_t high = j->n_rows;
+    while (high - low > 1) {
+        uint32_t middle = low + (high - low) / 2;
+        if (j->rows[middle].first - j->rows[0].first <= token)
+            low = middle;
+        else
+            high = middle;
+    }
+    return &j->rows[low];
+}
+
 static void write_tokens(void *context, uint32_t item, uint32_t thread) {
     (void)thread;
     const write_job *j = context;
     const fkv_attn_layer *layer = j->layer;
     uint32_t token = item * TOKENS_PER_ITEM;
     uint32_t end = fkv_min_u32(token + TOKENS_PER_ITEM, j->n_tokens);
-    const fkv_attn_row *row = j->rows;
-    uint32_t row_start = 0;
+    const fkv_attn_row *row = row_of(j, token);
     for (; token < end; token++) {
-        while (token >= row_start + row->n_tokens) {
-            row_start += row->n_tokens;
-            row++;
-        }
-        uint32_t position = row->start + (token - row_start);
+        uint32_t at = token + j->rows[0].first; /* as rows count */
+        while (at >= row->first + row->n_tokens) row++;
+        uint32_t position = row->start + (at - row->first);
         uint32_t page = fkv_page_at(row->view, position / layer->block.page_tokens);
         uint32_t slot = position % layer->block.page_tokens;
         uint8_t *blocks = layer->pages + (size_t)page * layer->n_kv_heads * layer->block.bytes;
@@ -57,8 +69,9 @@ static void write_tokens(void *context, uint32_t item, uint32_t thread) {
 
 void fkv_attn_write(const fkv_cpu_kernels *kernels, const fkv_attn_layer *layer, const fkv_attn_row *rows, uint32_t n_rows,
                     const void *k, const void *v, fkv_workers *workers) {
-    write_job j = {.layer = layer, .rows = rows, .side = {k, v}};
+    const fkv_attn_row *last = &rows[n_rows - 1];
+    write_job j = {.layer = layer, .rows = rows, .n_rows = n_rows, .side = {k, v}};
     for (int side = 0; side < FKV_N_SIDES; side++) j.codecs[side] = fkv_codec_kernels_of(kernels, &layer->block.codec[side]);
-    for (uint32_t r = 0; r < n_rows; r++) j.n_tokens += rows[r].n_tokens;
+    j.n_tokens = last->first + last->n_tokens - rows[0].first;
     fkv_workers_run(workers, write_tokens, &j, fkv_ceil_div(j.n_tokens, TOKENS_PER_ITEM));
 }

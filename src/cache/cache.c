@@ -361,11 +361,12 @@ static fkv_status prepare_device(fkv_cache *cache) {
     const uint32_t stride = cache->shape.pager.max_seqs;
     const fkv_step_row *assigned = fkv_pager_step_rows(cache->pager, &step->n_rows);
     uint32_t n_tokens = 0;
-    for (uint32_t r = 0; r < step->n_rows; r++) n_tokens += assigned[r].n_tokens;
     for (uint32_t g = 0; g < cache->plan.n_groups; g++) {
+        n_tokens = 0;
         for (uint32_t r = 0; r < step->n_rows; r++) {
-            step->rows[(size_t)g * stride + r] =
-                (fkv_attn_row){fkv_pager_view(cache->pager, g, assigned[r].slot), assigned[r].start, assigned[r].n_tokens};
+            step->rows[(size_t)g * stride + r] = (fkv_attn_row){fkv_pager_view(cache->pager, g, assigned[r].slot),
+                                                                assigned[r].start, assigned[r].n_tokens, n_tokens};
+            n_tokens += assigned[r].n_tokens;
         }
     }
     const fkv_device_step rows = {.rows = step->rows, .stride = stride, .n_rows = step->n_rows, .n_tokens = n_tokens};

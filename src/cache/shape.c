@@ -17,9 +17,11 @@ static fkv_status check_layer(const fkv_layer_config *l, uint32_t layer) {
                 "layer %u: %u sink tokens without a window: a full layer keeps every token, set n_sinks to 0", layer, l->n_sinks);
     FKV_REQUIRE(l->window <= INT32_MAX && l->n_sinks <= INT32_MAX, FKV_BAD_CONFIG, "layer %u: window %u or sinks %u above %d",
                 layer, l->window, l->n_sinks, INT32_MAX);
-    FKV_REQUIRE(isfinite(l->scale) && isfinite(l->softcap) && l->softcap >= 0.0f, FKV_BAD_CONFIG,
-                "layer %u: scale %g and softcap %g must be finite, softcap not negative", layer, (double)l->scale,
-                (double)l->softcap);
+    FKV_REQUIRE(l->scale == 0.0f || (fabsf(l->scale) >= FKV_SMALLEST_SCALE && fabsf(l->scale) <= FKV_LARGEST_SCALE),
+                FKV_BAD_CONFIG, "layer %u: scale %g: 0 for 1/sqrt(head_dim), or a size from %g to %g", layer, (double)l->scale,
+                (double)FKV_SMALLEST_SCALE, (double)FKV_LARGEST_SCALE);
+    FKV_REQUIRE(isfinite(l->softcap) && l->softcap >= 0.0f, FKV_BAD_CONFIG,
+                "layer %u: softcap %g: 0 for none, or a finite number above it", layer, (double)l->softcap);
     return FKV_OK;
 }
 

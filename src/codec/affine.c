@@ -107,8 +107,7 @@ static fkv_affine line_of(const fkv_codec *codec, const float *x, float limit, f
 }
 
 /* Clamping first is the same as rounding first, since the bounds are whole; adding 2^23 then rounds to the nearest whole number
- * (ties to even), which is the low bits of the sum. A constant group so large that q overflows (beyond 3e31, FKV_BF16 only) has
- * scale -0 or 0 and comes here as 0 / 0: the first comparison makes that code 0, and decoding gives the bias. */
+ * (ties to even), which is the low bits of the sum. The first comparison makes the code of NaN 0. */
 FKV_INLINE uint8_t nearest_code(float position, float bins) {
     position = position > 0.0f ? position : 0.0f;
     position = position < bins ? position : bins;

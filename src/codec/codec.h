@@ -6,7 +6,8 @@
  * kind touches.
  *
  * What is stored is always finite: NaN is stored as if it were 0, and values beyond +-fkv_codec_limit() as if they were the
- * limit (65504 for FKV_F16, 2^126 for FKV_BF16, so that the range of a group fits a float).
+ * limit: 65504 for FKV_F16, 2^96 for FKV_BF16, so that the range of a group, a rotation either way and the sum of 2^31 rows fit a
+ * float.
  */
 #ifndef FKV_CODEC_H
 #define FKV_CODEC_H
@@ -73,7 +74,7 @@ FKV_INLINE uint64_t fkv_codec_part_bytes(const fkv_codec *codec, fkv_part part, 
     return (uint64_t)page_tokens * codec->row_bytes[part];
 }
 
-FKV_INLINE float fkv_codec_limit(fkv_type type) { return type == FKV_BF16 ? 0x1p126f : 65504.0f; }
+FKV_INLINE float fkv_codec_limit(fkv_type type) { return type == FKV_BF16 ? 0x1p96f : 65504.0f; }
 
 /* What is stored in place of x. -0 stays -0. */
 FKV_INLINE float fkv_codec_storable(float x, float limit) {

@@ -31,9 +31,9 @@ typedef struct fkv_softmax {
     float *out; /* [rows, D] */
 } fkv_softmax;
 
-/* The tile after the one at hand, to be fetched meanwhile: its parts, or all of them at once where a tile is a page. Kernels ask
- * for it bit by bit, so that memory is busy all the time and never waited for. A step is four lines of 64 bytes; the last of a
- * range may go behind its end. */
+/* The next tile, prefetched into L2 while one is worked on: its parts, or the whole block where a tile is a page. Kernels
+ * prefetch a little with every step, so that memory is always busy. A step is four lines of 64 bytes; the last of a range may go
+ * behind its end. */
 enum { FKV_FETCH_RANGES = (int)FKV_N_SIDES * (int)FKV_N_PARTS, FKV_FETCH_SHARES = 128, FKV_FETCH_STEP = 256 };
 typedef struct fkv_fetch {
     const uint8_t *at; /* of the range at hand */
@@ -79,11 +79,11 @@ FKV_INLINE void fkv_fetch_some(fkv_fetch *next, uint32_t n_shares) {
     next->due = due;
 }
 
-/* Three bytes for each number, a float for each 32 of them and one for the row, in five arrays. Behind it, room to read the last
- * rows as a block of 16, or to have four bytes for each number of up to 11 rows, rounded up to blocks of 4: the most that any
- * kernels prepare. */
+/* Three bytes for each number, a float for each 32 of them, a float and a row number for the row, in six arrays. Behind it, room
+ * to read the last rows as a block of 16, or to have four bytes for each number of up to 11 rows, rounded up to blocks of 4: the
+ * most that any kernels prepare. */
 FKV_INLINE uint64_t fkv_prepared_bytes(uint64_t n_rows, uint64_t dim) {
-    return n_rows * (3 * dim + dim / 8 + 4) + 5 * 64 + 21 * dim;
+    return n_rows * (3 * dim + dim / 8 + 8) + 6 * 64 + 21 * dim;
 }
 
 /* What an instruction set does with one width of one codec. */
@@ -112,8 +112,8 @@ struct fkv_cpu_kernels {
     const char *name;
     const fkv_codec_kernels *codecs; /* every width of every codec, once */
 
-    /* Before the first tile of a walk with these rows and after its last, on the thread that walks: what the kernels set up there
-     * for as long. Other calls of the same thread may not come between. */
+    /* Before the first tile of a walk with these rows and after its last, on the thread that walks: set-up that lasts for the
+     * walk. The same thread may not start another walk between them. */
     void (*enter)(const fkv_codec *k_codec, uint32_t n_rows);
     void (*leave)(void);
 
@@ -121,6 +121,10 @@ struct fkv_cpu_kernels {
      * tokens of a full tile, a multiple of 16. */
     void (*softmax)(float *scores, uint32_t width, const fkv_row_mask *masks, uint32_t n_rows, uint32_t dim, float softcap,
                     fkv_softmax state);
+
+    /* Of n 16-bit numbers the largest, without signs, as bits: in the order of their sizes, infinity behind all finite ones, NaN
+     * behind it. */
+    uint16_t (*largest)(const uint8_t *halves, size_t n);
 
     /* into = into + piece, for rows where piece has seen a token. */
     void (*fold)(fkv_softmax into, fkv_softmax piece, uint32_t n_rows, uint32_t dim);

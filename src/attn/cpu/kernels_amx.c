@@ -1,5 +1,6 @@
-/* The kernels over AMX: tiles of many rows (prefill) multiply bytes by the matrix, 16 rows x 16 columns x 64 products at a time.
- * Few rows (decode), and sides without an integer kernel, take the kernels of kernels_vnni.h.
+/* The kernels over AMX: 16 rows x 16 columns x 64 products of bytes at a time. Here are those for many rows (prefill); few rows
+ * (decode) have theirs in few_scores_amx.h and few_values_amx.h. Sides without an integer kernel take the float kernels of
+ * kernels_body.h.
  *
  * Bits are those of kernels_vnni.h: sums of integers are exact in any order, and what happens to a sum afterwards is the same
  * float operations in the same order. What has no products, softmax and weights, is in rows16_avx512.h.
@@ -11,7 +12,8 @@
  * Sums lie in two sets of tiles in turn. The products of one set are started before the sums of the other are stored and read, so
  * that the matrix unit works while the vector unit makes floats of what it did before.
  */
-#include "few_rows_amx.h"
+#include "few_scores_amx.h"
+#include "few_values_amx.h"
 
 _Static_assert((int)BLOCK_ROWS == (int)FKV_TILE_HEIGHT, "a block of rows is a tile's");
 
@@ -108,33 +110,75 @@ FKV_INLINE void scores_from(const score_job *j, const key_turn *turn, const bloc
     }
 }
 
+/* Tiles of sums by number, a constant: an instruction names its tiles, so each has a case. */
+FKV_INLINE void zero_sums(uint32_t sums) {
+    switch (sums) {
+    case 0: _tile_zero(0); break;
+    case 1: _tile_zero(1); break;
+    case 2: _tile_zero(2); break;
+    case 3: _tile_zero(3); break;
+    case 4: _tile_zero(4); break;
+    default: _tile_zero(5); break;
+    }
+}
+
+FKV_INLINE void store_sums(uint32_t sums, block_sums *to) {
+    switch (sums) {
+    case 0: _tile_stored(0, to->at, 64); break;
+    case 1: _tile_stored(1, to->at, 64); break;
+    case 2: _tile_stored(2, to->at, 64); break;
+    case 3: _tile_stored(3, to->at, 64); break;
+    case 4: _tile_stored(4, to->at, 64); break;
+    default: _tile_stored(5, to->at, 64); break;
+    }
+}
+
+/* A byte of 16 queries, in tile 6, by a chunk of 16 tokens, in tile 7. */
+FKV_INLINE void multiply_queries(uint32_t sums) {
+    switch (sums) {
+    case 0: _tile_dpbsud(0, 6, 7); break;
+    case 1: _tile_dpbsud(1, 6, 7); break;
+    case 2: _tile_dpbsud(2, 6, 7); break;
+    case 3: _tile_dpbsud(3, 6, 7); break;
+    case 4: _tile_dpbsud(4, 6, 7); break;
+    default: _tile_dpbsud(5, 6, 7); break;
+    }
+}
+
+/* What a turn does beside the products of the next: makes scores of n_rows rows, from `row` on, of the turn before. */
+typedef struct scores_before {
+    const key_turn *turn;
+    const block_sums *sums;
+    uint32_t row;
+    uint32_t n_rows;
+} scores_before;
+
 /* With each byte of the queries, the next turn's sum is started, this turn's stored, and a third of the rows of the one before
- * become floats. So no instruction waits long for another, and the matrix unit works beside the vector units. */
-#define SCORE_BYTE(start, stored, byte, bytes)                                                                                   \
-    do {                                                                                                                         \
-        _tile_loadd(6, j->queries.bytes + at, j->dim);                                                                           \
-        _tile_zero(start);                                                                                                       \
-        _tile_dpbsud(start, 6, 7);                                                                                               \
-        _tile_stored(stored, to[byte].at, 64);                                                                                   \
-        scores_from(j, before, from, row, fkv_min_u32(n_rows, 5 * (byte)),                                                       \
-                    fkv_min_u32(n_rows, (byte) == 2 ? 16 : 5 * (byte) + 5));                                                     \
-    } while (0)
+ * become floats. So no instruction waits long for another, and the matrix unit works beside the vector units. `bytes`: of the
+ * next turn's queries; set and byte are constants. */
+FKV_INLINE void score_byte(score_job *j, uint32_t set, uint32_t byte, const int8_t *bytes, scores_before before) {
+    _tile_loadd(6, bytes, j->dim);
+    zero_sums((1 - set) * N_BYTES + byte);
+    multiply_queries((1 - set) * N_BYTES + byte);
+    store_sums(set * N_BYTES + byte, &j->sums[set][byte]);
+    scores_from(j, before.turn, before.sums, before.row, fkv_min_u32(before.n_rows, 5 * byte),
+                fkv_min_u32(before.n_rows, byte == 2 ? 16 : 5 * byte + 5));
+}
+
+FKV_INLINE void score_set(score_job *j, uint32_t set, const key_turn *next, size_t at, scores_before before) {
+    _tile_loadd(7, next->codes, 64);
+    score_byte(j, set, 0, j->queries.high + at, before);
+    score_byte(j, set, 1, j->queries.low + at, before);
+    score_byte(j, set, 2, j->queries.rest + at, before);
+}
 
 /* row, n_rows: of the turn before; at: of the next turn, in the queries. */
 FKV_INLINE void score_turn(score_job *j, uint32_t set, const key_turn *before, uint32_t row, uint32_t n_rows,
                            const key_turn *next, size_t at) {
-    block_sums *to = j->sums[set];
-    const block_sums *from = j->sums[1 - set];
-    _tile_loadd(7, next->codes, 64);
-    if (set == 0) {
-        SCORE_BYTE(3, 0, 0, high);
-        SCORE_BYTE(4, 1, 1, low);
-        SCORE_BYTE(5, 2, 2, rest);
-    } else {
-        SCORE_BYTE(0, 3, 0, high);
-        SCORE_BYTE(1, 4, 1, low);
-        SCORE_BYTE(2, 5, 2, rest);
-    }
+    if (set == 0)
+        score_set(j, 0, next, at, (scores_before){before, j->sums[1], row, n_rows});
+    else
+        score_set(j, 1, next, at, (scores_before){before, j->sums[0], row, n_rows});
 }
 
 static void score_turns(score_job *j, const tile *t) {
@@ -190,14 +234,15 @@ static void amx_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows,
 
 static void amx_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
                        const float *q, const void *prepared, uint32_t n_rows, float *scores) {
-    (void)q;
     if (n_rows <= FEW_ROWS) {
-        few_scores(codec, part, next, n_tokens, prepared, n_rows, scores);
+        few_scores(codec, part, next, n_tokens, q, prepared, n_rows, scores);
         return;
     }
     tile t;
     int_tile_open(&t, codec, part, next, n_tokens);
     many_scores(codec, &t, n_tokens, prepared, n_rows, scores);
+    int_queries iq = queries_in((void *)(uintptr_t)prepared, n_rows, codec->dim);
+    if (*iq.n_by_float != 0) scores_by_float(codec, part, n_tokens, q, *iq.n_by_float, iq.by_float, scores);
 }
 
 /* ---- values ---- */
@@ -242,7 +287,7 @@ FKV_INLINE void values_open(int bits, value_blocks *values, const tile *t, uint3
 }
 
 /* One tile of values and the rows that look at it. First the weights of as many groups as there is room for, then their products:
- * the matrix unit falls asleep after some hundred nanoseconds and takes as long to wake up. */
+ * between products that are far apart the matrix unit powers down. */
 typedef struct value_job {
     token_facts facts;
     value_blocks values;
@@ -306,30 +351,37 @@ FKV_INLINE void add_values(const value_turn *turn, const block_sums sums[2], uin
     }
 }
 
-/* As score_turn(): with each byte of the weights the next turn is started, this one stored, half of the one before added. */
-#define VALUE_BYTE(start, weights, stored, byte)                                                                                 \
-    do {                                                                                                                         \
-        _tile_zero(start);                                                                                                       \
-        _tile_dpbsud(start, weights, 6);                                                                                         \
-        _tile_stored(stored, to[byte].at, 64);                                                                                   \
-        add_values(before, from, j->dim, fkv_min_u32(n_rows, 8 * (byte)), fkv_min_u32(n_rows, 8 * (byte) + 8));                  \
-    } while (0)
+/* A byte of the weights, the high ones in tile 4 and the low ones in tile 5, by the codes in tile 6. */
+FKV_INLINE void multiply_weights(uint32_t sums) {
+    switch (sums) {
+    case 0: _tile_dpbsud(0, 4, 6); break;
+    case 1: _tile_dpbsud(1, 5, 6); break;
+    case 2: _tile_dpbsud(2, 4, 6); break;
+    default: _tile_dpbsud(3, 5, 6); break;
+    }
+}
+
+/* As score_byte(): with each byte of the weights the next turn is started, this one stored, half of the one before added. */
+FKV_INLINE void value_byte(value_job *j, uint32_t set, uint32_t byte, const value_turn *before, uint32_t n_rows) {
+    zero_sums((1 - set) * 2 + byte);
+    multiply_weights((1 - set) * 2 + byte);
+    store_sums(set * 2 + byte, &j->sums[set][byte]);
+    add_values(before, j->sums[1 - set], j->dim, fkv_min_u32(n_rows, 8 * byte), fkv_min_u32(n_rows, 8 * byte + 8));
+}
 
 static void value_step(value_job *j, uint32_t set, const value_turn *before, uint32_t n_rows, const value_turn *next,
                        bool other) {
-    block_sums *to = j->sums[set];
-    const block_sums *from = j->sums[1 - set];
     if (other) {
         _tile_loadd(4, next->weights->high, 64);
         _tile_loadd(5, next->weights->low, 64);
     }
     _tile_loadd(6, next->codes, 64);
     if (set == 0) {
-        VALUE_BYTE(2, 4, 0, 0);
-        VALUE_BYTE(3, 5, 1, 1);
+        value_byte(j, 0, 0, before, n_rows);
+        value_byte(j, 0, 1, before, n_rows);
     } else {
-        VALUE_BYTE(0, 4, 2, 0);
-        VALUE_BYTE(1, 5, 3, 1);
+        value_byte(j, 1, 0, before, n_rows);
+        value_byte(j, 1, 1, before, n_rows);
     }
 }
 
@@ -405,4 +457,4 @@ static const fkv_codec_kernels codecs[] = {{FKV_CODEC_AFFINE, 8, amx_prepare, am
                                            AFFINE_CODEC(2),
                                            HALF_CODEC};
 
-const struct fkv_cpu_kernels fkv_kernels_amx = {"amx", codecs, amx_enter, amx_leave, rows16_softmax, kernel_fold};
+const struct fkv_cpu_kernels fkv_kernels_amx = {"amx", codecs, amx_enter, amx_leave, rows16_softmax, kernel_largest, kernel_fold};

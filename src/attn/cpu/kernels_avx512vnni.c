@@ -46,7 +46,6 @@ FKV_INLINE void int_scores_bits(int bits, const tile *t, uint32_t n_tokens, cons
 
 static void int_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
                        const float *q, const void *prepared, uint32_t n_rows, float *scores) {
-    (void)q;
     tile t;
     int_queries iq = queries_in((void *)(uintptr_t)prepared, n_rows, codec->dim);
     int_tile_open(&t, codec, part, next, n_tokens);
@@ -54,6 +53,7 @@ static void int_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_P
         int_scores_bits(8, &t, n_tokens, &iq, n_rows, scores);
     else
         int_scores_bits(4, &t, n_tokens, &iq, n_rows, scores);
+    if (*iq.n_by_float != 0) scores_by_float(codec, part, n_tokens, q, *iq.n_by_float, iq.by_float, scores);
 }
 
 /* ---- values ---- */
@@ -221,5 +221,5 @@ static const fkv_codec_kernels codecs[] = {{FKV_CODEC_AFFINE, 8, int_prepare, in
                                            AFFINE_CODEC(2),
                                            HALF_CODEC};
 
-const struct fkv_cpu_kernels fkv_kernels_avx512vnni = {"avx512vnni", codecs,         kernel_enter,
-                                                       kernel_leave, kernel_softmax, kernel_fold};
+const struct fkv_cpu_kernels fkv_kernels_avx512vnni = {"avx512vnni",   codecs,         kernel_enter, kernel_leave,
+                                                       kernel_softmax, kernel_largest, kernel_fold};

@@ -4,7 +4,8 @@
  *
  * The float side of a product is rounded to integers, with a step from the largest number of the row: softmax weights times
  * scales to 16 bits in two signed bytes, x = step * (256 * high + low); queries to 24, with what is left in a third byte, because
- * an error of a query is multiplied by keys whose large channels can be 20 times the others. Sums of code * x are exact, so
+ * an error of a query is multiplied by keys whose large channels can be 20 times the others. A query whose largest channel is
+ * hundreds of times the others would lose them all the same: its scores are the float kernel's. Sums of code * x are exact, so
  * neither their order nor the rows and tokens beside them can change a bit. What the rounding leaves is kept away from the bias,
  * which can be far larger than the numbers it serves: queries are summed after rounding, and weights meet codes less the code
  * that stands for 0.
@@ -15,7 +16,11 @@
  * Values: 16 numbers of the head dimension are the lanes; the codes of four tokens are one dword.
  * out += step * (dot - sum(x * zero)) + sum(p * (scale * zero + bias)), zero being that code.
  *
- * The ladder is in docs/performance.md.
+ * Ladder: decode of 16384 tokens, 32 q / 8 kv / 128, K8/V4, one and two threads, pages in memory.
+ *
+ *   codes to f32 in registers (kernels_body.h)                                                          7.66 ms   4.73 ms
+ *   integer dot products, queries and weights rounded once for each query tile                          6.93 ms   3.70 ms
+ *   the next tile prefetched; scales and zero codes transposed once for all rows; third byte of queries 4.92 ms   3.43 ms
  */
 #ifndef FKV_KERNELS_VNNI_H
 #define FKV_KERNELS_VNNI_H
@@ -89,16 +94,21 @@ FKV_INLINE vf token_lanes(const float *all, uint32_t group, uint32_t token) {
 /* Rows of queries as bytes. The order of the numbers in a unit is that of the codes' quads: natural for 8 bits; for 4 bits first
  * the 16 even ones (low halves of the bytes), then the 16 odd ones. */
 typedef struct int_queries {
-    float *step;  /* [rows] */
-    float *sum;   /* [rows, chunks], of the rounded numbers: an error of q then meets k, not k - bias */
-    int8_t *high; /* [rows, D] */
-    int8_t *low;  /* [rows, D] */
-    int8_t *rest; /* [rows, D]: of a step's 256th */
+    uint32_t *n_by_float; /* rows whose scores are the float kernel's, */
+    uint32_t *by_float;   /* [rows]: and which they are */
+    float *step;          /* [rows] */
+    float *sum;           /* [rows, chunks], of the rounded numbers: an error of q then meets k, not k - bias */
+    int8_t *high;         /* [rows, D] */
+    int8_t *low;          /* [rows, D] */
+    int8_t *rest;         /* [rows, D]: of a step's 256th */
 } int_queries;
 
 static int_queries queries_in(void *prepared, uint32_t n_rows, uint32_t dim) {
     uint8_t *at = prepared;
     int_queries iq;
+    iq.n_by_float = (uint32_t *)(void *)at;
+    iq.by_float = iq.n_by_float + 1;
+    at += fkv_align_up((n_rows + 1) * sizeof(uint32_t), 64);
     iq.step = (float *)(void *)at;
     at += fkv_align_up(n_rows * sizeof(float), 64);
     iq.sum = (float *)(void *)at;
@@ -127,37 +137,70 @@ FKV_INLINE float store_query(const int_queries *iq, size_t at, vf x) {
 FKV_INLINE uint32_t chunk_units(uint32_t group) { return group == 32 ? 1 : 2; }
 FKV_INLINE uint32_t chunk_numbers(const fkv_codec *codec) { return chunk_units(codec->group) * UNIT_NUMBERS; }
 
-static void int_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows, void *prepared) {
+/* Adds 1 to the lanes of numbers that a step leaves few bits of: below 1/1024 of the largest, but not 0. As whole numbers the
+ * bits of sizes are in order, and 0 less 1 is the largest of them. */
+FKV_INLINE __m512i count_small(__m512i n, vf x) {
+    __m512i one = _mm512_set1_epi32(1);
+    __m512i limit = _mm512_castps_si512(vf_set(LARGEST / 1024.0f));
+    __m512i size = _mm512_sub_epi32(_mm512_castps_si512(_mm512_abs_ps(x)), one);
+    return _mm512_mask_add_epi32(n, _mm512_cmplt_epu32_mask(size, limit), n, one);
+}
+
+/* One row of queries to bytes. Returns whether floats serve it better: an eighth of its numbers are small, or all too small for a
+ * step. */
+static bool prepare_row(const fkv_codec *codec, const float *row, const int_queries *iq, uint32_t r) {
     uint32_t dim = codec->dim;
     uint32_t chunk = chunk_numbers(codec);
-    int_queries iq = queries_in(prepared, n_rows, dim);
     __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
     __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
-    for (uint32_t r = 0; r < n_rows; r++) {
-        const float *row = q + (size_t)r * dim;
-        vf max = vf_set(0.0f);
-        __mmask16 not_finite = 0;
-        for (uint32_t d = 0; d < dim; d += VL) {
-            vf size = _mm512_abs_ps(vf_load(row + d));
-            max = vf_max(max, size);
-            not_finite |= _mm512_cmp_ps_mask(size, vf_set(INFINITY), _CMP_NLT_UQ);
+    vf max = vf_set(0.0f);
+    __mmask16 not_finite = 0;
+    for (uint32_t d = 0; d < dim; d += VL) {
+        vf size = _mm512_abs_ps(vf_load(row + d));
+        max = vf_max(max, size);
+        not_finite |= _mm512_cmp_ps_mask(size, vf_set(INFINITY), _CMP_NLT_UQ);
+    }
+    float largest = vf_reduce_max(max);
+    vf inverse = vf_set(largest > SMALLEST ? LARGEST / largest : 0.0f);
+    float step = not_finite != 0 ? NAN : largest / LARGEST; /* such a query has no answer, and must not seem to have one */
+    __m512i n_small = _mm512_setzero_si512();
+    for (uint32_t d = 0; d < dim; d += UNIT_NUMBERS) {
+        vf x = vf_mul(vf_load(row + d), inverse);
+        vf y = vf_mul(vf_load(row + d + VL), inverse);
+        n_small = count_small(count_small(n_small, x), y);
+        if (codec->bits == 4) {
+            vf evens = _mm512_permutex2var_ps(x, even, y);
+            y = _mm512_permutex2var_ps(x, odd, y);
+            x = evens;
         }
-        float largest = vf_reduce_max(max);
-        vf inverse = vf_set(largest > SMALLEST ? LARGEST / largest : 0.0f);
-        iq.step[r] = not_finite != 0 ? NAN : largest / LARGEST; /* such a query has no answer, and must not seem to have one */
-        for (uint32_t d = 0; d < dim; d += UNIT_NUMBERS) {
-            vf x = vf_mul(vf_load(row + d), inverse);
-            vf y = vf_mul(vf_load(row + d + VL), inverse);
-            if (codec->bits == 4) {
-                vf evens = _mm512_permutex2var_ps(x, even, y);
-                y = _mm512_permutex2var_ps(x, odd, y);
-                x = evens;
-            }
-            size_t at = (size_t)r * dim + d;
-            float sum = store_query(&iq, at, x) + store_query(&iq, at + VL, y);
-            float *to = &iq.sum[(r * dim + d) / chunk];
-            *to = sum * iq.step[r] + (d % chunk == 0 ? 0.0f : *to);
-        }
+        size_t at = (size_t)r * dim + d;
+        float sum = store_query(iq, at, x) + store_query(iq, at + VL, y);
+        float *to = &iq->sum[(r * dim + d) / chunk];
+        *to = sum * step + (d % chunk == 0 ? 0.0f : *to);
+    }
+    iq->step[r] = step;
+    bool has_peak = (uint32_t)_mm512_reduce_add_epi32(n_small) > dim / 8;
+    return not_finite == 0 && (has_peak || (largest > 0.0f && largest <= SMALLEST));
+}
+
+static void int_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows, void *prepared) {
+    int_queries iq = queries_in(prepared, n_rows, codec->dim);
+    *iq.n_by_float = 0;
+    for (uint32_t r = 0; r < n_rows; r++)
+        if (prepare_row(codec, q + (size_t)r * codec->dim, &iq, r)) iq.by_float[(*iq.n_by_float)++] = r;
+}
+
+/* Of rows that floats serve better, after all rows have got their scores. */
+static void scores_by_float(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t n_tokens, const float *q,
+                            uint32_t n_by_float, const uint32_t *by_float, float *scores) {
+    fkv_fetch nothing = {.n_ranges = 0};
+    for (uint32_t i = 0; i < n_by_float; i++) {
+        const float *row = q + (size_t)by_float[i] * codec->dim;
+        float *to = scores + (size_t)by_float[i] * FKV_TILE_TOKENS;
+        if (codec->bits == 8)
+            affine_scores(FORM_8, codec, part, &nothing, n_tokens, row, 1, to);
+        else
+            affine_scores(FORM_4, codec, part, &nothing, n_tokens, row, 1, to);
     }
 }
 

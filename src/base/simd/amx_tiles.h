@@ -1,5 +1,5 @@
-/* The shapes of the eight tile registers of AMX, which a thread sets before it uses them and gives back after: tiles in use make
- * every switch of threads 8 KiB dearer.
+/* The shapes of the eight tile registers of AMX, which a thread sets before it uses them and gives back after: tiles in use
+ * add 8 KiB to every context switch.
  *
  * gcc's intrinsics do not say that they read memory: what a tile is to hold must be stored before fkv_tiles_see_stores().
  */

@@ -22,6 +22,7 @@ FKV_INLINE vf vf_max(vf a, vf b) { return _mm256_max_ps(a, b); }
 FKV_INLINE vf vf_round(vf a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 FKV_INLINE vf vf_not_nan(vf a) { return _mm256_and_ps(a, _mm256_cmp_ps(a, a, _CMP_ORD_Q)); }
 FKV_INLINE vf vf_zero_below(vf x, vf limit, vf y) { return _mm256_and_ps(y, _mm256_cmp_ps(x, limit, _CMP_NLT_UQ)); }
+FKV_INLINE vf vf_if_below(vf x, vf limit, vf y, vf z) { return _mm256_blendv_ps(z, y, _mm256_cmp_ps(x, limit, _CMP_LT_OQ)); }
 FKV_INLINE vf vf_times_pow2(vf a, vf n) {
     return vf_mul(a, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23)));
 }

@@ -22,6 +22,9 @@ FKV_INLINE vf vf_max(vf a, vf b) { return _mm512_max_ps(a, b); }
 FKV_INLINE vf vf_round(vf a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 FKV_INLINE vf vf_not_nan(vf a) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, a, _CMP_ORD_Q), a); }
 FKV_INLINE vf vf_zero_below(vf x, vf limit, vf y) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ), y); }
+FKV_INLINE vf vf_if_below(vf x, vf limit, vf y, vf z) {
+    return _mm512_mask_mov_ps(z, _mm512_cmp_ps_mask(x, limit, _CMP_LT_OQ), y);
+}
 FKV_INLINE vf vf_times_pow2(vf a, vf n) { return _mm512_scalef_ps(a, n); }
 FKV_INLINE float vf_reduce_add(vf a) {
     __m256 h = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));

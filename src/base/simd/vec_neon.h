@@ -24,6 +24,7 @@ FKV_INLINE vf vf_not_nan(vf a) { return vreinterpretq_f32_u32(vandq_u32(vreinter
 FKV_INLINE vf vf_zero_below(vf x, vf limit, vf y) {
     return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(y), vcltq_f32(x, limit)));
 }
+FKV_INLINE vf vf_if_below(vf x, vf limit, vf y, vf z) { return vbslq_f32(vcltq_f32(x, limit), y, z); }
 FKV_INLINE vf vf_times_pow2(vf a, vf n) {
     return vf_mul(a, vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(n), vdupq_n_s32(127)), 23)));
 }

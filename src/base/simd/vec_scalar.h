@@ -31,6 +31,7 @@ FKV_INLINE vf vf_max(vf a, vf b) { EACH_LANE(a.lane[i] > b.lane[i] ? a.lane[i] :
 FKV_INLINE vf vf_round(vf a) { EACH_LANE(rintf(a.lane[i])); }
 FKV_INLINE vf vf_not_nan(vf a) { EACH_LANE(a.lane[i] == a.lane[i] ? a.lane[i] : 0.0f); }
 FKV_INLINE vf vf_zero_below(vf x, vf limit, vf y) { EACH_LANE(x.lane[i] < limit.lane[i] ? 0.0f : y.lane[i]); }
+FKV_INLINE vf vf_if_below(vf x, vf limit, vf y, vf z) { EACH_LANE(x.lane[i] < limit.lane[i] ? y.lane[i] : z.lane[i]); }
 FKV_INLINE int32_t whole(float n) { return n >= -126.0f && n <= 127.0f ? (int32_t)n : 0; } /* NaN: any number will do */
 FKV_INLINE vf vf_times_pow2(vf a, vf n) { EACH_LANE(a.lane[i] * fkv_float_of((uint32_t)(whole(n.lane[i]) + 127) << 23)); }
 FKV_INLINE float vf_reduce_add(vf a) { return (a.lane[0] + a.lane[1]) + (a.lane[2] + a.lane[3]); }

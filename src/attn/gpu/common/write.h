@@ -6,7 +6,7 @@
  */
 #define FKV_WRITE_NUMBERS ((FKV_D + 31) / 32)
 
-#define FKV_STORABLE_LIMIT (FKV_PAGE_BF16 ? fkv_float_of(0x7e800000u) : 65504.0f)
+#define FKV_STORABLE_LIMIT (FKV_PAGE_BF16 ? fkv_float_of(0x6f800000u) : 65504.0f)
 
 FKV_FN float fkv_storable(float x) {
     float number = x == x ? x : 0.0f;
