@@ -1,6 +1,7 @@
 /* Decode through matrix units: one block walks one piece of the history of one KV head, for up to DC_ROWS rows (queries times
- * query heads), and leaves {sum of p v, max, sum of p} for the merge. CUDA, and the host, which plays the matrix units by hand.
- * Its parts: decode_shape.h, decode_queries.h, decode_scores.h, decode_values.h, decode_softmax.h; here is the walk.
+ * query heads), and leaves {sum of p v, max, sum of p} for the merge. For CUDA, and for the
+ * host, whose matrix units are plain loops. Its parts: decode_shape.h, decode_queries.h, decode_scores.h, decode_values.h,
+ * decode_softmax.h; here is the walk.
  *
  * DC_STREAMS warps take the tiles of the piece in turn, each with a softmax of its own, folded in order at the end. Heads larger
  * than a slab (128 or 64 channels) have that many warps for each stream, one for each slab; they add their scores up through
@@ -11,13 +12,15 @@
  * product is added to something, fkv_mul or fkv_fma say whether it is rounded in between: left to the compiler, it would be in
  * one text and not in the other.
  *
- * Ladder, one query of 32 heads over 131072 tokens, 8 KV heads of 128, decode and merge, H200, us for K8/V4 and 4/4
- * (docs/gpu_kernels.md has the rest):
- *   92.3  55.4   K as A operand, tiles of 32 tokens, 4 blocks on a multiprocessor: spills 220 bytes
- *   63.8         tiles of 16 tokens: nothing spilled
- *   65.0  51.9   K as B operand (loaded words are operands as they are), scales converted once, tiles of 32 tokens, 3 blocks
- *   62.8  50.4   lines of 128 bytes asked for instead of 256
- *   62.7  50.2   statistics of a row side by side for the merge
+ * Ladder: one query over 131072 tokens on an H200, us of decode and merge; 8 KV heads of 128 with K8/V4 and 4/4, the first as a
+ * batch of 8 with 32768 tokens each, 2 KV heads of 256, 1 of 512. Measured before the text was cut into these files.
+ *   K8/V4   4/4  batch   256   512
+ *    92.3  55.4    165     -  77.6  K as A operand, tiles of 32 tokens, 4 blocks on a multiprocessor: spills 220 bytes
+ *    63.8     -    119  71.7  60.7  tiles of 16 tokens: nothing spilled
+ *    64.8     -      -  67.9     -  tiles of 32 tokens, 3 blocks: nothing spilled
+ *    65.0  51.9    120  64.3  54.5  K as B operand: loaded words are operands as they are; scales converted once
+ *    62.8  50.4    124  64.3  54.4  lines of 128 bytes asked for instead of 256
+ *    62.7  50.2    128  63.1  53.8  statistics of a row side by side for the merge
  */
 /* ---- the piece ---- */
 
@@ -273,7 +276,7 @@ FKV_FN void dc_walk_tiles(dc_tile &tile, const dc_walk &walk, fkv_u32 n_tiles, c
         const fkv_u8 *block = dc_page_block(walk, tile.page);
         fkv_u32 base = dc_tile_logical(walk, i) * FKV_PAGE_TOKENS + dc_tile_slot(i);
         fkv_u32 bits[dc_v::groups];
-        dc_share_scales(tile.scales, rows.last + 1 - base, at.lane, scales, bits);
+        dc_share_scales(tile.scales, at.lane, scales, bits);
         if (next < n_tiles) dc_load_scales(tile.scales, block, dc_tile_slot(next), at);
         dc_scores score;
         dc_tile_scores(tile.k, operands, scales, rows, at.lane, score);

@@ -138,8 +138,7 @@ FKV_FN void dc_sum_row(const float *x, FKV_SHARED float *sums, fkv_u32 lane) {
 /* The row at q[from] into shared memory: operands, step and sums; scaled for a softmax of powers of two. */
 FKV_FN void dc_prepare_row(const void *q, fkv_u64 from, fkv_u32 row, FKV_SHARED fkv_u32 *shared, fkv_u32 lane) {
     float x[DC_LANE_CHANNELS];
-    const float cap = fkv_float_of(FKV_SOFTCAP_BITS);
-    const float scale = fkv_float_of(FKV_SCALE_BITS) * (FKV_SOFTCAP_BITS != 0 ? 1.0f / cap : 1.44269504f);
+    const float scale = fkv_float_of(FKV_SCALE_BITS) * 1.44269504f;
     FKV_UNROLL
     for (int i = 0; i < DC_LANE_CHANNELS; i++) x[i] = fkv_mul(fkv_row_number(q, from + lane + 32 * (fkv_u32)i), scale);
     if (FKV_ROTATE_K) dc_rotate_row(x, lane);

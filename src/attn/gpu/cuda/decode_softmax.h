@@ -26,11 +26,9 @@ FKV_FN float dc_scale_of(const fkv_u32 *words, int g) {
     return fkv_page_number(g % 2 == 0 ? words[g / 2] & 0xffffu : words[g / 2] >> 16);
 }
 
-/* The scales of a tile to the warp's shared memory, each token's by one thread. Tokens from n_live on are behind the last query:
- * whatever bytes are there, their values weigh 0. bits: the largest scale of V of each group in the tile, as bits without sign.
- */
-FKV_FN void dc_share_scales(const dc_scales &from, fkv_u32 n_live, fkv_u32 lane, FKV_SHARED float *scales,
-                            fkv_u32 (&bits)[dc_v::groups]) {
+/* The scales of a tile to the warp's shared memory, each token's by one thread. bits: the largest scale of V of each group in the
+ * tile, as bits without sign. */
+FKV_FN void dc_share_scales(const dc_scales &from, fkv_u32 lane, FKV_SHARED float *scales, fkv_u32 (&bits)[dc_v::groups]) {
     fkv_u32 c = lane % DC_TILE / DC_OWN_TOKENS;
     fkv_u32 i = lane % DC_OWN_TOKENS;
     fkv_sync_warp(); /* the last tile's were read */
@@ -48,8 +46,8 @@ FKV_FN void dc_share_scales(const dc_scales &from, fkv_u32 n_live, fkv_u32 lane,
         FKV_SHARED float *v = scales + DC_AT_V_SCALES + dc_scales_at(c, i, dc_v::scale_floats);
         FKV_UNROLL
         for (int g = 0; g < dc_v::groups; g++) {
-            float scale = lane % DC_TILE < n_live ? dc_scale_of(from.v[0], g) : 0.0f;
-            float bias = lane % DC_TILE < n_live ? dc_scale_of(from.v[1], g) : 0.0f;
+            float scale = dc_scale_of(from.v[0], g);
+            float bias = dc_scale_of(from.v[1], g);
             if (lane < DC_TILE) {
                 v[2 * g] = scale;
                 v[2 * g + 1] = fkv_fma(scale, dc_v::middle, bias);
@@ -76,7 +74,10 @@ FKV_FN dc_line dc_value_line(FKV_SHARED const float *scales, fkv_u32 lane, int i
     }
 }
 
-/* ---- masks ---- */
+/* ---- masks: tiles that some row does not see in full ----
+ *
+ * A token that a row does not see has p = 0, and adds nothing whatever its bytes are: before anything is multiplied, what is not
+ * finite in such a tile becomes 0, and the rows that do see it become NaN in another way. */
 
 /* Whether every row sees every token of the tile. base: position of its first token. */
 FKV_FN bool dc_is_whole(const dc_rows &rows, fkv_u32 base) {
@@ -86,19 +87,63 @@ FKV_FN bool dc_is_whole(const dc_rows &rows, fkv_u32 base) {
     return whole;
 }
 
-/* token: the thread's first. */
-FKV_FN void dc_mask(const dc_rows &rows, fkv_u32 token, dc_scores &score, dc_values &v) {
+/* V's scales and biases. A middle is finite only where both are. */
+FKV_FN void dc_hide_lines(FKV_SHARED float *scales, const dc_rows &rows, fkv_u32 token, fkv_u32 lane, dc_state &state) {
+    bool any = false;
     FKV_UNROLL
-    for (int i = 0; i < DC_OWN_TOKENS; i++) {
+    for (int i = 0; i < DC_OWN_TOKENS * dc_v::own_groups; i++) {
+        int o = i % dc_v::own_groups;
+        bool finite = fkv_is_finite(dc_value_line(scales, lane, i / dc_v::own_groups, o).middle);
+        any = any || !finite;
         FKV_UNROLL
         for (int n = 0; n < DC_OWN_ROWS; n++)
-            if (!fkv_sees(rows.position[n], token + (fkv_u32)i)) score[n][i] = dc_minus_infinity();
-        if constexpr (dc_v::bits == 16) {
-            FKV_UNROLL
-            for (int w = 0; w < dc_v::units * dc_v::words; w++)
-                if (token + (fkv_u32)i > rows.last) v.codes[i][w / dc_v::words][w % dc_v::words] = 0;
-        }
+            if (!finite && fkv_sees(rows.position[n], token + (fkv_u32)(i / dc_v::own_groups)))
+                state.bias[n][o] = fkv_float_of(DC_NAN);
     }
+    if (!fkv_any(any)) return;
+    fkv_sync_warp(); /* all of them were read */
+    FKV_SHARED float *own =
+        scales + DC_AT_V_SCALES + dc_scales_at(lane % DC_TILE / DC_OWN_TOKENS, lane % DC_OWN_TOKENS, dc_v::scale_floats);
+    FKV_UNROLL
+    for (int g = 0; g < dc_v::groups; g++)
+        if (lane < DC_TILE && !fkv_is_finite(own[2 * g + 1])) own[2 * g] = own[2 * g + 1] = 0.0f;
+    fkv_sync_warp();
+}
+
+/* V's 16-bit numbers: any of a token's that this slab has. Rows that see them have NaN as its score. */
+FKV_FN void dc_hide_values(dc_values &v, dc_scores &score) {
+    constexpr fkv_u32 exponent = FKV_PAGE_BF16 ? 0x7f80u : 0x7c00u;
+    fkv_u32 odd = 0; /* a bit for each of the thread's tokens */
+    FKV_UNROLL
+    for (int i = 0; i < DC_OWN_TOKENS * dc_v::units * dc_v::words; i++) {
+        int token = i / (dc_v::units * dc_v::words);
+        fkv_u32 word = v.codes[token][i / dc_v::words % dc_v::units][i % dc_v::words];
+        if ((word & exponent) == exponent || (word >> 16 & exponent) == exponent) odd |= 1u << token;
+    }
+    if (!fkv_any(odd != 0)) return;
+    FKV_UNROLL
+    for (fkv_u32 h = 4; h < 32; h *= 2) odd |= fkv_shuffle_xor_bits(odd, h);
+    FKV_UNROLL
+    for (int token = 0; token < DC_OWN_TOKENS; token++) {
+        if ((odd >> token & 1) == 0) continue;
+        FKV_UNROLL
+        for (int n = 0; n < DC_OWN_ROWS; n++) score[n][token] = fkv_float_of(DC_NAN);
+        FKV_UNROLL
+        for (int w = 0; w < dc_v::units * dc_v::words; w++) v.codes[token][w / dc_v::words][w % dc_v::words] = 0;
+    }
+}
+
+/* token: the thread's first. */
+FKV_FN void dc_mask(dc_values &v, FKV_SHARED float *scales, const dc_rows &rows, fkv_u32 token, fkv_u32 lane, dc_scores &score,
+                    dc_state &state) {
+    if constexpr (dc_v::bits == 16)
+        dc_hide_values(v, score);
+    else
+        dc_hide_lines(scales, rows, token, lane, state);
+    FKV_UNROLL
+    for (int i = 0; i < DC_OWN_ROWS * DC_OWN_TOKENS; i++)
+        if (!fkv_sees(rows.position[i / DC_OWN_TOKENS], token + (fkv_u32)(i % DC_OWN_TOKENS)))
+            score[i / DC_OWN_TOKENS][i % DC_OWN_TOKENS] = dc_minus_infinity();
 }
 
 /* ---- softmax ---- */
@@ -223,23 +268,17 @@ FKV_FN void dc_weigh(const dc_scores &score, FKV_SHARED const float *scales, fkv
     }
 }
 
-/* cap * tanh(x), in powers of two; the score came divided by cap. */
-FKV_FN float dc_capped(float x) {
-    float e = fkv_exp2(x * 2.88539008f); /* e^2x */
-    return fkv_mul(fkv_float_of(FKV_SOFTCAP_BITS) * 1.44269504f, 1.0f - 2.0f / (e + 1.0f));
-}
-
 /* Softmax of a tile, and p v added. base: position of the tile's first token. */
-FKV_FN void dc_fold_tile(dc_values &v, FKV_SHARED const float *scales, const fkv_u32 (&tile_bits)[dc_v::groups], dc_scores &score,
+FKV_FN void dc_fold_tile(dc_values &v, FKV_SHARED float *scales, const fkv_u32 (&tile_bits)[dc_v::groups], dc_scores &score,
                          const dc_rows &rows, fkv_u32 base, fkv_u32 lane, dc_state &state) {
     fkv_u32 token = base + DC_OWN_TOKENS * (lane % 4); /* the thread's first */
     bool whole = dc_is_whole(rows, base);
     if (FKV_SOFTCAP_BITS != 0) {
         FKV_UNROLL
         for (int i = 0; i < DC_OWN_ROWS * DC_OWN_TOKENS; i++)
-            score[i / DC_OWN_TOKENS][i % DC_OWN_TOKENS] = dc_capped(score[i / DC_OWN_TOKENS][i % DC_OWN_TOKENS]);
+            score[i / DC_OWN_TOKENS][i % DC_OWN_TOKENS] = fkv_cap(score[i / DC_OWN_TOKENS][i % DC_OWN_TOKENS]);
     }
-    if (!whole) dc_mask(rows, token, score, v);
+    if (!whole) dc_mask(v, scales, rows, token, lane, score, state);
     dc_follow(score, scales, tile_bits, rows, token, whole, lane, state);
     dc_weights weights;
     dc_weights rests;
