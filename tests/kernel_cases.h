@@ -39,11 +39,17 @@ static const attn_case kernel_cases[] = {
     {{4, 2, 32}, 8, 32, 0, 0, 0, FKV_ROTATE_KV, FKV_F16, FKV_BF16, false, 1, {{130, 1}}},
     {{2, 2, 16}, 0, 64, 0, 0, 0, FKV_ROTATE_NONE, FKV_BF16, FKV_F32, false, 1, {{300, 1}}},
     {{3, 1, 96}, 12, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{70, 1}}},
+    /* 16-bit values behind a window */
+    {{5, 1, 128}, 0, 32, 40, 4, 50, FKV_ROTATE_NONE, FKV_BF16, FKV_F32, true, 2, {{100, 1}, {60, 4}}},
 };
 enum { N_KERNEL_CASES = sizeof kernel_cases / sizeof kernel_cases[0] };
 
 /* The first of them: their decode kernel is also compiled for tables of one query each, whose blocks have fewer rows. */
 enum { N_KERNEL_CASES_ALONE = 3 };
+
+/* Soft caps that every case with one is run with: from where nothing is told apart to where nothing is capped. */
+static const float kernel_softcaps[] = {1e-39f, 1e-3f, 30, 50, 1e4f, 3e4f, 3e5f, 3e7f, 1e30f};
+enum { N_KERNEL_SOFTCAPS = sizeof kernel_softcaps / sizeof kernel_softcaps[0] };
 
 /* Kernels of an entry behind those of fkv_kernel, which are as CUDA has them: as Metal has them, and prefill in plain loops. */
 enum { KERNEL_SIMDGROUP_DECODE = 7, KERNEL_SIMDGROUP_PREFILL, KERNEL_PLAIN_PREFILL, N_KERNEL_ENTRIES };
@@ -59,6 +65,24 @@ static inline bool kernel_case_has(uint32_t i, int kernel) {
 /* The entry of one compiled case: in and out in the order of fkv_kernel_inputs(), without `after`. grid in blocks. */
 typedef void kernel_entry(int kernel, const uint32_t grid[3], uint32_t n_threads, uint32_t team_threads, const void *const *in,
                           void *out);
+
+/* Bytes that are no numbers into a token's row of each KV head of a page: in V alone, or in K too. */
+static inline void kernel_spoil_row(const fkv_block *block, uint32_t n_kv_heads, uint8_t *page, uint32_t slot, bool k_too) {
+    for (uint32_t head = 0; head < n_kv_heads; head++) {
+        for (int side = k_too ? FKV_SIDE_K : FKV_SIDE_V; side < (int)FKV_N_SIDES; side++) {
+            uint8_t *part[FKV_N_PARTS];
+            fkv_block_row(block, page + (size_t)head * block->bytes, (fkv_side)side, slot, part);
+            for (int p = 0; p < FKV_N_PARTS; p++) memset(part[p], 0xff, block->codec[side].row_bytes[p]);
+        }
+    }
+}
+
+/* Whether a row of an answer has a number that is none. */
+static inline bool kernel_has_nan(const float *x, size_t n) {
+    bool any = false;
+    for (size_t i = 0; i < n; i++) any = any || x[i] != x[i];
+    return any;
+}
 
 /* The most queries of an item that a case's table can have: its decode kernel is compiled for them. */
 static inline uint32_t kernel_case_queries(const attn_case *c) {

@@ -25,11 +25,20 @@ static FILE *open_text(const char *folder, uint32_t i, const char *ending) {
     return file;
 }
 
+/* On the host the soft cap is a variable of the program that runs the kernels: one text for every cap. */
 static void put_header(FILE *file, fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer, uint32_t rows) {
+    static const char cap[] = "#define FKV_SOFTCAP_BITS ";
     size_t size = fkv_kernel_header(device, kernel, layer, rows, NULL, 0) + 1;
     char *text = malloc(size);
     if (text == NULL || fkv_kernel_header(device, kernel, layer, rows, text, size) != size - 1) abort();
-    fputs(text, file);
+    char *at = strstr(text, cap);
+    if (at == NULL) abort();
+    if (device == FKV_KERNEL_HOST) {
+        fprintf(file, "extern \"C\" unsigned kernel_softcap_bits;\n%.*s%skernel_softcap_bits\n", (int)(at - text), text, cap);
+        fputs(strchr(at, '\n'), file);
+    } else {
+        fputs(text, file);
+    }
     free(text);
 }
 

@@ -20,7 +20,7 @@ PART = re.compile(r"[,;{}]|(?<!\w)\(|\((?![&*])")
 NO_SPACE = re.compile(r"\s*(?!return )(?:const |static |FKV_FN )*\w+(?:<[^<>]*>)?(?: const)? \(?[*&]+\w+")
 BREAKS = [  # (case, kernel, what stands there, what stands there instead)
     (0, "decode", "FKV_DEVICE const fkv_u8 *block = blocks", "FKV_SHARED const fkv_u8 *block = blocks"),
-    (0, "decode", "FKV_SHARED float *weights = queries", "float *weights = queries"),
+    (0, "decode", "FKV_SHARED float *weights = shared", "float *weights = shared"),
     (2, "decode", "FKV_SHARED const float *stats = sums", "FKV_DEVICE const float *stats = sums"),
     (0, "prefill", "FKV_DEVICE const fkv_u8 *block;", "FKV_SHARED const fkv_u8 *block;"),
     (0, "prefill", "fkv_left_load(FKV_SHARED const float *at", "fkv_left_load(const float *at"),

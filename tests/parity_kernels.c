@@ -22,7 +22,7 @@ static const double KERNEL_TOLERANCE = 1e-3;
 #if ALL_KERNEL_CASES
 #define EACH_CASE(x)                                                                                                             \
     FIRST_CASES(x)                                                                                                               \
-    x(3) x(4) x(5) x(6) x(7) x(8) x(9) x(10) x(11) x(12) x(13) x(14) x(15) x(16) x(17) x(18) x(19) x(20) x(21) x(22) x(23)
+    x(3) x(4) x(5) x(6) x(7) x(8) x(9) x(10) x(11) x(12) x(13) x(14) x(15) x(16) x(17) x(18) x(19) x(20) x(21) x(22) x(23) x(24)
 #else
 #define EACH_CASE(x) FIRST_CASES(x)
 #endif
@@ -48,6 +48,8 @@ static const way decode_ways[] = {{"decode as CUDA", FKV_KERNEL_DECODE, FKV_KERN
 static const way prefill_ways[] = {{"prefill as a Hopper", FKV_KERNEL_PREFILL, FKV_KERNEL_HOST},
                                    {"prefill as Metal", KERNEL_SIMDGROUP_PREFILL, FKV_KERNEL_METAL},
                                    {"plain prefill", KERNEL_PLAIN_PREFILL, FKV_KERNEL_METAL}};
+
+uint32_t kernel_softcap_bits; /* of the layer at hand: see make_kernel_texts.c */
 
 static int n_passed;
 static int n_failed;
@@ -75,6 +77,35 @@ static uint32_t *table_of(const fkv_attn_layer *layer, uint32_t tile_queries, co
     fkv_step_table_fill(&cut, rows, n_rows, words);
     if (words[n] != 0xdecade) abort();
     return words;
+}
+
+static void set_softcap(attn_world *w, float cap) {
+    w->layer.softcap = cap;
+    memcpy(&kernel_softcap_bits, &cap, sizeof cap);
+}
+
+static void spoil_token(const attn_world *w, uint32_t r, uint32_t token, bool k_too) {
+    const fkv_block *block = &w->layer.block;
+    uint32_t page = fkv_page_at(w->rows[r].view, token / block->page_tokens);
+    kernel_spoil_row(block, w->layer.n_kv_heads, w->pages + (size_t)page * w->layer.n_kv_heads * block->bytes,
+                     token % block->page_tokens, k_too);
+}
+
+/* What is spoilt: behind a window, a token that nobody sees, and the values of the one that the first query alone sees; and the
+ * values of the last token, which the last query alone sees. True if some queries are left that see none of it. */
+static bool spoil(const attn_world *w, uint32_t n_rows) {
+    bool any = false;
+    for (uint32_t r = 0; r < n_rows; r++) {
+        uint32_t start = w->rows[r].start;
+        uint32_t n = w->rows[r].n_tokens;
+        uint32_t window = w->layer.window;
+        bool behind = window != 0 && start >= window + w->layer.n_sinks;
+        if (behind) spoil_token(w, r, start - window, true);
+        if (behind && n > 1) spoil_token(w, r, start + 1 - window, false);
+        if (n > (behind ? 2u : 1u)) spoil_token(w, r, start + n - 1, false);
+        any = any || behind || n > 1;
+    }
+    return any;
 }
 
 /* The first n_rows rows of a case's world, and the truth about their queries. */
@@ -118,12 +149,17 @@ static void check_truth(const answer *a, const char *name) {
                       : c->row_type == FKV_F16 ? 0x1p-11
                                                : 0x1p-8; /* what the row type alone may cost */
     double worst = 0;
+    size_t n_hidden = 0;
     for (size_t at = 0; at < a->n; at += c->shape.head_dim) {
         double error = relative_l2(got + at, a->truth + at, c->shape.head_dim);
-        if (!(error <= worst)) worst = error;
+        if (kernel_has_nan(a->truth + at, c->shape.head_dim)) /* it must be seen here too */
+            n_hidden += !kernel_has_nan(got + at, c->shape.head_dim);
+        else if (!(error <= worst))
+            worst = error;
     }
     report(worst <= KERNEL_TOLERANCE + rounding, a->i, name, "relative L2 error against the truth", worst);
-    printf("case %u, %s: %.1e\n", a->i, name, worst);
+    report(n_hidden == 0, a->i, name, "rows hide what is not a number", (double)n_hidden);
+    printf("case %u, %s, cap %g: %.1e\n", a->i, name, (double)a->w->layer.softcap, worst);
     if (c->row_type == FKV_F32 && !(worst <= worst_error)) worst_error = worst;
     free(got);
 }
@@ -211,20 +247,32 @@ static void check_alone(const answer *a, way how) {
     report(memcmp(a->also, a->got, at) == 0, a->i, how.name, "bits change when tokens go alone", 0);
 }
 
+/* alone: the bits of each token alone, too. */
+static void check_decode_ways(uint32_t i, const attn_world *w, bool alone) {
+    answer a = answer_open(i, w, w->c.n_rows);
+    for (size_t k = 0; k < sizeof decode_ways / sizeof decode_ways[0]; k++) {
+        if (!kernel_case_has(i, decode_ways[k].kernel)) continue;
+        memset(a.got, 0xff, a.n * fkv_type_bytes(w->c.row_type));
+        decode(entries[i], decode_ways[k], kernel_case_queries(&w->c), w, w->rows, w->c.n_rows, w->q, a.got);
+        check_truth(&a, decode_ways[k].name);
+        if (alone && w->n_new > 1) check_alone(&a, decode_ways[k]);
+    }
+    answer_close(&a);
+}
+
 static void check_decode(uint32_t i, fkv_workers *workers) {
     const attn_case *c = &kernel_cases[i];
     attn_world w;
     if (!attn_world_open(&w, c, fkv_cpu_kernels_for(FKV_ISA_SCALAR), workers, 20261115)) abort();
+    set_softcap(&w, c->softcap);
     check_write(i, &w, workers);
-    answer a = answer_open(i, &w, c->n_rows);
-    for (size_t k = 0; k < sizeof decode_ways / sizeof decode_ways[0]; k++) {
-        if (!kernel_case_has(i, decode_ways[k].kernel)) continue;
-        memset(a.got, 0xff, a.n * fkv_type_bytes(c->row_type));
-        decode(entries[i], decode_ways[k], kernel_case_queries(c), &w, w.rows, c->n_rows, w.q, a.got);
-        check_truth(&a, decode_ways[k].name);
-        if (w.n_new > 1) check_alone(&a, decode_ways[k]);
+    check_decode_ways(i, &w, true);
+    for (int cap = 0; c->softcap > 0 && cap < N_KERNEL_SOFTCAPS; cap++) {
+        set_softcap(&w, kernel_softcaps[cap]);
+        check_decode_ways(i, &w, false);
     }
-    answer_close(&a);
+    set_softcap(&w, c->softcap);
+    if (spoil(&w, c->n_rows)) check_decode_ways(i, &w, false);
     attn_world_close(&w);
 }
 
@@ -259,7 +307,27 @@ static void check_chunks(const answer *a, way how) {
     report(memcmp(a->also, a->got, at) == 0, a->i, how.name, "bits change with the chunks", 0);
 }
 
-/* Two rows; and, where the kernel stands beside decode's, a third that is carried over, for which any numbers will do. */
+/* Two rows; and, where the kernel stands beside decode's, a third that is carried over, for which any numbers will do. chunks:
+ * the bits in chunks, too. */
+static void check_prefill_ways(uint32_t i, const attn_world *w, bool chunks) {
+    answer a = answer_open(i, w, 2);
+    size_t number = fkv_type_bytes(w->c.row_type);
+    size_t carried = (size_t)w->c.rows[2].n_tokens * w->c.shape.n_q_heads * w->c.shape.head_dim;
+    for (size_t k = 0; k < sizeof prefill_ways / sizeof prefill_ways[0]; k++) {
+        way how = prefill_ways[k];
+        bool beside = how.kernel == FKV_KERNEL_PREFILL;
+        if (!kernel_case_has(i, how.kernel)) continue;
+        memset(a.got, 0xff, (a.n + carried) * number);
+        prefill(i, how, &w->layer, w->rows, beside ? 3 : 2, w->q, beside ? w->q : NULL, a.got);
+        check_truth(&a, how.name);
+        if (chunks) check_chunks(&a, how);
+        if (beside)
+            report(memcmp(a.got + a.n * number, (const uint8_t *)w->q + a.n * number, carried * number) == 0, i, how.name,
+                   "decode's rows were not carried", 0);
+    }
+    answer_close(&a);
+}
+
 static void check_prefill(uint32_t i, fkv_workers *workers) {
     attn_case c = kernel_cases[i];
     c.n_rows = 3;
@@ -270,22 +338,14 @@ static void check_prefill(uint32_t i, fkv_workers *workers) {
     c.rows[2] = (attn_mix){5, 2};
     attn_world w;
     if (!attn_world_open(&w, &c, fkv_cpu_kernels_for(FKV_ISA_SCALAR), workers, 20261115)) abort();
-    answer a = answer_open(i, &w, 2);
-    size_t number = fkv_type_bytes(c.row_type);
-    size_t carried = (size_t)c.rows[2].n_tokens * c.shape.n_q_heads * c.shape.head_dim;
-    for (size_t k = 0; k < sizeof prefill_ways / sizeof prefill_ways[0]; k++) {
-        way how = prefill_ways[k];
-        bool beside = how.kernel == FKV_KERNEL_PREFILL;
-        if (!kernel_case_has(i, how.kernel)) continue;
-        memset(a.got, 0xff, (a.n + carried) * number);
-        prefill(i, how, &w.layer, w.rows, beside ? 3 : 2, w.q, beside ? w.q : NULL, a.got);
-        check_truth(&a, how.name);
-        check_chunks(&a, how);
-        if (beside)
-            report(memcmp(a.got + a.n * number, (const uint8_t *)w.q + a.n * number, carried * number) == 0, i, how.name,
-                   "decode's rows were not carried", 0);
+    set_softcap(&w, c.softcap);
+    check_prefill_ways(i, &w, true);
+    for (int cap = 0; c.softcap > 0 && cap < N_KERNEL_SOFTCAPS; cap++) {
+        set_softcap(&w, kernel_softcaps[cap]);
+        check_prefill_ways(i, &w, false);
     }
-    answer_close(&a);
+    set_softcap(&w, c.softcap);
+    if (spoil(&w, 2)) check_prefill_ways(i, &w, false);
     attn_world_close(&w);
 }
 

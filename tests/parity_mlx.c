@@ -100,12 +100,10 @@ static void write_tokens(fkv_step *step, const attn_world *w, uint32_t r, uint32
     (void)mlx_array_free(v);
 }
 
-/* Each row's history, alone, in chunks; then the case's step over all of them. Returns its answer. */
-static mlx_array run_case(fkv_cache *cache, const attn_world *w, fkv_seq *seqs) {
-    const attn_case *c = &w->c;
-    fkv_row rows[MAX_MIX];
+/* Each row's history, alone, in chunks. */
+static void write_histories(fkv_cache *cache, const attn_world *w, fkv_seq *seqs) {
     fkv_step *step = NULL;
-    for (uint32_t r = 0; r < c->n_rows; r++) {
+    for (uint32_t r = 0; r < w->c.n_rows; r++) {
         const fkv_seq_config life = {.max_tokens = w->rows[r].start + w->rows[r].n_tokens};
         must(fkv_seq_open(cache, &life, &seqs[r], NULL) == FKV_OK, "fkv_seq_open");
         for (uint32_t done = 0; done < w->rows[r].start;) {
@@ -115,8 +113,15 @@ static mlx_array run_case(fkv_cache *cache, const attn_world *w, fkv_seq *seqs) 
             must(fkv_step_commit(step) == FKV_OK, "fkv_step_commit");
             done += chunk.n_tokens;
         }
-        rows[r] = (fkv_row){seqs[r], w->rows[r].n_tokens};
     }
+}
+
+/* The case's step over all rows. Returns its answer. */
+static mlx_array run_step(fkv_cache *cache, const attn_world *w, const fkv_seq *seqs) {
+    const attn_case *c = &w->c;
+    fkv_row rows[MAX_MIX];
+    fkv_step *step = NULL;
+    for (uint32_t r = 0; r < c->n_rows; r++) rows[r] = (fkv_row){seqs[r], w->rows[r].n_tokens};
     /* the step's k and v: the new tokens of all rows, side by side */
     uint8_t *side[FKV_N_SIDES];
     for (int s = 0; s < FKV_N_SIDES; s++) {
@@ -206,61 +211,138 @@ static void check_bytes(const attn_world *w, uint32_t r, const uint8_t *file) {
     report(is_gpu ? worst <= 1 : worst == 0, c, "packed bytes are not the codec's, off by", worst);
 }
 
+/* All of the page file. */
+static uint8_t *file_bytes(void) {
+    FILE *file = fopen(file_path, "rb");
+    must(file != NULL && fseek(file, 0, SEEK_END) == 0, "reading the page file");
+    const long bytes = ftell(file);
+    rewind(file);
+    uint8_t *all = malloc((size_t)bytes);
+    must(fread(all, 1, (size_t)bytes, file) == (size_t)bytes, "reading the page file");
+    (void)fclose(file);
+    return all;
+}
+
 static void check_files(fkv_cache *cache, const attn_world *w, const fkv_seq *seqs) {
     for (uint32_t r = 0; r < w->c.n_rows; r++) {
         uint32_t n_tokens = w->rows[r].start + w->rows[r].n_tokens;
         uint32_t *tokens = calloc(n_tokens, sizeof *tokens);
         must(fkv_seq_save(cache, seqs[r], tokens, 0, file_path) == FKV_OK, "fkv_seq_save");
-        FILE *file = fopen(file_path, "rb");
-        must(file != NULL && fseek(file, 0, SEEK_END) == 0, "reading the page file");
-        const long bytes = ftell(file);
-        rewind(file);
-        uint8_t *all = malloc((size_t)bytes);
-        must(fread(all, 1, (size_t)bytes, file) == (size_t)bytes, "reading the page file");
-        (void)fclose(file);
+        uint8_t *all = file_bytes();
         check_bytes(w, r, all);
         free(all);
         free(tokens);
     }
 }
 
-static void check_case(const attn_case *given) {
+/* ---- rows that are no numbers ---- */
+
+/* Behind a window: a token that nobody sees, and the values of the one that the first query alone sees. */
+static void spoil_page(const attn_world *w, uint32_t r, uint32_t page, uint8_t *bytes) {
+    const uint32_t nobodys = w->rows[r].start - w->layer.window;
+    const uint32_t tokens = w->layer.block.page_tokens;
+    if (nobodys / tokens == page) kernel_spoil_row(&w->layer.block, w->layer.n_kv_heads, bytes, nobodys % tokens, true);
+    if ((nobodys + 1) / tokens == page)
+        kernel_spoil_row(&w->layer.block, w->layer.n_kv_heads, bytes, (nobodys + 1) % tokens, false);
+}
+
+/* The same in a page file's bytes, under checksums that say it is good: no other way leads there. */
+static void spoil_file(const attn_world *w, uint32_t r, uint8_t *file) {
+    fkv_file_header header;
+    memcpy(&header, file, sizeof header);
+    const size_t page_bytes = (size_t)w->layer.n_kv_heads * w->layer.block.bytes;
+    for (uint64_t i = 0; i < header.n_pages; i++) {
+        fkv_file_entry entry;
+        uint8_t *at = file + header.index_offset + i * sizeof entry;
+        memcpy(&entry, at, sizeof entry);
+        spoil_page(w, r, entry.logical, file + entry.offset);
+        entry.crc32c = fkv_crc32c(0, file + entry.offset, page_bytes);
+        memcpy(at, &entry, sizeof entry);
+    }
+    fkv_sha256 sha;
+    fkv_sha256_open(&sha);
+    fkv_sha256_add(&sha, file, offsetof(fkv_file_header, sha256));
+    fkv_sha256_add(&sha, file + sizeof header, header.data_offset - sizeof header);
+    must(fkv_sha256_close(&sha, header.sha256) == FKV_OK, "sha256");
+    memcpy(file, &header, sizeof header);
+}
+
+/* Each sequence goes through a file, where it is spoilt as the world's pages are. */
+static void spoil(fkv_cache *cache, const attn_world *w, fkv_seq *seqs) {
+    for (uint32_t r = 0; r < w->c.n_rows; r++) {
+        for (uint32_t page = 0; page < w->rows[r].view.n_fixed; page++)
+            spoil_page(w, r, page,
+                       w->pages + (size_t)fkv_page_at(w->rows[r].view, page) * w->layer.n_kv_heads * w->layer.block.bytes);
+        uint32_t *tokens = calloc(w->rows[r].start, sizeof *tokens);
+        must(fkv_seq_save(cache, seqs[r], tokens, 0, file_path) == FKV_OK, "fkv_seq_save");
+        free(tokens);
+        uint8_t *all = file_bytes();
+        spoil_file(w, r, all);
+        FILE *file = fopen(file_path, "r+b");
+        fkv_file_header header;
+        memcpy(&header, all, sizeof header);
+        must(file != NULL && fwrite(all, 1, header.file_bytes, file) == header.file_bytes && fclose(file) == 0,
+             "writing the page file");
+        free(all);
+        fkv_seq_close(cache, seqs[r]);
+        const fkv_seq_config life = {.max_tokens = w->rows[r].start + w->rows[r].n_tokens};
+        must(fkv_seq_load(cache, &life, file_path, &seqs[r]) == FKV_OK, "fkv_seq_load");
+    }
+}
+
+/* ---- a case ---- */
+
+/* The step's answer against the truth. What is not a number there must not be one here. */
+static void check_answer(const attn_world *w, mlx_array out) {
+    const attn_case *c = &w->c;
+    const size_t n = (size_t)w->n_new * c->shape.n_q_heads * c->shape.head_dim;
+    float *truth = malloc(n * sizeof *truth);
+    float *queries = malloc(n * sizeof *queries);
+    fkv_rows_to_f32(c->row_type, w->q, queries, n);
+    fkv_attn_layer layer = w->layer;
+    layer.row_type = FKV_F32;
+    fkv_attn_truth(&layer, w->rows, c->n_rows, queries, truth);
+    mlx_array floats = mlx_array_new();
+    must(mlx_astype(&floats, out, MLX_FLOAT32, mlx_config.stream) == 0 && mlx_array_eval(floats) == 0, fkv_mlx_last_error());
+    const float *got = mlx_array_data_float32(floats);
+    double worst = 0;
+    size_t n_hidden = 0;
+    for (size_t row = 0; row < n; row += c->shape.head_dim) {
+        double error = relative_l2(got + row, truth + row, c->shape.head_dim);
+        if (kernel_has_nan(truth + row, c->shape.head_dim))
+            n_hidden += !kernel_has_nan(got + row, c->shape.head_dim);
+        else if (!(error <= worst))
+            worst = error;
+    }
+    const double rounding = c->row_type == FKV_F32 ? 0 : c->row_type == FKV_F16 ? F16_ROUNDING : BF16_ROUNDING;
+    report(worst <= DEVICE_TOLERANCE + rounding, c, "relative L2 error against the truth", worst);
+    report(n_hidden == 0, c, "rows hide what is not a number", (double)n_hidden);
+    report(mlx_array_dtype(out) == dtype_of(c->row_type), c, "the answer is of another type than the queries", 0);
+    if (c->row_type == FKV_F32 && !(worst <= worst_error)) worst_error = worst;
+    (void)mlx_array_free(floats);
+    free(truth);
+    free(queries);
+}
+
+/* spoilt: some of the history is no numbers. */
+static void check_case_as(const attn_case *given, bool spoilt) {
     const attn_case c = *given;
     attn_world w;
     if (!attn_world_open_keeping(&w, &c, fkv_cpu_kernels_for(FKV_ISA_SCALAR), workers, 20261115)) return;
     fkv_cache *cache = open_cache(&c, &w);
     fkv_seq seqs[MAX_MIX];
-    mlx_array out = run_case(cache, &w, seqs);
-
-    const size_t n = (size_t)w.n_new * c.shape.n_q_heads * c.shape.head_dim;
-    float *truth = malloc(n * sizeof *truth);
-    float *queries = malloc(n * sizeof *queries);
-    fkv_rows_to_f32(c.row_type, w.q, queries, n);
-    fkv_attn_layer layer = w.layer;
-    layer.row_type = FKV_F32;
-    fkv_attn_truth(&layer, w.rows, c.n_rows, queries, truth);
-    mlx_array floats = mlx_array_new();
-    must(mlx_astype(&floats, out, MLX_FLOAT32, mlx_config.stream) == 0 && mlx_array_eval(floats) == 0, fkv_mlx_last_error());
-    const float *got = mlx_array_data_float32(floats);
-    double worst = 0;
-    for (size_t row = 0; row < n; row += c.shape.head_dim) {
-        double error = relative_l2(got + row, truth + row, c.shape.head_dim);
-        if (!(error <= worst)) worst = error;
-    }
-    const double rounding = c.row_type == FKV_F32 ? 0 : c.row_type == FKV_F16 ? F16_ROUNDING : BF16_ROUNDING;
-    report(worst <= DEVICE_TOLERANCE + rounding, &c, "relative L2 error against the truth", worst);
-    report(mlx_array_dtype(out) == dtype_of(c.row_type), &c, "the answer is of another type than the queries", 0);
-    if (c.row_type == FKV_F32 && !(worst <= worst_error)) worst_error = worst;
+    write_histories(cache, &w, seqs);
+    if (spoilt) spoil(cache, &w, seqs);
+    mlx_array out = run_step(cache, &w, seqs);
+    check_answer(&w, out);
     if (c.window == 0) check_files(cache, &w, seqs);
     report(fkv_cache_consistent(cache), &c, "the cache is not consistent", 0);
-
-    (void)mlx_array_free(floats);
     (void)mlx_array_free(out);
-    free(truth);
-    free(queries);
     fkv_cache_close(cache);
     attn_world_close(&w);
 }
+
+static void check_case(const attn_case *given) { check_case_as(given, false); }
 
 static const attn_shape shapes[] = {{4, 4, 64},  {4, 1, 80},  {9, 3, 96},  {8, 2, 128},
                                     {4, 1, 256}, {7, 1, 512}, {40, 1, 64}, {2, 2, 16}};
@@ -324,6 +406,31 @@ static void long_histories(void) {
     check_case(&c);
 }
 
+/* Soft caps over all that a float can be, in decode and in prefill. */
+static void every_softcap(void) {
+    for (int i = 0; i < N_KERNEL_SOFTCAPS; i++) {
+        attn_case c = {.shape = {4, 2, 64}, .codec = 2, .page_tokens = 64, .page_type = FKV_F16, .outliers = true, .n_rows = 2};
+        c.softcap = kernel_softcaps[i];
+        c.rows[0] = (attn_mix){200, 2};
+        c.rows[1] = (attn_mix){90, 19};
+        check_case(&c);
+    }
+}
+
+/* Rows that are no numbers, which some queries see and others do not, in decode and in prefill. */
+static void spoilt_rows(void) {
+    static const uint32_t codecs[] = {2, 3, 0};
+    for (size_t i = 0; i < sizeof codecs / sizeof codecs[0]; i++) {
+        attn_case c = {.shape = {4, 2, 64}, .codec = codecs[i], .page_tokens = 64, .page_type = FKV_F16, .n_rows = 3};
+        c.window = 100;
+        c.n_sinks = 3;
+        c.rows[0] = (attn_mix){300, 1};
+        c.rows[1] = (attn_mix){290, 3};
+        c.rows[2] = (attn_mix){310, 19};
+        check_case_as(&c, true);
+    }
+}
+
 int main(int argc, char **argv) {
     const char *way = argc > 1 ? argv[1] : "plain";
     mlx_config = fkv_mlx_config_default();
@@ -342,6 +449,8 @@ int main(int argc, char **argv) {
         every_length_and_mask();
     }
     long_histories();
+    every_softcap();
+    spoilt_rows();
     (void)unlink(file_path);
     fkv_workers_close(workers);
     free(place);

@@ -7,7 +7,21 @@
 
 #include "../codec/affine.h"
 
+#include <float.h>
+#include <math.h>
+
+static mlx_array number(fkv_mlx_graph *g, float value) { return fkv_mlx_adopt(g, mlx_array_new_float32(value)); }
+
 static mlx_dtype page_dtype(const fkv_codec *codec) { return codec->type == FKV_BF16 ? MLX_BFLOAT16 : MLX_FLOAT16; }
+
+/* size: float32 [G, S, n], of what the numbers of `part` stand for -> as take_odd(). */
+static mlx_array take_odd_of(fkv_mlx_graph *g, mlx_array size, mlx_array *part, mlx_array *other) {
+    const mlx_array zero = fkv_mlx_astype(g, number(g, 0.0f), MLX_UINT16);
+    const mlx_array finite = fkv_mlx_less_equal(g, size, number(g, FLT_MAX));
+    *part = fkv_mlx_where(g, finite, *part, zero);
+    if (other != NULL) *other = fkv_mlx_where(g, finite, *other, zero);
+    return fkv_mlx_sum_last(g, fkv_mlx_where(g, finite, number(g, 0.0f), number(g, NAN)));
+}
 
 /* ---- 16 bits ---- */
 
@@ -28,6 +42,10 @@ static mlx_array values_half(fkv_mlx_graph *g, const fkv_codec *codec, const mlx
     return fkv_mlx_matmul(g, p, half_rows(g, codec, part));
 }
 
+static mlx_array take_odd_half(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array part[FKV_N_PARTS]) {
+    return take_odd_of(g, fkv_mlx_abs(g, half_rows(g, codec, part)), &part[FKV_PART_CODES], NULL);
+}
+
 /* ---- affine groups ---- */
 
 /* A line for each group: [rows, 1] each. */
@@ -35,8 +53,6 @@ typedef struct fitted_line {
     mlx_array scale;
     mlx_array bias;
 } fitted_line;
-
-static mlx_array number(fkv_mlx_graph *g, float value) { return fkv_mlx_adopt(g, mlx_array_new_float32(value)); }
 
 /* x: [rows, group] -> where its numbers lie on the line, in codes. */
 static mlx_array places_of(fkv_mlx_graph *g, mlx_array x, fitted_line line) {
@@ -144,9 +160,17 @@ static mlx_array values_affine(fkv_mlx_graph *g, const fkv_codec *codec, const m
     return fkv_mlx_quantized_matmul(g, p, &rows, false);
 }
 
+/* The largest number that a group can stand for. */
+static mlx_array take_odd_affine(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array part[FKV_N_PARTS]) {
+    const fkv_mlx_affine rows = affine_rows(g, codec, part);
+    const mlx_array bins = number(g, (float)((1u << codec->bits) - 1));
+    const mlx_array size = fkv_mlx_add(g, fkv_mlx_multiply(g, fkv_mlx_abs(g, rows.scales), bins), fkv_mlx_abs(g, rows.biases));
+    return take_odd_of(g, size, &part[FKV_PART_SCALES], &part[FKV_PART_BIASES]);
+}
+
 /* ---- the table ---- */
 
-static const fkv_mlx_codec codecs[] = {[FKV_CODEC_HALF] = {encode_half, scores_half, values_half},
-                                       [FKV_CODEC_AFFINE] = {encode_affine, scores_affine, values_affine}};
+static const fkv_mlx_codec codecs[] = {[FKV_CODEC_HALF] = {encode_half, scores_half, values_half, take_odd_half},
+                                       [FKV_CODEC_AFFINE] = {encode_affine, scores_affine, values_affine, take_odd_affine}};
 
 const fkv_mlx_codec *fkv_mlx_codec_of(const fkv_codec *codec) { return &codecs[codec->kind]; }

@@ -14,6 +14,9 @@ typedef struct fkv_mlx_codec {
 
     /* p: float32 [G, n, S] -> float32 [G, n, D] */
     mlx_array (*values)(fkv_mlx_graph *g, const fkv_codec *codec, const mlx_array part[FKV_N_PARTS], mlx_array p);
+
+    /* What is not finite in the parts becomes 0 -> float32 [G, S, 1]: NaN for a token that had such a number, else 0. */
+    mlx_array (*take_odd)(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array part[FKV_N_PARTS]);
 } fkv_mlx_codec;
 
 const fkv_mlx_codec *fkv_mlx_codec_of(const fkv_codec *codec);

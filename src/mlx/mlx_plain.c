@@ -14,6 +14,8 @@
  */
 #include "mlx_codec.h"
 
+#include <math.h>
+
 enum {
     TILE_TOKENS = 1024,       /* a multiple of every page size */
     MAX_TILE_SCORES = 1 << 21 /* queries of a block * H * TILE_TOKENS */
@@ -183,19 +185,35 @@ static void gathered_side(const query_block *b, mlx_array pages, uint32_t n_page
 
 static mlx_array int_of(fkv_mlx_graph *g, uint32_t value) { return fkv_mlx_adopt(g, mlx_array_new_int((int)value)); }
 
+/* scores: [G, n * R, S], capped where the layer says so. A cap below 1e-30 would be 0 where denormals are flushed; all weights
+ * are 1 with either. */
+static mlx_array capped(const query_block *b, mlx_array scores) {
+    fkv_mlx_graph *g = &b->mlx->graph;
+    if (!(b->layer->attn->softcap > 0)) return scores;
+    mlx_array cap = fkv_mlx_adopt(g, mlx_array_new_float32(fmaxf(b->layer->attn->softcap, 1e-30f)));
+    return fkv_mlx_multiply(g, fkv_mlx_tanh(g, fkv_mlx_divide(g, scores, cap)), cap);
+}
+
+/* Whether some query of the block does not see some of the tokens [begin, end). */
+static bool hides_earlier(const query_block *b, uint32_t begin, uint32_t end) {
+    const fkv_attn_layer *attn = b->layer->attn;
+    const uint32_t last = b->position + b->n - 1;
+    return attn->window != 0 && last + 1 > attn->window && begin < last + 1 - attn->window && end > attn->n_sinks;
+}
+
+static bool hides(const query_block *b, uint32_t begin, uint32_t end) {
+    return end > b->position + 1 || hides_earlier(b, begin, end);
+}
+
 /* scores: [G, n * R, S] of tokens [begin, end) -> the same, minus infinity where a query does not see a token. */
 static mlx_array masked(const query_block *b, mlx_array scores, uint32_t begin, uint32_t end) {
     fkv_mlx_graph *g = &b->mlx->graph;
     const fkv_attn_layer *attn = b->layer->attn;
     const uint32_t last = b->position + b->n - 1;
-    const bool hides_later = end > b->position + 1;
-    const bool hides_earlier =
-        attn->window != 0 && last + 1 > attn->window && begin < last + 1 - attn->window && end > attn->n_sinks;
-    if (!hides_later && !hides_earlier) return scores;
     mlx_array tokens = fkv_mlx_arange(g, begin, end);
     mlx_array positions = fkv_mlx_reshape(g, fkv_mlx_arange(g, b->position, last + 1), FKV_MLX_SHAPE((int)b->n, 1, 1));
     mlx_array seen = fkv_mlx_less_equal(g, tokens, positions);
-    if (hides_earlier) {
+    if (hides_earlier(b, begin, end)) {
         mlx_array inside = fkv_mlx_less(g, fkv_mlx_subtract(g, positions, tokens), int_of(g, attn->window));
         if (attn->n_sinks != 0) inside = fkv_mlx_logical_or(g, inside, fkv_mlx_less(g, tokens, int_of(g, attn->n_sinks)));
         seen = fkv_mlx_logical_and(g, seen, inside);
@@ -219,21 +237,24 @@ static void fold_tile(query_block *b, uint32_t begin, uint32_t end) {
     const uint32_t skip = begin - first_page * attn->block.page_tokens;
     mlx_array pages = fkv_mlx_take_first(g, b->layer->pool, page_numbers(b, first_page, end_page));
     const fkv_codec *codec = attn->block.codec;
+    const fkv_mlx_codec *k = fkv_mlx_codec_of(&codec[FKV_SIDE_K]);
+    const fkv_mlx_codec *v = fkv_mlx_codec_of(&codec[FKV_SIDE_V]);
     mlx_array part[FKV_N_SIDES][FKV_N_PARTS] = {{{NULL}}};
     gathered_side(b, pages, n_pages, FKV_SIDE_K, skip, end - begin, part[FKV_SIDE_K]);
     gathered_side(b, pages, n_pages, FKV_SIDE_V, skip, end - begin, part[FKV_SIDE_V]);
 
-    mlx_array scores = fkv_mlx_codec_of(&codec[FKV_SIDE_K])->scores(g, &codec[FKV_SIDE_K], part[FKV_SIDE_K], b->q);
-    if (attn->softcap > 0) {
-        mlx_array cap = fkv_mlx_adopt(g, mlx_array_new_float32(attn->softcap));
-        scores = fkv_mlx_multiply(g, fkv_mlx_tanh(g, fkv_mlx_divide(g, scores, cap)), cap);
+    mlx_array scores = capped(b, k->scores(g, &codec[FKV_SIDE_K], part[FKV_SIDE_K], b->q));
+    if (hides(b, begin, end)) {
+        /* A weight of 0 does not hide a value that is not finite: the score of its token becomes NaN instead, which masked()
+         * takes from the queries that do not see it. */
+        mlx_array odd = v->take_odd(g, &codec[FKV_SIDE_V], part[FKV_SIDE_V]);
+        scores = masked(b, fkv_mlx_add(g, scores, fkv_mlx_transpose(g, odd, FKV_MLX_SHAPE(0, 2, 1))), begin, end);
     }
-    scores = masked(b, scores, begin, end);
     const bool is_first = b->n_tiles++ == 0;
     mlx_array max = fkv_mlx_maximum(g, fkv_mlx_max_last(g, scores), is_first ? b->mlx->constants.lowest : b->max);
     mlx_array p = fkv_mlx_exp(g, fkv_mlx_subtract(g, scores, max));
     mlx_array total = fkv_mlx_sum_last(g, p);
-    mlx_array out = fkv_mlx_codec_of(&codec[FKV_SIDE_V])->values(g, &codec[FKV_SIDE_V], part[FKV_SIDE_V], p);
+    mlx_array out = v->values(g, &codec[FKV_SIDE_V], part[FKV_SIDE_V], p);
     if (!is_first) {
         mlx_array shrunk = fkv_mlx_exp(g, fkv_mlx_subtract(g, b->max, max));
         total = fkv_mlx_add(g, fkv_mlx_multiply(g, b->total, shrunk), total);

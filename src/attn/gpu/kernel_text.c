@@ -151,6 +151,11 @@ uint32_t fkv_kernel_shared_bytes(fkv_kernel_device device, fkv_kernel kernel) {
 
 static void put_decode(writer *w, fkv_kernel_device device, const fkv_attn_layer *layer) {
     if (has_mma(device, layer)) {
+        put(w, fkv_kernel_file_decode_shape);
+        put(w, fkv_kernel_file_decode_queries);
+        put(w, fkv_kernel_file_decode_scores);
+        put(w, fkv_kernel_file_decode_values);
+        put(w, fkv_kernel_file_decode_softmax);
         put(w, fkv_kernel_file_decode_mma);
     } else if (has_simdgroup_decode(device, layer)) {
         put(w, fkv_kernel_file_simdgroup_metal);

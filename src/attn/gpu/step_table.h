@@ -25,7 +25,8 @@ uint32_t fkv_step_piece_pages(const fkv_step_cut *cut, uint32_t n_seen);
 FKV_SEAM uint32_t fkv_step_table_words(const fkv_step_cut *cut, const fkv_attn_row *rows, uint32_t n_rows);
 FKV_SEAM void fkv_step_table_fill(const fkv_step_cut *cut, const fkv_attn_row *rows, uint32_t n_rows, uint32_t *words);
 
-/* Floats that the decode kernel leaves for the merge kernel: [pieces, G, queries of an item * R, D + 2]; see attend_decode.h. */
+/* Floats that the decode kernel leaves for the merge kernel: sums [pieces, G, rows, D], then {max, total} [G, rows, pieces, 2],
+ * where rows = R * queries of an item. */
 FKV_SEAM uint64_t fkv_step_parts_floats(const fkv_attn_layer *layer, const uint32_t *words);
 
 #endif

@@ -23,39 +23,46 @@ FKV_FN float fkv_piece_weight(float max, float largest) {
     return max == fkv_float_of(0xff800000u) ? 0.0f : fkv_exp2(max - largest);
 }
 
-FKV_FN void fkv_attend_merge(fkv_place place, FKV_SHARED float *sums, FKV_DEVICE const float *parts,
-                             FKV_DEVICE const fkv_u32 *table, FKV_DEVICE void *out) {
-    FKV_DEVICE const fkv_u32 *item = table + table[FKV_STEP_ITEMS] + place.x * FKV_ITEM_WORDS;
-    if (place.z >= item[FKV_ITEM_N_QUERIES]) return;
-    fkv_u32 all_rows = FKV_R * table[FKV_STEP_ITEM_QUERIES];
-    fkv_u32 n_pieces = item[FKV_ITEM_N_PIECES];
-    fkv_u64 stride = (fkv_u64)FKV_G * all_rows;                                   /* rows of a piece */
-    fkv_u32 row = place.y / FKV_R * all_rows + place.z * FKV_R + place.y % FKV_R; /* of a piece */
-    fkv_u64 first = (fkv_u64)item[FKV_ITEM_FIRST_PIECE] * stride + row;
-    FKV_DEVICE const float *stats = parts + fkv_stats_at(table, row, item[FKV_ITEM_FIRST_PIECE]);
+/* The pieces of one row, and a thread's stretch of them. */
+struct fkv_merge_row {
+    FKV_DEVICE const float *stats; /* {max, total} of each piece */
+    FKV_DEVICE const float *own;   /* the thread's four channels of the first piece */
+    fkv_u64 stride;                /* floats from one piece to the next */
+    fkv_u32 n_pieces;
+    fkv_u32 begin;
+    fkv_u32 end;
+};
 
-    fkv_u32 lane = place.index % 32;
-    fkv_u32 quad = place.index % FKV_MERGE_QUADS;
-    fkv_u32 stretch = place.index / FKV_MERGE_QUADS;
-    fkv_u32 length = (n_pieces + FKV_MERGE_STRETCHES - 1) / FKV_MERGE_STRETCHES;
-    fkv_u32 begin = stretch * length;
-    fkv_u32 end = begin + length < n_pieces ? begin + length : n_pieces;
-    FKV_DEVICE const float *own = parts + first * FKV_D + 4 * quad;
-    float early[FKV_MERGE_EARLY][4];
-    float early_max[FKV_MERGE_EARLY];
+/* Four channels of the first pieces of a stretch, on their way before it is known what they weigh. */
+struct fkv_merge_early {
+    float x[FKV_MERGE_EARLY][4];
+    float max[FKV_MERGE_EARLY];
+};
+
+FKV_FN fkv_merge_early fkv_merge_ask(FKV_LOCAL const fkv_merge_row &row) {
+    fkv_merge_early early;
     FKV_UNROLL
     for (fkv_u32 i = 0; i < FKV_MERGE_EARLY; i++) {
-        bool there = stretch < FKV_MERGE_STRETCHES && begin + i < end;
-        FKV_DEVICE const fkv_words4 *from = (FKV_DEVICE const fkv_words4 *)(own + (there ? begin + i : 0) * stride * FKV_D);
+        bool there = row.begin + i < row.end;
+        FKV_DEVICE const fkv_words4 *from = (FKV_DEVICE const fkv_words4 *)(row.own + (there ? row.begin + i : 0) * row.stride);
         FKV_UNROLL
-        for (int d = 0; d < 4; d++) early[i][d] = fkv_float_of(from->w[d]);
-        early_max[i] = there ? stats[(begin + i) * 2] : fkv_float_of(0xff800000u);
+        for (int d = 0; d < 4; d++) early.x[i][d] = fkv_float_of(from->w[d]);
+        early.max[i] = there ? row.stats[(row.begin + i) * 2] : fkv_float_of(0xff800000u);
     }
+    return early;
+}
 
+/* The largest max of all pieces, and the sum of p over it: by each warp. */
+struct fkv_merge_total {
+    float largest;
+    float total;
+};
+
+FKV_FN fkv_merge_total fkv_merge_stats(FKV_LOCAL const fkv_merge_row &row, fkv_u32 lane) {
     float largest = fkv_float_of(0xff800000u);
     float total = 0.0f;
-    for (fkv_u32 i = lane; i < n_pieces; i += 32) {
-        FKV_DEVICE const float *piece = stats + i * 2;
+    for (fkv_u32 i = lane; i < row.n_pieces; i += 32) {
+        FKV_DEVICE const float *piece = row.stats + i * 2;
         float grown = fkv_max(largest, piece[0]);
         total = fkv_fma(fkv_piece_weight(largest, grown), total, fkv_piece_weight(piece[0], grown) * piece[1]);
         largest = grown;
@@ -67,28 +74,37 @@ FKV_FN void fkv_attend_merge(fkv_place place, FKV_SHARED float *sums, FKV_DEVICE
         total += fkv_shuffle_xor(total, h);
         largest = grown;
     }
+    fkv_merge_total all;
+    all.largest = largest;
+    all.total = total;
+    return all;
+}
 
-    if (stretch < FKV_MERGE_STRETCHES) {
-        float x[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+/* A thread's stretch, added up. sums: its four channels. */
+FKV_FN void fkv_merge_stretch(FKV_LOCAL const fkv_merge_row &row, FKV_LOCAL const fkv_merge_early &early, float largest,
+                              FKV_SHARED float *sums) {
+    float x[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    FKV_UNROLL
+    for (fkv_u32 i = 0; i < FKV_MERGE_EARLY; i++) {
+        if (row.begin + i >= row.end) break;
+        float weight = fkv_piece_weight(early.max[i], largest);
         FKV_UNROLL
-        for (fkv_u32 i = 0; i < FKV_MERGE_EARLY; i++) {
-            if (begin + i >= end) break;
-            float weight = fkv_piece_weight(early_max[i], largest);
-            FKV_UNROLL
-            for (int d = 0; d < 4; d++) x[d] = fkv_fma(weight, early[i][d], x[d]);
-        }
-        FKV_UNROLL_8
-        for (fkv_u32 i = begin + FKV_MERGE_EARLY; i < end; i++) {
-            FKV_DEVICE const fkv_words4 *from = (FKV_DEVICE const fkv_words4 *)(own + i * stride * FKV_D);
-            float weight = fkv_piece_weight(stats[i * 2], largest);
-            FKV_UNROLL
-            for (int d = 0; d < 4; d++) x[d] = fkv_fma(weight, fkv_float_of(from->w[d]), x[d]);
-        }
-        FKV_UNROLL
-        for (int d = 0; d < 4; d++) sums[stretch * FKV_D + 4 * quad + (fkv_u32)d] = x[d];
+        for (int d = 0; d < 4; d++) x[d] = fkv_fma(weight, early.x[i][d], x[d]);
     }
-    fkv_sync();
-    for (fkv_u32 d = place.index; d < FKV_D; d += FKV_MERGE_THREADS) {
+    FKV_UNROLL_8
+    for (fkv_u32 i = row.begin + FKV_MERGE_EARLY; i < row.end; i++) {
+        FKV_DEVICE const fkv_words4 *from = (FKV_DEVICE const fkv_words4 *)(row.own + i * row.stride);
+        float weight = fkv_piece_weight(row.stats[i * 2], largest);
+        FKV_UNROLL
+        for (int d = 0; d < 4; d++) x[d] = fkv_fma(weight, fkv_float_of(from->w[d]), x[d]);
+    }
+    FKV_UNROLL
+    for (int d = 0; d < 4; d++) sums[d] = x[d];
+}
+
+/* The stretches of a row added up, divided, and the rotation of V undone, by all threads. */
+FKV_FN void fkv_merge_finish(fkv_u32 index, FKV_SHARED float *sums, float total) {
+    for (fkv_u32 d = index; d < FKV_D; d += FKV_MERGE_THREADS) {
         float x = sums[d];
         for (fkv_u32 s = 1; s < FKV_MERGE_STRETCHES; s++) x += sums[s * FKV_D + d];
         sums[d] = x / total;
@@ -96,7 +112,7 @@ FKV_FN void fkv_attend_merge(fkv_place place, FKV_SHARED float *sums, FKV_DEVICE
 #if FKV_ROTATE_V
     fkv_sync();
     for (fkv_u32 h = 1; h < FKV_ROTATION_BLOCK; h *= 2) {
-        for (fkv_u32 i = place.index; i < FKV_D / 2; i += FKV_MERGE_THREADS) {
+        for (fkv_u32 i = index; i < FKV_D / 2; i += FKV_MERGE_THREADS) {
             fkv_u32 d = i / h * 2 * h + i % h;
             float a = sums[d];
             float b = sums[d + h];
@@ -106,12 +122,36 @@ FKV_FN void fkv_attend_merge(fkv_place place, FKV_SHARED float *sums, FKV_DEVICE
         fkv_sync();
     }
 #endif
+}
+
+FKV_FN void fkv_attend_merge(fkv_place place, FKV_SHARED float *sums, FKV_DEVICE const float *parts,
+                             FKV_DEVICE const fkv_u32 *table, FKV_DEVICE void *out) {
+    FKV_DEVICE const fkv_u32 *item = table + table[FKV_STEP_ITEMS] + place.x * FKV_ITEM_WORDS;
+    if (place.z >= item[FKV_ITEM_N_QUERIES]) return;
+    fkv_u32 all_rows = FKV_R * table[FKV_STEP_ITEM_QUERIES];
+    fkv_u64 stride = (fkv_u64)FKV_G * all_rows; /* rows of a piece */
+    fkv_u32 of_piece = place.y / FKV_R * all_rows + place.z * FKV_R + place.y % FKV_R;
+    fkv_u64 first = (fkv_u64)item[FKV_ITEM_FIRST_PIECE] * stride + of_piece;
+    fkv_u32 quad = place.index % FKV_MERGE_QUADS;
+    fkv_u32 stretch = place.index / FKV_MERGE_QUADS; /* threads behind the last have none */
+    fkv_merge_row row;
+    row.stats = parts + fkv_stats_at(table, of_piece, item[FKV_ITEM_FIRST_PIECE]);
+    row.own = parts + first * FKV_D + 4 * quad;
+    row.stride = stride * FKV_D;
+    row.n_pieces = item[FKV_ITEM_N_PIECES];
+    fkv_u32 length = (row.n_pieces + FKV_MERGE_STRETCHES - 1) / FKV_MERGE_STRETCHES;
+    row.begin = stretch * length;
+    row.end = row.begin + length < row.n_pieces ? row.begin + length : row.n_pieces;
+    if (stretch >= FKV_MERGE_STRETCHES) row.end = row.begin;
+
+    fkv_merge_early early = fkv_merge_ask(row);
+    fkv_merge_total all = fkv_merge_stats(row, place.index % 32);
+    if (stretch < FKV_MERGE_STRETCHES) fkv_merge_stretch(row, early, all.largest, sums + stretch * FKV_D + 4 * quad);
+    fkv_sync();
+    fkv_merge_finish(place.index, sums, all.total);
     fkv_u64 to = ((fkv_u64)(item[FKV_ITEM_FIRST_TOKEN] + place.z) * FKV_H + place.y) * FKV_D;
     for (fkv_u32 d = place.index; d < FKV_D; d += FKV_MERGE_THREADS) {
-#if FKV_ROTATE_V
-        fkv_put_row_number(out, to + d, fkv_float_of(fkv_bits_of(sums[d] * fkv_rotation_norm()) ^ fkv_v_sign(d)));
-#else
-        fkv_put_row_number(out, to + d, sums[d]);
-#endif
+        float x = FKV_ROTATE_V ? sums[d] * fkv_rotation_norm() : sums[d];
+        fkv_put_row_number(out, to + d, fkv_float_of(fkv_bits_of(x) ^ fkv_v_sign(d)));
     }
 }

@@ -11,50 +11,55 @@
 #define FKV_SHARED_SUMS (FKV_SHARED_STATS + FKV_STREAMS * FKV_ITEM_ROWS * 2)
 #define FKV_DECODE_SHARED (FKV_SHARED_SUMS + FKV_ITEM_ROWS * FKV_D)
 
-/* See decode_mma.h: the same inputs, the same parts. */
-FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, FKV_DEVICE const void *q, FKV_DEVICE const void *pool,
-                              FKV_DEVICE const fkv_u32 *table, FKV_DEVICE float *parts) {
-    fkv_u32 lane = place.index % 32;
-    fkv_u32 stream = place.index / 32;
-    fkv_u32 all_rows = FKV_R * table[FKV_STEP_ITEM_QUERIES];
-    fkv_u32 n_chunks = (all_rows + FKV_ITEM_ROWS - 1) / FKV_ITEM_ROWS;
-    fkv_u32 number = place.x / n_chunks;
-    fkv_u32 first_row = place.x % n_chunks * FKV_ITEM_ROWS;
-    FKV_DEVICE const fkv_u32 *piece = table + FKV_STEP_HEADER + number * FKV_PIECE_WORDS;
-    fkv_u32 n_rows = FKV_R * piece[FKV_PIECE_N_QUERIES];
-    if (first_row >= n_rows) return;
-    n_rows = n_rows - first_row < FKV_ITEM_ROWS ? n_rows - first_row : FKV_ITEM_ROWS;
-    fkv_u32 n_tiles = (piece[FKV_PIECE_N_TOKENS] + FKV_PLAIN_KEYS - 1) / FKV_PLAIN_KEYS;
-    fkv_u32 last = piece[FKV_PIECE_POSITION] + piece[FKV_PIECE_N_QUERIES] - 1;
-    fkv_u32 n_fixed = piece[FKV_PIECE_N_FIXED];
-    FKV_DEVICE const fkv_u32 *pages = table + piece[FKV_PIECE_PAGES];
-    FKV_DEVICE const fkv_u8 *blocks = (FKV_DEVICE const fkv_u8 *)pool + (fkv_u64)place.y * FKV_BLOCK_BYTES;
-    FKV_SHARED float *queries = (FKV_SHARED float *)shared;
-    FKV_SHARED float *weights = queries + FKV_SHARED_WEIGHTS + stream * FKV_ITEM_ROWS * 32;
-    FKV_SHARED float *stats = queries + FKV_SHARED_STATS;
-    FKV_SHARED float *sums = queries + FKV_SHARED_SUMS;
+/* What one block does: a piece of an item's history for some of its rows. */
+struct fkv_plain_piece {
+    FKV_DEVICE const fkv_u32 *words; /* of the step table */
+    fkv_u32 number;                  /* of all pieces */
+    fkv_u32 all_rows;                /* of an item, at most */
+    fkv_u32 first_row;               /* of this block */
+    fkv_u32 n_rows;                  /* of this block; 0: none */
+};
 
-    fkv_plain_rows<FKV_ITEM_ROWS> rows;
-    fkv_plain_begin(rows);
-    for (int row = 0; row < FKV_ITEM_ROWS; row++) { /* rows that are not there repeat the first */
-        fkv_u32 of_item = first_row + ((fkv_u32)row < n_rows ? (fkv_u32)row : 0);
-        fkv_u64 token = piece[FKV_PIECE_FIRST_TOKEN] + of_item / FKV_R;
-        rows.position[row] = piece[FKV_PIECE_POSITION] + of_item / FKV_R;
-        if ((fkv_u32)row % FKV_STREAMS == stream)
-            fkv_take_query(lane, q, (token * FKV_H + place.y * FKV_R + of_item % FKV_R) * FKV_D, queries + row * FKV_D);
-    }
-    fkv_sync();
+FKV_FN fkv_plain_piece fkv_plain_piece_at(fkv_place place, FKV_DEVICE const fkv_u32 *table) {
+    fkv_plain_piece x;
+    x.all_rows = FKV_R * table[FKV_STEP_ITEM_QUERIES];
+    fkv_u32 n_chunks = (x.all_rows + FKV_ITEM_ROWS - 1) / FKV_ITEM_ROWS;
+    x.number = place.x / n_chunks;
+    x.first_row = place.x % n_chunks * FKV_ITEM_ROWS;
+    x.words = table + FKV_STEP_HEADER + x.number * FKV_PIECE_WORDS;
+    fkv_u32 n_rows = FKV_R * x.words[FKV_PIECE_N_QUERIES]; /* of the item */
+    fkv_u32 left = x.first_row >= n_rows ? 0 : n_rows - x.first_row;
+    x.n_rows = left < FKV_ITEM_ROWS ? left : FKV_ITEM_ROWS;
+    return x;
+}
+
+/* The tiles of one stream. */
+FKV_FN void fkv_plain_walk(FKV_LOCAL const fkv_plain_piece &piece, fkv_u32 stream, fkv_u32 lane, FKV_DEVICE const fkv_u8 *blocks,
+                           FKV_DEVICE const fkv_u32 *table, FKV_SHARED float *shared,
+                           FKV_LOCAL fkv_plain_rows<FKV_ITEM_ROWS> &rows) {
+    FKV_DEVICE const fkv_u32 *words = piece.words;
+    FKV_DEVICE const fkv_u32 *pages = table + words[FKV_PIECE_PAGES];
+    FKV_SHARED float *weights = shared + FKV_SHARED_WEIGHTS + stream * FKV_ITEM_ROWS * 32;
+    fkv_u32 n_tiles = (words[FKV_PIECE_N_TOKENS] + FKV_PLAIN_KEYS - 1) / FKV_PLAIN_KEYS;
+    fkv_u32 last = words[FKV_PIECE_POSITION] + words[FKV_PIECE_N_QUERIES] - 1;
+    fkv_u32 n_fixed = words[FKV_PIECE_N_FIXED];
     for (fkv_u32 tile = stream; tile < n_tiles; tile += FKV_STREAMS) {
-        fkv_u32 seen = piece[FKV_PIECE_FIRST_SEEN] + tile * FKV_PLAIN_KEYS / FKV_PAGE_TOKENS;
-        fkv_u32 logical = FKV_WINDOW == 0 || seen + 1 < FKV_SINK_PAGES + 1 ? seen : seen + piece[FKV_PIECE_SKIPPED];
-        fkv_u32 entry = logical < n_fixed ? logical : n_fixed + (logical - n_fixed) % piece[FKV_PIECE_N_RING];
+        fkv_u32 seen = words[FKV_PIECE_FIRST_SEEN] + tile * FKV_PLAIN_KEYS / FKV_PAGE_TOKENS;
+        fkv_u32 logical = FKV_WINDOW == 0 || seen + 1 < FKV_SINK_PAGES + 1 ? seen : seen + words[FKV_PIECE_SKIPPED];
+        fkv_u32 entry = logical < n_fixed ? logical : n_fixed + (logical - n_fixed) % words[FKV_PIECE_N_RING];
         FKV_DEVICE const fkv_u8 *block = blocks + (fkv_u64)pages[entry] * FKV_G * FKV_BLOCK_BYTES;
         fkv_u32 slot = tile * FKV_PLAIN_KEYS % FKV_PAGE_TOKENS;
         fkv_u32 base = logical * FKV_PAGE_TOKENS + slot;
         fkv_u32 n_keys = last - base + 1 < FKV_PLAIN_KEYS ? last - base + 1 : FKV_PLAIN_KEYS; /* behind them: whatever is there */
-        fkv_plain_meet(lane, queries, weights, block, slot, base, n_keys, rows);
+        fkv_plain_meet(lane, shared, weights, block, slot, base, n_keys, rows);
     }
+}
 
+/* The streams' sums into one, from the first to the last; their {max, total} into shared memory. */
+FKV_FN void fkv_plain_fold(fkv_u32 stream, fkv_u32 lane, FKV_SHARED float *shared,
+                           FKV_LOCAL fkv_plain_rows<FKV_ITEM_ROWS> &rows) {
+    FKV_SHARED float *stats = shared + FKV_SHARED_STATS;
+    FKV_SHARED float *sums = shared + FKV_SHARED_SUMS;
     FKV_UNROLL
     for (int row = 0; row < FKV_ITEM_ROWS; row++) {
         float total = fkv_plain_total(rows.total[row]);
@@ -64,7 +69,7 @@ FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, FKV_D
         }
     }
     fkv_sync();
-    for (fkv_u32 s = 0; s < FKV_STREAMS; s++) { /* from the first to the last */
+    for (fkv_u32 s = 0; s < FKV_STREAMS; s++) {
         if (s == stream) {
             FKV_UNROLL
             for (int row = 0; row < FKV_ITEM_ROWS; row++) {
@@ -83,19 +88,49 @@ FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, FKV_D
         }
         fkv_sync();
     }
-    fkv_u64 first = ((fkv_u64)number * FKV_G + place.y) * all_rows + first_row;
-    for (fkv_u32 i = place.index; i < n_rows * FKV_D; i += FKV_DECODE_THREADS) parts[first * FKV_D + i] = sums[i];
-    if (place.index < n_rows) {
-        float largest = FKV_NO_SCORE;
-        for (fkv_u32 s = 0; s < FKV_STREAMS; s++) largest = fkv_max(largest, stats[(s * FKV_ITEM_ROWS + place.index) * 2]);
-        float all = 0.0f;
-        for (fkv_u32 s = 0; s < FKV_STREAMS; s++) {
-            float own = stats[(s * FKV_ITEM_ROWS + place.index) * 2];
-            all = fkv_fma(own == FKV_NO_SCORE ? 0.0f : fkv_exp2(own - largest), stats[(s * FKV_ITEM_ROWS + place.index) * 2 + 1],
-                          all);
-        }
-        FKV_DEVICE float *to = parts + fkv_stats_at(table, place.y * all_rows + first_row + place.index, number);
-        to[0] = largest;
-        to[1] = all;
+}
+
+/* Sums, max and total of the piece's rows to where the merge finds them. */
+FKV_FN void fkv_plain_store(FKV_LOCAL const fkv_plain_piece &piece, fkv_place place, FKV_SHARED const float *shared,
+                            FKV_DEVICE const fkv_u32 *table, FKV_DEVICE float *parts) {
+    FKV_SHARED const float *stats = shared + FKV_SHARED_STATS;
+    fkv_u64 first = ((fkv_u64)piece.number * FKV_G + place.y) * piece.all_rows + piece.first_row;
+    for (fkv_u32 i = place.index; i < piece.n_rows * FKV_D; i += FKV_DECODE_THREADS)
+        parts[first * FKV_D + i] = shared[FKV_SHARED_SUMS + i];
+    if (place.index >= piece.n_rows) return;
+    float largest = FKV_NO_SCORE;
+    for (fkv_u32 s = 0; s < FKV_STREAMS; s++) largest = fkv_max(largest, stats[(s * FKV_ITEM_ROWS + place.index) * 2]);
+    float all = 0.0f;
+    for (fkv_u32 s = 0; s < FKV_STREAMS; s++) {
+        float own = stats[(s * FKV_ITEM_ROWS + place.index) * 2];
+        all =
+            fkv_fma(own == FKV_NO_SCORE ? 0.0f : fkv_exp2(own - largest), stats[(s * FKV_ITEM_ROWS + place.index) * 2 + 1], all);
     }
+    FKV_DEVICE float *to = parts + fkv_stats_at(table, place.y * piece.all_rows + piece.first_row + place.index, piece.number);
+    to[0] = largest;
+    to[1] = all;
+}
+
+/* See decode_mma.h: the same inputs, the same parts. */
+FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, FKV_DEVICE const void *q, FKV_DEVICE const void *pool,
+                              FKV_DEVICE const fkv_u32 *table, FKV_DEVICE float *parts) {
+    fkv_u32 lane = place.index % 32;
+    fkv_u32 stream = place.index / 32;
+    fkv_plain_piece piece = fkv_plain_piece_at(place, table);
+    if (piece.n_rows == 0) return;
+    FKV_SHARED float *queries = (FKV_SHARED float *)shared;
+    fkv_plain_rows<FKV_ITEM_ROWS> rows;
+    fkv_plain_begin(rows);
+    for (int row = 0; row < FKV_ITEM_ROWS; row++) { /* rows that are not there repeat the first */
+        fkv_u32 of_item = piece.first_row + ((fkv_u32)row < piece.n_rows ? (fkv_u32)row : 0);
+        fkv_u64 token = piece.words[FKV_PIECE_FIRST_TOKEN] + of_item / FKV_R;
+        rows.position[row] = piece.words[FKV_PIECE_POSITION] + of_item / FKV_R;
+        if ((fkv_u32)row % FKV_STREAMS == stream)
+            fkv_take_query(lane, q, (token * FKV_H + place.y * FKV_R + of_item % FKV_R) * FKV_D, queries + row * FKV_D);
+    }
+    fkv_sync();
+    FKV_DEVICE const fkv_u8 *blocks = (FKV_DEVICE const fkv_u8 *)pool + (fkv_u64)place.y * FKV_BLOCK_BYTES;
+    fkv_plain_walk(piece, stream, lane, blocks, table, queries, rows);
+    fkv_plain_fold(stream, lane, queries, rows);
+    fkv_plain_store(piece, place, queries, table, parts);
 }

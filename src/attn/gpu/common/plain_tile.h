@@ -64,12 +64,16 @@ FKV_FN void fkv_plain_meet(fkv_u32 lane, FKV_SHARED const float *queries, FKV_SH
         FKV_DEVICE const fkv_u8 *codes = block + FKV_V_CODES + at * (FKV_D * FKV_V_BITS / 8);
         FKV_DEVICE const fkv_u8 *scales = block + FKV_V_SCALES + at * (FKV_D / FKV_V_GROUP * 2);
         FKV_DEVICE const fkv_u8 *biases = block + FKV_V_BIASES + at * (FKV_D / FKV_V_GROUP * 2);
+        bool seen[ROWS]; /* a weight of 0 is not enough: 0 times NaN is NaN */
+        FKV_UNROLL
+        for (int row = 0; row < ROWS; row++) seen[row] = fkv_sees(rows.position[row], token + t);
         FKV_UNROLL
         for (int i = 0; i < FKV_PLAIN_CHANNELS; i++) {
             fkv_u32 d = lane + 32 * (fkv_u32)i;
             float v = d < FKV_D ? fkv_value_at(codes, scales, biases, d, FKV_V_BITS, FKV_V_GROUP) : 0.0f;
             FKV_UNROLL
-            for (int row = 0; row < ROWS; row++) rows.sum[row][i] = fkv_fma(weights[(fkv_u32)row * 32 + t], v, rows.sum[row][i]);
+            for (int row = 0; row < ROWS; row++)
+                if (seen[row]) rows.sum[row][i] = fkv_fma(weights[(fkv_u32)row * 32 + t], v, rows.sum[row][i]);
         }
     }
     fkv_sync_warp(); /* weights are written again */

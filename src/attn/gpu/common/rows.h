@@ -104,13 +104,26 @@ FKV_FN bool fkv_sees(fkv_u32 position, fkv_u32 token) {
 
 #define FKV_NO_SCORE fkv_float_of(0xff800000u) /* of a key that is not seen: minus infinity */
 
-/* A score, capped where the layer says so: in either case the exponent of a power of two. */
+FKV_FN bool fkv_is_finite(float x) { return (fkv_bits_of(x) & 0x7f800000u) != 0x7f800000u; }
+
+/* A score, cap * tanh(x / cap) where the layer has a soft cap. x and the answer are exponents of a power of two.
+ *
+ * A score that is small beside the cap goes through a polynomial (Cephes' tanhf), which keeps the score's own bits: with a large
+ * cap the other form cancels. Caps below 1e-30 count as 1e-30 (all weights are exactly 1 either way), caps above 1e38 as 1e38:
+ * so neither cap nor 1 / cap leaves the range of a float. NaN stays NaN. */
 FKV_FN float fkv_cap(float x) {
-#if FKV_SOFTCAP_BITS != 0
-    return fkv_float_of(FKV_SOFTCAP_BITS) * 1.44269504f * (1.0f - 2.0f / (fkv_exp2(x * 2.88539008f) + 1.0f));
-#else
-    return x;
-#endif
+    if (FKV_SOFTCAP_BITS == 0) return x;
+    const float given = fkv_float_of(FKV_SOFTCAP_BITS);
+    const float cap = (given < 1e-30f ? 1e-30f : given > 1e38f ? 1e38f : given) * 1.44269504f;
+    float y = fkv_mul(x, 1.0f / cap);
+    float z = fkv_mul(y, y);
+    float p = fkv_fma(z, -5.70498872745e-3f, 2.06390887954e-2f);
+    p = fkv_fma(z, p, -5.37397155531e-2f);
+    p = fkv_fma(z, p, 1.33314422036e-1f);
+    p = fkv_fma(z, p, -3.33332819422e-1f);
+    float small = fkv_fma(fkv_mul(x, z), p, x);
+    float large = fkv_fma(-2.0f, fkv_reciprocal(fkv_exp2(fkv_mul(y, 2.88539008f)) + 1.0f), 1.0f);
+    return fkv_abs(y) < 0.625f ? small : fkv_mul(large, cap);
 }
 
 /* The butterflies of a rotation: see docs/page_format.md. */
@@ -129,10 +142,9 @@ FKV_FN void fkv_turn_row(fkv_u32 lane, FKV_SHARED float *row) {
     fkv_sync_warp();
 }
 
-/* A row of queries, scaled for fkv_cap() and rotated as the keys are. */
+/* A row of queries, scaled for a softmax of powers of two and rotated as the keys are. */
 FKV_FN void fkv_take_query(fkv_u32 lane, FKV_DEVICE const void *q, fkv_u64 from, FKV_SHARED float *row) {
-    const float cap = fkv_float_of(FKV_SOFTCAP_BITS);
-    const float scale = fkv_float_of(FKV_SCALE_BITS) * (FKV_SOFTCAP_BITS != 0 ? 1.0f / cap : 1.44269504f);
+    const float scale = fkv_float_of(FKV_SCALE_BITS) * 1.44269504f;
     for (fkv_u32 d = lane; d < FKV_D; d += 32)
         row[d] = fkv_float_of(fkv_bits_of(fkv_row_number(q, from + d) * scale) ^ fkv_k_sign(d));
     fkv_sync_warp();

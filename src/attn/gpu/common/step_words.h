@@ -3,16 +3,18 @@
  *
  * A table is uint32 words: a header of FKV_STEP_HEADER words, then the sections the header points at (offsets in words).
  *
- *   rows    one sequence's share of the step each: FKV_ROW_WORDS
- *   slots   one word for each token of the step, in the order of the rows: page * page_tokens + slot, where it is written
- *   items   decode: up to FKV_ITEM_QUERIES consecutive queries of one row that cut their history alike: FKV_ITEM_WORDS
- *   pieces  decode: the pieces of the items, one after the other: FKV_PIECE_WORDS. Always directly behind the header, and with
- * all that a block needs to begin: on a device each load that waits for another costs half a microsecond tiles   prefill:
- * consecutive queries of one row: FKV_TILE_WORDS pages   the page tables of all rows: FKV_ROW_PAGES points here
+ * - rows: one sequence's share of the step each, FKV_ROW_WORDS.
+ * - slots: one word for each token of the step, in the order of the rows: page * page_tokens + slot, where it is written.
+ * - items, for decode: up to FKV_ITEM_QUERIES consecutive queries of one row that cut their history alike, FKV_ITEM_WORDS.
+ * - pieces, for decode: the pieces of the items, one after the other, FKV_PIECE_WORDS. They lie directly behind the header and
+ *   hold all that a block needs to begin: on a device each load that waits for another costs half a microsecond.
+ * - tiles, for prefill: consecutive queries of one row, FKV_TILE_WORDS.
+ * - pages: the page tables of all rows; FKV_ROW_PAGES and FKV_PIECE_PAGES point here.
  *
  * A query sees pages [0, sink pages) and [its window's first page, its own page]; the k-th page it sees is k while k is a sink
- * page and FKV_ITEM_SKIPPED + k after them. A piece is FKV_ITEM_PIECE_PAGES of the pages seen; piece j of an item covers the seen
- * pages from j * FKV_ITEM_PIECE_PAGES on. All of it depends on the query's position and the layer's shape, on nothing else.
+ * page and FKV_PIECE_SKIPPED + k after them. A piece is a stretch of the pages seen, from FKV_PIECE_FIRST_SEEN on; all pieces of
+ * an item but the last have as many (fkv_step_piece_pages). All of it depends on the query's position and the layer's shape, on
+ * nothing else.
  */
 #ifndef FKV_STEP_WORDS_H
 #define FKV_STEP_WORDS_H

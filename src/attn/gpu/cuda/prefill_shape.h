@@ -17,7 +17,7 @@ constexpr bool PF_Q_HELD = PF_DP <= 128 && PF_PARTS == 1 && PF_GROUPS <= 2; /* i
 constexpr bool PF_BIASED = PF_Q_HELD && FKV_K_BITS != 16;                   /* K's biases are channels of the products */
 
 constexpr int PF_Q_BYTES = PF_ROWS * PF_DP * 2;
-constexpr int PF_FIXED_BYTES = 1024 + PF_PARTS * PF_Q_BYTES + PF_ROWS * 4 + PF_GROUPS * PF_ROWS * 4 + 256;
+constexpr int PF_FIXED_BYTES = 1024 + PF_PARTS * PF_Q_BYTES + PF_ROWS * 4 + PF_GROUPS * PF_ROWS * 4 + 160 + PF_ROWS;
 constexpr int pf_tile_bytes(int keys) { return keys * PF_DP * 2; }
 constexpr int pf_scales_bytes(int keys) { return FKV_K_BITS == 16 ? 0 : PF_GROUPS * keys * (PF_BIASED ? 4 : 8); }
 constexpr int pf_biases_bytes(int keys) { return PF_BIASED ? keys * 128 : 0; }
@@ -89,11 +89,14 @@ constexpr int PF_AT_PACKED = PF_AT_SCALES + PF_STAGES * PF_SCALES_BYTES;
 constexpr int PF_AT_FACTORS = PF_AT_PACKED + PF_PACKED * PF_PACKED_BYTES; /* [rows]: of the scores */
 constexpr int PF_AT_SUMS = PF_AT_FACTORS + PF_ROWS * 4;                   /* [groups, rows]: of q */
 constexpr int PF_AT_GATES = PF_AT_SUMS + PF_GROUPS * PF_ROWS * 4;
-constexpr int PF_OUT_STRIDE = FKV_D + 4; /* floats; out's rows take the place of everything else */
+constexpr int PF_AT_ODD = PF_AT_GATES + 144;     /* [rows], bytes: 1 where a row sees values that are not finite */
+constexpr int PF_AT_WHERE = PF_AT_ODD + PF_ROWS; /* {position, first_row, n_rows} of the item: see pf_mark_rows() */
+constexpr int PF_OUT_STRIDE = FKV_D + 4;         /* floats; out's rows take the place of everything else */
 constexpr int PF_OUT_BYTES = PF_ROWS * PF_OUT_STRIDE * 4;
-constexpr int PF_USED_BYTES = PF_AT_GATES + 256;
+constexpr int PF_USED_BYTES = PF_AT_WHERE + 16;
 constexpr int PF_SHARED_BYTES = 1024 + (PF_USED_BYTES > PF_OUT_BYTES ? PF_USED_BYTES : PF_OUT_BYTES);
 static_assert(PF_SHARED_BYTES <= PF_ROOM, "does not fit");
+static_assert(PF_OUT_BYTES <= PF_AT_ODD, "the marks outlive the products");
 static_assert(12 * FKV_D * 4 <= PF_AT_FACTORS - PF_AT_K, "the rows on their way into q");
 
 /* PF_FULL: the keys of a tile are there, and the values of the tile before. PF_TURN: of a warpgroup, to make scores. */

@@ -6,11 +6,6 @@
  * K stays codes, which are exact; scales beside it become floats, and biases floats or channels of their own. V becomes values,
  * rounded to halves. One fence for each tile shows the keys of this tile and the values of the tile before to the products.
  */
-/* Whether any row sees it: what lies where none does may be anything. */
-FKV_FN bool pf_seen(const pf_item &x, fkv_u32 token) {
-    return token <= x.last && (FKV_WINDOW == 0 || token >= x.begin || pf_is_sink(token));
-}
-
 /* Packed keys and values of a tile in shared memory: whole blocks where a page is no longer than a tile, else the tile's rows of
  * the six parts. */
 constexpr bool PF_WHOLE = FKV_PAGE_TOKENS <= PF_KEYS;
@@ -157,23 +152,49 @@ FKV_FN void pf_take(fkv_shared s, int packed, fkv_u32 batch, pf_chunks<SIDE> &c)
     }
 }
 
-/* EDGE: keys that no row sees are among these; they become zeroes. Of V only: their scores are masked. */
+/* In a tile that some row does not see in full, a weight of 0 would not hide values that are not finite: they become 0, and the
+ * rows that do see them are marked, to become NaN in the end. */
+FKV_FN bool pf_hide_odd(fkv_u32 *h) {
+    bool odd = false;
+    FKV_UNROLL for (int k = 0; k < 4; k++) {
+        bool finite = (h[k] & 0x7c00u) != 0x7c00u && (h[k] & 0x7c000000u) != 0x7c000000u;
+        odd = odd || !finite;
+        h[k] = finite ? h[k] : 0;
+    }
+    return odd;
+}
+/* What is known of the rows is read from shared memory: this happens next to never, and unpacking has no registers for it. */
+FKV_FN void pf_mark_rows(fkv_shared s, fkv_u32 token) {
+    const fkv_u32 *where = (const fkv_u32 *)(s.base + PF_AT_WHERE);
+    for (fkv_u32 row = 0; row < where[2]; row++)
+        if (fkv_sees(where[0] + (where[1] + row) / FKV_R, token)) fkv_mark(s.base + PF_AT_ODD + row);
+}
+
+/* Before the first tile, by all threads. */
+FKV_FN void pf_clear_marks(fkv_shared s, const pf_item &x) {
+    if (s.index < PF_ROWS) s.base[PF_AT_ODD + s.index] = 0;
+    fkv_u32 *where = (fkv_u32 *)(s.base + PF_AT_WHERE);
+    if (s.index == 0) where[0] = x.position, where[1] = x.first_row, where[2] = x.n_rows;
+}
+
+/* EDGE: of V alone, in a tile that some row does not see in full. */
 template <class SIDE, int BITS, bool VALUES, bool SPREAD, bool EDGE>
 FKV_FN void pf_put(fkv_shared s, const pf_item &x, fkv_u32 first_key, fkv_u32 at, fkv_u32 batch, const pf_chunks<SIDE> &c) {
     FKV_UNROLL for (fkv_u32 i = 0; i < SIDE::batch; i++) {
         pf_spot<SIDE> spot = pf_spot<SIDE>::at(s.index % 128, batch * SIDE::batch + i);
         if (!spot.any) break;
-        bool none = EDGE && !pf_seen(x, first_key + spot.key);
+        bool odd = false;
         FKV_UNROLL for (int u = 0; u < SIDE::units; u++) {
             fkv_u32 h[4];
             pf_unit_codes<BITS>(c.w[i], u, h);
             if (VALUES && BITS != 16) FKV_UNROLL for (int k = 0; k < 4; k++) h[k] = pf_affine(h[k], c.scale[i], c.bias[i]);
-            if (EDGE) FKV_UNROLL for (int k = 0; k < 4; k++) h[k] = none ? 0 : h[k];
+            if (EDGE) odd = pf_hide_odd(h) || odd;
             fkv_u32 unit = SIDE::unit_at(spot.chunk, (fkv_u32)u, SPREAD);
             pf_words4 *to =
                 (pf_words4 *)(s.base + at + unit / 8 * (PF_KEYS * 128) + spot.key * 128 + ((unit % 8) ^ spot.turn) * 16);
             *to = pf_words4{{h[0], h[1], h[2], h[3]}};
         }
+        if (EDGE && odd) pf_mark_rows(s, first_key + spot.key);
     }
 }
 
@@ -298,6 +319,7 @@ FKV_FN void pf_unpack(fkv_shared s, const pf_item &x) {
     int stage = 0, packed = 0;
     fkv_u32 phase = 0, packed_phase = 0;
     fkv_u32 page = pf_tile_page(x, PF_PACKED); /* of the tile that will take the room of this one */
+    const fkv_u32 first = pf_position(x, 0);
     for (fkv_u32 tile = 0; tile < x.n_tiles; tile++) {
         fkv_u32 key = pf_first_key(x, tile);
         fkv_gate_wait(s, pf_gate(PF_PACKED_FULL, packed), packed_phase);
@@ -322,7 +344,8 @@ FKV_FN void pf_unpack(fkv_shared s, const pf_item &x) {
         pf_chunks<pf_v> v;
         pf_take<pf_v, FKV_V_BITS, FKV_V_GROUP, true>(s, packed, 0, v);
         fkv_gate_wait(s, pf_gate(PF_V_EMPTY, stage), phase ^ 1);
-        bool edge = key + PF_KEYS - 1 > x.last || (FKV_WINDOW != 0 && key < x.begin && key + PF_KEYS > FKV_SINKS);
+        bool edge =
+            key + PF_KEYS - 1 > first || (FKV_WINDOW != 0 && x.last - key + 1 >= FKV_WINDOW + 1 && key + PF_KEYS > FKV_SINKS);
         if (edge)
             pf_put_values<true>(s, x, key, stage, packed, v);
         else

@@ -21,12 +21,16 @@
  * (Letting scores exceed an older maximum would spare some of that, and cost accuracy: the weight of the largest score is then
  * not 1, but a rounded half.)
  *
- * Ladder, 512 queries x 32 heads on 131072 tokens, 8 KV heads of 128, K8/V4, H200 (docs/gpu_kernels.md has the rest):
- *   4180 us   pages read into registers a tile ahead, queries from shared memory
- *   3683 us   queries in registers
- *   3120 us   pages by the copy engine, places of operands as sums of constants, weights worked out before the wait for values,
- *             packed bytes and scales read ahead of what they wait behind
- *   2239 us   biases as channels, scales read ahead of the products, scores by turns, nothing spilled
+ * Ladder: 512 queries x 32 heads on 131072 tokens, 8 KV heads of 128, K8/V4, fp16 rows, H200.
+ *   4180 us   pages read into registers a tile ahead, queries from shared memory: products 30 % of the time
+ *   4018 us   warpgroups take turns
+ *   3683 us   queries in registers: a third fewer bytes of shared memory for scores
+ *   3120 us   pages by the copy engine, packed bytes read before the first store, scales before the sums are there
+ *   2964 us   unpacking without spills and selects, page numbers asked for behind the fence
+ *   2744 us   scales read ahead of the products, values issued behind the shuffles, one fence for each tile
+ *   2700 us   biases as channels: half the scales; now all wait for unpacking
+ *   2253 us   216 registers for multiplying, 72 for unpacking, biases read with the codes: nothing spilled
+ *   2239 us   places of values as sums
  */
 /* ---- queries and outputs ---- */
 
@@ -140,7 +144,8 @@ FKV_FN void pf_store_outputs(fkv_shared s, const pf_item &x, void *out) {
         float *row = (float *)s.base + r * PF_OUT_STRIDE;
         if (FKV_ROTATE_V) pf_rotate<false>(s, row, true);
         fkv_u64 at = pf_row_at(x, (fkv_u32)r);
-        for (int d = lane; d < FKV_D; d += 32) fkv_put_row_number(out, at + (fkv_u64)d, row[d]);
+        bool odd = s.base[PF_AT_ODD + r] != 0;
+        for (int d = lane; d < FKV_D; d += 32) fkv_put_row_number(out, at + (fkv_u64)d, odd ? fkv_float_of(0x7fc00000u) : row[d]);
     }
 }
 
@@ -255,17 +260,11 @@ FKV_FN void pf_fold_group(fkv_shared s, int group, int stage, pf_scales &scales,
     }
 }
 
-FKV_FN float pf_tanh(float x) { return 1.0f - 2.0f / (fkv_exp2(x * 2.88539008f) + 1.0f); }
-
 /* x: sums of the keys of one tile. The rows' largest follow them; shrink: by how much their earlier sums must be scaled. */
 FKV_FN void pf_follow_top(fkv_shared s, const pf_item &item, float *x, fkv_u32 first_key, bool masked, pf_row_state *row,
                           float *shrink) {
     const float none = fkv_float_of(0xff800000u);
-    if (FKV_SOFTCAP_BITS != 0) {
-        const float cap = fkv_float_of(FKV_SOFTCAP_BITS);
-        FKV_UNROLL for (int i = 0; i < PF_KEYS / 2; i++) x[i] =
-            cap * 1.44269504f * pf_tanh(x[i] * (row[i / 2 % 2].factor * (0.69314718f / cap)));
-    }
+    if (FKV_SOFTCAP_BITS != 0) FKV_UNROLL for (int i = 0; i < PF_KEYS / 2; i++) x[i] = fkv_cap(x[i] * row[i / 2 % 2].factor);
     if (masked) {
         fkv_u32 position[2] = {pf_position(item, pf_first_row(s)), pf_position(item, pf_first_row(s) + 8)};
         FKV_UNROLL for (int i = 0; i < PF_KEYS / 2; i++) {
@@ -298,25 +297,9 @@ FKV_FN void pf_weigh(float *x, pf_row_state *row, const float *shrink) {
     }
 }
 
-/* One tile of keys: its scores, its weights into p while the values of the tile before are summed. Its keys are there.
- *
- * Reads of shared memory, shuffles and exponentials wait in one queue with the products that were issued before them. So scales
- * are read ahead of the scores, and values are issued behind the shuffles. The warpgroups take turns at the scores: one makes
- * them while the other works out its weights.
- */
-template <bool FIRST>
-FKV_FN void pf_meet(fkv_shared s, const pf_item &item, fkv_u32 tile, int stage, int last_stage, int next_stage,
-                    fkv_u32 next_phase, pf_rows &r) {
+/* x: sums of one tile's keys, group by group: the products of two groups are under way at a time. */
+FKV_FN void pf_score(fkv_shared s, int stage, const pf_rows &r, pf_scales &scales, float *x) {
     float acc[PF_GROUPS > 1 ? 2 : 1][PF_KEYS / 2];
-    float x[PF_KEYS / 2];
-    float shrink[2];
-    pf_scales scales;
-    fkv_u32 v_at = r.v_at + (fkv_u32)last_stage * (PF_TILE_BYTES / 16);
-    if (FKV_K_BITS != 16) pf_load_scales(s, stage, 0, PF_AHEAD, scales);
-    if (!FIRST) fkv_wg_settle_bits<PF_KEYS / 4>(r.p);
-    fkv_wg_settle<PF_COLS / 2>(r.o);
-    if (!PF_Q_HELD) fkv_wg_settle_bits<1>(&r.q_at); /* places are worked out anew: kept, they would spill */
-    fkv_gate_wait(s, pf_gate(PF_TURN, r.group), (tile + 1 + (fkv_u32)r.group) % 2);
     fkv_wg_begin();
     pf_issue_group(s, 0, stage, r, acc[0]);
     if (PF_GROUPS > 1) pf_issue_group(s, 1, stage, r, acc[PF_GROUPS > 1]);
@@ -345,6 +328,27 @@ FKV_FN void pf_meet(fkv_shared s, const pf_item &item, fkv_u32 tile, int stage, 
             pf_issue_group(s, g + 2, stage, r, acc[g % 2]);
         }
     }
+}
+
+/* One tile of keys: its scores, its weights into p while the values of the tile before are summed. Its keys are there.
+ *
+ * Reads of shared memory, shuffles and exponentials wait in one queue with the products that were issued before them. So scales
+ * are read ahead of the scores, and values are issued behind the shuffles. The warpgroups take turns at the scores: one makes
+ * them while the other works out its weights.
+ */
+template <bool FIRST>
+FKV_FN void pf_meet(fkv_shared s, const pf_item &item, fkv_u32 tile, int stage, int last_stage, int next_stage,
+                    fkv_u32 next_phase, pf_rows &r) {
+    float x[PF_KEYS / 2];
+    float shrink[2];
+    pf_scales scales;
+    fkv_u32 v_at = r.v_at + (fkv_u32)last_stage * (PF_TILE_BYTES / 16);
+    if (FKV_K_BITS != 16) pf_load_scales(s, stage, 0, PF_AHEAD, scales);
+    if (!FIRST) fkv_wg_settle_bits<PF_KEYS / 4>(r.p);
+    fkv_wg_settle<PF_COLS / 2>(r.o);
+    if (!PF_Q_HELD) fkv_wg_settle_bits<1>(&r.q_at); /* places are worked out anew: kept, they would spill */
+    fkv_gate_wait(s, pf_gate(PF_TURN, r.group), (tile + 1 + (fkv_u32)r.group) % 2);
+    pf_score(s, stage, r, scales, x);
     fkv_sync_warp();
     if (s.index % 32 == 0) {
         fkv_gate_arrive(s, pf_gate(PF_TURN, 1 - r.group));
@@ -377,14 +381,14 @@ FKV_FN void pf_meet(fkv_shared s, const pf_item &item, fkv_u32 tile, int stage, 
     FKV_UNROLL for (int i = 0; i < PF_KEYS / 4; i++) r.p[i] = fkv_pack_f16(x[2 * i], x[2 * i + 1]);
 }
 
-/* The role of the other warpgroups. */
-FKV_FN void pf_multiply(fkv_shared s, const pf_item &x) {
+/* What a multiplying thread begins with. */
+FKV_FN void pf_begin_rows(fkv_shared s, const pf_item &x, pf_rows &r) {
     int lane = (int)s.index % 32;
-    pf_rows r;
     r.group = (int)fkv_uniform(s.index / 128) - 1;
     int first_row = PF_HALVES ? 0 : r.group * 64;
     int first_col = PF_HALVES ? r.group * PF_COLS : 0;
     fkv_u32 row = pf_first_row(s);
+    const float *sums = (const float *)(s.base + PF_AT_SUMS) + row;
     r.q_at = s.unit + (fkv_u32)(PF_AT_Q / 16 + first_row * 8);
     r.v_at = s.unit + (fkv_u32)(PF_AT_V / 16 + first_col / 64 * (PF_KEYS * 8));
     r.low = pf_position(x, (fkv_u32)first_row), r.high = pf_position(x, (fkv_u32)first_row + 63);
@@ -393,15 +397,11 @@ FKV_FN void pf_multiply(fkv_shared s, const pf_item &x) {
         r.state[i].top = -1e30f;
         r.state[i].total = 0;
         if (PF_SUMS_HELD)
-            FKV_UNROLL for (int g = 0; g < PF_GROUPS; g++) r.sums[i][g % 2] =
-                ((const float *)(s.base + PF_AT_SUMS))[(fkv_u32)g * PF_ROWS + row + 8 * (fkv_u32)i];
+            FKV_UNROLL for (int g = 0; g < PF_GROUPS; g++) r.sums[i][g % 2] = sums[(fkv_u32)g * PF_ROWS + 8 * (fkv_u32)i];
     }
     if (PF_BIASED) FKV_UNROLL for (int i = 0; i < 4; i++) {
             int group = lane % 4 / 2;
-            float sum =
-                i < 2 && group < PF_GROUPS
-                    ? PF_SUM_UNIT * ((const float *)(s.base + PF_AT_SUMS))[(fkv_u32)group * PF_ROWS + row + 8 * (fkv_u32)i]
-                    : 0.0f;
+            float sum = i < 2 && group < PF_GROUPS ? PF_SUM_UNIT * sums[(fkv_u32)group * PF_ROWS + 8 * (fkv_u32)i] : 0.0f;
             float high = fkv_f16_to_f32(fkv_f32_to_f16(sum));
             r.sum_halves[i] = fkv_pack_f16(high, sum - high);
         }
@@ -410,7 +410,33 @@ FKV_FN void pf_multiply(fkv_shared s, const pf_item &x) {
             fkv_u32 place = (fkv_u32)(i / 4 * 16 + i / 2 % 2 * 8 + lane % 4 * 2);
             r.held[i] = *(const fkv_u32 *)pf_query_at(s, row + (fkv_u32)(i % 2) * 8, place);
         }
+}
 
+/* The sums, divided, into shared memory in the place of everything else. */
+FKV_FN void pf_put_sums(fkv_shared s, const pf_rows &r) {
+    int lane = (int)s.index % 32;
+    int first_col = PF_HALVES ? r.group * PF_COLS : 0;
+    float factor[2];
+    FKV_UNROLL for (int i = 0; i < 2; i++) {
+        float total = r.state[i].total;
+        total += fkv_shuffle_xor(total, 1);
+        total += fkv_shuffle_xor(total, 2);
+        factor[i] = 1.0f / total;
+    }
+    fkv_sync_team(1, 256); /* the other warpgroup's products are done with shared memory too */
+    FKV_UNROLL for (int i = 0; i < PF_COLS / 2; i++) {
+        int place = first_col + i / 4 * 8 + lane % 4 * 2 + i % 2;
+        if (place < FKV_D)
+            ((float *)
+                 s.base)[(pf_first_row(s) + (fkv_u32)(i / 2 % 2) * 8) * PF_OUT_STRIDE + pf_v::channel((fkv_u32)place, true)] =
+                r.o[i] * factor[i / 2 % 2];
+    }
+}
+
+/* The role of the other warpgroups. */
+FKV_FN void pf_multiply(fkv_shared s, const pf_item &x) {
+    pf_rows r;
+    pf_begin_rows(s, x, r);
     int last_stage = 0, stage = 0, next_stage = PF_STAGES == 1 ? 0 : 1;
     fkv_u32 next_phase = PF_STAGES == 1 ? 1 : 0;
     fkv_gate_wait(s, pf_gate(PF_FULL, 0), 0);
@@ -426,21 +452,7 @@ FKV_FN void pf_multiply(fkv_shared s, const pf_item &x) {
     pf_issue_values(s, r.v_at + (fkv_u32)stage * (PF_TILE_BYTES / 16), r.p, r.o);
     fkv_wg_wait<0>();
     fkv_wg_settle<PF_COLS / 2>(r.o);
-
-    float factor[2];
-    FKV_UNROLL for (int i = 0; i < 2; i++) {
-        float total = r.state[i].total;
-        total += fkv_shuffle_xor(total, 1);
-        total += fkv_shuffle_xor(total, 2);
-        factor[i] = 1.0f / total;
-    }
-    fkv_sync_team(1, 256); /* the other warpgroup's products are done with shared memory too */
-    FKV_UNROLL for (int i = 0; i < PF_COLS / 2; i++) {
-        int place = first_col + i / 4 * 8 + lane % 4 * 2 + i % 2;
-        if (place < FKV_D)
-            ((float *)s.base)[(row + (fkv_u32)(i / 2 % 2) * 8) * PF_OUT_STRIDE + pf_v::channel((fkv_u32)place, true)] =
-                r.o[i] * factor[i / 2 % 2];
-    }
+    pf_put_sums(s, r);
 }
 
 FKV_FN void fkv_attend_prefill(fkv_place place, fkv_u32 *shared, const void *q, const void *pool, const fkv_u32 *table,
@@ -465,6 +477,7 @@ FKV_FN void fkv_attend_prefill(fkv_place place, fkv_u32 *shared, const void *q, 
     fkv_sync_warp();
     pf_load_queries(s, x, q);
     if (PF_BIASED) pf_clear_biases(s);
+    pf_clear_marks(s, x);
     fkv_publish();
     fkv_sync();
     if ((int)s.index < 128) {

@@ -154,6 +154,9 @@ FKV_FN fkv_words4 fkv_shared16(const fkv_u32 *at) {
     return x;
 }
 
+/* A byte that several threads may set at once. */
+FKV_FN void fkv_mark(fkv_u8 *at) { *at = 1; }
+
 /* c += a * b over a 16 x 32 tile of bytes with sign and a 32 x 8 tile of bytes without, in the layout of mma.m16n8k32. */
 FKV_FN void fkv_mma_bytes(int *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) {
     asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"

@@ -211,6 +211,8 @@ FKV_FN fkv_u32 fkv_stream1(const fkv_u8 *at) { return *at; }
 
 FKV_FN fkv_words4 fkv_shared16(const fkv_u32 *at) { return fkv_host_load<fkv_words4>((const fkv_u8 *)at); }
 
+FKV_FN void fkv_mark(fkv_u8 *at) { __atomic_store_n(at, 1, __ATOMIC_RELAXED); }
+
 FKV_FN fkv_u32 fkv_permute(fkv_u32 a, fkv_u32 b, fkv_u32 order) {
     fkv_u64 both = (fkv_u64)b << 32 | a;
     fkv_u32 x = 0;

@@ -36,6 +36,7 @@ FKV_FN float fkv_div(float a, float b) { return a / b; }
 FKV_FN float fkv_fma(float a, float b, float c) { return metal::fma(a, b, c); }
 FKV_FN float fkv_rint(float x) { return metal::rint(x); }
 FKV_FN float fkv_abs(float x) { return metal::fabs(x); }
+FKV_FN float fkv_reciprocal(float x) { return 1.0f / x; }
 FKV_FN float fkv_max(float a, float b) { return metal::fmax(a, b); }
 FKV_FN float fkv_exp2(float x) { return metal::exp2(x); }
 FKV_FN float fkv_f16_to_f32(fkv_u32 bits) { return (float)metal::as_type<half>((fkv_u16)bits); }

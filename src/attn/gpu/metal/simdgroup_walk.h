@@ -125,14 +125,19 @@ FKV_FN sg_v_chunk sg_take_v(sg_key key, fkv_u32 d) {
     return sg_take<FKV_V_BITS, FKV_V_GROUP>(key, FKV_V_CODES, FKV_V_SCALES, FKV_V_BIASES, d);
 }
 
-template <int BITS> FKV_FN void sg_put(FKV_LOCAL const sg_chunk<BITS> &chunk, FKV_SHARED float *to, fkv_u32 d) {
+template <int BITS> FKV_FN float sg_number(FKV_LOCAL const sg_chunk<BITS> &chunk, int i) {
+    fkv_u32 code = chunk.w[i * BITS / 32] >> (i * BITS % 32) & ((1u << BITS) - 1u);
+    if (BITS == 16) return fkv_page_number(code);
+    return fkv_fma(fkv_page_number(chunk.scale), (float)code, fkv_page_number(chunk.bias));
+}
+
+/* FINITE: what is not becomes 0. */
+template <int BITS, bool FINITE> FKV_FN void sg_put(FKV_LOCAL const sg_chunk<BITS> &chunk, FKV_SHARED float *to, fkv_u32 d) {
     if (d >= FKV_D) return;
-    float scale = fkv_page_number(chunk.scale);
-    float bias = fkv_page_number(chunk.bias);
     FKV_UNROLL
     for (int i = 0; i < 16; i++) {
-        fkv_u32 code = chunk.w[i * BITS / 32] >> (i * BITS % 32) & ((1u << BITS) - 1u);
-        to[i] = BITS == 16 ? fkv_page_number(code) : fkv_fma(scale, (float)code, bias);
+        float x = sg_number(chunk, i);
+        to[i] = FINITE && !fkv_is_finite(x) ? 0.0f : x;
     }
 }
 
@@ -212,6 +217,64 @@ FKV_FN void sg_weigh(fkv_u32 index, FKV_SHARED float *scores, FKV_SHARED float *
     for (fkv_u32 i = lane; i < 8; i += lanes) factors[index / lanes * 8 + i] = shrink;
 }
 
+/* A thread's share of the tiles: the key that it unpacks, and where. */
+struct sg_share {
+    fkv_u32 of_tile;      /* the key */
+    fkv_u32 channel;      /* its first of each slab */
+    FKV_SHARED float *to; /* in the slab */
+    sg_key key;
+};
+
+/* A tile that some row does not see in full: a weight of 0 would not hide values that are not finite. They become 0 (sg_put), and
+ * here the key's scores become NaN; sg_weigh() then masks the rows that do not see it. By the four threads of the key. */
+template <int ROWS> FKV_FN void sg_show_odd(FKV_LOCAL const sg_share &own, FKV_SHARED float *scores) {
+    fkv_u32 odd = 0;
+    for (fkv_u32 d = own.channel; d < FKV_D; d += SG_SLAB) {
+        sg_v_chunk v = sg_take_v(own.key, d);
+        FKV_UNROLL
+        for (int i = 0; i < 16; i++) odd |= fkv_is_finite(sg_number(v, i)) ? 0u : 1u;
+    }
+    odd |= fkv_shuffle_xor_bits(odd, 1);
+    odd |= fkv_shuffle_xor_bits(odd, 2);
+    for (fkv_u32 row = own.channel / 16; odd != 0 && row < ROWS; row += 4)
+        scores[row * SG_SCORES_ROW + own.of_tile] = fkv_float_of(0x7fc00000u);
+    fkv_sync();
+}
+
+/* The scores of a tile into shared memory. k: the first slab's, on its way. */
+template <int ROWS> FKV_FN void sg_score(fkv_u32 warp, FKV_SHARED float *shared, FKV_LOCAL const sg_share &own, sg_k_chunk k) {
+    FKV_SHARED float *scores_at = shared + SG_AT_SCORES(ROWS);
+    fkv_sums scores[ROWS / 8];
+    FKV_UNROLL
+    for (int r = 0; r < ROWS / 8; r++) scores[r] = fkv_sums_zero();
+    for (fkv_u32 d = 0; d < FKV_D; d += SG_SLAB) {
+        sg_put<FKV_K_BITS, false>(k, own.to, d + own.channel);
+        fkv_sync();
+        k = sg_take_k(own.key, d + SG_SLAB + own.channel);
+        sg_add_scores<ROWS>(shared + d, shared + SG_AT_SLAB(ROWS) + warp * 8 * SG_SLAB_ROW,
+                            FKV_D - d < SG_SLAB ? FKV_D - d : SG_SLAB, scores);
+        if (d + SG_SLAB >= FKV_D) {
+            FKV_UNROLL
+            for (int r = 0; r < ROWS / 8; r++)
+                fkv_sums_store(scores[r], scores_at + r * 8 * SG_SCORES_ROW + warp * 8, SG_SCORES_ROW);
+        }
+        fkv_sync();
+    }
+}
+
+/* Earlier sums by the rows' factors. */
+template <int ROWS> FKV_FN void sg_shrink(FKV_SHARED const float *factors_at, FKV_LOCAL sg_rows<ROWS> &rows) {
+    FKV_UNROLL
+    for (int r = 0; r < ROWS / 8; r++) {
+        fkv_sums factors = fkv_sums_load(factors_at + r * 64, 8);
+        FKV_UNROLL
+        for (int s = 0; s < SG_SLABS; s++) {
+            fkv_sums_scale(rows.of[s][r][0], factors);
+            fkv_sums_scale(rows.of[s][r][1], factors);
+        }
+    }
+}
+
 /* All keys, for queries that lie in shared memory. */
 template <int ROWS>
 FKV_FN void sg_walk(fkv_u32 index, FKV_SHARED float *shared, FKV_LOCAL const sg_item &item, FKV_LOCAL const sg_keys &keys,
@@ -222,54 +285,35 @@ FKV_FN void sg_walk(fkv_u32 index, FKV_SHARED float *shared, FKV_LOCAL const sg_
     FKV_SHARED float *slab_at = shared + SG_AT_SLAB(ROWS);
     FKV_SHARED float *scores_at = shared + SG_AT_SCORES(ROWS);
     FKV_SHARED float *factors_at = shared + SG_AT_FACTORS(ROWS);
-    fkv_u32 of_tile = index / 4;      /* the key that this thread unpacks */
-    fkv_u32 channel = index % 4 * 16; /* and its channels of a slab */
-    FKV_SHARED float *own = slab_at + of_tile * SG_SLAB_ROW + channel;
-    sg_key key = sg_key_at(keys, keys.first + of_tile);
-    sg_k_chunk k = sg_take_k(key, channel);
+    sg_share own;
+    own.of_tile = index / 4;
+    own.channel = index % 4 * 16;
+    own.to = slab_at + own.of_tile * SG_SLAB_ROW + own.channel;
+    own.key = sg_key_at(keys, keys.first + own.of_tile);
+    sg_k_chunk k = sg_take_k(own.key, own.channel);
     for (fkv_u32 tile = keys.first; tile < keys.end; tile += SG_KEYS) {
-        sg_v_chunk v = sg_take_v(key, channel);
-        fkv_sums scores[ROWS / 8];
-        FKV_UNROLL
-        for (int r = 0; r < ROWS / 8; r++) scores[r] = fkv_sums_zero();
-        for (fkv_u32 d = 0; d < FKV_D; d += SG_SLAB) {
-            sg_put<FKV_K_BITS>(k, own, d + channel);
-            fkv_sync();
-            k = sg_take_k(key, d + SG_SLAB + channel);
-            sg_add_scores<ROWS>(shared + d, slab_at + warp * 8 * SG_SLAB_ROW, FKV_D - d < SG_SLAB ? FKV_D - d : SG_SLAB, scores);
-            if (d + SG_SLAB >= FKV_D) {
-                FKV_UNROLL
-                for (int r = 0; r < ROWS / 8; r++)
-                    fkv_sums_store(scores[r], scores_at + r * 8 * SG_SCORES_ROW + warp * 8, SG_SCORES_ROW);
-            }
-            fkv_sync();
-        }
+        sg_v_chunk v = sg_take_v(own.key, own.channel);
+        sg_score<ROWS>(warp, shared, own, k);
         fkv_u32 first = sg_token(keys, tile);
         fkv_u32 last = sg_token(keys, tile + SG_KEYS - 1);
         bool masked =
             tile + SG_KEYS > keys.end || last > low || (FKV_WINDOW != 0 && high - first + 1 > FKV_WINDOW && last + 1 > FKV_SINKS);
+        if (masked) sg_show_odd<ROWS>(own, scores_at);
         sg_weigh<ROWS>(index, scores_at, factors_at, keys, tile, masked, rows);
         FKV_UNROLL
         for (int slab = 0; slab < SG_SLABS; slab++) {
             const fkv_u32 d = (fkv_u32)slab * SG_SLAB;
-            sg_put<FKV_V_BITS>(v, own, d + channel);
+            if (masked)
+                sg_put<FKV_V_BITS, true>(v, own.to, d + own.channel);
+            else
+                sg_put<FKV_V_BITS, false>(v, own.to, d + own.channel);
             fkv_sync();
-            if (slab == 0) {
-                FKV_UNROLL
-                for (int r = 0; r < ROWS / 8; r++) {
-                    fkv_sums factors = fkv_sums_load(factors_at + r * 64, 8);
-                    FKV_UNROLL
-                    for (int s = 0; s < SG_SLABS; s++) {
-                        fkv_sums_scale(rows.of[s][r][0], factors);
-                        fkv_sums_scale(rows.of[s][r][1], factors);
-                    }
-                }
-            }
+            if (slab == 0) sg_shrink<ROWS>(factors_at, rows);
             if (slab + 1 < SG_SLABS) {
-                v = sg_take_v(key, d + SG_SLAB + channel);
+                v = sg_take_v(own.key, d + SG_SLAB + own.channel);
             } else {
-                key = sg_key_at(keys, tile + SG_KEYS + of_tile);
-                k = sg_take_k(key, channel);
+                own.key = sg_key_at(keys, tile + SG_KEYS + own.of_tile);
+                k = sg_take_k(own.key, own.channel);
             }
             sg_add_values<ROWS>(scores_at, slab_at + warp * 16, FKV_D - (int)(d + warp * 16), rows.of[slab]);
             fkv_sync();

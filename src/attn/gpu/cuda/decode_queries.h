@@ -1,0 +1,158 @@
+/* Decode through matrix units, second part: rows of queries into shared memory, as A operands of the products with K's codes.
+ *
+ * Codes are integers, so queries are too: each number is three bytes with sign, x = 65536 high + 256 low + rest, in steps of the
+ * largest of its row, and each byte has a row of A. 16-bit keys meet queries as two halves instead. A permutation of channels is
+ * free in a product: dc_channel_place() is the one that makes K's loaded words operands as they are.
+ */
+/* Where channel d of a slab lies in the operands: product step, thread of the column, half of its pair of words, number in the
+ * word. The inverse of what dc_load_keys() and dc_key_operand() do to the codes. */
+struct dc_channel {
+    fkv_u32 step;
+    fkv_u32 thread;
+    fkv_u32 word;
+    fkv_u32 number;
+};
+
+FKV_FN dc_channel dc_channel_place(fkv_u32 d) {
+    fkv_u32 unit = d / dc_k::span;
+    fkv_u32 x = d % (dc_k::span / 4);
+    dc_channel at;
+    at.thread = d % dc_k::span / (dc_k::span / 4);
+    if constexpr (dc_k::bits == 16) {
+        at.step = x / 4;
+        at.word = x / 2 % 2;
+        at.number = x % 2;
+    } else if constexpr (dc_k::bits == 8) {
+        at.step = x / 8;
+        at.word = x / 4 % 2;
+        at.number = x % 4;
+    } else if constexpr (dc_k::bits == 4) {
+        at.step = x / 8;
+        at.word = x % 2;
+        at.number = x % 8 / 2;
+    } else if constexpr (dc_k::load_bytes >= 4) {
+        at.step = x / 16 * 2 + x % 4 / 2;
+        at.word = x % 2;
+        at.number = x % 16 / 4;
+    } else {
+        at.step = 0;
+        at.word = x % 4 / 2;
+        at.number = x / 4 + x % 2 * 2;
+    }
+    at.step += unit * dc_k::unit_steps;
+    return at;
+}
+
+/* Row of A, counted over all row tiles, that part 0 (high), 1 (low) or 2 (rest) of query row `row` has. */
+FKV_FN fkv_u32 dc_operand_row(fkv_u32 row, fkv_u32 part) {
+    if constexpr (DC_TWICE && dc_k::bits == 16)
+        return row + 4 * part;
+    else if constexpr (DC_TWICE)
+        return part == 0 ? row : part == 1 ? row + 8 : row + 4;
+    else
+        return part < 2 ? row / 8 * 16 + row % 8 + 8 * part : DC_OWN_ROWS * 16 + row;
+}
+
+FKV_FN fkv_u32 dc_operand_word(dc_channel at, fkv_u32 row, fkv_u32 part) {
+    fkv_u32 place = dc_operand_row(row, part);
+    return ((place / 16 * dc_k::steps + at.step) * 32 + place % 8 * 4 + at.thread) * 4 + place % 16 / 8 + 2 * at.word;
+}
+
+/* One number of row `row` into the operands of its slab. x is in steps. */
+FKV_FN void dc_put_query(FKV_SHARED fkv_u32 *queries, fkv_u32 row, fkv_u32 channel, float x) {
+    dc_channel at = dc_channel_place(channel % DC_SLAB);
+    FKV_SHARED fkv_u32 *operands = queries + channel / DC_SLAB * DC_OPERAND_WORDS;
+    if constexpr (dc_k::bits == 16) {
+        fkv_u32 bits = fkv_page_bits(x);
+        const fkv_u32 parts[2] = {bits, fkv_page_bits(x - fkv_page_number(bits))};
+        FKV_UNROLL
+        for (fkv_u32 part = 0; part < 2; part++)
+            ((FKV_SHARED fkv_u16 *)operands)[dc_operand_word(at, row, part) * 2 + at.number] = (fkv_u16)parts[part];
+    } else {
+        int v = (int)fkv_rint(x);
+        int rest = ((v + 128) & 255) - 128;
+        v = (v - rest) >> 8;
+        int low = ((v + 128) & 255) - 128;
+        const int parts[3] = {(v - low) >> 8, low, rest};
+        FKV_UNROLL
+        for (fkv_u32 part = 0; part < 3; part++)
+            ((FKV_SHARED fkv_u8 *)operands)[dc_operand_word(at, row, part) * 4 + at.number] = (fkv_u8)parts[part];
+    }
+}
+
+/* ---- one warp, one row: channel d is lane d % 32's number d / 32 ---- */
+
+constexpr int DC_LANE_CHANNELS = FKV_D / 32;
+
+/* Rotated as the keys are. */
+FKV_FN void dc_rotate_row(float *x, fkv_u32 lane) {
+    FKV_UNROLL
+    for (int i = 0; i < DC_LANE_CHANNELS; i++) x[i] = fkv_float_of(fkv_bits_of(x[i]) ^ fkv_k_sign(lane + 32 * (fkv_u32)i));
+    FKV_UNROLL
+    for (fkv_u32 h = 1; h < 32; h *= 2) {
+        FKV_UNROLL
+        for (int i = 0; i < DC_LANE_CHANNELS; i++) {
+            float other = fkv_shuffle_xor(x[i], h);
+            x[i] = (lane & h) == 0 ? x[i] + other : other - x[i];
+        }
+    }
+    FKV_UNROLL
+    for (int h = 1; h < FKV_ROTATION_BLOCK / 32; h *= 2) {
+        FKV_UNROLL
+        for (int i = 0; i < DC_LANE_CHANNELS; i++) {
+            if ((i & h) != 0) continue;
+            float a = x[i];
+            float b = x[i + h];
+            x[i] = a + b;
+            x[i + h] = a - b;
+        }
+    }
+    FKV_UNROLL
+    for (int i = 0; i < DC_LANE_CHANNELS; i++) x[i] = fkv_mul(x[i], fkv_rotation_norm());
+}
+
+/* The step of a row whose largest number has these bits. 16 bits: a power of two that brings the largest below 2^11; else the
+ * largest becomes 126 * 65536. */
+FKV_FN float dc_step_of(fkv_u32 largest) {
+    if constexpr (dc_k::bits == 16) {
+        fkv_u32 exponent = largest >> 23 > 20 ? (largest >> 23 < 250 ? largest >> 23 : 250) : 20;
+        return fkv_float_of((exponent - 10) << 23);
+    }
+    return fkv_float_of(largest) > 1e-30f ? fkv_float_of(largest) * (1.0f / 8257536.0f) : 0.0f;
+}
+
+/* Sums of q over each group of K, which its biases are multiplied with. */
+FKV_FN void dc_sum_row(const float *x, FKV_SHARED float *sums, fkv_u32 lane) {
+    const int n = DC_LANE_CHANNELS / (DC_SLABS * dc_k::groups); /* numbers of a lane in one group */
+    FKV_UNROLL
+    for (int g = 0; g < DC_SLABS * dc_k::groups; g++) {
+        float sum = 0.0f;
+        FKV_UNROLL
+        for (int i = 0; i < n; i++) sum += x[g * n + i];
+        FKV_UNROLL
+        for (fkv_u32 h = 1; h < 32; h *= 2) sum += fkv_shuffle_xor(sum, h);
+        if (lane == 0) sums[g] = sum;
+    }
+}
+
+/* The row at q[from] into shared memory: operands, step and sums; scaled for a softmax of powers of two. */
+FKV_FN void dc_prepare_row(const void *q, fkv_u64 from, fkv_u32 row, FKV_SHARED fkv_u32 *shared, fkv_u32 lane) {
+    float x[DC_LANE_CHANNELS];
+    const float scale = fkv_float_of(FKV_SCALE_BITS) * 1.44269504f;
+    FKV_UNROLL
+    for (int i = 0; i < DC_LANE_CHANNELS; i++) x[i] = fkv_mul(fkv_row_number(q, from + lane + 32 * (fkv_u32)i), scale);
+    if (FKV_ROTATE_K) dc_rotate_row(x, lane);
+    fkv_u32 largest = 0; /* as bits, so that NaN is the largest */
+    FKV_UNROLL
+    for (int i = 0; i < DC_LANE_CHANNELS; i++) largest = fkv_max_bits(largest, fkv_bits_of(x[i]) & 0x7fffffffu);
+    FKV_UNROLL
+    for (fkv_u32 h = 1; h < 32; h *= 2) largest = fkv_max_bits(largest, fkv_shuffle_xor_bits(largest, h));
+    bool number = largest < 0x7f800000u;
+    float step = dc_step_of(largest);
+    float inverse = number && step > 0.0f ? 1.0f / step : 0.0f;
+    FKV_UNROLL
+    for (int i = 0; i < DC_LANE_CHANNELS; i++) dc_put_query(shared, row, lane + 32 * (fkv_u32)i, number ? x[i] * inverse : 0.0f);
+    FKV_SHARED float *floats = (FKV_SHARED float *)shared;
+    if (lane == 0) floats[DC_AT_STEPS + row] = number ? step : fkv_float_of(0x7fc00000u);
+    dc_sum_row(x, floats + DC_AT_SUMS + row * (DC_SLABS * dc_k::groups), lane);
+}

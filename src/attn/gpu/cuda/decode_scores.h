@@ -1,0 +1,162 @@
+/* Decode through matrix units, third part: keys of a tile to scores of its tokens.
+ *
+ * Codes are the B operand of an integer product as they lie in the page: 8 tokens are its columns, 4- and 2-bit codes become
+ * bytes by shifts and masks. A thread loads the keys of tokens DC_RUN r + b and gets scores of tokens DC_RUN (2 c + a) + b
+ * (a = 0, 1), for row r, or rows r and r + 8:
+ *
+ *   score = (256 step) sum_g(scale (256 high + low)) + step sum_g(scale rest) + sum_g(bias sum(q))
+ *
+ * Four rows or fewer are there twice: thread r has the sums of high and low, r + 4 those of rest, and they add them up.
+ */
+FKV_FN void dc_load_keys(dc_keys &to, const fkv_u8 *block, fkv_u32 slot, dc_place at) {
+    fkv_u32 token = slot + DC_RUN * (at.lane / 4);
+    const fkv_u8 *codes =
+        block + FKV_K_CODES + token * dc_k::row_bytes + at.slab * dc_k::slab_bytes + at.lane % 4 * dc_k::load_bytes;
+    FKV_UNROLL
+    for (int b = 0; b < DC_RUN; b++) {
+        FKV_UNROLL
+        for (int u = 0; u < dc_k::units; u++)
+            dc_stream(to.codes[b][u], codes + b * dc_k::row_bytes + u * 4 * dc_k::load_bytes, dc_k::load_bytes);
+    }
+}
+
+/* The two words of a token for one product step of a unit. */
+FKV_FN void dc_key_operand(const fkv_u32 *unit, int step, fkv_u32 &low, fkv_u32 &high) {
+    if constexpr (dc_k::bits >= 8) {
+        low = unit[2 * step];
+        high = unit[2 * step + 1];
+    } else if constexpr (dc_k::bits == 4) {
+        low = unit[step] & 0x0f0f0f0fu;
+        high = unit[step] >> 4 & 0x0f0f0f0fu;
+    } else if constexpr (dc_k::load_bytes >= 4) {
+        fkv_u32 x = unit[step / 2] >> 4 * (step % 2);
+        low = x & 0x03030303u;
+        high = x >> 2 & 0x03030303u;
+    } else {
+        fkv_u32 x = unit[0] | unit[0] << 14;
+        low = x & 0x03030303u;
+        high = x >> 4 & 0x03030303u;
+    }
+}
+
+/* Sums of products: integers of codes, floats of halves. */
+template <int BITS> struct dc_product {
+    typedef int type;
+};
+template <> struct dc_product<16> {
+    typedef float type;
+};
+typedef dc_product<dc_k::bits>::type dc_products[DC_RUN][dc_k::row_tiles][4];
+
+FKV_FN void dc_multiply(int *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) { fkv_mma_bytes(c, a, b0, b1); }
+FKV_FN void dc_multiply(float *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) {
+    if (FKV_PAGE_BF16)
+        fkv_mma_bf16(c, a, b0, b1);
+    else
+        fkv_mma_f16(c, a, b0, b1);
+}
+
+/* Queries times codes over the channels of one group. */
+FKV_FN void dc_multiply_group(const dc_keys &k, FKV_SHARED const fkv_u32 *operands, int group, fkv_u32 lane,
+                              dc_products &products) {
+    FKV_UNROLL
+    for (int i = 0; i < DC_RUN * dc_k::row_tiles * 4; i++)
+        products[i / (4 * dc_k::row_tiles)][i / 4 % dc_k::row_tiles][i % 4] = 0;
+    FKV_UNROLL
+    for (int s = 0; s < dc_k::group_units * dc_k::unit_steps; s++) {
+        int unit = group * dc_k::group_units + s / dc_k::unit_steps;
+        int step_of_slab = group * (dc_k::steps / dc_k::groups) + s;
+        FKV_UNROLL
+        for (int n = 0; n < dc_k::row_tiles; n++) {
+            fkv_words4 q = fkv_shared16(operands + ((fkv_u32)(n * dc_k::steps + step_of_slab) * 32 + lane) * 4);
+            FKV_UNROLL
+            for (int b = 0; b < DC_RUN; b++) {
+                fkv_u32 low;
+                fkv_u32 high;
+                dc_key_operand(k.codes[b][unit], s % dc_k::unit_steps, low, high);
+                dc_multiply(products[b][n], q.w, low, high);
+            }
+        }
+    }
+}
+
+/* Where the scales of the tile's token DC_OWN_TOKENS c + i lie, of a side with n floats for each token. */
+FKV_FN fkv_u32 dc_scales_at(fkv_u32 c, fkv_u32 i, fkv_u32 n) { return c * (DC_OWN_TOKENS * n + 4) + i * n; }
+
+/* The parts of a tile's scores, each in its own unit. */
+struct dc_score_parts {
+    dc_scores scores; /* high and low */
+    dc_scores rests;
+    dc_scores biases;
+};
+
+FKV_FN void dc_fold_group(const dc_products &products, FKV_SHARED const float *scales, const dc_rows &rows, int group,
+                          fkv_u32 lane, dc_score_parts &to) {
+    constexpr int rest_tile = dc_k::row_tiles - 1;
+    FKV_UNROLL
+    for (int i = 0; i < DC_OWN_TOKENS; i++) {
+        int a = i / DC_RUN;
+        int b = i % DC_RUN;
+        FKV_SHARED const float *of_token = scales + dc_scales_at(lane % 4, (fkv_u32)i, dc_k::scale_floats);
+        float scale = of_token[group];
+        float bias = of_token[dc_k::groups + group];
+        FKV_UNROLL
+        for (int n = 0; n < DC_OWN_ROWS; n++) {
+            to.scores[n][i] = fkv_fma(scale, (float)(products[b][n][a] * 256 + products[b][n][2 + a]), to.scores[n][i]);
+            if constexpr (!DC_TWICE) to.rests[n][i] = fkv_fma(scale, (float)products[b][rest_tile][2 * n + a], to.rests[n][i]);
+            to.biases[n][i] = fkv_fma(bias, rows.query_sum[n][group], to.biases[n][i]);
+        }
+    }
+}
+
+/* score[n][i] of a thread: its row n, token DC_OWN_TOKENS c + i; this slab's part of it. */
+FKV_FN void dc_tile_scores(const dc_keys &k, FKV_SHARED const fkv_u32 *operands, FKV_SHARED const float *scales,
+                           const dc_rows &rows, fkv_u32 lane, dc_scores &score) {
+    dc_score_parts parts;
+    FKV_UNROLL
+    for (int i = 0; i < DC_OWN_ROWS * DC_OWN_TOKENS; i++) {
+        parts.scores[i / DC_OWN_TOKENS][i % DC_OWN_TOKENS] = 0.0f;
+        parts.rests[i / DC_OWN_TOKENS][i % DC_OWN_TOKENS] = 0.0f;
+        parts.biases[i / DC_OWN_TOKENS][i % DC_OWN_TOKENS] = 0.0f;
+    }
+    FKV_UNROLL
+    for (int g = 0; g < dc_k::groups; g++) {
+        dc_products products;
+        dc_multiply_group(k, operands, g, lane, products);
+        if constexpr (dc_k::bits < 16) {
+            dc_fold_group(products, scales, rows, g, lane, parts);
+        } else {
+            FKV_UNROLL
+            for (int i = 0; i < DC_OWN_ROWS * DC_OWN_TOKENS; i++) {
+                int n = i / DC_OWN_TOKENS;
+                int t = i % DC_OWN_TOKENS;
+                parts.scores[n][t] = products[t % DC_RUN][n][t / DC_RUN];
+                parts.rests[n][t] = products[t % DC_RUN][n][2 + t / DC_RUN];
+            }
+        }
+    }
+    FKV_UNROLL
+    for (int i = 0; i < DC_OWN_ROWS * DC_OWN_TOKENS; i++) {
+        int n = i / DC_OWN_TOKENS;
+        int t = i % DC_OWN_TOKENS;
+        float x = fkv_fma(parts.scores[n][t], rows.step[n][0], parts.biases[n][t]);
+        score[n][t] = DC_TWICE ? x + fkv_shuffle_xor(x, 16) : x + fkv_mul(parts.rests[n][t], rows.step[n][1]);
+    }
+}
+
+/* Scores of all slabs added up, in the order of the slabs. */
+FKV_FN void dc_add_slabs(FKV_SHARED float *exchange, dc_place at, dc_scores &score) {
+    FKV_SHARED float *own = exchange + (at.stream * DC_SLABS + at.slab) * (DC_SLAB_SCORES * 32) + at.lane;
+    FKV_SHARED const float *all = exchange + at.stream * DC_SLABS * (DC_SLAB_SCORES * 32) + at.lane;
+    FKV_UNROLL
+    for (int i = 0; i < DC_SLAB_SCORES; i++) own[i * 32] = score[i / DC_OWN_TOKENS][i % DC_OWN_TOKENS];
+    fkv_sync_team(1 + at.stream, 32 * DC_SLABS);
+    FKV_UNROLL
+    for (int i = 0; i < DC_SLAB_SCORES; i++) {
+        float sum = all[i * 32];
+        FKV_UNROLL
+        for (int s = 1; s < DC_SLABS; s++) sum += all[(s * DC_SLAB_SCORES + i) * 32];
+        score[i / DC_OWN_TOKENS][i % DC_OWN_TOKENS] = sum;
+    }
+    if (DC_EXCHANGES == 1) fkv_sync_team(1 + at.stream, 32 * DC_SLABS);
+}

@@ -1,0 +1,152 @@
+/* Decode through matrix units, first part: shapes. How much of a tile a thread holds, what lies where in shared memory, and what
+ * a warp keeps from tile to tile. See decode_mma.h for the whole.
+ */
+/* ---- the block ---- */
+
+constexpr int DC_ROWS = FKV_ITEM_ROWS;                 /* queries x query heads: 4, 8 or 16 */
+constexpr int DC_SLAB = FKV_D % 128 == 0 ? 128 : 64;   /* channels of a warp */
+constexpr int DC_SLABS = FKV_D / DC_SLAB;              /* warps of a stream */
+constexpr int DC_STREAMS = 4;                          /* of tiles, each with a softmax of its own */
+constexpr int DC_THREADS = 32 * DC_STREAMS * DC_SLABS; /* as kernel_text.c has it */
+
+constexpr bool DC_TWICE = DC_ROWS == 4;             /* threads r and r + 4 both have row r % 4 */
+constexpr int DC_OWN_ROWS = DC_ROWS == 16 ? 2 : 1;  /* of a thread: r, or r and r + 8 */
+constexpr int DC_EXCHANGES = DC_ROWS == 16 ? 1 : 2; /* rooms for the slabs' scores, in turn; one needs a barrier more */
+
+/* Tokens whose keys a thread loads. What it holds of a tile are registers. The layer decides, not DC_ROWS: which tokens are
+ * folded together is part of the answer's bits. */
+constexpr int DC_RUN = FKV_PAGE_TOKENS >= 32 && FKV_K_BITS + FKV_V_BITS <= 12 && FKV_R <= 4 && FKV_D <= 256 ? 4 : 2;
+constexpr int DC_TILE = 8 * DC_RUN;
+constexpr int DC_OWN_TOKENS = 2 * DC_RUN; /* whose scores and values a thread has */
+
+/* ---- the sides of a page ---- */
+
+template <int BITS, int GROUP> struct dc_side {
+    static constexpr int bits = BITS;
+    static constexpr int row_bytes = FKV_D * BITS / 8;
+    static constexpr int slab_bytes = DC_SLAB * BITS / 8;
+    static constexpr int groups = BITS == 16 ? 1 : DC_SLAB / GROUP;  /* of a slab */
+    static constexpr int scale_words = (groups + 1) / 2;             /* of a token's slab, in the page */
+    static constexpr int scale_floats = BITS == 16 ? 0 : 2 * groups; /* the same, with biases, in shared memory */
+};
+
+/* K: a thread loads load_bytes of each unit of `span` channels of a token's slab. */
+struct dc_k : dc_side<FKV_K_BITS, FKV_K_GROUP> {
+    static constexpr int load_bytes = FKV_K_GROUP * bits / 32 > 16 ? 16 : FKV_K_GROUP *bits / 32;
+    static constexpr int words = (load_bytes + 3) / 4;
+    static constexpr int span = load_bytes * 32 / bits;
+    static constexpr int units = DC_SLAB / span;
+    static constexpr int group_units = units / groups;
+    static constexpr int step_channels = bits == 16 ? 16 : 32; /* of one product */
+    static constexpr int steps = DC_SLAB / step_channels;
+    static constexpr int unit_steps = span / step_channels;
+    /* a query's number is two halves or three bytes, each with a row of the A operand: row tiles of 16 */
+    static constexpr int parts = bits == 16 ? 2 : 3;
+    static constexpr int row_tiles = bits == 16 ? DC_OWN_ROWS : DC_ROWS == 4 ? 1 : DC_ROWS == 8 ? 2 : 3;
+};
+
+/* V: load_bytes of each unit of `span` channels: those of one group, or all where each column has scales of its own. */
+struct dc_v : dc_side<FKV_V_BITS, FKV_V_GROUP> {
+    static constexpr int span = bits == 16 ? 64 : DC_TWICE && groups == 2 ? DC_SLAB : FKV_V_GROUP;
+    static constexpr int load_bytes = span * bits / 64;
+    static constexpr int words = (load_bytes + 3) / 4;
+    static constexpr int units = DC_SLAB / span;
+    static constexpr int quads = span / 32; /* of a thread's channels of a unit */
+    static constexpr int tiles = DC_SLAB / 16;
+    static constexpr int own_groups = DC_TWICE ? (groups + 1) / 2 : groups; /* of scales, of a thread's weights */
+    static constexpr bool is_bf16 = bits == 16 && FKV_PAGE_BF16;            /* 16-bit values meet p as two bfloat16 numbers */
+    static constexpr float middle = bits == 8 ? 128.0f : bits == 4 ? 8.0f : 2.0f;
+
+    /* Which of a thread's groups the channels of a unit, or of a row tile, have. */
+    FKV_FN constexpr int group_of_unit(int u) { return bits == 16 || span == DC_SLAB ? 0 : DC_TWICE ? u / 2 : u; }
+    FKV_FN constexpr int group_of_tile(int t) { return group_of_unit(t / (2 * quads)); }
+};
+
+/* ---- shared memory, in words ---- */
+
+/* Scales of a warp's tile, as floats: of each token {scale, ...} {bias, ...} of K, {scale, bias of the middle} of V; every
+ * DC_OWN_TOKENS tokens, what one thread reads, are shifted by 16 bytes against the next. */
+constexpr int DC_AT_V_SCALES = DC_TILE * dc_k::scale_floats + 16;
+constexpr int DC_SCALES_WORDS = DC_TILE * (dc_k::scale_floats + dc_v::scale_floats) + 32;
+
+constexpr int DC_OPERAND_WORDS = dc_k::row_tiles * dc_k::steps * 128; /* queries of a slab */
+constexpr int DC_QUERY_WORDS = DC_SLABS * DC_OPERAND_WORDS;
+constexpr int DC_SUM_WORDS = DC_ROWS * (1 + DC_SLABS * dc_k::groups); /* {step}, {sum of q of each group} */
+constexpr int DC_SLAB_SCORES = DC_OWN_ROWS * DC_OWN_TOKENS;           /* of a thread */
+constexpr int DC_EXCHANGE_WORDS = DC_SLABS > 1 ? DC_STREAMS *DC_SLABS *DC_SLAB_SCORES * 32 : 0;
+
+constexpr int DC_AT_STEPS = DC_QUERY_WORDS;
+constexpr int DC_AT_SUMS = DC_AT_STEPS + DC_ROWS;
+constexpr int DC_AT_SCALES = DC_QUERY_WORDS + DC_SUM_WORDS;
+constexpr int DC_AT_STATS = DC_AT_SCALES + DC_STREAMS * DC_SLABS * DC_SCALES_WORDS; /* [streams, rows, {max, total}] */
+constexpr int DC_AT_REST = DC_AT_STATS + 2 * DC_STREAMS * DC_ROWS;                  /* exchanged scores, then sums [rows, D] */
+constexpr int DC_SHARED_WORDS =
+    DC_AT_REST + (DC_EXCHANGES * DC_EXCHANGE_WORDS > DC_ROWS * FKV_D ? DC_EXCHANGES * DC_EXCHANGE_WORDS : DC_ROWS * FKV_D);
+#define FKV_DECODE_SHARED DC_SHARED_WORDS
+
+/* ---- what a thread holds ---- */
+
+/* Packed bytes of a tile. */
+struct dc_keys {
+    fkv_u32 codes[DC_RUN][dc_k::units][dc_k::words];
+};
+struct dc_values {
+    fkv_u32 codes[DC_OWN_TOKENS][dc_v::units][dc_v::words];
+};
+/* Of token lane % DC_TILE: scales, then biases, as they lie in the page. */
+struct dc_scales {
+    fkv_u32 k[2][dc_k::scale_words];
+    fkv_u32 v[2][dc_v::scale_words];
+};
+
+/* A row, as all tiles meet it. */
+struct dc_rows {
+    float step[DC_OWN_ROWS][2];                 /* what a unit of the first and of the second sum is worth */
+    float query_sum[DC_OWN_ROWS][dc_k::groups]; /* of q, for K's biases */
+    fkv_u32 position[DC_OWN_ROWS];              /* of the row's query */
+    fkv_u32 first;                              /* positions of the item's queries */
+    fkv_u32 last;
+};
+
+/* A warp's share of the piece. */
+struct dc_state {
+    float max[DC_OWN_ROWS];
+    float total[DC_OWN_ROWS];                        /* of the thread's own tokens */
+    fkv_u32 exponent[DC_OWN_ROWS][dc_v::own_groups]; /* of the largest scale seen, as a float has it */
+    float bias[DC_OWN_ROWS][dc_v::own_groups];       /* of the thread's own tokens */
+    float sums[dc_v::tiles][DC_OWN_ROWS][4];
+};
+
+typedef float dc_scores[DC_OWN_ROWS][DC_OWN_TOKENS];
+
+/* Which warp, which thread of it: thread l is r = l / 4, c = l % 4. */
+struct dc_place {
+    fkv_u32 lane;
+    fkv_u32 warp;
+    fkv_u32 slab;
+    fkv_u32 stream;
+};
+
+/* ---- loads ---- */
+
+/* n bytes of a page, known when compiled. */
+FKV_FN void dc_stream(fkv_u32 *to, const fkv_u8 *at, int n) {
+    if (n >= 16) {
+        FKV_UNROLL
+        for (int i = 0; i < n / 16; i++) {
+            fkv_words4 x = fkv_stream16(at + 16 * i);
+            FKV_UNROLL
+            for (int k = 0; k < 4; k++) to[4 * i + k] = x.w[k];
+        }
+    } else if (n == 8) {
+        fkv_words2 x = fkv_stream8(at);
+        to[0] = x.w[0];
+        to[1] = x.w[1];
+    } else if (n == 4) {
+        to[0] = fkv_stream4(at);
+    } else if (n == 2) {
+        to[0] = fkv_stream2(at);
+    } else {
+        to[0] = fkv_stream1(at);
+    }
+}

@@ -1,0 +1,288 @@
+/* Decode through matrix units, fifth part: scales of a tile, its softmax, and its weights.
+ *
+ * Scales are converted once, by the thread whose number is the token's, and read from the warp's shared memory as floats. Four
+ * rows or fewer are there twice: their two threads take the groups of V's scales in turn, 2 o + r / 4, so that no column of the
+ * values' product is idle.
+ */
+constexpr fkv_u32 DC_NAN = 0x7fc00000u;
+
+FKV_FN float dc_minus_infinity() { return fkv_float_of(0xff800000u); }
+
+/* ---- scales ---- */
+
+FKV_FN void dc_load_scales(dc_scales &to, const fkv_u8 *block, fkv_u32 slot, dc_place at) {
+    fkv_u32 row = (slot + at.lane % DC_TILE) * DC_SLABS + at.slab;
+    if constexpr (dc_k::bits < 16) {
+        dc_stream(to.k[0], block + FKV_K_SCALES + row * (dc_k::groups * 2), dc_k::groups * 2);
+        dc_stream(to.k[1], block + FKV_K_BIASES + row * (dc_k::groups * 2), dc_k::groups * 2);
+    }
+    if constexpr (dc_v::bits < 16) {
+        dc_stream(to.v[0], block + FKV_V_SCALES + row * (dc_v::groups * 2), dc_v::groups * 2);
+        dc_stream(to.v[1], block + FKV_V_BIASES + row * (dc_v::groups * 2), dc_v::groups * 2);
+    }
+}
+
+FKV_FN float dc_scale_of(const fkv_u32 *words, int g) {
+    return fkv_page_number(g % 2 == 0 ? words[g / 2] & 0xffffu : words[g / 2] >> 16);
+}
+
+/* The scales of a tile to the warp's shared memory, each token's by one thread. bits: the largest scale of V of each group in the
+ * tile, as bits without sign. */
+FKV_FN void dc_share_scales(const dc_scales &from, fkv_u32 lane, FKV_SHARED float *scales, fkv_u32 (&bits)[dc_v::groups]) {
+    fkv_u32 c = lane % DC_TILE / DC_OWN_TOKENS;
+    fkv_u32 i = lane % DC_OWN_TOKENS;
+    fkv_sync_warp(); /* the last tile's were read */
+    if constexpr (dc_k::bits < 16) {
+        if (lane < DC_TILE) {
+            FKV_SHARED float *k = scales + dc_scales_at(c, i, dc_k::scale_floats);
+            FKV_UNROLL
+            for (int g = 0; g < dc_k::groups; g++) {
+                k[g] = dc_scale_of(from.k[0], g);
+                k[dc_k::groups + g] = dc_scale_of(from.k[1], g);
+            }
+        }
+    }
+    if constexpr (dc_v::bits < 16) {
+        FKV_SHARED float *v = scales + DC_AT_V_SCALES + dc_scales_at(c, i, dc_v::scale_floats);
+        FKV_UNROLL
+        for (int g = 0; g < dc_v::groups; g++) {
+            float scale = dc_scale_of(from.v[0], g);
+            float bias = dc_scale_of(from.v[1], g);
+            if (lane < DC_TILE) {
+                v[2 * g] = scale;
+                v[2 * g + 1] = fkv_fma(scale, dc_v::middle, bias);
+            }
+            bits[g] = fkv_warp_max_bits(fkv_bits_of(scale) & 0x7fffffffu);
+        }
+    }
+    fkv_sync_warp();
+}
+
+/* V's {scale, bias of the middle} of a thread's token i for its group o. */
+struct dc_line {
+    float scale;
+    float middle;
+};
+
+FKV_FN dc_line dc_value_line(FKV_SHARED const float *scales, fkv_u32 lane, int i, int o) {
+    if constexpr (dc_v::bits == 16) {
+        return {1.0f, 0.0f};
+    } else {
+        FKV_SHARED const float *of_token = scales + DC_AT_V_SCALES + dc_scales_at(lane % 4, (fkv_u32)i, dc_v::scale_floats);
+        fkv_u32 group = DC_TWICE && dc_v::groups > 1 ? 2 * (fkv_u32)o + lane / 16 : (fkv_u32)o;
+        return {of_token[2 * group], of_token[2 * group + 1]};
+    }
+}
+
+/* ---- masks: tiles that some row does not see in full ----
+ *
+ * A token that a row does not see has p = 0, and adds nothing whatever its bytes are: before anything is multiplied, what is not
+ * finite in such a tile becomes 0, and the rows that do see it become NaN in another way. */
+
+/* Whether every row sees every token of the tile. base: position of its first token. */
+FKV_FN bool dc_is_whole(const dc_rows &rows, fkv_u32 base) {
+    fkv_u32 end = base + DC_TILE;
+    bool whole = end <= rows.first + 1;
+    if (FKV_WINDOW != 0) whole = whole && (end <= FKV_SINKS || rows.last - base + 1 < FKV_WINDOW + 1);
+    return whole;
+}
+
+/* V's scales and biases. A middle is finite only where both are. */
+FKV_FN void dc_hide_lines(FKV_SHARED float *scales, const dc_rows &rows, fkv_u32 token, fkv_u32 lane, dc_state &state) {
+    bool any = false;
+    FKV_UNROLL
+    for (int i = 0; i < DC_OWN_TOKENS * dc_v::own_groups; i++) {
+        int o = i % dc_v::own_groups;
+        bool finite = fkv_is_finite(dc_value_line(scales, lane, i / dc_v::own_groups, o).middle);
+        any = any || !finite;
+        FKV_UNROLL
+        for (int n = 0; n < DC_OWN_ROWS; n++)
+            if (!finite && fkv_sees(rows.position[n], token + (fkv_u32)(i / dc_v::own_groups)))
+                state.bias[n][o] = fkv_float_of(DC_NAN);
+    }
+    if (!fkv_any(any)) return;
+    fkv_sync_warp(); /* all of them were read */
+    FKV_SHARED float *own =
+        scales + DC_AT_V_SCALES + dc_scales_at(lane % DC_TILE / DC_OWN_TOKENS, lane % DC_OWN_TOKENS, dc_v::scale_floats);
+    FKV_UNROLL
+    for (int g = 0; g < dc_v::groups; g++)
+        if (lane < DC_TILE && !fkv_is_finite(own[2 * g + 1])) own[2 * g] = own[2 * g + 1] = 0.0f;
+    fkv_sync_warp();
+}
+
+/* V's 16-bit numbers: any of a token's that this slab has. Rows that see them have NaN as its score. */
+FKV_FN void dc_hide_values(dc_values &v, dc_scores &score) {
+    constexpr fkv_u32 exponent = FKV_PAGE_BF16 ? 0x7f80u : 0x7c00u;
+    fkv_u32 odd = 0; /* a bit for each of the thread's tokens */
+    FKV_UNROLL
+    for (int i = 0; i < DC_OWN_TOKENS * dc_v::units * dc_v::words; i++) {
+        int token = i / (dc_v::units * dc_v::words);
+        fkv_u32 word = v.codes[token][i / dc_v::words % dc_v::units][i % dc_v::words];
+        if ((word & exponent) == exponent || (word >> 16 & exponent) == exponent) odd |= 1u << token;
+    }
+    if (!fkv_any(odd != 0)) return;
+    FKV_UNROLL
+    for (fkv_u32 h = 4; h < 32; h *= 2) odd |= fkv_shuffle_xor_bits(odd, h);
+    FKV_UNROLL
+    for (int token = 0; token < DC_OWN_TOKENS; token++) {
+        if ((odd >> token & 1) == 0) continue;
+        FKV_UNROLL
+        for (int n = 0; n < DC_OWN_ROWS; n++) score[n][token] = fkv_float_of(DC_NAN);
+        FKV_UNROLL
+        for (int w = 0; w < dc_v::units * dc_v::words; w++) v.codes[token][w / dc_v::words][w % dc_v::words] = 0;
+    }
+}
+
+/* token: the thread's first. */
+FKV_FN void dc_mask(dc_values &v, FKV_SHARED float *scales, const dc_rows &rows, fkv_u32 token, fkv_u32 lane, dc_scores &score,
+                    dc_state &state) {
+    if constexpr (dc_v::bits == 16)
+        dc_hide_values(v, score);
+    else
+        dc_hide_lines(scales, rows, token, lane, state);
+    FKV_UNROLL
+    for (int i = 0; i < DC_OWN_ROWS * DC_OWN_TOKENS; i++)
+        if (!fkv_sees(rows.position[i / DC_OWN_TOKENS], token + (fkv_u32)(i % DC_OWN_TOKENS)))
+            score[i / DC_OWN_TOKENS][i % DC_OWN_TOKENS] = dc_minus_infinity();
+}
+
+/* ---- softmax ---- */
+
+/* What the rows of a thread grow to with a tile. */
+struct dc_growth {
+    float largest[DC_OWN_ROWS];
+    fkv_u32 exponent[DC_OWN_ROWS][dc_v::own_groups];
+};
+
+/* The largest scale of V that row n counts for its group o, as bits. tile_bits: of the whole tile. */
+FKV_FN fkv_u32 dc_scale_bits(FKV_SHARED const float *scales, const fkv_u32 (&tile_bits)[dc_v::groups], const dc_rows &rows,
+                             fkv_u32 token, bool whole, int n, int o, fkv_u32 lane) {
+    if (whole) {
+        if constexpr (DC_TWICE && dc_v::groups > 1)
+            return lane < 16 ? tile_bits[2 * o] : tile_bits[2 * o + 1];
+        else
+            return tile_bits[o];
+    }
+    fkv_u32 bits = 0;
+    FKV_UNROLL
+    for (int i = 0; i < DC_OWN_TOKENS; i++) {
+        float scale = dc_value_line(scales, lane, i, o).scale;
+        bool counts = fkv_sees(rows.position[n], token + (fkv_u32)i);
+        bits = fkv_max_bits(bits, counts ? fkv_bits_of(scale) & 0x7fffffffu : 0u);
+    }
+    return bits;
+}
+
+/* The row's max or the exponent of a group grew: what was added up so far shrinks. */
+FKV_FN void dc_grow(dc_state &state, const dc_growth &to, fkv_u32 lane) {
+    FKV_UNROLL
+    for (int n = 0; n < DC_OWN_ROWS; n++) {
+        float shrink = state.max[n] == to.largest[n] ? 1.0f : fkv_exp2(state.max[n] - to.largest[n]);
+        state.max[n] = to.largest[n];
+        state.total[n] = fkv_mul(state.total[n], shrink);
+        FKV_UNROLL
+        for (int o = 0; o < dc_v::own_groups; o++) {
+            fkv_u32 steps = to.exponent[n][o] - state.exponent[n][o];
+            float factor = shrink * fkv_float_of((steps < 127 ? 127 - steps : 0) << 23);
+            state.exponent[n][o] = to.exponent[n][o];
+            state.bias[n][o] *= shrink;
+            /* the sums' columns 2 c and 2 c + 1 are threads r = 2 c and 2 c + 1 */
+            float even = fkv_shuffle(factor, lane % 4 * 8);
+            float odd = fkv_shuffle(factor, lane % 4 * 8 + 4);
+            FKV_UNROLL
+            for (int t = 0; t < dc_v::tiles; t++) {
+                if (o != dc_v::group_of_tile(t)) continue;
+                state.sums[t][n][0] *= even;
+                state.sums[t][n][1] *= odd;
+                state.sums[t][n][2] *= even;
+                state.sums[t][n][3] *= odd;
+            }
+        }
+    }
+}
+
+/* Max and exponents follow the tile. */
+FKV_FN void dc_follow(const dc_scores &score, FKV_SHARED const float *scales, const fkv_u32 (&tile_bits)[dc_v::groups],
+                      const dc_rows &rows, fkv_u32 token, bool whole, fkv_u32 lane, dc_state &state) {
+    dc_growth to;
+    bool grows = false;
+    FKV_UNROLL
+    for (int n = 0; n < DC_OWN_ROWS; n++) {
+        to.largest[n] = state.max[n];
+        FKV_UNROLL
+        for (int i = 0; i < DC_OWN_TOKENS; i++) to.largest[n] = fkv_max(to.largest[n], score[n][i]);
+        grows = grows || to.largest[n] > state.max[n];
+        FKV_UNROLL
+        for (int o = 0; o < dc_v::own_groups; o++) {
+            to.exponent[n][o] = state.exponent[n][o];
+            if constexpr (dc_v::bits < 16) {
+                fkv_u32 bits = dc_scale_bits(scales, tile_bits, rows, token, whole, n, o, lane);
+                to.exponent[n][o] = fkv_max_bits(to.exponent[n][o], bits >> 23);
+                grows = grows || to.exponent[n][o] > state.exponent[n][o];
+            }
+        }
+    }
+    if (!fkv_any(grows)) return;
+    FKV_UNROLL
+    for (int n = 0; n < DC_OWN_ROWS; n++) {
+        FKV_UNROLL
+        for (fkv_u32 h = 1; h < 4; h *= 2) {
+            to.largest[n] = fkv_max(to.largest[n], fkv_shuffle_xor(to.largest[n], h));
+            FKV_UNROLL
+            for (int o = 0; o < dc_v::own_groups; o++)
+                to.exponent[n][o] = fkv_max_bits(to.exponent[n][o], fkv_shuffle_xor_bits(to.exponent[n][o], h));
+        }
+    }
+    dc_grow(state, to, lane);
+}
+
+/* Scores to weights. rests: what bfloat16 weights lose. */
+FKV_FN void dc_weigh(const dc_scores &score, FKV_SHARED const float *scales, fkv_u32 lane, dc_state &state, dc_weights &weights,
+                     dc_weights &rests) {
+    FKV_UNROLL
+    for (int n = 0; n < DC_OWN_ROWS; n++) {
+        float max = state.max[n] == dc_minus_infinity() ? 0.0f : state.max[n];
+        FKV_UNROLL
+        for (int b = 0; b < DC_RUN; b++) {
+            float near = fkv_exp2(score[n][b] - max);
+            float far = fkv_exp2(score[n][DC_RUN + b] - max);
+            state.total[n] += near;
+            state.total[n] += far;
+            if constexpr (dc_v::is_bf16) {
+                float near_bf16 = fkv_float_of(fkv_bf16_bits(near) << 16);
+                float far_bf16 = fkv_float_of(fkv_bf16_bits(far) << 16);
+                weights[n][0][b] = fkv_pack_bf16(near_bf16, far_bf16);
+                rests[n][0][b] = fkv_pack_bf16(near - near_bf16, far - far_bf16);
+                continue;
+            }
+            FKV_UNROLL
+            for (int o = 0; o < dc_v::own_groups; o++) {
+                float unit = fkv_float_of((268u - state.exponent[n][o]) << 23);
+                dc_line near_line = dc_value_line(scales, lane, b, o);
+                dc_line far_line = dc_value_line(scales, lane, DC_RUN + b, o);
+                weights[n][o][b] = fkv_pack_f16(near * unit * near_line.scale, far * unit * far_line.scale);
+                state.bias[n][o] = fkv_fma(near, near_line.middle, state.bias[n][o]);
+                state.bias[n][o] = fkv_fma(far, far_line.middle, state.bias[n][o]);
+            }
+        }
+    }
+}
+
+/* Softmax of a tile, and p v added. base: position of the tile's first token. */
+FKV_FN void dc_fold_tile(dc_values &v, FKV_SHARED float *scales, const fkv_u32 (&tile_bits)[dc_v::groups], dc_scores &score,
+                         const dc_rows &rows, fkv_u32 base, fkv_u32 lane, dc_state &state) {
+    fkv_u32 token = base + DC_OWN_TOKENS * (lane % 4); /* the thread's first */
+    bool whole = dc_is_whole(rows, base);
+    if (FKV_SOFTCAP_BITS != 0) {
+        FKV_UNROLL
+        for (int i = 0; i < DC_OWN_ROWS * DC_OWN_TOKENS; i++)
+            score[i / DC_OWN_TOKENS][i % DC_OWN_TOKENS] = fkv_cap(score[i / DC_OWN_TOKENS][i % DC_OWN_TOKENS]);
+    }
+    if (!whole) dc_mask(v, scales, rows, token, lane, score, state);
+    dc_follow(score, scales, tile_bits, rows, token, whole, lane, state);
+    dc_weights weights;
+    dc_weights rests;
+    dc_weigh(score, scales, lane, state, weights, rests);
+    dc_add_values(v, weights, state.sums);
+    if (dc_v::is_bf16) dc_add_values(v, rests, state.sums);
+}

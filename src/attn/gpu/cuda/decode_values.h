@@ -1,0 +1,83 @@
+/* Decode through matrix units, fourth part: values of a tile, added up by their weights.
+ *
+ * out^T = V^T P^T: 16 channels are the rows, 16 tokens the depth, rows of the item the columns. Codes become halves, exactly,
+ * around their middle (code - 128, - 8, - 2); p * scale is rounded to a half, in units of 2^(e - 14) where 2^e bounds the scales
+ * of that group so far, so that any scale of any page type has all its bits; the bias is added in float. A thread loads the
+ * values of the tokens whose scores it has: as P^T its weights are the B operand just where they are.
+ */
+FKV_FN void dc_load_values(dc_values &to, const fkv_u8 *block, fkv_u32 slot, dc_place at) {
+    fkv_u32 token = slot + DC_OWN_TOKENS * (at.lane % 4);
+    const fkv_u8 *codes =
+        block + FKV_V_CODES + token * dc_v::row_bytes + at.slab * dc_v::slab_bytes + at.lane / 4 * dc_v::load_bytes;
+    FKV_UNROLL
+    for (int i = 0; i < DC_OWN_TOKENS; i++) {
+        FKV_UNROLL
+        for (int u = 0; u < dc_v::units; u++)
+            dc_stream(to.codes[i][u], codes + i * dc_v::row_bytes + u * 8 * dc_v::load_bytes, dc_v::load_bytes);
+    }
+}
+
+/* Four channels of two tokens, a in the low halves: code - middle. From the same 8 (4, 2, 1) bytes of both. */
+FKV_FN void dc_value_quad(const fkv_u32 *a, const fkv_u32 *b, int quad, fkv_u32 *to) {
+    if constexpr (dc_v::bits == 16) {
+        FKV_UNROLL
+        for (int i = 0; i < 2; i++) {
+            to[2 * i] = fkv_permute(a[2 * quad + i], b[2 * quad + i], 0x5410u);
+            to[2 * i + 1] = fkv_permute(a[2 * quad + i], b[2 * quad + i], 0x7632u);
+        }
+    } else if constexpr (dc_v::bits == 8) {
+        FKV_UNROLL
+        for (int i = 0; i < 2; i++) {
+            fkv_u32 x = fkv_permute(a[quad], b[quad], i == 0 ? 0x5140u : 0x7362u);                     /* a b a b */
+            to[2 * i] = fkv_fma_f16x2(fkv_permute(x, 0x64646464u, 0x4140u), 0x3c003c00u, 0xe480e480u); /* 1024 + code, - 1152 */
+            to[2 * i + 1] = fkv_fma_f16x2(fkv_permute(x, 0x64646464u, 0x4342u), 0x3c003c00u, 0xe480e480u);
+        }
+    } else if constexpr (dc_v::bits == 4) {
+        fkv_u32 x = fkv_permute(a[quad / 2], b[quad / 2], quad % 2 == 0 ? 0x5410u : 0x7632u);
+        FKV_UNROLL
+        for (int i = 0; i < 2; i++) {
+            fkv_u32 y = x >> 8 * i;
+            to[2 * i] =
+                fkv_fma_f16x2(fkv_mask_or(y, 0x000f000fu, 0x64006400u), 0x3c003c00u, 0xe408e408u); /* 1024 + code, - 1032 */
+            to[2 * i + 1] = fkv_fma_f16x2(fkv_mask_or(y, 0x00f000f0u, 0x64006400u), 0x2c002c00u, 0xd480d480u); /* / 16, - 72 */
+        }
+    } else {
+        fkv_u32 x = fkv_permute(a[quad / 4], b[quad / 4], quad % 4 < 2 ? 0x5410u : 0x7632u) >> 8 * (quad % 2);
+        to[0] = fkv_fma_f16x2(fkv_mask_or(x, 0x00030003u, 0x64006400u), 0x3c003c00u, 0xe402e402u); /* 1024 + code, - 1026 */
+        to[1] = fkv_fma_f16x2(fkv_mask_or(x, 0x000c000cu, 0x64006400u), 0x34003400u, 0xdc08dc08u); /* / 4, - 258 */
+        to[2] = fkv_fma_f16x2(fkv_mask_or(x, 0x00300030u, 0x64006400u), 0x2c002c00u, 0xd420d420u); /* / 16, - 66 */
+        to[3] = fkv_fma_f16x2(fkv_mask_or(x, 0x00c000c0u, 0x64006400u), 0x24002400u, 0xcc80cc80u); /* / 64, - 18 */
+    }
+}
+
+/* B operands: tokens b (low half) and DC_RUN + b of a thread, for each of its rows and groups. */
+typedef fkv_u32 dc_weights[DC_OWN_ROWS][dc_v::own_groups][DC_RUN];
+
+FKV_FN void dc_add_values(const dc_values &v, const dc_weights &weights, float (&sums)[dc_v::tiles][DC_OWN_ROWS][4]) {
+    FKV_UNROLL
+    for (int depth = 0; depth < DC_RUN / 2; depth++) {
+        FKV_UNROLL
+        for (int u = 0; u < dc_v::units; u++) {
+            int o = dc_v::group_of_unit(u);
+            FKV_UNROLL
+            for (int quad = 0; quad < dc_v::quads; quad++) {
+                fkv_u32 near[4];
+                fkv_u32 far[4];
+                dc_value_quad(v.codes[2 * depth][u], v.codes[DC_RUN + 2 * depth][u], quad, near);
+                dc_value_quad(v.codes[2 * depth + 1][u], v.codes[DC_RUN + 2 * depth + 1][u], quad, far);
+                FKV_UNROLL
+                for (int t = 0; t < 2; t++) {
+                    const fkv_u32 a[4] = {near[2 * t], near[2 * t + 1], far[2 * t], far[2 * t + 1]};
+                    int tile = (u * dc_v::quads + quad) * 2 + t;
+                    FKV_UNROLL
+                    for (int n = 0; n < DC_OWN_ROWS; n++) {
+                        if (dc_v::is_bf16)
+                            fkv_mma_bf16(sums[tile][n], a, weights[n][o][2 * depth], weights[n][o][2 * depth + 1]);
+                        else
+                            fkv_mma_f16(sums[tile][n], a, weights[n][o][2 * depth], weights[n][o][2 * depth + 1]);
+                    }
+                }
+            }
+        }
+    }
+}
