@@ -10,6 +10,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 
 fkv_runner_config fkv_runner_config_default(void) {
     return (fkv_runner_config){.max_seqs = 1,
@@ -164,10 +165,17 @@ static fkv_status check_fits(const fkv_model *model, const fkv_runner_config *c,
     if (plan->total_bytes <= limit) return FKV_OK;
     uint64_t rest = plan->total_bytes - plan->cache.slab_bytes;
     uint64_t tokens = limit > rest ? (limit - rest) / (plan->cache.token_bytes + 1) : 0;
+    char advice[160];
+    if (tokens > 0)
+        (void)snprintf(advice, sizeof advice,
+                       "lower max_tokens from %u to about %" PRIu64 ", store fewer bits, or take smaller steps", c->max_tokens,
+                       tokens);
+    else
+        (void)snprintf(advice, sizeof advice,
+                       "%" PRIu64 " bytes are needed before the first token: lower max_step_tokens, n_threads or max_seqs", rest);
     return fkv_fail(FKV_NO_MEMORY,
-                    "the plan needs %" PRIu64 " bytes (cache %" PRIu64 ", activations %" PRIu64 ") and %s allows %" PRIu64
-                    ": lower max_tokens from %u to about %" PRIu64 ", store fewer bits, or take smaller steps",
-                    plan->total_bytes, plan->cache.total_bytes, plan->activations_bytes, source, limit, c->max_tokens, tokens);
+                    "the plan needs %" PRIu64 " bytes (cache %" PRIu64 ", activations %" PRIu64 ") and %s allows %" PRIu64 ": %s",
+                    plan->total_bytes, plan->cache.total_bytes, plan->activations_bytes, source, limit, advice);
 }
 
 static void fill_frequencies(fkv_runner *r) {
