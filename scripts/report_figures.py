@@ -25,7 +25,7 @@ MARKER = re.compile(r"<!-- /?(?:figure|table|given)\b")
 GIVEN = re.compile(r"<!-- given -->.*?<!-- /given -->", re.S)
 NOT_LOOKED_AT = re.compile(r"^```.*?^```|<!--.*?-->|\]\([^)]*\)|`[^`\n]*`", re.S | re.M)
 UNMARKED = re.compile(
-    r"(?<![\w.])\d[\d.,]*(?:e-?\d+)?\s?(?:ns|us|µs|ms|s|seconds|GB/s|TB/s|TFLOP/s|tokens (?:a|per) second|%)(?!\w)"
+    r"(?<![\w.])\d[\d.,]*(?:e-?\d+)?\s?(?:ns|us|µs|ms|s|seconds|GB/s|TB/s|GFLOP/s|TFLOP/s|tokens (?:a|per) second|%)(?!\w)"
     r"|(?<![\w.])\d+(?:\.\d+)?x(?!\w)"
     r"|(?<=\|)[ *+-]*\d[\d,]*\.\d+[ *]*(?=[|,])"  # a cell with a decimal number
 )
@@ -88,8 +88,8 @@ def table(results, name):
     return "\n" + report_tables.TABLES[name](results) + "\n"
 
 
-def fill(results, text, strict=True):
-    """The page with every marker filled. Raises Wrong where one cannot be or, where strict, a figure stands outside."""
+def fill(results, text):
+    """The page with every marker filled. Raises Wrong where one cannot be, or a figure stands outside."""
     makers = {"figure": figure, "table": table}
     if re.search(r"^<!-- (?:figure|given)", text, re.M):
         raise Wrong("a figure at the beginning of a line would end the paragraph there: put a word before it")
@@ -97,8 +97,7 @@ def fill(results, text, strict=True):
     left = MARKER.search(rest)
     if left:
         raise Wrong(f"a marker without its other end: {left[0]}")
-    if strict:
-        check_unmarked(NOT_LOOKED_AT.sub("", rest))
+    check_unmarked(NOT_LOOKED_AT.sub("", rest))
     return MARKED.sub(lambda m: m["open"] + makers[m["kind"]](results, m["what"]) + m["close"], text)
 
 
