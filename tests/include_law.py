@@ -11,8 +11,8 @@ import re
 import sys
 import tempfile
 
-# What the files of a module may include, beside system headers: modules (folders of src), single headers of a module that are its
-# door to others, and the public headers.
+# What the files of a module may include, beside system headers: modules (folders of src), single headers that a module opens
+# to others, and the public headers.
 LAW = {
     "base": {"base", "public"},
     "codec": {"base", "codec", "public"},

@@ -66,7 +66,7 @@ static inline bool kernel_case_has(uint32_t i, int kernel) {
 typedef void kernel_entry(int kernel, const uint32_t grid[3], uint32_t n_threads, uint32_t team_threads, const void *const *in,
                           void *out);
 
-/* Bytes that are no numbers into a token's row of each KV head of a page: in V alone, or in K too. */
+/* NaN bytes into a token's row of each KV head of a page: in V alone, or in K too. */
 static inline void kernel_spoil_row(const fkv_block *block, uint32_t n_kv_heads, uint8_t *page, uint32_t slot, bool k_too) {
     for (uint32_t head = 0; head < n_kv_heads; head++) {
         for (int side = k_too ? FKV_SIDE_K : FKV_SIDE_V; side < (int)FKV_N_SIDES; side++) {

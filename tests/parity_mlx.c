@@ -235,7 +235,7 @@ static void check_files(fkv_cache *cache, const attn_world *w, const fkv_seq *se
     }
 }
 
-/* ---- rows that are no numbers ---- */
+/* ---- rows with NaN ---- */
 
 /* Behind a window: a token that nobody sees, and the values of the one that the first query alone sees. */
 static void spoil_page(const attn_world *w, uint32_t r, uint32_t page, uint8_t *bytes) {
@@ -324,7 +324,7 @@ static void check_answer(const attn_world *w, mlx_array out) {
     free(queries);
 }
 
-/* spoilt: some of the history is no numbers. */
+/* spoilt: some of the history is NaN. */
 static void check_case_as(const attn_case *given, bool spoilt) {
     const attn_case c = *given;
     attn_world w;
@@ -417,7 +417,7 @@ static void every_softcap(void) {
     }
 }
 
-/* Rows that are no numbers, which some queries see and others do not, in decode and in prefill. */
+/* Rows with NaN, which some queries see and others do not, in decode and in prefill. */
 static void spoilt_rows(void) {
     static const uint32_t codecs[] = {2, 3, 0};
     for (size_t i = 0; i < sizeof codecs / sizeof codecs[0]; i++) {

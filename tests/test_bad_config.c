@@ -76,7 +76,7 @@ static const struct {
     {"V of 32 bits", {SET(layer.v.bits, 32)}},
     {"K in groups of 16", {SET(layer.k.group, 16)}},
     {"K of a kind behind the last", {SET(layer.k.kind, FKV_CODEC_AFFINE + 1)}},
-    {"V of a kind that is no number", {SET(layer.v.kind, UINT32_MAX)}},
+    {"V of a kind far behind the last", {SET(layer.v.kind, UINT32_MAX)}},
     {"K of 8 bits as 16-bit rows", {SET(layer.k.kind, FKV_CODEC_HALF)}},
     {"V of 16 bits as affine codes", {SET(layer.v.bits, 16), SET(layer.v.kind, FKV_CODEC_AFFINE)}},
     {"V in groups of 0", {SET(layer.v.group, 0)}},

@@ -224,7 +224,7 @@ START_TEST(a_refused_plan_says_what_would_fit) {
     ck_ok(fkv_cache_open(&config, &cache));
     fkv_cache_close(cache);
 
-    /* no number of tokens fits, but fewer of the rest do */
+    /* not one token fits, but fewer of the rest do */
     config.memory_limit = least_plan(config, false).total_bytes - 1;
     ck_status(fkv_cache_open(&config, &cache), FKV_NO_MEMORY);
     (void)snprintf(words, sizeof words, "with 1 it needs %" PRIu64, least_plan(config, false).total_bytes);

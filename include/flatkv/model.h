@@ -81,7 +81,7 @@ typedef struct fkv_model_info {
     uint64_t n_parameters;
     uint64_t file_bytes;    /* mapped */
     uint64_t packed_bytes;  /* of weights repacked at load: anonymous memory, or MLX's */
-    uint8_t weights_id[32]; /* SHA-256 over the files' headers and tensor samples; see docs */
+    uint8_t weights_id[32]; /* SHA-256 over the files' headers and samples of their tensors */
     char rope_id[64];
 } fkv_model_info;
 

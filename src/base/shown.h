@@ -1,4 +1,4 @@
-/* Text from strangers' files, made fit for a message or a terminal. fkv_fail() passes every message through here, so that no
+/* Text from untrusted files, made fit for a message or a terminal. fkv_fail() passes every message through here, so that no
  * caller can forget it; what is kept for later (a model's name) is cleaned when it is taken from the file.
  *
  * UTF-8 passes as it is. Control characters (the escape that begins a terminal's commands, newlines), characters that turn the

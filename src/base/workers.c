@@ -4,7 +4,7 @@
  *   The caller writes the job, then `unfinished`, then `left` (release), then raises `epoch`. Everybody, the caller included,
  *   claims items by taking one from `left`; whoever gets a number above zero owns an item, and only then reads the job. A job
  *   cannot end, and so cannot be replaced, while an item of it is owned. A straggler of an earlier job that takes from `left`
- *   either finds nothing or honestly owns an item of the present one: there is no stale claim to guard against.
+ *   either finds nothing or owns an item of the present one: there is no stale claim to guard against.
  *
  * Waiting
  *   Both sides first spin for some microseconds (decode has a job every few), then sleep on a condition. Whoever goes to

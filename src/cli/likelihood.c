@@ -98,5 +98,5 @@ double likelihood_kl(const likelihood *p, const float *p_logits, const float *p_
     }
     double total = exp(p->log_sum - (double)p_logits[p->top]);
     double kl = sum / total - p->log_sum + q->log_sum;
-    return kl < 0 ? 0 : kl; /* rounding; a divergence is never negative, but may be no number */
+    return kl < 0 ? 0 : kl; /* rounding; a divergence is never negative, but may be NaN */
 }

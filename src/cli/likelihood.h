@@ -13,7 +13,7 @@ typedef struct likelihood {
     uint32_t top;   /* the likeliest token, of equals the lowest */
 } likelihood;
 
-/* exps: NULL, or [n]: exp(logit - largest logit), for likelihood_kl(). What is no number makes log_sum no number. */
+/* exps: NULL, or [n]: exp(logit - largest logit), for likelihood_kl(). A NaN makes log_sum NaN. */
 likelihood likelihood_of(const float *logits, uint32_t n, float *exps);
 
 /* -log of the probability of a token. */

@@ -1,6 +1,6 @@
 /* Many facts at once: N are planted at random places of a haystack, M of them are asked one after another at its end. Answers are
  * given, not drawn (teacher forced), so that every question is asked over the same text whatever was answered before; what
- * counts is how likely each token of the right answer was. One fact forgives almost any codec; a hundred rank them.
+ * counts is how likely each token of the right answer was. One fact is found with almost any codec; a hundred rank them.
  */
 #include "likelihood.h"
 #include "niah.h"

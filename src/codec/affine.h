@@ -1,9 +1,10 @@
 /* Affine groups: value = scale * code + bias, codes LSB-first in 32-bit words, exactly as mlx.core.quantize does for float16
  * (FKV_F16) or bfloat16 (FKV_BF16) rows. Here is what vector kernels need to make the same codes.
  *
- * Rotated rows are nobody else's, so in 4 bits and fewer their line is fitted: it starts through the smallest and the largest
- * number and is moved FKV_REFITS times to the least squares line of its own codes. A reader sees no difference. The squared error
- * of Gaussian rows falls by 13 % (4 bits, groups of 64), 20 % (4 bits, groups of 32) and 44 % (2 bits, groups of 64).
+ * Rotated rows have no counterpart in MLX, so in 4 bits and fewer their line is fitted: it starts through the smallest and the
+ * largest number and is moved FKV_REFITS times to the least squares line of its own codes. A reader sees no difference. The
+ * squared error of Gaussian rows falls by 13 % (4 bits, groups of 64), 20 % (4 bits, groups of 32) and 44 % (2 bits, groups of
+ * 64).
  */
 #ifndef FKV_AFFINE_H
 #define FKV_AFFINE_H

@@ -14,7 +14,7 @@ int utf8_length(const char *bytes, size_t n);
 /* Whether the character of this length at `bytes` is a control character: what a terminal obeys instead of showing it. */
 bool utf8_is_control(const char *bytes, int length);
 
-/* A text from a stranger's file: control characters and bytes that are no UTF-8 are printed as \xNN. */
+/* A text from an untrusted file: control characters and bytes that are not UTF-8 are printed as \xNN. */
 void utf8_print_shown(FILE *file, const char *text);
 
 #endif

@@ -1,6 +1,6 @@
 /* The arithmetic of page files: what cannot be, where things lie, which pages are there, whose file it is.
  *
- * Works on numbers that a stranger may have chosen: every product and sum that can overflow is checked, and every number is held
+ * Works on numbers that an attacker may have chosen: every product and sum that can overflow is checked, and every number is held
  * against what the library itself can have (shapes, codecs, groups) before it is used. Reads and writes no file.
  */
 #include "page_file_format.h"

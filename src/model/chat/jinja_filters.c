@@ -387,7 +387,7 @@ static jinja_value filter_sum(jinja_context *c, const jinja_value *a, const jinj
     const jinja_value *start = fkv_jinja_argument(args, 1, "start");
     double sum = 0.0;
     bool whole = true;
-    if (start != NULL && !fkv_jinja_number(start, &sum)) return fkv_jinja_fail(c, "sum of what is no number");
+    if (start != NULL && !fkv_jinja_number(start, &sum)) return fkv_jinja_fail(c, "sum: start is not a number");
     whole = start == NULL || start->kind != JINJA_FLOAT;
     for (size_t i = 0; items != NULL && i < items->n_items && !c->failed; i++) {
         jinja_value item = items->items[i];

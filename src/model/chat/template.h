@@ -1,4 +1,4 @@
-/* A chat template: the model's own text around messages, in Jinja as chat templates use it. Files come from strangers: parsing
+/* A chat template: the model's own text around messages, in Jinja as chat templates use it. Files are not trusted: parsing
  * and rendering are bounded in steps, depth and memory, call nothing outside, and read no clock.
  *
  * What is rendered tells for each byte whether the caller gave it (messages, tools, options) or the template wrote it. Only what

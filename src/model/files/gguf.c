@@ -169,8 +169,7 @@ static fkv_status check_tokens(const fkv_weights *weights, uint32_t n_scores, ui
     FKV_REQUIRE((n_scores == 0 || n_scores == n_tokens) && (n_types == 0 || n_types == n_tokens), FKV_FILE_DAMAGED,
                 "%u tokens, but %u scores and %u types: %s", n_tokens, n_scores, n_types, path);
     for (uint32_t i = 0; i < n_scores; i++)
-        FKV_REQUIRE(weights->scores[i] == weights->scores[i], FKV_FILE_DAMAGED, "the score of token %u is no number: %s", i,
-                    path);
+        FKV_REQUIRE(weights->scores[i] == weights->scores[i], FKV_FILE_DAMAGED, "the score of token %u is NaN: %s", i, path);
     for (uint32_t i = 0; i < n_types; i++)
         FKV_REQUIRE(weights->types[i] >= 0 && weights->types[i] <= 6, FKV_FILE_DAMAGED, "token %u is of type %d: %s", i,
                     (int)weights->types[i], path);

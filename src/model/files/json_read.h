@@ -1,4 +1,4 @@
-/* JSON from strangers' files. */
+/* JSON from untrusted files. */
 #ifndef FKV_JSON_READ_H
 #define FKV_JSON_READ_H
 
