@@ -238,7 +238,7 @@ static void set_masks(const job *j, query_tile tile, uint32_t base, fkv_row_mask
 }
 
 /* One kernel tile: n_tokens tokens against every row of the query tile, under s->masks, while the next one is prefetched. */
-static void meet(const job *j, query_tile tile, const thread_scratch *s, place here, place next, uint32_t n_tokens) {
+FKV_INLINE void meet(const job *j, query_tile tile, const thread_scratch *s, place here, place next, uint32_t n_tokens) {
     const fkv_attn_layer *layer = j->layer;
     uint32_t n_rows = tile.n_queries * j->heads_per_kv;
     const fkv_block *block = &layer->block;
