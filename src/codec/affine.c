@@ -28,7 +28,7 @@ static const fkv_codec_name names[] = {{"8", 8}, {"4", 4}, {"2", 2}, {NULL, 0}};
 
 static fkv_status check(fkv_codec_config config) {
     FKV_REQUIRE(config.bits == 8 || config.bits == 4 || config.bits == 2, FKV_BAD_CONFIG,
-                "affine codes of %u bits: choose 8, 4 or 2, or 16 bits that are no codes (FKV_CODEC_HALF)", config.bits);
+                "a codec of %u bits: choose 16 (unquantized, FKV_CODEC_HALF), or 8, 4 or 2 (FKV_CODEC_AFFINE)", config.bits);
     FKV_REQUIRE(config.group == 32 || config.group == 64 || config.group == 128, FKV_BAD_CONFIG,
                 "a group of %u for %u bits: choose 32, 64 or 128", config.group, config.bits);
     return FKV_OK;

@@ -110,7 +110,7 @@ typedef struct fkv_codec_kernels {
 
 struct fkv_cpu_kernels {
     const char *name;
-    const fkv_codec_kernels *codecs; /* every width of every codec, once */
+    const fkv_codec_kernels *codecs; /* every width of every codec, ended by FKV_CODEC_AUTO */
 
     /* Before the first tile of a walk with these rows and after its last, on the thread that walks: set-up that lasts for the
      * walk. The same thread may not start another walk between them. */
@@ -133,7 +133,7 @@ struct fkv_cpu_kernels {
 /* Looked up once for all tiles of a layer in a step. */
 FKV_INLINE const fkv_codec_kernels *fkv_codec_kernels_of(const struct fkv_cpu_kernels *kernels, const fkv_codec *codec) {
     const fkv_codec_kernels *of = kernels->codecs;
-    while (of->kind != codec->kind || of->bits != codec->bits) of++;
+    for (; of->kind != codec->kind || of->bits != codec->bits; of++) FKV_ASSERT(of->kind != FKV_CODEC_AUTO);
     return of;
 }
 

@@ -455,6 +455,7 @@ static void amx_leave(void) { fkv_tiles_close(); }
 static const fkv_codec_kernels codecs[] = {{FKV_CODEC_AFFINE, 8, amx_prepare, amx_scores, amx_values, affine_encode},
                                            {FKV_CODEC_AFFINE, 4, amx_prepare, amx_scores, amx_values, affine_encode},
                                            AFFINE_CODEC(2),
-                                           HALF_CODEC};
+                                           HALF_CODEC,
+                                           {0}};
 
 const struct fkv_cpu_kernels fkv_kernels_amx = {"amx", codecs, amx_enter, amx_leave, rows16_softmax, kernel_largest, kernel_fold};

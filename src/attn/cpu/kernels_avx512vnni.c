@@ -219,7 +219,8 @@ static void int_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_P
 static const fkv_codec_kernels codecs[] = {{FKV_CODEC_AFFINE, 8, int_prepare, int_scores, int_values, affine_encode},
                                            {FKV_CODEC_AFFINE, 4, int_prepare, int_scores, int_values, affine_encode},
                                            AFFINE_CODEC(2),
-                                           HALF_CODEC};
+                                           HALF_CODEC,
+                                           {0}};
 
 const struct fkv_cpu_kernels fkv_kernels_avx512vnni = {"avx512vnni",   codecs,         kernel_enter, kernel_leave,
                                                        kernel_softmax, kernel_largest, kernel_fold};

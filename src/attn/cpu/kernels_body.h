@@ -627,6 +627,6 @@ FKV_INLINE void kernel_leave(void) {}
 #define FLOAT_KERNELS(isa)                                                                                                       \
     AFFINE_FLOATS(8);                                                                                                            \
     AFFINE_FLOATS(4);                                                                                                            \
-    static const fkv_codec_kernels codecs[] = {AFFINE_CODEC(8), AFFINE_CODEC(4), AFFINE_CODEC(2), HALF_CODEC};                   \
+    static const fkv_codec_kernels codecs[] = {AFFINE_CODEC(8), AFFINE_CODEC(4), AFFINE_CODEC(2), HALF_CODEC, {0}};              \
     const struct fkv_cpu_kernels fkv_kernels_##isa = {#isa,           codecs,         kernel_enter, kernel_leave,                \
                                                       kernel_softmax, kernel_largest, kernel_fold}
