@@ -382,12 +382,11 @@ FKV_FN void pf_meet(fkv_shared s, const pf_item &item, fkv_u32 tile, int stage, 
 }
 
 /* What a multiplying thread begins with. */
-FKV_FN void pf_begin_rows(fkv_shared s, const pf_item &x, pf_rows &r) {
+FKV_FN void pf_begin_rows(fkv_shared s, const pf_item &x, fkv_u32 row, pf_rows &r) {
     int lane = (int)s.index % 32;
     r.group = (int)fkv_uniform(s.index / 128) - 1;
     int first_row = PF_HALVES ? 0 : r.group * 64;
     int first_col = PF_HALVES ? r.group * PF_COLS : 0;
-    fkv_u32 row = pf_first_row(s);
     const float *sums = (const float *)(s.base + PF_AT_SUMS) + row;
     r.q_at = s.unit + (fkv_u32)(PF_AT_Q / 16 + first_row * 8);
     r.v_at = s.unit + (fkv_u32)(PF_AT_V / 16 + first_col / 64 * (PF_KEYS * 8));
@@ -413,9 +412,8 @@ FKV_FN void pf_begin_rows(fkv_shared s, const pf_item &x, pf_rows &r) {
 }
 
 /* The sums, divided, into shared memory in the place of everything else. */
-FKV_FN void pf_put_sums(fkv_shared s, const pf_rows &r) {
-    int lane = (int)s.index % 32;
-    int first_col = PF_HALVES ? r.group * PF_COLS : 0;
+FKV_FN void pf_put_sums(fkv_shared s, fkv_u32 row, const pf_rows &r) {
+    fkv_u32 first_col = PF_HALVES ? (fkv_u32)(r.group * PF_COLS) : 0;
     float factor[2];
     FKV_UNROLL for (int i = 0; i < 2; i++) {
         float total = r.state[i].total;
@@ -425,10 +423,9 @@ FKV_FN void pf_put_sums(fkv_shared s, const pf_rows &r) {
     }
     fkv_sync_team(1, 256); /* the other warpgroup's products are done with shared memory too */
     FKV_UNROLL for (int i = 0; i < PF_COLS / 2; i++) {
-        int place = first_col + i / 4 * 8 + lane % 4 * 2 + i % 2;
+        fkv_u32 place = first_col + (fkv_u32)(i / 4 * 8) + s.index % 4 * 2 + (fkv_u32)(i % 2);
         if (place < FKV_D)
-            ((float *)
-                 s.base)[(pf_first_row(s) + (fkv_u32)(i / 2 % 2) * 8) * PF_OUT_STRIDE + pf_v::channel((fkv_u32)place, true)] =
+            ((float *)s.base)[(row + (fkv_u32)(i / 2 % 2) * 8) * PF_OUT_STRIDE + pf_v::channel(place, true)] =
                 r.o[i] * factor[i / 2 % 2];
     }
 }
@@ -436,7 +433,8 @@ FKV_FN void pf_put_sums(fkv_shared s, const pf_rows &r) {
 /* The role of the other warpgroups. */
 FKV_FN void pf_multiply(fkv_shared s, const pf_item &x) {
     pf_rows r;
-    pf_begin_rows(s, x, r);
+    fkv_u32 row = pf_first_row(s);
+    pf_begin_rows(s, x, row, r);
     int last_stage = 0, stage = 0, next_stage = PF_STAGES == 1 ? 0 : 1;
     fkv_u32 next_phase = PF_STAGES == 1 ? 1 : 0;
     fkv_gate_wait(s, pf_gate(PF_FULL, 0), 0);
@@ -452,7 +450,7 @@ FKV_FN void pf_multiply(fkv_shared s, const pf_item &x) {
     pf_issue_values(s, r.v_at + (fkv_u32)stage * (PF_TILE_BYTES / 16), r.p, r.o);
     fkv_wg_wait<0>();
     fkv_wg_settle<PF_COLS / 2>(r.o);
-    pf_put_sums(s, r);
+    pf_put_sums(s, row, r);
 }
 
 FKV_FN void fkv_attend_prefill(fkv_place place, fkv_u32 *shared, const void *q, const void *pool, const fkv_u32 *table,
