@@ -5,7 +5,7 @@
 #include "life_format.h"
 #include "life_random.h"
 
-enum { LIFE_MAX_LAYERS = 6, LIFE_MAX_SEQS = 10, LIFE_MAX_ISAS = 8 };
+enum { LIFE_PIECES_DOUBLE = 8192, LIFE_MAX_LAYERS = 6, LIFE_MAX_SEQS = 10, LIFE_MAX_ISAS = 8 };
 
 /* What is drawn: all that the library accepts, less where a defect is known. */
 typedef struct life_domain {
@@ -39,7 +39,7 @@ typedef struct life_config {
     uint32_t outlier_channel[3]; /* modulo the head dimension */
     float query_size;            /* larger: sharper softmax */
     uint64_t step_work;          /* products that one step's answers may cost the reference */
-    bool long_history;           /* one small layer, sequences of more than 8192 tokens: there the pieces of attention double */
+    bool long_history;           /* one small layer, sequences beyond the token where pieces of attention double */
     uint32_t n_documents;        /* that prompts are taken from */
 } life_config;
 
