@@ -14,6 +14,7 @@ const life_domain LIFE_DOMAIN = {
     .query_outlier_most = 30000.0f,
     .query_most = 10000.0f,
     .bf16_most = 3e38f,
+    .bias_apart = true,
     .zero_rows = false,
     .nan_behind_windows = true,
     .pins_are_harmless = false,

@@ -14,9 +14,10 @@ typedef struct life_domain {
     float key_outlier_most, query_outlier_most; /* times the other channels */
     float query_most;                           /* saturated queries */
     float bf16_most;                            /* saturated rows of bf16 pages */
-    bool zero_rows;                             /* AVX2 gives the bias of zeros rotated into 4 bits or fewer another sign */
-    bool nan_behind_windows;                    /* a NaN that a window hides reaches the answer */
-    bool pins_are_harmless; /* a sequence whose pages are in the prefix tree can hold more than it was admitted for */
+    bool bias_apart;         /* integer products: the bias of a key meets the query apart, and large ones cancel */
+    bool zero_rows;          /* AVX2 gives the bias of zeros rotated into 4 bits or fewer another sign */
+    bool nan_behind_windows; /* a NaN that a window hides reaches the answer */
+    bool pins_are_harmless;  /* a sequence whose pages are in the prefix tree can hold more than it was admitted for */
 } life_domain;
 
 extern const life_domain LIFE_DOMAIN;

@@ -260,17 +260,37 @@ static int by_size(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
+static bool has_integer_products(const question *x) {
+    uint32_t bits = x->world->config->codec[x->layer][LIFE_K].bits;
+    return x->world->config->base.isa >= FKV_ISA_AVX512VNNI && (bits == 8 || bits == 4);
+}
+
 /* What a kernel with integer products may do to each number of the query. Rows that have more than an eighth of their numbers
  * below 1/1024 of the largest are left to floats. */
 static double query_error(const question *x) {
-    const life_config *c = x->world->config;
-    uint32_t dim = c->layers[x->layer].head_dim;
-    uint32_t bits = c->codec[x->layer][LIFE_K].bits;
-    if (c->base.isa < FKV_ISA_AVX512VNNI || bits == 16 || bits == 2) return 0;
+    uint32_t dim = x->world->config->layers[x->layer].head_dim;
+    if (!has_integer_products(x)) return 0;
     double size[FKV_MAX_HEAD_DIM];
     for (uint32_t d = 0; d < dim; d++) size[d] = fabs(x->q[d]);
     qsort(size, dim, sizeof *size, by_size);
     return fmin(size[dim - 1], 1024 * size[dim / 8]) * 0x1p-24;
+}
+
+/* Of one score, where scale * sum(q * code) and bias * sum(q) are rounded before they cancel. */
+static double bias_error(const question *x, const float *k) {
+    const life_codec *codec = &x->world->config->codec[x->layer][LIFE_K];
+    double error = 0;
+    if (!LIFE_DOMAIN.bias_apart || !has_integer_products(x)) return 0;
+    for (uint32_t g = 0; g < codec->dim; g += codec->group) {
+        double largest = 0;
+        double sum = 0;
+        for (uint32_t d = g; d < g + codec->group; d++) {
+            largest = fmax(largest, fabs((double)k[d]));
+            sum += fabs(x->q[d]);
+        }
+        error += largest * sum * 0x1p-23;
+    }
+    return error;
 }
 
 /* What rounding may do to this answer beyond the tolerance, infinite where float sums overflow; ask() has left the weights. */
@@ -285,7 +305,7 @@ static double slack_of(const question *x) {
         if (!in_sight(l, x->n - 1, t)) continue;
         const float *k = stored_row(x, t, LIFE_K);
         const float *v = stored_row(x, t, LIFE_V);
-        double size = 0;
+        double size = bias_error(x, k);
         double norm = 0;
         for (uint32_t d = 0; d < l->head_dim; d++) {
             size += fabs(x->q[d] * (double)k[d]) * SCORE_ERROR + of_query * fabs((double)k[d]);
