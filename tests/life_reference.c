@@ -288,7 +288,7 @@ static double bias_error(const question *x, const float *k) {
             largest = fmax(largest, fabs((double)k[d]));
             sum += fabs(x->q[d]);
         }
-        error += largest * sum * 0x1p-23;
+        error += largest * sum * SCORE_ERROR;
     }
     return error;
 }
