@@ -143,9 +143,9 @@ void life_tree_settle(life_cache *c) {
     if (pages > c->plan.group_pages[0]) c->exact = false; /* something may have been given up for a sequence */
 }
 
-/* Documents begin alike and then go their own ways. */
+/* Documents that prompts are from begin alike and then go their own ways. All others differ from the first token on. */
 uint32_t life_document_token(const life_config *config, uint32_t document, uint32_t position) {
-    uint32_t alike = (uint32_t)(life_mix(config->seed, document) % 150);
+    uint32_t alike = document < config->n_documents ? (uint32_t)(life_mix(config->seed, document) % 150) : 0;
     return (uint32_t)(life_mix(config->seed + (position < alike ? 0 : document), position) % 50000);
 }
 

@@ -6,16 +6,17 @@
 #include <string.h>
 
 const life_domain LIFE_DOMAIN = {
-    .softcap_least = 0.05f,
-    .softcap_most = 300.0f,
-    .scale_least = 1e-3f,
-    .scale_most = 2.0f,
-    .key_outlier_most = 100.0f,
-    .query_outlier_most = 5.0f,
-    .query_most = 10.0f,
-    .bf16_most = 1e30f,
+    .softcap_least = 1e-38f,
+    .softcap_most = 3e38f,
+    .scale_least = 1e-6f,
+    .scale_most = 1e6f,
+    .key_outlier_most = 1000.0f,
+    .query_outlier_most = 30000.0f,
+    .query_most = 10000.0f,
+    .bf16_most = 3e38f,
+    .bias_apart = true,
     .zero_rows = false,
-    .nan_behind_windows = false,
+    .nan_behind_windows = true,
     .pins_are_harmless = false,
 };
 

@@ -5,7 +5,7 @@
 #include "life_format.h"
 #include "life_random.h"
 
-enum { LIFE_MAX_LAYERS = 6, LIFE_MAX_SEQS = 10, LIFE_MAX_ISAS = 8 };
+enum { LIFE_PIECES_DOUBLE = 8192, LIFE_MAX_LAYERS = 6, LIFE_MAX_SEQS = 10, LIFE_MAX_ISAS = 8 };
 
 /* What is drawn: all that the library accepts, less where a defect is known. */
 typedef struct life_domain {
@@ -14,9 +14,10 @@ typedef struct life_domain {
     float key_outlier_most, query_outlier_most; /* times the other channels */
     float query_most;                           /* saturated queries */
     float bf16_most;                            /* saturated rows of bf16 pages */
-    bool zero_rows;                             /* AVX2 gives the bias of zeros rotated into 4 bits or fewer another sign */
-    bool nan_behind_windows;                    /* a NaN that a window hides reaches the answer */
-    bool pins_are_harmless; /* a sequence whose pages are in the prefix tree can hold more than it was admitted for */
+    bool bias_apart;         /* integer products: the bias of a key meets the query apart, and large ones cancel */
+    bool zero_rows;          /* AVX2 gives the bias of zeros rotated into 4 bits or fewer another sign */
+    bool nan_behind_windows; /* a NaN that a window hides reaches the answer */
+    bool pins_are_harmless;  /* a sequence whose pages are in the prefix tree can hold more than it was admitted for */
 } life_domain;
 
 extern const life_domain LIFE_DOMAIN;
@@ -39,7 +40,7 @@ typedef struct life_config {
     uint32_t outlier_channel[3]; /* modulo the head dimension */
     float query_size;            /* larger: sharper softmax */
     uint64_t step_work;          /* products that one step's answers may cost the reference */
-    bool long_history;           /* one small layer, sequences of more than 8192 tokens: there the pieces of attention double */
+    bool long_history;           /* one small layer, sequences beyond the token where pieces of attention double */
     uint32_t n_documents;        /* that prompts are taken from */
 } life_config;
 

@@ -134,7 +134,7 @@ uint32_t life_part_bytes(const life_codec *c, uint32_t part) {
 uint32_t life_row_bytes(const life_codec *c) { return life_part_bytes(c, 0) + life_part_bytes(c, 1) + life_part_bytes(c, 2); }
 
 static void make_finite(const life_codec *c, float *x) {
-    float limit = c->type == FKV_F16 ? 65504.0f : 0x1p126f;
+    float limit = c->type == FKV_F16 ? 65504.0f : 0x1p96f;
     for (uint32_t d = 0; d < c->dim; d++) {
         if (isnan(x[d])) x[d] = 0;
         if (x[d] > limit) x[d] = limit;
@@ -190,7 +190,7 @@ static line fitted_line(const life_codec *c, const float *x, line l, float bins)
     float slope = (n * sum_of(s_cp) - codes * places) / determinant;
     float start = (places - slope * codes) / n;
     line fit = {l.scale * slope, l.scale * start + l.bias};
-    float limit = c->type == FKV_F16 ? 65504.0f : 0x1p126f;
+    float limit = c->type == FKV_F16 ? 65504.0f : 0x1p96f;
     bool storable = determinant > 0 && fit.scale > 0 && fit.scale <= limit && fabsf(fit.bias) <= limit;
     return storable ? fit : l;
 }

@@ -64,7 +64,8 @@ static void open_seq(life *l, life_cache *c) {
     fkv_seq_config config = {.max_tokens = draw_max_tokens(l, c), .tenant = life_chance(r, 70) ? 1 : life_between(r, 1, TENANTS)};
     if (life_chance(r, 85)) {
         uint32_t most = config.max_tokens < c->config.base.max_tokens ? config.max_tokens + 2 : c->config.base.max_tokens;
-        config.n_prompt = life_between(r, c->config.long_history ? most - 300 : 0, most);
+        config.n_prompt =
+            c->config.long_history ? life_between(r, LIFE_PIECES_DOUBLE - 40, LIFE_PIECES_DOUBLE) : life_between(r, 0, most);
         config.prompt = l->ids;
         for (uint32_t i = 0; i < config.n_prompt; i++) l->ids[i] = life_document_token(&c->config, document, i);
         if (config.n_prompt > 0 && life_chance(r, 20)) l->ids[life_below(r, config.n_prompt)] ^= 1;
@@ -119,8 +120,9 @@ static void truncate_to(life *l, life_cache *c, life_seq *seq, uint32_t n) {
 
 static void truncate_seq(life *l, life_cache *c) {
     life_seq *seq = any_seq(l, c);
-    uint32_t n =
-        life_chance(&l->random, 60) ? seq->n - life_mostly_small(&l->random, 0, seq->n) : life_between(&l->random, 0, seq->n + 1);
+    uint32_t n = life_between(&l->random, 0, seq->n + 1);
+    if (life_chance(&l->random, 60)) n = seq->n - life_mostly_small(&l->random, 0, seq->n);
+    if (seq->n > LIFE_PIECES_DOUBLE) n = LIFE_PIECES_DOUBLE - life_below(&l->random, 20); /* once more over the edge */
     truncate_to(l, c, seq, n);
 }
 
@@ -139,7 +141,7 @@ static void fork_seq(life *l, life_cache *c) {
     memcpy((void *)child->tokens, (const void *)parent->tokens, parent->n * sizeof *child->tokens);
     child->n = parent->n;
     child->n_shared = parent->n_shared;
-    child->document = life_chance(&l->random, 50) ? parent->document : life_below(&l->random, c->config.n_documents);
+    child->document = life_chance(&l->random, 50) ? parent->document : life_between(&l->random, 0, 1000);
     l->counts->forks++;
     life_tree_settle(c);
     if (child->n > 0 && life_chance(&l->random, 30)) /* two lengths in one last page */
