@@ -2,7 +2,8 @@
  *
  * Most characters of most texts stay as they are. A still character neither changes nor joins with what stands before it, so the
  * text is cut before each of them: a region is a still character and what follows it up to the next. Only regions of more than
- * one character go through decomposition, order by combining class, and composition.
+ * one character go through decomposition, order by combining class, and composition. An inert character does not even join with
+ * what follows it, and is in no region.
  */
 #include "normal_form.h"
 
@@ -18,13 +19,30 @@ static const uint32_t STILL[][2] = {{0x400, 0x482},   {0x5d0, 0x5ea},   {0x620, 
                                     {0x3041, 0x3096}, {0x30a1, 0x30fa}, {0x3400, 0x4dbf}, {0x4e00, 0x9fff},   {0xac00, 0xd7a3},
                                     {0xd800, 0xdfff}, {0xff01, 0xff9d}, {0xfffd, 0xfffd}, {0x1f300, 0x1faff}, {0x20000, 0x2a6dd}};
 
+/* Characters newer than Unicode 9, the tables of Hugging Face's tokenizers: to the models they neither change nor join. */
+static const uint32_t INERT[][2] = {
+    {0x7fd, 0x7fd},     {0x897, 0x89f},     {0x8ca, 0x8d3},     {0x9fe, 0x9fe},     {0xc3c, 0xc3c},     {0xd3b, 0xd3c},
+    {0xeba, 0xeba},     {0x1715, 0x1715},   {0x1abf, 0x1ace},   {0x1df6, 0x1dfa},   {0x32ff, 0x32ff},   {0xa7f2, 0xa7f4},
+    {0xa82c, 0xa82c},   {0xab69, 0xab69},   {0x105c9, 0x105c9}, {0x105e4, 0x105e4}, {0x10781, 0x107ba}, {0x10d24, 0x10d27},
+    {0x10d69, 0x10d6d}, {0x10eab, 0x10eac}, {0x10efd, 0x10eff}, {0x10f46, 0x10f50}, {0x10f82, 0x10f85}, {0x11070, 0x11070},
+    {0x1133b, 0x1133b}, {0x11383, 0x113c8}, {0x113ce, 0x113e2}, {0x1145e, 0x1145e}, {0x11839, 0x1183a}, {0x11930, 0x11943},
+    {0x119e0, 0x119e0}, {0x11a34, 0x11a34}, {0x11a47, 0x11a47}, {0x11a99, 0x11a99}, {0x11d42, 0x11d45}, {0x11d97, 0x11d97},
+    {0x11f41, 0x11f42}, {0x16121, 0x1612f}, {0x16d63, 0x16d6a}, {0x16ff0, 0x16ff1}, {0x1e08f, 0x1e08f}, {0x1e130, 0x1e136},
+    {0x1e2ae, 0x1e2ae}, {0x1e2ec, 0x1e2ef}, {0x1e4ec, 0x1e4ef}, {0x1e5ee, 0x1e5ef}, {0x1f16c, 0x1f16c}, {0x1fbf0, 0x1fbf9}};
+
+static bool is_among(const uint32_t (*ranges)[2], size_t n, uint32_t character) {
+    for (size_t i = 0; i < n && character >= ranges[i][0]; i++)
+        if (character <= ranges[i][1]) return true;
+    return false;
+}
+
+static bool is_inert(uint32_t character) { return is_among(INERT, sizeof INERT / sizeof INERT[0], character); }
+
 static bool is_still(fkv_text_step_kind form, uint32_t character) {
     if (character < 0x80) return true;
     if (form != FKV_STEP_NFC) return character >= 0xd800 && character <= 0xdfff;
     if (character < 0x300) return true;
-    for (size_t i = 0; i < sizeof STILL / sizeof STILL[0] && character >= STILL[i][0]; i++)
-        if (character <= STILL[i][1]) return true;
-    return false;
+    return is_among(STILL, sizeof STILL / sizeof STILL[0], character);
 }
 
 typedef struct region {
@@ -143,13 +161,11 @@ static fkv_status normalize(writer *w, region *r, fkv_text_step_kind form, const
     for (size_t at = 0; at < n_bytes;) {
         uint32_t character = 0;
         size_t next = at + fkv_character_read(text + at, n_bytes - at, &character);
-        if (is_still(form, character)) {
-            if (is_long) FKV_TRY(write_region(w, r, form, text, start, at));
-            start = at;
-            is_long = false;
-        } else {
-            is_long = true;
-        }
+        const bool still = is_still(form, character);
+        const bool inert = !still && is_inert(character);
+        if ((still || inert) && is_long) FKV_TRY(write_region(w, r, form, text, start, at));
+        if (still || inert) start = still ? at : next;
+        is_long = !still && !inert;
         at = next;
     }
     return is_long ? write_region(w, r, form, text, start, n_bytes) : FKV_OK;

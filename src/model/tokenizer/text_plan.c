@@ -139,7 +139,7 @@ static fkv_status regex_find(match_scan *scan, size_t *start, size_t *end) {
         FKV_REQUIRE(n != PCRE2_ERROR_MATCHLIMIT, FKV_UNSUPPORTED,
                     "the pattern \"%s\" of the tokenizer takes too long on this text",
                     fkv_show(plan->steps[scan->step].pattern).text);
-        FKV_REQUIRE(n > 0, FKV_NO_MEMORY, "PCRE2 could not search the text from byte %zu on (error %d)", scan->at, n);
+        FKV_REQUIRE(n >= 0, FKV_NO_MEMORY, "PCRE2 could not search the text from byte %zu on (error %d)", scan->at, n);
         *start = pcre2_get_ovector_pointer(scan->run->match)[0];
         *end = pcre2_get_ovector_pointer(scan->run->match)[1];
         if (*end > *start || *start != scan->end_of_last) return FKV_OK;

@@ -501,6 +501,7 @@ static fkv_status encode_text(text_call *call, const char *text, const uint8_t *
     fkv_text_run_close(&call->run);
     fkv_special_scan_close(&scan);
     fkv_scratch_close(&encoding->merge.scratch);
+    fkv_scratch_close(&encoding->kept);
     return status;
 }
 

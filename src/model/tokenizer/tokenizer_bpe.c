@@ -20,6 +20,7 @@ typedef struct byte_writing {
 
 struct fkv_bpe {
     byte_writing writing;
+    bool drops_bytes;             /* of tokenizer.json: some have no token, and are gone before their neighbours are looked at */
     uint32_t byte_symbol[256];    /* the symbol of each byte */
     uint32_t byte_tokens[256][2]; /* what a byte of a symbol that is no token becomes; FKV_NO_TOKEN: nothing */
 };
@@ -73,16 +74,17 @@ static fkv_status symbol_of(fkv_tokenizer *tokenizer, fkv_bytes string, uint32_t
     return FKV_OK;
 }
 
-/* A byte without a token becomes what its writing is spelled with, as in llama.cpp; with tokenizer.json it becomes nothing. */
+/* A byte without a token becomes what its writing is spelled with, as in llama.cpp. */
 static fkv_status bytes_open(fkv_tokenizer *tokenizer, uint32_t *n_symbols) {
     fkv_bpe *bpe = tokenizer->bpe;
     for (int byte = 0; byte < 256; byte++) {
         fkv_bytes written = {bpe->writing.text[byte], bpe->writing.size[byte]};
         FKV_TRY(symbol_of(tokenizer, written, n_symbols, &bpe->byte_symbol[byte]));
+        if (tokenizer->source->steps != NULL && bpe->byte_symbol[byte] >= tokenizer->n_tokens) bpe->drops_bytes = true;
         for (int i = 0; i < 2; i++) {
             uint32_t token =
                 i < bpe->writing.size[byte] ? fkv_vocab_map_find(&tokenizer->map, &written.data[i], 1) : FKV_NO_TOKEN;
-            bpe->byte_tokens[byte][i] = token < tokenizer->n_tokens && tokenizer->source->steps == NULL ? token : FKV_NO_TOKEN;
+            bpe->byte_tokens[byte][i] = token < tokenizer->n_tokens ? token : FKV_NO_TOKEN;
         }
     }
     return FKV_OK;
@@ -186,6 +188,18 @@ static uint32_t whole_word(const fkv_tokenizer *tokenizer, const char *word, siz
     return fkv_vocab_map_find(&tokenizer->map, written, n);
 }
 
+static fkv_status drop_unknown(const fkv_tokenizer *tokenizer, const char **word, uint32_t *n_bytes, fkv_encoding *encoding) {
+    if (!tokenizer->bpe->drops_bytes) return FKV_OK;
+    FKV_TRY(fkv_scratch_need(&encoding->kept, *n_bytes));
+    char *kept = encoding->kept.block;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < *n_bytes; i++)
+        if (tokenizer->bpe->byte_symbol[(uint8_t)(*word)[i]] < tokenizer->n_tokens) kept[n++] = (*word)[i];
+    *word = kept;
+    *n_bytes = n;
+    return FKV_OK;
+}
+
 fkv_status fkv_bpe_encode(const fkv_tokenizer *tokenizer, const char *word, uint32_t n_bytes, fkv_encoding *encoding) {
     const fkv_bpe *bpe = tokenizer->bpe;
     if (tokenizer->whole_words) {
@@ -195,6 +209,7 @@ fkv_status fkv_bpe_encode(const fkv_tokenizer *tokenizer, const char *word, uint
             return FKV_OK;
         }
     }
+    FKV_TRY(drop_unknown(tokenizer, &word, &n_bytes, encoding));
     fkv_token_merge *merge = &encoding->merge;
     FKV_TRY(fkv_token_merge_prepare(merge, n_bytes));
     for (uint32_t i = 0; i < n_bytes; i++) {

@@ -42,7 +42,8 @@ typedef struct fkv_encoding {
     size_t capacity;
     size_t n_tokens;
     fkv_token_merge merge;
-    bool in_unknown; /* the last token stands for unknown text, and what follows may be part of it */
+    fkv_scratch kept; /* a word without what the vocabulary does not know */
+    bool in_unknown;  /* the last token stands for unknown text, and what follows may be part of it */
 } fkv_encoding;
 
 FKV_INLINE void fkv_encoding_put(fkv_encoding *encoding, uint32_t token) {

@@ -191,6 +191,25 @@ void fkv_spm_steps(bool space_before, fkv_text_steps *steps) {
     steps->n_normalizers = steps->n_steps;
 }
 
+/* Of tokenizer.json without an unknown token: characters that are nothing are gone before their neighbours are looked at. */
+static fkv_status drop_unknown(const fkv_tokenizer *tokenizer, const char **text, uint32_t *n_bytes, fkv_encoding *encoding) {
+    const fkv_vocab_source *source = tokenizer->source;
+    if (source->steps == NULL || source->byte_fallback || source->unk != FKV_NO_TOKEN) return FKV_OK;
+    FKV_TRY(fkv_scratch_need(&encoding->kept, *n_bytes));
+    char *kept = encoding->kept.block;
+    uint32_t n = 0;
+    for (uint32_t at = 0; at < *n_bytes;) {
+        uint32_t step = fkv_utf8_step(*text + at, *n_bytes - at);
+        bool known = fkv_vocab_map_find(&tokenizer->map, *text + at, step) < tokenizer->n_tokens;
+        if (known) memcpy(kept + n, *text + at, step);
+        n += known ? step : 0;
+        at += step;
+    }
+    *text = kept;
+    *n_bytes = n;
+    return FKV_OK;
+}
+
 fkv_status fkv_spm_encode(const fkv_tokenizer *tokenizer, const char *text, uint32_t n_bytes, fkv_encoding *encoding) {
     uint32_t left = 0;
     uint32_t start = 0;
@@ -202,6 +221,7 @@ fkv_status fkv_spm_encode(const fkv_tokenizer *tokenizer, const char *text, uint
             return FKV_OK;
         }
     }
+    FKV_TRY(drop_unknown(tokenizer, &text, &n_bytes, encoding));
     for (uint32_t at = 0; at < n_bytes;) {
         uint32_t step = fkv_utf8_step(text + at, n_bytes - at);
         uint32_t right = character_at(text + at, step);
