@@ -170,6 +170,48 @@ START_TEST(marked_text_makes_no_control_token) {
 }
 END_TEST
 
+static void open_with_added(opened *it, const json_t *vectors, const char *added) {
+    json_error_t error;
+    json_t *one = json_deep_copy(find_named(vectors, "gpt2"));
+    json_t *tokens = json_loads(added, 0, &error);
+    ck_assert_msg(tokens != NULL, "%s", error.text);
+    ck_assert_int_eq(json_object_set_new(json_object_get(one, "rest"), "added_tokens", tokens), 0);
+    char *json = json_text(vectors, one, 0);
+    open_text(it, json);
+    free(json);
+    json_decref(one);
+}
+
+static size_t count_tokens(const opened *it, const char *text, unsigned flags) {
+    size_t n = 0;
+    ck_ok(fkv_tokenizer_encode(it->tokenizer, text, NULL, strlen(text), flags, NULL, 0, &n));
+    return n;
+}
+
+START_TEST(names_and_the_file_tell_control_tokens_from_tags) {
+    json_t *vectors = vectors_load();
+    uint32_t end[FKV_MAX_END_TOKENS];
+    opened it;
+    open_with_added(
+        &it, vectors,
+        "[{\"id\":400,\"content\":\"</s>\",\"special\":false},{\"id\":401,\"content\":\"<|user|>\",\"special\":false}]");
+    ck_assert_uint_eq(fkv_tokenizer_ends(it.tokenizer, end), 0);
+    ck_assert_uint_eq(count_tokens(&it, "</s>", FKV_TOKENIZE_PLAIN), 1); /* a tag of HTML */
+    ck_assert_uint_eq(count_tokens(&it, "<|user|>", FKV_TOKENIZE_SPECIAL), 1);
+    ck_assert_uint_gt(count_tokens(&it, "<|user|>", FKV_TOKENIZE_PLAIN), 1); /* nobody writes a role */
+    close_text(&it);
+    open_with_added(
+        &it, vectors,
+        "[{\"id\":400,\"content\":\"<|end|>\",\"special\":true},{\"id\":401,\"content\":\"<|return|>\",\"special\":true},"
+        "{\"id\":402,\"content\":\"<|call|>\",\"special\":true}]");
+    ck_assert_uint_eq(fkv_tokenizer_ends(it.tokenizer, end), 2);
+    ck_assert_uint_eq(end[0], 401);
+    ck_assert_uint_eq(end[1], 402);
+    close_text(&it);
+    json_decref(vectors);
+}
+END_TEST
+
 START_TEST(tokens_that_the_model_has_no_row_for_are_left_out) {
     json_t *vectors = vectors_load();
     char *json = json_text(vectors, find_named(vectors, "gaps"), 0);
@@ -508,7 +550,8 @@ START_TEST(other_sentencepiece_models_are_refused_by_name) {
 END_TEST
 
 TEST_MAIN("tokenizer_json", every_construct_tokenizes_as_hugging_face_does, tokens_of_either_kind_give_the_text_back,
-          marked_text_makes_no_control_token, tokens_that_the_model_has_no_row_for_are_left_out,
-          what_is_not_understood_is_refused_by_name, a_file_that_is_cut_off_is_refused, patterns_that_cannot_be_used_are_refused,
+          marked_text_makes_no_control_token, names_and_the_file_tell_control_tokens_from_tags,
+          tokens_that_the_model_has_no_row_for_are_left_out, what_is_not_understood_is_refused_by_name,
+          a_file_that_is_cut_off_is_refused, patterns_that_cannot_be_used_are_refused,
           files_beside_the_vocabulary_say_what_begins_and_ends_a_text, a_folder_with_tokenizer_model_alone_is_sentencepiece,
           other_sentencepiece_models_are_refused_by_name)

@@ -147,6 +147,16 @@ static fkv_status added_flags(const json_file *file, const json_t *added, bool *
     return FKV_OK;
 }
 
+/* Written like a control token: some files do not call theirs special, and a user's text must not become one. */
+static bool looks_like_control(const char *text, size_t size) {
+    static const char *const frames[][2] = {{"<|", "|>"}, {"<\xef\xbd\x9c", "\xef\xbd\x9c>"}};
+    for (size_t i = 0; i < 2; i++) {
+        const size_t n = strlen(frames[i][0]);
+        if (size > 2 * n && memcmp(text, frames[i][0], n) == 0 && memcmp(text + size - n, frames[i][1], n) == 0) return true;
+    }
+    return false;
+}
+
 /* An added token has its number to itself, whatever the vocabulary has there. */
 static fkv_status put_added(json_file *file, const json_t *added) {
     uint64_t id = 0;
@@ -157,6 +167,7 @@ static fkv_status put_added(json_file *file, const json_t *added) {
     if (id >= file->n_tokens) return FKV_OK;
     const json_t *content = json_object_get(added, "content");
     file->tokens[id] = (fkv_bytes){json_string_value(content), json_string_length(content)};
+    special = special || looks_like_control(json_string_value(content), json_string_length(content));
     file->types[id] = special ? CONTROL : USER_DEFINED;
     file->flags[id] = flags;
     return FKV_OK;

@@ -111,6 +111,28 @@ static uint8_t kind_of_type(int32_t type) {
     }
 }
 
+/* tokenizer.json says whether a token is special: Gemma's "</s>" is a tag of HTML. */
+static bool is_text_there(const fkv_tokenizer *tokenizer, uint32_t token) {
+    const fkv_vocab_source *source = tokenizer->source;
+    return source->steps != NULL && source->types != NULL && source->types[token] == TYPE_USER_DEFINED && token != source->eos;
+}
+
+/* Of gpt-oss: "<|end|>" ends a message of several, "<|return|>" and "<|call|>" end a text. */
+static void harmony_ends(fkv_tokenizer *tokenizer) {
+    uint32_t end = find_name(tokenizer, "<|end|>");
+    uint32_t back = find_name(tokenizer, "<|return|>");
+    uint32_t call = find_name(tokenizer, "<|call|>");
+    if (end == FKV_NO_TOKEN || back == FKV_NO_TOKEN || call == FKV_NO_TOKEN) return;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < tokenizer->n_end; i++)
+        if (tokenizer->end[i] != end) tokenizer->end[n++] = tokenizer->end[i];
+    tokenizer->n_end = n;
+    tokenizer->kinds[back] |= KIND_HIDDEN;
+    tokenizer->kinds[call] |= KIND_HIDDEN;
+    add_end(tokenizer, back);
+    add_end(tokenizer, call);
+}
+
 static fkv_status kinds_open(fkv_tokenizer *tokenizer) {
     const fkv_vocab_source *source = tokenizer->source;
     tokenizer->kinds = malloc(tokenizer->n_tokens);
@@ -125,10 +147,12 @@ static fkv_status kinds_open(fkv_tokenizer *tokenizer) {
         const control_name *control = &CONTROL_NAMES[i];
         uint32_t token = find_name(tokenizer, control->name);
         if (token == FKV_NO_TOKEN || (control->family != ENDS && seen[control->family])) continue;
+        if (control->family == ENDS && is_text_there(tokenizer, token)) continue;
         seen[control->family] = true;
         tokenizer->kinds[token] |= KIND_HIDDEN;
         if (control->ends_text) add_end(tokenizer, token);
     }
+    harmony_ends(tokenizer);
     return FKV_OK;
 }
 
