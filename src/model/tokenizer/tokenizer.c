@@ -177,6 +177,7 @@ static bool read_byte_token(fkv_bytes token, char *byte) {
 static size_t write_text(const fkv_tokenizer *tokenizer, uint32_t token, char *text) {
     fkv_bytes written = tokenizer->source->tokens[token];
     uint8_t kind = tokenizer->kinds[token];
+    if (written.size == 0) return 0; /* a gap */
     if ((kind & (KIND_HIDDEN | KIND_USER_DEFINED)) != 0) {
         memcpy(text, written.data, written.size);
         return written.size;

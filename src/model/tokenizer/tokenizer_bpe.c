@@ -210,6 +210,7 @@ fkv_status fkv_bpe_encode(const fkv_tokenizer *tokenizer, const char *word, uint
         }
     }
     FKV_TRY(drop_unknown(tokenizer, &word, &n_bytes, encoding));
+    if (n_bytes == 0) return FKV_OK;
     fkv_token_merge *merge = &encoding->merge;
     FKV_TRY(fkv_token_merge_prepare(merge, n_bytes));
     for (uint32_t i = 0; i < n_bytes; i++) {
