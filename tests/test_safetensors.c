@@ -408,11 +408,11 @@ START_TEST(what_a_folder_lacks_is_said) {
     ck_folder(FKV_FILE_FORMAT, "without .safetensors files");
     write_shard("a.safetensors", EMBD, 16);
     write_text("tokenizer.json", "{}");
-    ck_folder(FKV_UNSUPPORTED, "to GGUF");
+    ck_folder(FKV_FILE_FORMAT, "no model: ");
     clear_folder();
     write_text("config.json", "{\"model_type\": \"qwen3\", \"vocab_size\": 151936}");
     write_shard("a.safetensors", EMBD, 16);
-    ck_folder(FKV_UNSUPPORTED, "(151936 tokens) to GGUF");
+    ck_folder(FKV_UNSUPPORTED, "this one has 151936 tokens");
     file_world_remove_folder();
 }
 END_TEST

@@ -1,10 +1,13 @@
-/* The tokenizer of a model file on its own, for bench/peers/tokens.py: tokens_of MODEL plain|special|texts|special-texts|ends.
+/* The tokenizer of a model on its own, for bench/peers/tokens.py and scripts/check-tokenizers:
+ * tokens_of MODEL plain|special|texts|special-texts|ends. A folder without config.json is one of tokenizer files alone.
  * Tokens of standard input, and ends, are written as 32-bit numbers; the texts of all tokens each behind its length.
  */
+#include "../src/model/files/vocab_folder.h"
 #include "../src/model/tokenizer/tokenizer.h"
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 static char *read_all(size_t *n_bytes) {
     size_t room = 1 << 20;
@@ -58,13 +61,24 @@ static fkv_status answer(const fkv_weights *weights, const char *mode) {
     return status;
 }
 
+static fkv_status open_vocab(const char *path, fkv_weights **weights) {
+    char config[4096];
+    char json[4096];
+    (void)snprintf(config, sizeof config, "%s/config.json", path);
+    (void)snprintf(json, sizeof json, "%s/.", path);
+    if (access(json, F_OK) != 0 || access(config, F_OK) == 0) return fkv_weights_open(path, weights);
+    *weights = fkv_weights_new();
+    if (*weights == NULL) exit(EXIT_FAILURE);
+    return fkv_vocab_folder_read(*weights, path);
+}
+
 int main(int argc, char **argv) {
     if (argc != 3) {
         fprintf(stderr, "usage: tokens_of MODEL plain|special|texts|special-texts|ends\n");
         return EXIT_FAILURE;
     }
     fkv_weights *weights = NULL;
-    fkv_status status = fkv_weights_open(argv[1], &weights);
+    fkv_status status = open_vocab(argv[1], &weights);
     if (status == FKV_OK) status = answer(weights, argv[2]);
     if (status != FKV_OK) fprintf(stderr, "%s\n", fkv_message());
     fkv_weights_close(weights);

@@ -26,7 +26,7 @@ import xllamacpp
 TREE = pathlib.Path(__file__).parents[2]
 VOCAB = TREE / "tests/data/vocab"
 SEPARATOR = b"\n__ggml_vocab_test__\n"
-PRE_TOKENIZERS = ("gpt-2", "smollm", "qwen2", "llama-bpe")
+PRE_TOKENIZERS = ("gpt-2", "smollm", "llama-bpe")  # others: scripts/make-tokenizer-vectors
 SCRIPTS = [(0x370, 0x4FF), (0x5D0, 0x5EA), (0x620, 0x6FF), (0x900, 0x97F), (0xE00, 0xE5B), (0x1100, 0x11FF), (0x2000, 0x206F),
            (0x2190, 0x23FF), (0x3040, 0x30FF), (0x4E00, 0x9FFF), (0xAC00, 0xD7A3), (0x300, 0x36F), (0x1D400, 0x1D7FF),
            (0x20000, 0x2A6DF)]

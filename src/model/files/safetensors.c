@@ -8,6 +8,7 @@
 
 #include "hf_config.h"
 #include "json_read.h"
+#include "vocab_folder.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -16,7 +17,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { MAX_PATH = 4096, BYTE_VOCAB = 256 };
+enum { MAX_PATH = 4096 };
 
 /* ---- one file ------------------------------------------------------------------------------------------------ */
 
@@ -248,19 +249,6 @@ static fkv_status open_shards(fkv_weights *weights, const char *folder, file_lis
     return status;
 }
 
-/* ---- vocabulary ---------------------------------------------------------------------------------------------- */
-
-static fkv_status find_vocab(fkv_weights *weights, const char *folder) {
-    bool has_tokenizer = false;
-    FKV_TRY(is_there(folder, "tokenizer.json", &has_tokenizer));
-    FKV_REQUIRE(weights->hparams.n_vocab == BYTE_VOCAB && !has_tokenizer, FKV_UNSUPPORTED,
-                "tokenizer files are not read, only models of %d bytes go without; convert this one (%u tokens) to GGUF: %s",
-                BYTE_VOCAB, weights->hparams.n_vocab, folder);
-    weights->vocab.model = (fkv_bytes){.data = "byte", .size = 4};
-    weights->vocab.n_tokens = BYTE_VOCAB;
-    return FKV_OK;
-}
-
 static void name_after_folder(fkv_weights *weights, const char *folder) {
     size_t end = strlen(folder);
     while (end > 1 && folder[end - 1] == '/') end--;
@@ -279,7 +267,7 @@ fkv_status fkv_safetensors_open(fkv_weights *weights, const char *folder) {
     FKV_TRY(join(folder, "config.json", path));
     FKV_TRY(fkv_weights_map(weights, path, &config));
     FKV_TRY(fkv_hf_config_read(weights, (const char *)config.bytes, (size_t)config.size, path));
-    FKV_TRY(find_vocab(weights, folder));
+    FKV_TRY(fkv_vocab_folder_read(weights, folder));
     name_after_folder(weights, folder);
     const fkv_status status = open_shards(weights, folder, &list);
     list_close(&list);

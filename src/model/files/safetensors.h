@@ -6,7 +6,7 @@
 #include "weights.h"
 
 /* Reads config.json, then the shards: those that model.safetensors.index.json names, or all *.safetensors of the folder. Statuses
- * as fkv_gguf_read(). Vocabularies other than bytes are FKV_UNSUPPORTED. */
+ * as fkv_gguf_read(). */
 fkv_status fkv_safetensors_open(fkv_weights *weights, const char *folder);
 
 /* One shard, from memory; what is not JSON of the right form is FKV_FILE_FORMAT. The bytes must stay as long as the weights. */

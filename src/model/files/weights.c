@@ -70,6 +70,15 @@ fkv_status fkv_weights_map(fkv_weights *weights, const char *path, fkv_mapped *m
     return FKV_OK;
 }
 
+void *fkv_weights_keep(fkv_weights *weights, size_t bytes) {
+    void **kept = realloc(weights->kept, (weights->n_kept + 1) * sizeof *kept);
+    if (kept == NULL) return NULL;
+    weights->kept = kept;
+    void *block = calloc(1, bytes > 0 ? bytes : 1);
+    if (block != NULL) kept[weights->n_kept++] = block;
+    return block;
+}
+
 fkv_status fkv_weights_reserve(fkv_weights *weights, uint64_t n_more, fkv_tensor **first) {
     FKV_REQUIRE(n_more <= FKV_MAX_TENSORS - weights->n_tensors, FKV_UNSUPPORTED, "more than %d tensors", FKV_MAX_TENSORS);
     const size_t n = weights->n_tensors + (size_t)n_more;
@@ -177,6 +186,8 @@ void fkv_weights_close(fkv_weights *weights) {
     free(weights->merges);
     free(weights->scores);
     free(weights->types);
+    for (uint32_t i = 0; i < weights->n_kept; i++) free(weights->kept[i]);
+    free(weights->kept);
     free(weights);
 }
 

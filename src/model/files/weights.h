@@ -6,6 +6,7 @@
 
 #include "../../base/base.h"
 #include "../../base/shown.h"
+#include "text_steps.h"
 
 #include <flatkv/model.h>
 
@@ -54,19 +55,34 @@ typedef struct fkv_hparams {
 
 /* The vocabulary as the file has it; tokenizer.c makes sense of it. Strings are not 0-terminated; all lie inside the mapping or a
  * copy that lives as long as the weights. */
+/* Of tokens that are found before anything else, as tokenizer.json has them. */
+enum {
+    FKV_TOKEN_LSTRIP = 1, /* white space before it belongs to it */
+    FKV_TOKEN_RSTRIP = 2,
+    FKV_TOKEN_SINGLE_WORD = 4, /* found only where no letter, mark, digit or connector is next to it */
+    FKV_TOKEN_NORMALIZED = 8   /* found in the normalized text */
+};
+
 typedef struct fkv_vocab_source {
     fkv_bytes
-        model; /* tokenizer.ggml.model: "gpt2", "llama"; "byte" for safetensors with a vocabulary of 256 and no tokenizer file */
-    fkv_bytes pre; /* tokenizer.ggml.pre, or empty */
+        model; /* "gpt2": BPE over bytes, "llama": SentencePiece by scores, "gemma4": BPE over characters, "byte": 256 bytes */
+    fkv_bytes pre;               /* tokenizer.ggml.pre, or empty */
+    const fkv_text_steps *steps; /* NULL: those of `model` and `pre` */
     uint32_t n_tokens;
-    const fkv_bytes *tokens; /* [n_tokens] or NULL for byte */
-    const float *scores;     /* [n_tokens] or NULL */
-    const int32_t *types;    /* [n_tokens] or NULL: 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte */
+    const fkv_bytes *tokens;    /* [n_tokens] or NULL for byte */
+    const float *scores;        /* [n_tokens] or NULL */
+    const int32_t *types;       /* [n_tokens] or NULL: 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte */
+    const uint8_t *token_flags; /* [n_tokens] of FKV_TOKEN_*, or NULL */
     uint32_t n_merges;
-    const fkv_bytes *merges;     /* [n_merges] "left right" or NULL */
-    uint32_t bos, eos, eot, unk; /* FKV_NO_TOKEN where not said */
+    const fkv_bytes *merges;       /* [n_merges] "left right" or NULL */
+    const fkv_bytes *merge_rights; /* [n_merges] or NULL; where there, merges holds the left halves alone */
+    uint32_t bos, eos, eot, unk;   /* FKV_NO_TOKEN where not said */
     bool add_bos;
     bool add_space_prefix;   /* spm; default true */
+    bool whole_words;        /* a piece that is a token is taken as it is, without merges; GGUF: by `pre` */
+    bool byte_fallback;      /* "gemma4" from tokenizer.json: what is no token becomes its bytes' tokens, else unk */
+    bool fuse_unk;           /* unknowns side by side become one */
+    bool leftmost;           /* of overlapping special tokens the leftmost, then the longest; else the longest first */
     fkv_bytes chat_template; /* or empty */
 } fkv_vocab_source;
 

@@ -29,6 +29,8 @@ struct fkv_weights {
     fkv_bytes *merges;
     float *scores;
     int32_t *types;
+    void **kept; /* [n_kept] what fkv_weights_keep() gave */
+    uint32_t n_kept;
     bool is_tied;     /* config.json: the output is the embedding, whatever else is stored */
     bool says_untied; /* config.json: the output must be there */
 };
@@ -38,6 +40,9 @@ fkv_weights *fkv_weights_new(void);
 
 /* Maps a whole regular file read-only and remembers it. */
 fkv_status fkv_weights_map(fkv_weights *weights, const char *path, fkv_mapped *mapped);
+
+/* Zeroed memory that lives as long as the weights. NULL: none left. */
+void *fkv_weights_keep(fkv_weights *weights, size_t bytes);
 
 /* Room for n_more tensors, zeroed; *first is the first of them and n_tensors stays as it was: the reader counts them. */
 fkv_status fkv_weights_reserve(fkv_weights *weights, uint64_t n_more, fkv_tensor **first);

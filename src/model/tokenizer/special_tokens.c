@@ -240,7 +240,7 @@ fkv_status fkv_special_scan_next(fkv_special_scan *scan, fkv_special_hit *hit) {
     if (node == 0) return FKV_OK;
     size_t start = scan->at;
     size_t end = start + nodes[node].n_bytes;
-    for (size_t at = start + 1; at < end; at++) {
+    for (size_t at = start + 1; at < end && !scan->leftmost; at++) {
         uint32_t other = 0;
         FKV_TRY(token_at(scan, at, &other));
         if (at + nodes[other].n_bytes > end) end = at + nodes[other].n_bytes;

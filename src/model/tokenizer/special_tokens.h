@@ -45,6 +45,7 @@ typedef struct fkv_special_scan {
     const uint8_t *given; /* [n_bytes] or NULL: hidden tokens are not found where a byte is marked with 1 */
     size_t n_bytes;       /* below 2^32 */
     bool with_hidden;
+    bool leftmost; /* of tokens that overlap the leftmost is found, then the longest */
     size_t at;
     size_t block_start, block_end;     /* where the longest token at each byte is known */
     size_t contest_start, contest_end; /* tokens that overlap, decided and being handed out */

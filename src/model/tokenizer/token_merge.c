@@ -28,6 +28,16 @@ fkv_status fkv_scratch_need(fkv_scratch *scratch, uint64_t bytes) {
     return FKV_OK;
 }
 
+fkv_status fkv_scratch_grow(fkv_scratch *scratch, uint64_t used, uint64_t more) {
+    if (used + more <= scratch->bytes) return FKV_OK;
+    fkv_scratch grown = {0};
+    FKV_TRY(fkv_scratch_need(&grown, 2 * (used + more)));
+    if (used > 0) memcpy(grown.block, scratch->block, used);
+    fkv_scratch_close(scratch);
+    *scratch = grown;
+    return FKV_OK;
+}
+
 void fkv_scratch_close(fkv_scratch *scratch) {
     free(scratch->block);
     scratch->block = NULL;

@@ -18,6 +18,7 @@ typedef struct fkv_scratch {
 } fkv_scratch;
 
 fkv_status fkv_scratch_need(fkv_scratch *scratch, uint64_t bytes);
+fkv_status fkv_scratch_grow(fkv_scratch *scratch, uint64_t used, uint64_t more); /* room behind the used bytes, which stay */
 void fkv_scratch_close(fkv_scratch *scratch);
 
 typedef struct fkv_symbol {

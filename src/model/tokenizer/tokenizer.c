@@ -5,6 +5,9 @@
  */
 #include "tokenizer_parts.h"
 
+#include "pre_names.h"
+#include "utf8_text.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -108,6 +111,28 @@ static uint8_t kind_of_type(int32_t type) {
     }
 }
 
+/* tokenizer.json says whether a token is special: Gemma's "</s>" is a tag of HTML. */
+static bool is_text_there(const fkv_tokenizer *tokenizer, uint32_t token) {
+    const fkv_vocab_source *source = tokenizer->source;
+    return source->steps != NULL && source->types != NULL && source->types[token] == TYPE_USER_DEFINED && token != source->eos;
+}
+
+/* Of gpt-oss: "<|end|>" ends a message of several, "<|return|>" and "<|call|>" end a text. */
+static void harmony_ends(fkv_tokenizer *tokenizer) {
+    uint32_t end = find_name(tokenizer, "<|end|>");
+    uint32_t back = find_name(tokenizer, "<|return|>");
+    uint32_t call = find_name(tokenizer, "<|call|>");
+    if (end == FKV_NO_TOKEN || back == FKV_NO_TOKEN || call == FKV_NO_TOKEN) return;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < tokenizer->n_end; i++)
+        if (tokenizer->end[i] != end) tokenizer->end[n++] = tokenizer->end[i];
+    tokenizer->n_end = n;
+    tokenizer->kinds[back] |= KIND_HIDDEN;
+    tokenizer->kinds[call] |= KIND_HIDDEN;
+    add_end(tokenizer, back);
+    add_end(tokenizer, call);
+}
+
 static fkv_status kinds_open(fkv_tokenizer *tokenizer) {
     const fkv_vocab_source *source = tokenizer->source;
     tokenizer->kinds = malloc(tokenizer->n_tokens);
@@ -122,10 +147,12 @@ static fkv_status kinds_open(fkv_tokenizer *tokenizer) {
         const control_name *control = &CONTROL_NAMES[i];
         uint32_t token = find_name(tokenizer, control->name);
         if (token == FKV_NO_TOKEN || (control->family != ENDS && seen[control->family])) continue;
+        if (control->family == ENDS && is_text_there(tokenizer, token)) continue;
         seen[control->family] = true;
         tokenizer->kinds[token] |= KIND_HIDDEN;
         if (control->ends_text) add_end(tokenizer, token);
     }
+    harmony_ends(tokenizer);
     return FKV_OK;
 }
 
@@ -150,6 +177,7 @@ static bool read_byte_token(fkv_bytes token, char *byte) {
 static size_t write_text(const fkv_tokenizer *tokenizer, uint32_t token, char *text) {
     fkv_bytes written = tokenizer->source->tokens[token];
     uint8_t kind = tokenizer->kinds[token];
+    if (written.size == 0) return 0; /* a gap */
     if ((kind & (KIND_HIDDEN | KIND_USER_DEFINED)) != 0) {
         memcpy(text, written.data, written.size);
         return written.size;
@@ -194,22 +222,129 @@ static fkv_status byte_texts_open(fkv_tokenizer *tokenizer) {
 
 /* ---- open ---------------------------------------------------------------------------------------------------- */
 
-static fkv_status specials_open(fkv_tokenizer *tokenizer) {
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < tokenizer->n_tokens; i++) n += (tokenizer->kinds[i] & (KIND_HIDDEN | KIND_USER_DEFINED)) != 0;
-    fkv_special_token *list = malloc((n + (size_t)1) * sizeof *list);
-    FKV_REQUIRE(list != NULL, FKV_NO_MEMORY, "no memory for %" PRIu32 " special tokens", n);
-    n = 0;
+typedef struct special_list {
+    fkv_special_token *tokens;
+    uint32_t n;
+} special_list;
+
+static uint8_t flags_of(const fkv_tokenizer *tokenizer, uint32_t token) {
+    return tokenizer->source->token_flags != NULL ? tokenizer->source->token_flags[token] : 0;
+}
+
+static void list_specials(const fkv_tokenizer *tokenizer, bool normalized, special_list *list) {
+    list->n = 0;
     for (uint32_t i = 0; i < tokenizer->n_tokens; i++) {
         uint8_t kind = tokenizer->kinds[i];
         fkv_bytes text = tokenizer->source->tokens[i];
-        if ((kind & (KIND_HIDDEN | KIND_USER_DEFINED)) == 0 || text.size == 0) continue;
+        bool is_normalized = (flags_of(tokenizer, i) & FKV_TOKEN_NORMALIZED) != 0;
+        if ((kind & (KIND_HIDDEN | KIND_USER_DEFINED)) == 0 || text.size == 0 || is_normalized != normalized) continue;
         if (fkv_vocab_map_find(&tokenizer->map, text.data, text.size) != i) continue; /* another token's text once more */
-        list[n++] = (fkv_special_token){.text = text, .token = i, .hidden = (kind & KIND_HIDDEN) != 0};
+        list->tokens[list->n++] = (fkv_special_token){.text = text, .token = i, .hidden = (kind & KIND_HIDDEN) != 0};
     }
-    fkv_status status = fkv_special_tokens_open(&tokenizer->specials, list, n);
-    free(list);
+}
+
+typedef struct normalized_text {
+    char bytes[FKV_MAX_TOKEN_BYTES];
+    size_t n;
+} normalized_text;
+
+static fkv_status take_normalized(void *context, const char *text, size_t n_bytes, bool is_first) {
+    normalized_text *taken = context;
+    (void)is_first;
+    FKV_REQUIRE(n_bytes <= FKV_MAX_TOKEN_BYTES, FKV_UNSUPPORTED,
+                "a special token has %zu bytes when normalized; at most %d are "
+                "supported",
+                n_bytes, FKV_MAX_TOKEN_BYTES);
+    memcpy(taken->bytes, text, n_bytes);
+    taken->n = n_bytes;
+    return FKV_OK;
+}
+
+/* Appends what a token is in normalized text to the others' and notes how long it is. */
+static fkv_status normalize_special(fkv_text_run *run, fkv_bytes *text, fkv_scratch *texts, size_t *n_texts) {
+    normalized_text taken = {.n = 0};
+    run->context = &taken;
+    FKV_TRY(fkv_text_run_all(run, text->data, text->size, true));
+    FKV_TRY(fkv_scratch_grow(texts, *n_texts, taken.n));
+    if (taken.n > 0) memcpy((char *)texts->block + *n_texts, taken.bytes, taken.n);
+    *n_texts += taken.n;
+    text->size = taken.n;
+    return FKV_OK;
+}
+
+static int compare_texts(const void *a, const void *b) {
+    const fkv_special_token *x = a;
+    const fkv_special_token *y = b;
+    size_t n = x->text.size < y->text.size ? x->text.size : y->text.size;
+    int order = n > 0 ? memcmp(x->text.data, y->text.data, n) : 0;
+    if (order != 0) return order;
+    if (x->text.size != y->text.size) return x->text.size < y->text.size ? -1 : 1;
+    return x->token < y->token ? -1 : x->token > y->token;
+}
+
+static void drop_repeats(special_list *list) {
+    uint32_t n = 0;
+    qsort(list->tokens, list->n, sizeof *list->tokens, compare_texts);
+    for (uint32_t i = 0; i < list->n; i++) {
+        fkv_bytes text = list->tokens[i].text;
+        bool repeated = n > 0 && list->tokens[n - 1].text.size == text.size &&
+                        memcmp(list->tokens[n - 1].text.data, text.data, text.size) == 0;
+        if (text.size > 0 && !repeated) list->tokens[n++] = list->tokens[i];
+    }
+    list->n = n;
+}
+
+static fkv_status normalize_specials(const fkv_tokenizer *tokenizer, special_list *list, fkv_scratch *texts) {
+    fkv_text_run run = {0};
+    size_t n_texts = 0;
+    fkv_status status = fkv_text_run_open(&run, tokenizer->plan);
+    run.normalized = take_normalized;
+    for (uint32_t i = 0; i < list->n && status == FKV_OK; i++)
+        status = normalize_special(&run, &list->tokens[i].text, texts, &n_texts);
+    fkv_text_run_close(&run);
+    n_texts = 0;
+    for (uint32_t i = 0; i < list->n; i++) {
+        list->tokens[i].text.data = (const char *)texts->block + n_texts;
+        n_texts += list->tokens[i].text.size;
+    }
     return status;
+}
+
+/* Tokens of normalized text are looked for as the normalizers write them; what becomes empty or another's text never is. */
+static fkv_status normalized_specials_open(fkv_tokenizer *tokenizer, special_list *list) {
+    fkv_scratch texts = {0};
+    list_specials(tokenizer, true, list);
+    if (list->n == 0) return FKV_OK;
+    fkv_status status = fkv_scratch_need(&texts, 1);
+    if (status == FKV_OK) status = normalize_specials(tokenizer, list, &texts);
+    if (status == FKV_OK) {
+        drop_repeats(list);
+        status = fkv_special_tokens_open(&tokenizer->normalized_specials, list->tokens, list->n);
+    }
+    fkv_scratch_close(&texts);
+    return status;
+}
+
+static fkv_status specials_open(fkv_tokenizer *tokenizer) {
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < tokenizer->n_tokens; i++) n += (tokenizer->kinds[i] & (KIND_HIDDEN | KIND_USER_DEFINED)) != 0;
+    special_list list = {.tokens = malloc((n + (size_t)1) * sizeof *list.tokens)};
+    FKV_REQUIRE(list.tokens != NULL, FKV_NO_MEMORY, "no memory for %" PRIu32 " special tokens", n);
+    list_specials(tokenizer, false, &list);
+    fkv_status status = fkv_special_tokens_open(&tokenizer->specials, list.tokens, list.n);
+    if (status == FKV_OK) status = normalized_specials_open(tokenizer, &list);
+    free(list.tokens);
+    return status;
+}
+
+static fkv_status plan_open(fkv_tokenizer *tokenizer) {
+    const fkv_vocab_source *source = tokenizer->source;
+    fkv_text_steps steps = {0};
+    tokenizer->whole_words = source->whole_words;
+    if (source->steps != NULL) return fkv_text_plan_open(source->steps, &tokenizer->plan);
+    if (tokenizer->kind == FKV_TOKENIZER_BPE) FKV_TRY(fkv_pre_steps(source->pre, &steps, &tokenizer->whole_words));
+    if (tokenizer->kind == FKV_TOKENIZER_SPM) fkv_spm_steps(source->add_space_prefix && !tokenizer->by_merges, &steps);
+    return fkv_text_plan_open(&steps, &tokenizer->plan);
 }
 
 static fkv_status vocabulary_open(fkv_tokenizer *tokenizer) {
@@ -220,13 +355,14 @@ static fkv_status vocabulary_open(fkv_tokenizer *tokenizer) {
                 "a vocabulary of %" PRIu32 " tokens and %" PRIu32 " merges; at most %d of each are supported", source->n_tokens,
                 source->n_merges, MAX_TOKENS);
     uint64_t n_strings = source->n_tokens;
-    if (tokenizer->kind == FKV_TOKENIZER_BPE) n_strings += fkv_bpe_n_strings(source);
+    if (tokenizer->kind == FKV_TOKENIZER_BPE || tokenizer->by_merges) n_strings += fkv_bpe_n_strings(source);
     FKV_TRY(fkv_vocab_map_open(&tokenizer->map, (uint32_t)n_strings));
     for (uint32_t i = 0; i < source->n_tokens; i++) {
         uint32_t kept = 0;
         if (source->tokens[i].size > 0) FKV_TRY(fkv_vocab_map_add(&tokenizer->map, source->tokens[i], i, &kept));
     }
     FKV_TRY(kinds_open(tokenizer));
+    FKV_TRY(plan_open(tokenizer));
     FKV_TRY(tokenizer->kind == FKV_TOKENIZER_BPE ? fkv_bpe_open(tokenizer) : fkv_spm_open(tokenizer));
     FKV_TRY(specials_open(tokenizer));
     FKV_TRY(texts_open(tokenizer));
@@ -244,13 +380,18 @@ fkv_status fkv_tokenizer_open(const fkv_vocab_source *source, fkv_tokenizer **to
     static const struct {
         const char *model;
         fkv_tokenizer_kind kind;
-    } models[] = {{"byte", FKV_TOKENIZER_BYTE}, {"gpt2", FKV_TOKENIZER_BPE}, {"llama", FKV_TOKENIZER_SPM}};
+        bool by_merges;
+    } models[] = {{"byte", FKV_TOKENIZER_BYTE, false},
+                  {"gpt2", FKV_TOKENIZER_BPE, false},
+                  {"llama", FKV_TOKENIZER_SPM, false},
+                  {"gemma4", FKV_TOKENIZER_SPM, true}};
     *tokenizer = NULL;
     for (size_t i = 0; i < sizeof models / sizeof models[0]; i++) {
         if (!bytes_are(source->model, models[i].model)) continue;
         fkv_tokenizer *opened = calloc(1, sizeof *opened);
         FKV_REQUIRE(opened != NULL, FKV_NO_MEMORY, "no memory for %zu bytes of tokenizer", sizeof *opened);
         opened->kind = models[i].kind;
+        opened->by_merges = models[i].by_merges;
         opened->source = source;
         opened->n_tokens = source->n_tokens;
         fkv_status status = tokenizer_fill(opened);
@@ -258,7 +399,8 @@ fkv_status fkv_tokenizer_open(const fkv_vocab_source *source, fkv_tokenizer **to
         if (status != FKV_OK) fkv_tokenizer_close(opened);
         return status;
     }
-    return fkv_fail(FKV_UNSUPPORTED, "the tokenizer model \"%s\" is not known; gpt2 (BPE), llama (SentencePiece) and byte are",
+    return fkv_fail(FKV_UNSUPPORTED,
+                    "the tokenizer model \"%s\" is not known; gpt2 (BPE), llama (SentencePiece), gemma4 and byte are",
                     fkv_show(source->model).text);
 }
 
@@ -267,6 +409,9 @@ void fkv_tokenizer_close(fkv_tokenizer *tokenizer) {
     fkv_bpe_close(tokenizer);
     fkv_spm_close(tokenizer);
     fkv_special_tokens_close(&tokenizer->specials);
+    fkv_special_tokens_close(&tokenizer->normalized_specials);
+    fkv_pair_map_close(&tokenizer->merges);
+    fkv_text_plan_close(tokenizer->plan);
     fkv_vocab_map_close(&tokenizer->map);
     free(tokenizer->kinds);
     free(tokenizer->texts);
@@ -276,23 +421,113 @@ void fkv_tokenizer_close(fkv_tokenizer *tokenizer) {
 
 /* ---- encode -------------------------------------------------------------------------------------------------- */
 
-static fkv_status encode_plain(const fkv_tokenizer *tokenizer, const char *text, size_t n_bytes, bool space_before,
-                               fkv_encoding *encoding) {
-    if (tokenizer->kind == FKV_TOKENIZER_BPE) return fkv_bpe_encode(tokenizer, text, n_bytes, encoding);
-    return fkv_spm_encode(tokenizer, text, n_bytes, space_before && tokenizer->source->add_space_prefix, encoding);
+/* One call: texts between special tokens go through the plan, and what it leaves through the vocabulary. */
+typedef struct text_call {
+    const fkv_tokenizer *tokenizer;
+    fkv_encoding *encoding;
+    fkv_text_run run;
+    bool with_hidden; /* in the text that goes through the plan now */
+} text_call;
+
+static fkv_status put_piece(void *context, const char *text, size_t n_bytes, bool is_first) {
+    text_call *call = context;
+    (void)is_first;
+    FKV_REQUIRE(n_bytes <= INT32_MAX, FKV_BAD_ARGUMENT, "a word of %zu bytes; at most %d are tokenized at once", n_bytes,
+                INT32_MAX);
+    if (call->tokenizer->kind == FKV_TOKENIZER_BPE)
+        return fkv_bpe_encode(call->tokenizer, text, (uint32_t)n_bytes, call->encoding);
+    return fkv_spm_encode(call->tokenizer, text, (uint32_t)n_bytes, call->encoding);
 }
 
-static fkv_status encode_between_specials(const fkv_tokenizer *tokenizer, fkv_special_scan *scan, fkv_encoding *encoding) {
+static bool is_word_before(const char *text, size_t end) {
+    uint32_t character = 0;
+    size_t at = end > 0 ? fkv_character_before(text, end) : 0;
+    return end > 0 && fkv_character_read(text + at, end - at, &character) > 0 && fkv_is_word_character(character);
+}
+
+static bool is_word_behind(const char *text, size_t start, size_t n_bytes) {
+    uint32_t character = 0;
+    return start < n_bytes && fkv_character_read(text + start, n_bytes - start, &character) > 0 &&
+           fkv_is_word_character(character);
+}
+
+/* What a token takes with it: white space from `from` on before it, and all behind it. */
+static void widen(const char *text, size_t from, size_t n_bytes, uint8_t flags, fkv_special_hit *hit) {
+    uint32_t character = 0;
+    while ((flags & FKV_TOKEN_LSTRIP) != 0 && hit->start > from) {
+        size_t at = fkv_character_before(text, hit->start);
+        if (at < from || fkv_character_read(text + at, hit->start - at, &character) == 0 || !fkv_is_space_character(character))
+            break;
+        hit->start = at;
+    }
+    while ((flags & FKV_TOKEN_RSTRIP) != 0 && hit->end < n_bytes) {
+        uint32_t n = fkv_character_read(text + hit->end, n_bytes - hit->end, &character);
+        if (n == 0 || !fkv_is_space_character(character)) break;
+        hit->end += n;
+    }
+}
+
+/* Puts the special tokens that the scan finds and hands what lies between them to `between`. */
+static fkv_status encode_specials(text_call *call, fkv_special_scan *scan, bool is_first,
+                                  fkv_status (*between)(text_call *, const fkv_special_scan *, size_t, size_t, bool)) {
     size_t at = 0;
     fkv_special_hit hit = {0};
     while (at < scan->n_bytes) {
         FKV_TRY(fkv_special_scan_next(scan, &hit));
-        /* A text begins, or goes on behind a special token: either way SentencePiece puts its space there. */
-        if (hit.start > at) FKV_TRY(encode_plain(tokenizer, scan->text + at, hit.start - at, true, encoding));
-        if (hit.token != FKV_NO_TOKEN) fkv_encoding_put(encoding, hit.token);
+        uint8_t flags = hit.token != FKV_NO_TOKEN ? flags_of(call->tokenizer, hit.token) : 0;
+        if ((flags & FKV_TOKEN_SINGLE_WORD) != 0 &&
+            (is_word_before(scan->text, hit.start) || is_word_behind(scan->text, hit.end, scan->n_bytes)))
+            continue;
+        if (hit.token != FKV_NO_TOKEN) widen(scan->text, at, scan->n_bytes, flags, &hit);
+        if (hit.start > at) FKV_TRY(between(call, scan, at, hit.start, is_first && at == 0));
+        if (hit.token != FKV_NO_TOKEN) fkv_encoding_put(call->encoding, hit.token);
         at = hit.end;
+        if (scan->at < at) scan->at = at;
     }
     return FKV_OK;
+}
+
+static fkv_status between_normalized(text_call *call, const fkv_special_scan *scan, size_t start, size_t end, bool is_first) {
+    return fkv_text_run_rest(&call->run, scan->text + start, end - start, is_first);
+}
+
+static fkv_special_scan scan_of(const text_call *call, const fkv_special_tokens *specials, const char *text, size_t n_bytes) {
+    return (fkv_special_scan){.specials = specials,
+                              .text = text,
+                              .n_bytes = n_bytes,
+                              .with_hidden = call->with_hidden,
+                              .leftmost = call->tokenizer->source->leftmost};
+}
+
+static fkv_status encode_normalized(void *context, const char *text, size_t n_bytes, bool is_first) {
+    text_call *call = context;
+    fkv_special_scan scan = scan_of(call, &call->tokenizer->normalized_specials, text, n_bytes);
+    fkv_status status = encode_specials(call, &scan, is_first, between_normalized);
+    fkv_special_scan_close(&scan);
+    return status;
+}
+
+/* Where a byte is marked, no control token is found in the normalized text either. */
+static fkv_status between_raw(text_call *call, const fkv_special_scan *scan, size_t start, size_t end, bool is_first) {
+    call->with_hidden = scan->with_hidden && (scan->given == NULL || memchr(scan->given + start, 1, end - start) == NULL);
+    return fkv_text_run_all(&call->run, scan->text + start, end - start, is_first);
+}
+
+static fkv_status encode_text(text_call *call, const char *text, const uint8_t *given, size_t n_bytes) {
+    const fkv_tokenizer *tokenizer = call->tokenizer;
+    fkv_encoding *encoding = call->encoding;
+    fkv_special_scan scan = scan_of(call, &tokenizer->specials, text, n_bytes);
+    scan.given = given;
+    fkv_status status = fkv_text_run_open(&call->run, tokenizer->plan);
+    call->run.context = call;
+    call->run.put = put_piece;
+    call->run.normalized = tokenizer->normalized_specials.n_tokens > 0 ? encode_normalized : NULL;
+    if (status == FKV_OK) status = encode_specials(call, &scan, true, between_raw);
+    fkv_text_run_close(&call->run);
+    fkv_special_scan_close(&scan);
+    fkv_scratch_close(&encoding->merge.scratch);
+    fkv_scratch_close(&encoding->kept);
+    return status;
 }
 
 fkv_status fkv_tokenizer_encode(const fkv_tokenizer *tokenizer, const char *text, const uint8_t *given, size_t n_bytes,
@@ -309,17 +544,10 @@ fkv_status fkv_tokenizer_encode(const fkv_tokenizer *tokenizer, const char *text
         *n_tokens = encoding.n_tokens;
         return FKV_OK;
     }
-    fkv_special_scan scan = {.specials = &tokenizer->specials,
-                             .text = text,
-                             .given = given,
-                             .n_bytes = n_bytes,
-                             .with_hidden = (flags & FKV_TOKENIZE_SPECIAL) != 0};
-    fkv_status status = encode_between_specials(tokenizer, &scan, &encoding);
-    fkv_special_scan_close(&scan);
-    fkv_scratch_close(&encoding.text);
-    fkv_scratch_close(&encoding.merge.scratch);
-    if (status == FKV_OK) *n_tokens = encoding.n_tokens;
-    return status;
+    text_call call = {.tokenizer = tokenizer, .encoding = &encoding, .with_hidden = (flags & FKV_TOKENIZE_SPECIAL) != 0};
+    FKV_TRY(encode_text(&call, text, given, n_bytes));
+    *n_tokens = encoding.n_tokens;
+    return FKV_OK;
 }
 
 /* ---- what tokens mean ---------------------------------------------------------------------------------------- */

@@ -1,5 +1,6 @@
 /* SentencePiece as llama.cpp does it: characters merge into the token with the best score, the leftmost of equals first; what is
- * no token in the end becomes byte tokens. Spaces are written U+2581.
+ * no token in the end becomes byte tokens. Spaces are written U+2581. And BPE over characters, which tokenizer.json makes of the
+ * same vocabularies: the same with the order of a list of merges.
  *
  * The text is cut wherever no token has the two neighbouring characters inside it: no merge can cross such a place, so the pieces
  * tokenize as the whole would, in small memory. Which neighbours a vocabulary knows is kept as a set with false positives
@@ -65,21 +66,26 @@ static bool neighbours_have(const fkv_spm *spm, uint32_t left, uint32_t right) {
 
 /* ---- vocabulary ---------------------------------------------------------------------------------------------- */
 
-fkv_status fkv_spm_open(fkv_tokenizer *tokenizer) {
+static uint32_t byte_token_of(const fkv_tokenizer *tokenizer, int byte) {
+    static const char hex[] = "0123456789ABCDEF";
     const fkv_vocab_source *source = tokenizer->source;
+    const char name[] = {'<', '0', 'x', hex[byte >> 4], hex[byte & 15], '>'};
+    const char self = (char)byte;
+    uint32_t token = fkv_vocab_map_find(&tokenizer->map, name, sizeof name);
+    if (source->steps != NULL) return source->byte_fallback && token < tokenizer->n_tokens ? token : FKV_NO_TOKEN;
+    if (token == FKV_NO_TOKEN) token = fkv_vocab_map_find(&tokenizer->map, &self, 1);
+    if (token == FKV_NO_TOKEN && source->unk < source->n_tokens) token = source->unk;
+    return token < tokenizer->n_tokens ? token : FKV_NO_TOKEN;
+}
+
+fkv_status fkv_spm_open(fkv_tokenizer *tokenizer) {
     fkv_spm *spm = calloc(1, sizeof *spm);
     FKV_REQUIRE(spm != NULL, FKV_NO_MEMORY, "no memory for %zu bytes of tokenizer", sizeof *spm);
     tokenizer->spm = spm;
     FKV_TRY(neighbours_open(tokenizer));
-    for (int byte = 0; byte < 256; byte++) {
-        static const char hex[] = "0123456789ABCDEF";
-        const char name[] = {'<', '0', 'x', hex[byte >> 4], hex[byte & 15], '>'};
-        const char self = (char)byte;
-        uint32_t token = fkv_vocab_map_find(&tokenizer->map, name, sizeof name);
-        if (token == FKV_NO_TOKEN) token = fkv_vocab_map_find(&tokenizer->map, &self, 1);
-        if (token == FKV_NO_TOKEN && source->unk < source->n_tokens) token = source->unk;
-        spm->byte_token[byte] = token;
-    }
+    uint32_t n_symbols = tokenizer->n_tokens;
+    if (tokenizer->by_merges) FKV_TRY(fkv_merges_open(tokenizer, &n_symbols));
+    for (int byte = 0; byte < 256; byte++) spm->byte_token[byte] = byte_token_of(tokenizer, byte);
     return FKV_OK;
 }
 
@@ -126,10 +132,26 @@ static void pair_rank(const void *context, fkv_symbol *symbols, uint32_t left, u
     symbols[left].merged_id = token;
 }
 
+/* Unknown text of tokenizer.json: its bytes' tokens if all are there, else one unknown token for a run of it or for each. */
+static void put_unknown(const fkv_tokenizer *tokenizer, const char *text, uint32_t n_bytes, fkv_encoding *encoding) {
+    const fkv_vocab_source *source = tokenizer->source;
+    bool has_all = source->byte_fallback;
+    for (uint32_t i = 0; i < n_bytes; i++) has_all = has_all && tokenizer->spm->byte_token[(uint8_t)text[i]] != FKV_NO_TOKEN;
+    for (uint32_t i = 0; i < n_bytes && has_all; i++) fkv_encoding_put(encoding, tokenizer->spm->byte_token[(uint8_t)text[i]]);
+    bool is_unknown = !has_all && source->unk < source->n_tokens;
+    if (is_unknown && !(encoding->in_unknown && source->fuse_unk)) fkv_encoding_put(encoding, source->unk);
+    encoding->in_unknown = is_unknown;
+}
+
 static void put_symbol(const fkv_tokenizer *tokenizer, const char *text, uint32_t n_bytes, uint32_t token,
                        fkv_encoding *encoding) {
-    if (token != FKV_NO_TOKEN) {
+    if (token < tokenizer->n_tokens) {
         fkv_encoding_put(encoding, token);
+        encoding->in_unknown = false;
+        return;
+    }
+    if (tokenizer->source->steps != NULL) {
+        put_unknown(tokenizer, text, n_bytes, encoding);
         return;
     }
     for (uint32_t i = 0; i < n_bytes; i++) {
@@ -150,51 +172,65 @@ static fkv_status encode_piece(const fkv_tokenizer *tokenizer, const char *text,
         at = next;
     }
     piece_view piece = {.tokenizer = tokenizer, .text = text};
-    fkv_token_merge_run(merge, pair_rank, &piece);
+    if (tokenizer->by_merges)
+        fkv_token_merge_run(merge, fkv_merge_rank, &tokenizer->merges);
+    else
+        fkv_token_merge_run(merge, pair_rank, &piece);
     for (uint32_t at = 0; at < n_bytes; at = merge->symbols[at].next) {
         put_symbol(tokenizer, text + at, merge->symbols[at].next - at, merge->symbols[at].id, encoding);
     }
     return FKV_OK;
 }
 
-/* The text with its spaces spelled as the vocabulary spells them. */
-static fkv_status spell_spaces(const char *text, size_t n_bytes, bool space_before, fkv_scratch *scratch, size_t *n_spelled) {
-    size_t n_spaces = space_before;
-    for (size_t i = 0; i < n_bytes; i++) n_spaces += text[i] == ' ';
-    *n_spelled = n_bytes + space_before + n_spaces * (SPACE_BYTES - 1);
-    FKV_TRY(fkv_scratch_need(scratch, *n_spelled));
-    char *out = scratch->block;
-    if (space_before) {
-        memcpy(out, SPACE, SPACE_BYTES);
-        out += SPACE_BYTES;
+void fkv_spm_steps(bool space_before, fkv_text_steps *steps) {
+    static const fkv_bytes space = {SPACE, SPACE_BYTES};
+    static const fkv_bytes blank = {" ", 1};
+    *steps = (fkv_text_steps){0};
+    steps->steps[steps->n_steps++] = (fkv_text_step){.kind = FKV_STEP_REPLACE, .pattern = blank, .text = space};
+    if (space_before) steps->steps[steps->n_steps++] = (fkv_text_step){.kind = FKV_STEP_PREPEND, .text = space};
+    steps->n_normalizers = steps->n_steps;
+}
+
+/* Of tokenizer.json without an unknown token: characters that are nothing are gone before their neighbours are looked at. */
+static fkv_status drop_unknown(const fkv_tokenizer *tokenizer, const char **text, uint32_t *n_bytes, fkv_encoding *encoding) {
+    const fkv_vocab_source *source = tokenizer->source;
+    if (source->steps == NULL || source->byte_fallback || source->unk != FKV_NO_TOKEN) return FKV_OK;
+    FKV_TRY(fkv_scratch_need(&encoding->kept, *n_bytes));
+    char *kept = encoding->kept.block;
+    uint32_t n = 0;
+    for (uint32_t at = 0; at < *n_bytes;) {
+        uint32_t step = fkv_utf8_step(*text + at, *n_bytes - at);
+        bool known = fkv_vocab_map_find(&tokenizer->map, *text + at, step) < tokenizer->n_tokens;
+        if (known) memcpy(kept + n, *text + at, step);
+        n += known ? step : 0;
+        at += step;
     }
-    for (size_t i = 0; i < n_bytes; i++) {
-        if (text[i] != ' ') {
-            *out++ = text[i];
-            continue;
-        }
-        memcpy(out, SPACE, SPACE_BYTES);
-        out += SPACE_BYTES;
-    }
+    *text = kept;
+    *n_bytes = n;
     return FKV_OK;
 }
 
-fkv_status fkv_spm_encode(const fkv_tokenizer *tokenizer, const char *text, size_t n_bytes, bool space_before,
-                          fkv_encoding *encoding) {
-    size_t n = 0;
-    FKV_TRY(spell_spaces(text, n_bytes, space_before, &encoding->text, &n));
-    const char *spelled = encoding->text.block;
+fkv_status fkv_spm_encode(const fkv_tokenizer *tokenizer, const char *text, uint32_t n_bytes, fkv_encoding *encoding) {
     uint32_t left = 0;
-    size_t start = 0;
-    for (size_t at = 0; at < n;) {
-        uint32_t step = fkv_utf8_step(spelled + at, n - at);
-        uint32_t right = character_at(spelled + at, step);
+    uint32_t start = 0;
+    encoding->in_unknown = false;
+    if (tokenizer->whole_words) {
+        uint32_t token = fkv_vocab_map_find(&tokenizer->map, text, n_bytes);
+        if (token < tokenizer->n_tokens) {
+            fkv_encoding_put(encoding, token);
+            return FKV_OK;
+        }
+    }
+    FKV_TRY(drop_unknown(tokenizer, &text, &n_bytes, encoding));
+    for (uint32_t at = 0; at < n_bytes;) {
+        uint32_t step = fkv_utf8_step(text + at, n_bytes - at);
+        uint32_t right = character_at(text + at, step);
         if (at > start && !neighbours_have(tokenizer->spm, left, right)) {
-            FKV_TRY(encode_piece(tokenizer, spelled + start, (uint32_t)(at - start), encoding));
+            FKV_TRY(encode_piece(tokenizer, text + start, at - start, encoding));
             start = at;
         }
         left = right;
         at += step;
     }
-    return start < n ? encode_piece(tokenizer, spelled + start, (uint32_t)(n - start), encoding) : FKV_OK;
+    return start < n_bytes ? encode_piece(tokenizer, text + start, n_bytes - start, encoding) : FKV_OK;
 }
