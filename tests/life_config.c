@@ -128,7 +128,8 @@ static void draw_sizes(life_random *r, life_config *c) {
     c->base.n_threads = life_between(r, 1, 3);
     c->base.lazy = life_chance(r, 50);
     if (!c->long_history) return;
-    c->base.max_tokens = 2 * life_between(r, 8300, 9000);
+    c->base.max_tokens = 2 * life_between(r, LIFE_PIECES_DOUBLE + 100, LIFE_PIECES_DOUBLE + 800);
+    c->base.max_seqs = life_between(r, 1, 2);
     c->base.max_step_tokens = life_between(r, 1000, 2000);
 }
 

@@ -288,7 +288,7 @@ static double bias_error(const question *x, const float *k) {
             largest = fmax(largest, fabs((double)k[d]));
             sum += fabs(x->q[d]);
         }
-        error += largest * sum * SCORE_ERROR;
+        error += largest * sum * 8 * SCORE_ERROR;
     }
     return error;
 }
@@ -300,6 +300,7 @@ static double slack_of(const question *x) {
     double of_query = query_error(x);
     double values = 0; /* sum p |v| */
     double norms = 0;  /* sum |v| */
+    double most = 0;   /* largest |v| */
     double total = 0;
     for (uint32_t t = 0; t < x->n; t++) {
         if (!in_sight(l, x->n - 1, t)) continue;
@@ -314,12 +315,14 @@ static double slack_of(const question *x) {
         largest = fmax(largest, size * fabs(scale_of(l)));
         values += x->world->weights[t] * sqrt(norm);
         norms += sqrt(norm);
+        most = fmax(most, sqrt(norm));
         total += x->world->weights[t];
     }
     if (largest > FLOAT_HOLDS * SCORE_ERROR || values > FLOAT_HOLDS) return (double)INFINITY;
     const life_codec *v = &x->world->config->codec[x->layer][LIFE_V];
     double least = v->bits == 16 ? 0 : LEAST_SCALE * ((1u << v->bits) - 1) * sqrt((double)l->head_dim);
-    return (4 * fmin(largest, 1) + VALUE_ERROR) * values / total + VALUE_ERROR * least + LEAST_WEIGHT * norms;
+    if (largest > 1.0 / 16) return 2 * most; /* scores say nothing any more: any mean of the values */
+    return (4 * largest + VALUE_ERROR) * values / total + VALUE_ERROR * least + LEAST_WEIGHT * norms;
 }
 
 /* ---- answers ---- */

@@ -15,7 +15,9 @@ typedef struct plan {
 
 /* Tokens that a sequence gets, at most `most`: one, a few, or as many as may be. */
 static uint32_t draw_tokens(life_random *r, const life_seq *seq, uint32_t most) {
-    if (life_chance(r, seq->n < seq->n_prompt ? 10 : 60)) return 1;
+    uint32_t prefill = seq->n < seq->n_prompt ? seq->n_prompt - seq->n : 0;
+    if (seq->n_prompt + 100 > LIFE_PIECES_DOUBLE && prefill > 0) return prefill < most ? prefill : most;
+    if (life_chance(r, prefill > 0 ? 10 : 60)) return 1;
     if (seq->n + 100 > LIFE_PIECES_DOUBLE) return life_between(r, 1, most < 30 ? most : 30);
     return life_chance(r, 30) ? most : life_mostly_small(r, 1, most);
 }
