@@ -103,6 +103,7 @@ static int read_prefix_tokens(const run *r, token_list *saved) {
 }
 
 static bool starts_with(const token_list *list, const token_list *begin) {
+    if (begin->n == 0) return true;
     return list->n >= begin->n && memcmp(list->tokens, begin->tokens, begin->n * sizeof *begin->tokens) == 0;
 }
 

@@ -316,10 +316,13 @@ static jinja_value eval_call(jinja_context *c, const jinja_node *node, jinja_sco
                           callee.kind == JINJA_UNDEFINED ? "not defined" : fkv_jinja_kind_name(&callee));
 }
 
+/* body: what the innermost filter of a block works on; NULL for filters of an expression. */
 static jinja_value eval_filter(jinja_context *c, const jinja_node *node, jinja_scope *scope, const jinja_value *body) {
-    jinja_value a = node->a == NULL                                      ? *body
-                    : node->a->kind == JINJA_NODE_FILTER && body != NULL ? eval_filter(c, node->a, scope, body)
-                                                                         : eval(c, node->a, scope);
+    jinja_value a;
+    if (body != NULL)
+        a = node->a == NULL ? *body : eval_filter(c, node->a, scope, body);
+    else
+        a = eval(c, node->a, scope);
     jinja_arguments args;
     eval_arguments(c, node->args, scope, &args);
     return c->failed ? fkv_jinja_undefined() : fkv_jinja_filter(c, node->name, &a, &args);

@@ -145,7 +145,8 @@ static jinja_node *parse_items(parser *p, const char *close, uint32_t *n, bool *
 
 static jinja_node *parse_dict(parser *p) {
     jinja_node *node = new_node(p, JINJA_NODE_DICT);
-    jinja_node **tail = node != NULL ? &node->args : NULL;
+    if (node == NULL) return NULL;
+    jinja_node **tail = &node->args;
     while (!p->c->failed && !is_operator(p, "}")) {
         if (node->args != NULL && !expect_operator(p, ",")) return NULL;
         if (is_operator(p, "}")) break;
