@@ -114,7 +114,7 @@ typedef struct piece_view {
     const char *text;
 } piece_view;
 
-/* Scores as ranks: the higher score is the lower rank; what is no number comes last. */
+/* Scores as ranks: the higher score is the lower rank; NaN comes last. */
 static uint32_t rank_of_score(float score) {
     uint32_t bits = 0;
     if (score != score) return FKV_NO_MERGE - 1;
