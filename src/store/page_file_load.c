@@ -324,7 +324,7 @@ fkv_status fkv_page_file_load(const fkv_file_identity *identity, const fkv_slab 
 
 fkv_status fkv_file_inspect(const char *path, bool verify, fkv_file_info *info) {
     FKV_REQUIRE(path != NULL && info != NULL, FKV_BAD_ARGUMENT, "fkv_file_inspect() needs a path and an info to fill in");
-    alignas(64) uint8_t buffer[LOOK_BUFFER_BYTES];
+    alignas(64) uint8_t buffer[LOOK_BUFFER_BYTES] = {0};
     page_reader reader;
     FKV_TRY(reader_open(&reader, path, buffer, sizeof buffer));
     fkv_status status = verify ? verify_pages(&reader) : FKV_OK;

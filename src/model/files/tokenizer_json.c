@@ -188,11 +188,12 @@ static fkv_status tokens_open(json_file *file) {
     return FKV_OK;
 }
 
+static bool is_hex(char c) { return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'F'); }
+
 /* "<0x41>" */
 static bool is_byte_name(fkv_bytes token) {
-    static const char hex[] = "0123456789ABCDEF";
-    return token.size == 6 && memcmp(token.data, "<0x", 3) == 0 && token.data[5] == '>' &&
-           memchr(hex, token.data[3], 16) != NULL && memchr(hex, token.data[4], 16) != NULL;
+    return token.size == 6 && memcmp(token.data, "<0x", 3) == 0 && is_hex(token.data[3]) && is_hex(token.data[4]) &&
+           token.data[5] == '>';
 }
 
 static fkv_status read_tokens(json_file *file) {

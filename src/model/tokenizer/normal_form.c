@@ -133,8 +133,11 @@ static fkv_status write_as_is(writer *w, const char *text, size_t end) {
 
 /* The region from `start` to `end` of the text; nothing is written while all is as it was. */
 static fkv_status write_region(writer *w, region *r, fkv_text_step_kind form, const char *text, size_t start, size_t end) {
+    if (start == end) return FKV_OK;
     FKV_TRY(decompose(r, form, text + start, end - start));
+    FKV_ASSERT(r->characters != NULL);
     FKV_TRY(order_region(r));
+    FKV_ASSERT(r->characters != NULL);
     utf8proc_ssize_t n = (utf8proc_ssize_t)r->n;
     if (form == FKV_STEP_NFC || form == FKV_STEP_NFKC) n = utf8proc_normalize_utf32(r->characters, n, options_of(form));
     FKV_REQUIRE(n >= 0, FKV_UNSUPPORTED, "utf8proc does not normalize a text (error %d)", (int)n);

@@ -192,7 +192,7 @@ static fkv_status texts_open(fkv_tokenizer *tokenizer) {
     uint64_t n_bytes = 0;
     for (uint32_t i = 0; i < tokenizer->n_tokens; i++) n_bytes += tokenizer->source->tokens[i].size + 1;
     FKV_ASSERT(n_bytes <= UINT32_MAX); /* MAX_TOKENS of FKV_MAX_TOKEN_BYTES; the map refused more */
-    tokenizer->texts = malloc((size_t)n_bytes);
+    tokenizer->texts = malloc((size_t)n_bytes + 1);
     tokenizer->text_at = malloc((tokenizer->n_tokens + (size_t)1) * sizeof *tokenizer->text_at);
     FKV_REQUIRE(tokenizer->texts != NULL && tokenizer->text_at != NULL, FKV_NO_MEMORY,
                 "no memory for the texts of %" PRIu32 " tokens", tokenizer->n_tokens);
