@@ -33,6 +33,7 @@ const char *fkv_status_name(fkv_status status) {
     case FKV_STEP_FULL: return "FKV_STEP_FULL";
     case FKV_NO_MEMORY: return "FKV_NO_MEMORY";
     case FKV_GONE: return "FKV_GONE";
+    case FKV_BUSY: return "FKV_BUSY";
     case FKV_IO: return "FKV_IO";
     case FKV_FILE_FORMAT: return "FKV_FILE_FORMAT";
     case FKV_FILE_VERSION: return "FKV_FILE_VERSION";

@@ -44,6 +44,13 @@ FKV_INLINE uint16_t fkv_f32_to_f16(float x) {
     return (uint16_t)(sign | ((rest + 0xfffu + (rest >> 13 & 1u) - 0x38000000u) >> 13));
 }
 
+/* 8 bits: a sign, 4 of exponent, 3 of fraction; no infinities. */
+FKV_INLINE float fkv_e4m3_to_f32(uint8_t byte) {
+    if ((byte & 0x7fu) == 0x7fu) return fkv_float_of(0x7fc00000u);
+    float magnitude = fkv_float_of((byte & 0x7fu) << 20) * 0x1p120f;
+    return (byte & 0x80u) != 0 ? -magnitude : magnitude;
+}
+
 FKV_INLINE float fkv_half_to_f32(fkv_type type, uint16_t h) { return type == FKV_BF16 ? fkv_bf16_to_f32(h) : fkv_f16_to_f32(h); }
 FKV_INLINE uint16_t fkv_f32_to_half(fkv_type type, float x) { return type == FKV_BF16 ? fkv_f32_to_bf16(x) : fkv_f32_to_f16(x); }
 

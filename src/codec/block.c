@@ -24,3 +24,19 @@ void fkv_block_make(const fkv_codec *k, const fkv_codec *v, uint32_t page_tokens
     FKV_ASSERT(end <= UINT32_MAX);
     block->bytes = (uint32_t)end;
 }
+
+void fkv_block_decode(const fkv_block *block, const uint8_t *bytes, fkv_side side, uint32_t token, float *x) {
+    const uint8_t *part[FKV_N_PARTS];
+    for (int p = 0; p < FKV_N_PARTS; p++) part[p] = bytes + block->offset[side][p];
+    fkv_codec_decode_at(&block->codec[side], part, token, x);
+}
+
+void fkv_block_make_open(uint32_t dim, fkv_type type, uint32_t page_tokens, fkv_block *block) {
+    fkv_codec_config config = {.bits = 8, .group = dim % 64 == 0 ? 64 : 32, .kind = FKV_CODEC_AFFINE};
+    if (dim % config.group != 0) config = (fkv_codec_config){.bits = 16, .kind = FKV_CODEC_HALF};
+    fkv_codec codec;
+    fkv_status status = fkv_codec_make(config, dim, type, &codec);
+    FKV_ASSERT(status == FKV_OK); /* the sealed block has this dimension and type */
+    (void)status;
+    fkv_block_make(&codec, &codec, page_tokens, block);
+}

@@ -23,10 +23,25 @@ typedef struct fkv_block {
 
 void fkv_block_make(const fkv_codec *k, const fkv_codec *v, uint32_t page_tokens, fkv_block *block);
 
-/* The parts of the row of one token. */
+/* The block in which the rows of a sealed layer are written: 8 bits on both sides, in groups of 64, or 32 where 64 does not
+ * divide the head dimension; 16 bits where neither does. */
+void fkv_block_make_open(uint32_t dim, fkv_type type, uint32_t page_tokens, fkv_block *block);
+
+/* The parts of the row of one token. Of a sealed codec: of a token that is the first of FKV_SEALED_TOKENS. */
 FKV_INLINE void fkv_block_row(const fkv_block *block, uint8_t *bytes, fkv_side side, uint32_t token, uint8_t *part[FKV_N_PARTS]) {
     for (int p = 0; p < FKV_N_PARTS; p++)
         part[p] = bytes + block->offset[side][p] + (size_t)token * block->codec[side].row_bytes[p];
 }
+
+/* Of what a page has once, whatever its rows. */
+FKV_INLINE uint32_t fkv_block_page_bytes(const fkv_block *block) {
+    uint32_t bytes = 0;
+    for (int side = 0; side < FKV_N_SIDES; side++)
+        for (int p = 0; p < FKV_N_PARTS; p++) bytes += block->codec[side].page_bytes[p];
+    return bytes;
+}
+
+/* The row of one token -> x: [D]. */
+void fkv_block_decode(const fkv_block *block, const uint8_t *bytes, fkv_side side, uint32_t token, float *x);
 
 #endif

@@ -1,6 +1,6 @@
 /* The table of codecs, and what is the same for all of them: checks, names, the choice by kind.
  *
- * Owns no arithmetic: a row's is in the file of its kind (half.c, affine.c), where the parts of a row lie is block.c's.
+ * Owns no arithmetic: a row's is in the file of its kind (half.c, affine.c, turbo.c), where the parts of a row lie is block.c's.
  */
 #include "codec.h"
 
@@ -10,8 +10,8 @@
 enum { ROW_MULTIPLE = 16 }; /* of every head dimension */
 
 static const fkv_codec_functions *const kinds[] = {
-    [FKV_CODEC_HALF] = &fkv_codec_half,
-    [FKV_CODEC_AFFINE] = &fkv_codec_affine,
+    [FKV_CODEC_HALF] = &fkv_codec_half,         [FKV_CODEC_AFFINE] = &fkv_codec_affine, [FKV_CODEC_SEALED] = &fkv_codec_sealed,
+    [FKV_CODEC_SEALED_V] = &fkv_codec_sealed_v, [FKV_CODEC_TURBO] = &fkv_codec_turbo,
 };
 enum { N_KINDS = sizeof kinds / sizeof kinds[0] };
 
@@ -25,9 +25,12 @@ static bool exists(fkv_codec_kind kind) { return (unsigned)kind < N_KINDS && kin
 /* Everything that does not take a row to know. */
 static fkv_status check(fkv_codec_config config) {
     fkv_codec_kind kind = kind_of(config);
-    FKV_REQUIRE(exists(kind), FKV_BAD_CONFIG,
-                "a codec of kind %d: choose FKV_CODEC_AUTO (0), FKV_CODEC_HALF (%d) or FKV_CODEC_AFFINE (%d)", (int)kind,
-                (int)FKV_CODEC_HALF, (int)FKV_CODEC_AFFINE);
+    FKV_REQUIRE(
+        exists(kind), FKV_BAD_CONFIG,
+        "a codec of kind %d: choose FKV_CODEC_AUTO (0), FKV_CODEC_HALF (%d), FKV_CODEC_AFFINE (%d), FKV_CODEC_SEALED (%d, K), "
+        "FKV_CODEC_SEALED_V (%d, V) or FKV_CODEC_TURBO (%d)",
+        (int)kind, (int)FKV_CODEC_HALF, (int)FKV_CODEC_AFFINE, (int)FKV_CODEC_SEALED, (int)FKV_CODEC_SEALED_V,
+        (int)FKV_CODEC_TURBO);
     return kinds[kind]->check(config);
 }
 
@@ -35,6 +38,18 @@ fkv_codec_config fkv_codec_canonical(fkv_codec_config config) {
     config.kind = kind_of(config);
     if (exists(config.kind) && !kinds[config.kind]->grouped) config.group = 0;
     return config;
+}
+
+/* What passes the check has a name. */
+static const fkv_codec_name *name_of(fkv_codec_config canonical) {
+    const fkv_codec_name *name = kinds[canonical.kind]->names;
+    while (name->bits != canonical.bits) name++;
+    return name;
+}
+
+static uint32_t multiple_of(fkv_codec_config canonical) {
+    uint32_t multiple = kinds[canonical.kind]->dim_multiple;
+    return canonical.group != 0 ? canonical.group : multiple != 0 ? multiple : ROW_MULTIPLE;
 }
 
 fkv_status fkv_codec_make(fkv_codec_config config, uint32_t dim, fkv_type type, fkv_codec *codec) {
@@ -47,6 +62,9 @@ fkv_status fkv_codec_make(fkv_codec_config config, uint32_t dim, fkv_type type, 
     config = fkv_codec_canonical(config);
     FKV_REQUIRE(config.group == 0 || dim % config.group == 0, FKV_BAD_CONFIG,
                 "a group of %u does not divide the head dimension %u: choose a smaller group, or 16 bits", config.group, dim);
+    uint32_t multiple = multiple_of(config);
+    FKV_REQUIRE(dim % multiple == 0, FKV_BAD_CONFIG, "head dimension %u: rows of %s have a multiple of %u", dim,
+                name_of(config)->name, multiple);
     fkv_codec made = {
         .kind = config.kind, .type = type, .bits = config.bits, .group = config.group != 0 ? config.group : dim, .dim = dim};
     kinds[made.kind]->lay_out(&made);
@@ -76,6 +94,16 @@ void fkv_codec_decode(const fkv_codec *codec, const uint8_t *const part[FKV_N_PA
     kinds[codec->kind]->decode(codec, part, x);
 }
 
+void fkv_codec_decode_at(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t token, float *x) {
+    if (kinds[codec->kind]->decode_at != NULL) {
+        kinds[codec->kind]->decode_at(codec, part, token, x);
+        return;
+    }
+    const uint8_t *row[FKV_N_PARTS];
+    for (int p = 0; p < FKV_N_PARTS; p++) row[p] = part[p] + (size_t)token * codec->row_bytes[p];
+    kinds[codec->kind]->decode(codec, row, x);
+}
+
 /* ---- names ---- */
 
 fkv_status fkv_codec_about(fkv_codec_config config, fkv_codec_info *info) {
@@ -83,19 +111,19 @@ fkv_status fkv_codec_about(fkv_codec_config config, fkv_codec_info *info) {
     FKV_TRY(check(config));
     config = fkv_codec_canonical(config);
     const fkv_codec_functions *of = kinds[config.kind];
-    const fkv_codec_name *name = of->names;
-    while (name->bits != config.bits) name++; /* what passes the check has a name */
-    *info = (fkv_codec_info){.name = name->name,
+    *info = (fkv_codec_info){.name = name_of(config)->name,
                              .group = config.group,
-                             .dim_multiple = config.group != 0 ? config.group : ROW_MULTIPLE,
-                             .rotates = of->rotates};
+                             .dim_multiple = multiple_of(config),
+                             .rotates = of->rotates,
+                             .needs_rotation = of->needs_rotation};
     return FKV_OK;
 }
 
-/* The name that stands at `text` with `end` or the end of the text behind it; NULL: none. *after: behind it. */
-static const fkv_codec_name *name_at(const char *text, char end, fkv_codec_kind *kind, const char **after) {
+/* The name of a codec of a side that stands at `text` with `end` or the end of the text behind it; NULL: none. *after: behind it.
+ */
+static const fkv_codec_name *name_at(const char *text, unsigned side, char end, fkv_codec_kind *kind, const char **after) {
     for (int k = 0; k < N_KINDS; k++) {
-        if (kinds[k] == NULL) continue;
+        if (kinds[k] == NULL || (kinds[k]->sides != 0 && (kinds[k]->sides & side) == 0)) continue;
         for (const fkv_codec_name *n = kinds[k]->names; n->name != NULL; n++) {
             size_t length = strlen(n->name);
             if (strncmp(text, n->name, length) != 0 || (text[length] != end && text[length] != 0)) continue;
@@ -110,10 +138,11 @@ static const fkv_codec_name *name_at(const char *text, char end, fkv_codec_kind 
 static void list_names(char *text, size_t size) {
     size_t used = 0;
     text[0] = 0;
-    for (int k = 0; k < N_KINDS; k++)
-        for (const fkv_codec_name *n = kinds[k] != NULL ? kinds[k]->names : NULL; n != NULL && n->name != NULL && used < size;
-             n++)
+    for (int k = 0; k < N_KINDS; k++) {
+        if (kinds[k] == NULL || kinds[k]->sides == FKV_ON_V) continue; /* what only V has is named as what only K has */
+        for (const fkv_codec_name *n = kinds[k]->names; n->name != NULL && used < size; n++)
             used += (size_t)snprintf(text + used, size - used, "%s%s", used == 0 ? "" : ", ", n->name);
+    }
 }
 
 /* "g32" or nothing. *group stays where there is nothing. */
@@ -130,10 +159,10 @@ static bool parse_group(const char *text, uint32_t *group) {
 fkv_status fkv_codec_parse(const char *text, fkv_codec_config *k, fkv_codec_config *v) {
     FKV_REQUIRE(text != NULL && k != NULL && v != NULL, FKV_BAD_ARGUMENT, "fkv_codec_parse: text, k or v is NULL");
     fkv_codec_config sides[2] = {*k, *v};
-    const char *at = text;
+    const char *at = strcmp(text, "sealed") == 0 ? "s4/s4" : text;
     bool good = true;
     for (int i = 0; good && i < 2; i++) {
-        const fkv_codec_name *name = name_at(at, i == 0 ? '/' : 'g', &sides[i].kind, &at);
+        const fkv_codec_name *name = name_at(at, i == 0 ? FKV_ON_K : FKV_ON_V, i == 0 ? '/' : 'g', &sides[i].kind, &at);
         good = name != NULL && (i == 1 || *at++ == '/');
         if (good) sides[i].bits = name->bits;
     }
@@ -143,7 +172,8 @@ fkv_status fkv_codec_parse(const char *text, fkv_codec_config *k, fkv_codec_conf
     list_names(names, sizeof names);
     FKV_REQUIRE(
         good, FKV_BAD_CONFIG,
-        "\"%.40s\" names no codecs: write K/V, each one of %s, and g32, g64 or g128 behind them for other groups: 8/4, 4/4g32",
+        "\"%.40s\" names no codecs: write K/V, each one of %s, and g32, g64 or g128 behind them for other groups: 8/4, 4/4g32; or "
+        "sealed, which is s4/s4",
         text, names);
     if (group != 0) sides[0].group = sides[1].group = group;
     *k = sides[0];

@@ -1,9 +1,9 @@
 /* How a row of D numbers becomes bits and back: the truth of the format.
  *
  * A codec stores one row in up to three parts that live apart in a page: codes, scales, biases. Each kind has a file of its own
- * (half.c, affine.c) with one fkv_codec_functions; codec.c lists them by kind and is the only place that looks one up. Devices
- * have a table of kernels each, by codec; pager, store, cache and models see bytes only. docs/architecture.md says what a new
- * kind touches.
+ * (half.c, affine.c, sealed.c, turbo.c) with one fkv_codec_functions; codec.c lists them and is the only place that looks one up.
+ * Devices have a table of kernels each, by codec; pager, store, cache and models see bytes only. docs/architecture.md says what a
+ * new kind touches.
  *
  * What is stored is always finite: NaN is stored as if it were 0, and values beyond +-fkv_codec_limit() as if they were the
  * limit: 65504 for FKV_F16, 2^96 for FKV_BF16, so that the range of a group, a rotation either way and the sum of 2^31 rows fit a
@@ -17,13 +17,14 @@
 typedef enum fkv_part { FKV_PART_CODES = 0, FKV_PART_SCALES = 1, FKV_PART_BIASES = 2, FKV_N_PARTS = 3 } fkv_part;
 
 typedef struct fkv_codec {
-    fkv_codec_kind kind;             /* never FKV_CODEC_AUTO */
-    fkv_type type;                   /* of scales and biases, or of the 16-bit row itself */
-    uint32_t bits;                   /* of a number */
-    uint32_t group;                  /* numbers that share a scale; dim where there are no groups */
-    uint32_t dim;                    /* D */
-    bool fitted;                     /* affine.h */
-    uint32_t row_bytes[FKV_N_PARTS]; /* of one row in each part; 0 where the codec has no such part */
+    fkv_codec_kind kind;              /* never FKV_CODEC_AUTO */
+    fkv_type type;                    /* of scales and biases, or of the 16-bit row itself */
+    uint32_t bits;                    /* of a number */
+    uint32_t group;                   /* numbers that share a scale; dim where there are no groups */
+    uint32_t dim;                     /* D */
+    bool fitted;                      /* affine.h */
+    uint32_t row_bytes[FKV_N_PARTS];  /* of one row in each part; 0 where the codec has no such part */
+    uint32_t page_bytes[FKV_N_PARTS]; /* of what a part has once for a page, whatever its rows */
 } fkv_codec;
 
 /* The name of one width. */
@@ -32,13 +33,19 @@ typedef struct fkv_codec_name {
     uint32_t bits;
 } fkv_codec_name;
 
-/* What a kind brings. Rows are packed one at a time. A kind that packs a whole page (scales for each channel of it) adds a
- * function for that here, and the bytes of its parts to fkv_codec_part_bytes(): such a part has row_bytes 0, so that every slot
- * of a page finds it at the same place. */
+/* Sides that a kind is for. */
+enum { FKV_ON_K = 1, FKV_ON_V = 2 };
+
+/* What a kind brings. Rows are packed one at a time, but for kinds whose page is sealed as a whole (sealed.h): they have
+ * decode_at() in place of encode() and decode(), and parts that a page has once (page_bytes), which every slot finds at the same
+ * place. */
 typedef struct fkv_codec_functions {
     const fkv_codec_name *names; /* ended by NULL */
+    unsigned sides;              /* 0: both */
     bool grouped;                /* fkv_codec_config.group counts */
+    uint32_t dim_multiple;       /* of the head dimension, where there are no groups; 0: what every head has */
     bool rotates;                /* fkv_codec_info */
+    bool needs_rotation;         /* fkv_codec_info */
 
     /* Whether bits and group exist. FKV_BAD_CONFIG, with the numbers. */
     fkv_status (*check)(fkv_codec_config config);
@@ -52,10 +59,16 @@ typedef struct fkv_codec_functions {
     /* As fkv_codec_encode() and fkv_codec_decode(). */
     void (*encode)(const fkv_codec *codec, const float *x, uint8_t *const part[FKV_N_PARTS]);
     void (*decode)(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], float *x);
+
+    /* Row `token` of a page; part: of the page's first row. */
+    void (*decode_at)(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t token, float *x);
 } fkv_codec_functions;
 
 extern const fkv_codec_functions fkv_codec_half;
 extern const fkv_codec_functions fkv_codec_affine;
+extern const fkv_codec_functions fkv_codec_sealed;
+extern const fkv_codec_functions fkv_codec_sealed_v;
+extern const fkv_codec_functions fkv_codec_turbo;
 
 /* FKV_BAD_CONFIG, with the numbers, for a kind, width or group that does not exist or does not divide dim. */
 fkv_status fkv_codec_make(fkv_codec_config config, uint32_t dim, fkv_type type, fkv_codec *codec);
@@ -71,7 +84,7 @@ FKV_SEAM bool fkv_codec_same(const fkv_codec *a, const fkv_codec *b);
 
 /* Bytes of a part in a page. */
 FKV_INLINE uint64_t fkv_codec_part_bytes(const fkv_codec *codec, fkv_part part, uint32_t page_tokens) {
-    return (uint64_t)page_tokens * codec->row_bytes[part];
+    return (uint64_t)page_tokens * codec->row_bytes[part] + codec->page_bytes[part];
 }
 
 FKV_INLINE float fkv_codec_limit(fkv_type type) { return type == FKV_BF16 ? 0x1p96f : 65504.0f; }
@@ -91,5 +104,8 @@ void fkv_codec_encode(const fkv_codec *codec, const float *x, uint8_t *const par
 
 /* part[p] -> x: [D]. */
 void fkv_codec_decode(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], float *x);
+
+/* Row `token` of a page of any kind. part: of the page's first row. */
+void fkv_codec_decode_at(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t token, float *x);
 
 #endif

@@ -65,6 +65,24 @@ FKV_INLINE void vf_load_bits(const uint8_t *p, int shift, uint32_t mask, vf out[
     }
 }
 
+/* 64 bytes below 16, each to table[byte]. */
+FKV_INLINE void vb_look_up(const uint8_t table[16], uint8_t *bytes) {
+    __m256i all = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table));
+    for (int i = 0; i < 2; i++) {
+        __m256i *at = (__m256i *)(bytes + 32 * i);
+        _mm256_storeu_si256(at, _mm256_shuffle_epi8(all, _mm256_loadu_si256(at)));
+    }
+}
+
+FKV_INLINE void vf_look_up(const uint8_t table[16], const uint8_t *p, int shift, uint8_t out[64]) {
+    __m256i bytes = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table));
+    for (int i = 0; i < 2; i++) {
+        __m256i codes = _mm256_srli_epi32(_mm256_loadu_si256((const __m256i *)(p + 32 * i)), shift);
+        codes = _mm256_and_si256(codes, _mm256_set1_epi8(15));
+        _mm256_store_si256((__m256i *)(out + 32 * i), _mm256_shuffle_epi8(bytes, codes));
+    }
+}
+
 typedef struct vf_affine {
     vf scale;
     vf bias;
@@ -94,6 +112,45 @@ FKV_INLINE void vf_decode(int bits, const uint8_t *codes, vf_affine a, vf out[UN
             c = _mm256_and_si256(c, _mm256_set1_epi32(3));
         }
         out[i] = vf_fma(_mm256_cvtepi32_ps(c), a.scale, a.bias);
+    }
+}
+
+/* Eight values of a book to a register: vpermps reads the low three bits of each lane. Books of 2 bits repeat in it. */
+FKV_INLINE vf vf_book_half(const int8_t *value, float scale) {
+    return vf_mul(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)value))), vf_set(scale));
+}
+
+FKV_INLINE vf_affine vf_book_make(int bits, const int8_t value[16], float scale) {
+    vf_affine a;
+    a.scale = vf_book_half(value, scale);
+    a.bias = bits == 4 ? vf_book_half(value + 8, scale) : a.scale; /* the upper half */
+    return a;
+}
+
+FKV_INLINE void vf_book(int bits, const int8_t value[16], const uint8_t *codes, const uint8_t *plane, vf_affine a,
+                        vf out[UNIT_VECS]) {
+    (void)value;
+    int32_t word = 0;
+    uint16_t high = 0;
+    if (bits != 4) memcpy(&word, codes, sizeof word);
+    if (bits == 3) memcpy(&high, plane, sizeof high);
+    for (int i = 0; i < UNIT_VECS; i++) {
+        if (bits == 4) {
+            memcpy(&word, codes + 4 * i, sizeof word);
+            __m256i c = _mm256_srlv_epi32(_mm256_set1_epi32(word), _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
+            __m256 upper = _mm256_castsi256_ps(_mm256_slli_epi32(c, 28));
+            out[i] = _mm256_blendv_ps(_mm256_permutevar8x32_ps(a.scale, c), _mm256_permutevar8x32_ps(a.bias, c), upper);
+            continue;
+        }
+        int s = 16 * i;
+        __m256i c =
+            _mm256_srlv_epi32(_mm256_set1_epi32(word), _mm256_setr_epi32(s, s + 2, s + 4, s + 6, s + 8, s + 10, s + 12, s + 14));
+        if (bits == 3) {
+            __m256i bit = _mm256_sllv_epi32(_mm256_set1_epi32(high >> 8 * i), _mm256_setr_epi32(2, 1, 0, 0, 0, 0, 0, 0));
+            bit = _mm256_srlv_epi32(bit, _mm256_setr_epi32(0, 0, 0, 1, 2, 3, 4, 5));
+            c = _mm256_or_si256(_mm256_and_si256(c, _mm256_set1_epi32(3)), _mm256_and_si256(bit, _mm256_set1_epi32(4)));
+        }
+        out[i] = _mm256_permutevar8x32_ps(a.scale, c);
     }
 }
 

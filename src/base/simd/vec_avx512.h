@@ -59,6 +59,19 @@ FKV_INLINE void vf_load_bits(const uint8_t *p, int shift, uint32_t mask, vf out[
     out[0] = _mm512_cvtepi32_ps(_mm512_and_si512(dwords, _mm512_set1_epi32((int)mask)));
 }
 
+/* 64 bytes below 16, each to table[byte]. */
+FKV_INLINE void vb_look_up(const uint8_t table[16], uint8_t *bytes) {
+    __m512i all = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table));
+    _mm512_storeu_si512(bytes, _mm512_shuffle_epi8(all, _mm512_loadu_si512(bytes)));
+}
+
+/* Of 64 bytes the four bits from `shift` on (0 or 4), through a table of bytes. out: 64-byte aligned. */
+FKV_INLINE void vf_look_up(const uint8_t table[16], const uint8_t *p, int shift, uint8_t out[64]) {
+    __m512i codes = _mm512_and_si512(_mm512_srli_epi32(_mm512_loadu_si512(p), (unsigned)shift), _mm512_set1_epi8(15));
+    __m512i bytes = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table));
+    _mm512_store_si512(out, _mm512_shuffle_epi8(bytes, codes));
+}
+
 /* value = scale * code + bias. For 4 and 2 bits all values of a group fit one register, so that decoding is a table look-up:
  * vpermps reads the low 4 bits of each lane and needs no mask; for 2 bits the table repeats every 4 entries. */
 typedef struct vf_affine {
@@ -92,6 +105,38 @@ FKV_INLINE void vf_decode(int bits, const uint8_t *codes, vf_affine a, vf out[UN
                                           _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30));
         out[0] = _mm512_permutexvar_ps(words, a.scale);
     }
+}
+
+/* A book of 16 values, or of 4 that repeat; of 3 bits: its lower and its upper half, each repeated. */
+FKV_INLINE vf vf_book_values(__m128i bytes, float scale) {
+    return vf_mul(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)), vf_set(scale));
+}
+
+FKV_INLINE vf_affine vf_book_make(int bits, const int8_t value[16], float scale) {
+    __m128i book = _mm_loadu_si128((const __m128i *)value);
+    vf_affine a;
+    if (bits == 3) {
+        a.scale = vf_book_values(_mm_shuffle_epi32(book, 0), scale);
+        a.bias = vf_book_values(_mm_shuffle_epi32(book, 0x55), scale);
+    } else {
+        a.scale = a.bias = vf_book_values(book, scale);
+    }
+    return a;
+}
+
+/* 16 values; plane: the high bits of 3-bit codes. */
+FKV_INLINE void vf_book(int bits, const int8_t value[16], const uint8_t *codes, const uint8_t *plane, vf_affine a,
+                        vf out[UNIT_VECS]) {
+    (void)value;
+    vf_decode(bits == 3 ? 2 : bits, codes, a, out);
+    if (bits != 3) return;
+    uint16_t high;
+    int32_t word;
+    memcpy(&high, plane, sizeof high);
+    memcpy(&word, codes, sizeof word);
+    __m512i words =
+        _mm512_srlv_epi32(_mm512_set1_epi32(word), _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30));
+    out[0] = _mm512_mask_permutexvar_ps(out[0], high, words, a.bias);
 }
 
 /* 16 whole numbers in 0..255 to bytes. */

@@ -50,6 +50,20 @@ FKV_INLINE void vf_load_bits(const uint8_t *p, int shift, uint32_t mask, vf out[
     }
 }
 
+/* 64 bytes below 16, each to table[byte]. */
+FKV_INLINE void vb_look_up(const uint8_t table[16], uint8_t *bytes) {
+    uint8x16_t all = vld1q_u8(table);
+    for (int i = 0; i < 4; i++) vst1q_u8(bytes + 16 * i, vqtbl1q_u8(all, vld1q_u8(bytes + 16 * i)));
+}
+
+FKV_INLINE void vf_look_up(const uint8_t table[16], const uint8_t *p, int shift, uint8_t out[64]) {
+    uint8x16_t bytes = vld1q_u8(table);
+    for (int i = 0; i < 4; i++) {
+        uint8x16_t codes = vandq_u8(vshlq_u8(vld1q_u8(p + 16 * i), vdupq_n_s8((int8_t)-shift)), vdupq_n_u8(15));
+        vst1q_u8(out + 16 * i, vqtbl1q_u8(bytes, codes));
+    }
+}
+
 typedef struct vf_affine {
     vf scale;
     vf bias;
@@ -82,6 +96,40 @@ FKV_INLINE void vf_decode(int bits, const uint8_t *codes, vf_affine a, vf out[UN
     out[1] = vf_fma(vcvtq_f32_u32(vmovl_u16(vget_high_u16(lo))), a.scale, a.bias);
     out[2] = vf_fma(vcvtq_f32_u32(vmovl_u16(vget_low_u16(hi))), a.scale, a.bias);
     out[3] = vf_fma(vcvtq_f32_u32(vmovl_u16(vget_high_u16(hi))), a.scale, a.bias);
+}
+
+FKV_INLINE vf_affine vf_book_make(int bits, const int8_t value[16], float scale) {
+    (void)bits, (void)value;
+    return (vf_affine){vf_set(scale), vf_set(0.0f)};
+}
+
+FKV_INLINE void vf_book(int bits, const int8_t value[16], const uint8_t *codes, const uint8_t *plane, vf_affine a,
+                        vf out[UNIT_VECS]) {
+    uint8x16_t c;
+    if (bits == 4) {
+        uint8x8_t b = vld1_u8(codes);
+        uint8x8x2_t z = vzip_u8(vand_u8(b, vdup_n_u8(15)), vshr_n_u8(b, 4));
+        c = vcombine_u8(z.val[0], z.val[1]);
+    } else {
+        static const uint8_t spread[16] = {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3};
+        static const int8_t shift[16] = {0, -2, -4, -6, 0, -2, -4, -6, 0, -2, -4, -6, 0, -2, -4, -6};
+        uint32_t word;
+        memcpy(&word, codes, sizeof word);
+        c = vqtbl1q_u8(vreinterpretq_u8_u32(vdupq_n_u32(word)), vld1q_u8(spread));
+        c = vandq_u8(vshlq_u8(c, vld1q_s8(shift)), vdupq_n_u8(3));
+    }
+    if (bits == 3) {
+        static const uint8_t bit[16] = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
+        uint8x16_t high = vcombine_u8(vdup_n_u8(plane[0]), vdup_n_u8(plane[1]));
+        c = vorrq_u8(c, vandq_u8(vtstq_u8(high, vld1q_u8(bit)), vdupq_n_u8(4)));
+    }
+    int8x16_t x = vqtbl1q_s8(vld1q_s8(value), c);
+    int16x8_t lo = vmovl_s8(vget_low_s8(x));
+    int16x8_t hi = vmovl_s8(vget_high_s8(x));
+    out[0] = vf_mul(vcvtq_f32_s32(vmovl_s16(vget_low_s16(lo))), a.scale);
+    out[1] = vf_mul(vcvtq_f32_s32(vmovl_s16(vget_high_s16(lo))), a.scale);
+    out[2] = vf_mul(vcvtq_f32_s32(vmovl_s16(vget_low_s16(hi))), a.scale);
+    out[3] = vf_mul(vcvtq_f32_s32(vmovl_s16(vget_high_s16(hi))), a.scale);
 }
 
 FKV_INLINE void vf_store_u8(const vf a[UNIT_VECS], uint8_t *p) {

@@ -60,6 +60,15 @@ FKV_INLINE void vf_load_bits(const uint8_t *p, int shift, uint32_t mask, vf out[
     }
 }
 
+/* 64 bytes below 16, each to table[byte]. */
+FKV_INLINE void vb_look_up(const uint8_t table[16], uint8_t *bytes) {
+    for (int i = 0; i < 64; i++) bytes[i] = table[bytes[i] & 15];
+}
+
+FKV_INLINE void vf_look_up(const uint8_t table[16], const uint8_t *p, int shift, uint8_t out[64]) {
+    for (int i = 0; i < 64; i++) out[i] = table[p[i] >> shift & 15];
+}
+
 typedef struct vf_affine {
     float scale;
     float bias;
@@ -74,6 +83,21 @@ FKV_INLINE void vf_decode(int bits, const uint8_t *codes, vf_affine a, vf out[UN
     for (int i = 0; i < 16; i++) {
         int code = codes[i * bits / 8] >> (i * bits % 8) & ((1 << bits) - 1);
         out[i / VL].lane[i % VL] = a.scale * (float)code + a.bias;
+    }
+}
+
+FKV_INLINE vf_affine vf_book_make(int bits, const int8_t value[16], float scale) {
+    (void)bits, (void)value;
+    return (vf_affine){scale, 0.0f};
+}
+
+FKV_INLINE void vf_book(int bits, const int8_t value[16], const uint8_t *codes, const uint8_t *plane, vf_affine a,
+                        vf out[UNIT_VECS]) {
+    int low = bits == 3 ? 2 : bits;
+    for (int i = 0; i < 16; i++) {
+        int code = codes[i * low / 8] >> (i * low % 8) & ((1 << low) - 1);
+        if (bits == 3) code |= (plane[i / 8] >> i % 8 & 1) << 2;
+        out[i / VL].lane[i % VL] = a.scale * (float)value[code];
     }
 }
 
