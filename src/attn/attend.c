@@ -6,6 +6,9 @@
  * threads, decode tiles are cut further, at the piece boundaries of fkv_attn_split_pages(), and the last item to end folds the
  * pieces.
  *
+ * In a sealed layer a query tile lies within one page, so that all its queries see the same pages open. A walk then goes over two
+ * forms of pages, each with kernels and prepared queries of its own.
+ *
  * Invariant (same answer however it got there): for each query, pieces are closed at the same pages and folded in the same order
  * whether one item walks them all or each piece is an item.
  */
@@ -24,10 +27,13 @@ enum {
     OS_PAGE_BYTES = 4096     /* the smallest page that a TLB entry covers */
 };
 
+/* How a page can be seen. */
+typedef enum form_kind { PACKED = 0, OPEN = 1, N_FORMS = 2 } form_kind;
+
 typedef struct thread_scratch {
-    float *q;       /* [tile rows, D] */
-    void *prepared; /* of q */
-    float *scores;  /* [tile rows, FKV_TILE_TOKENS] */
+    float *q;                /* [tile rows, D] */
+    void *prepared[N_FORMS]; /* of q; OPEN: NULL unless the layer is sealed */
+    float *scores;           /* [tile rows, FKV_TILE_TOKENS] */
     fkv_row_mask *masks;
     fkv_softmax piece; /* since the last boundary */
     fkv_softmax total; /* of the pieces before it */
@@ -42,9 +48,16 @@ typedef struct scratch {
     float *pieces;                    /* [split items * FKV_ATTN_MAX_SPLITS, piece_floats()]: see piece_at() */
 } scratch;
 
+/* Pages of one form: their blocks, where they are, what reads them. */
+typedef struct page_form {
+    const fkv_block *block;
+    const uint8_t *pages;
+    const fkv_codec_kernels *codecs[FKV_N_SIDES];
+} page_form;
+
 typedef struct job {
     const fkv_cpu_kernels *kernels;
-    const fkv_codec_kernels *codecs[FKV_N_SIDES];
+    page_form forms[N_FORMS]; /* OPEN: of a sealed layer only */
     const fkv_attn_layer *layer;
     const fkv_attn_row *rows;
     uint32_t n_rows;
@@ -54,8 +67,9 @@ typedef struct job {
     uint32_t heads_per_kv; /* R */
     uint32_t tile_queries;
     uint32_t tile_tokens; /* of K and V in one kernel call */
+    uint32_t tile_cut;    /* no query tile goes over a multiple of it */
     uint32_t max_splits;  /* items of one (tile, head); 1: not cut */
-    _Atomic uint64_t tokens_read;
+    _Atomic uint64_t bytes_read;
 } job;
 
 /* One query tile, found from its number. */
@@ -87,10 +101,11 @@ static uint64_t piece_floats(uint64_t heads_per_kv, uint64_t dim) {
     return fkv_align_up(2 * heads_per_kv, 16) + heads_per_kv * dim;
 }
 
-static thread_scratch carve_thread(fkv_carve *carve, uint64_t tile_rows, uint64_t dim) {
+static thread_scratch carve_thread(fkv_carve *carve, uint64_t tile_rows, uint64_t dim, bool sealed) {
     thread_scratch t;
     t.q = FKV_CARVE(carve, tile_rows * dim, float);
-    t.prepared = fkv_carve_take(carve, 1, fkv_prepared_bytes(tile_rows, dim));
+    t.prepared[PACKED] = fkv_carve_take(carve, 1, fkv_prepared_bytes(tile_rows, dim));
+    t.prepared[OPEN] = sealed ? fkv_carve_take(carve, 1, fkv_prepared_bytes(tile_rows, dim)) : NULL;
     t.scores = FKV_CARVE(carve, tile_rows * FKV_TILE_TOKENS, float);
     t.masks = FKV_CARVE(carve, tile_rows, fkv_row_mask);
     carve_softmax(carve, tile_rows, dim, &t.piece);
@@ -107,7 +122,7 @@ static void layout(fkv_carve *carve, const fkv_attn_layer *layer, uint32_t max_r
 
     s->first_tile = FKV_CARVE(carve, max_rows, uint32_t);
     fkv_carve one = {0};
-    (void)carve_thread(&one, tile_rows, dim);
+    (void)carve_thread(&one, tile_rows, dim, layer->sealed);
     s->thread_bytes = fkv_align_up(one.used, FKV_CARVE_ALIGN);
     s->threads = fkv_carve_take(carve, n_threads, s->thread_bytes);
     s->loaded = FKV_CARVE(carve, n_threads, uint32_t);
@@ -118,7 +133,8 @@ static void layout(fkv_carve *carve, const fkv_attn_layer *layer, uint32_t max_r
 static thread_scratch scratch_of(const job *j, uint32_t thread) {
     const scratch *s = &j->scratch;
     fkv_carve carve = {.base = s->threads + thread * s->thread_bytes, .size = s->thread_bytes};
-    thread_scratch t = carve_thread(&carve, (uint64_t)queries_per_tile(j->heads_per_kv) * j->heads_per_kv, j->layer->head_dim);
+    uint64_t tile_rows = (uint64_t)queries_per_tile(j->heads_per_kv) * j->heads_per_kv;
+    thread_scratch t = carve_thread(&carve, tile_rows, j->layer->head_dim, j->layer->sealed);
     FKV_ASSERT(carve.base != NULL && !carve.overflow); /* as it was when the scratch was planned */
     return t;
 }
@@ -137,6 +153,34 @@ uint64_t fkv_attn_scratch_bytes(const fkv_attn_layer *layer, uint32_t max_rows, 
     return carve.used;
 }
 
+/* Tokens of a row before the first multiple of `cut`. */
+static uint32_t head_tokens(const fkv_attn_row *row, uint32_t cut) { return fkv_min_u32(row->n_tokens, cut - row->start % cut); }
+
+/* Query tiles of a row. */
+static uint32_t row_tiles(const fkv_attn_row *row, uint32_t tile_queries, uint32_t cut) {
+    uint32_t head = head_tokens(row, cut);
+    uint32_t rest = row->n_tokens - head;
+    return fkv_ceil_div(head, tile_queries) + rest / cut * fkv_ceil_div(cut, tile_queries) +
+           fkv_ceil_div(rest % cut, tile_queries);
+}
+
+/* The first token of tile number `tile` of a row, and with *n_queries how many it has. */
+static uint32_t tile_offset(const job *j, const fkv_attn_row *row, uint32_t tile, uint32_t *n_queries) {
+    uint32_t head = head_tokens(row, j->tile_cut);
+    uint32_t n_head = fkv_ceil_div(head, j->tile_queries);
+    uint32_t from = 0; /* of the stretch between two cuts */
+    uint32_t end = head;
+    if (tile >= n_head) {
+        uint32_t n_each = fkv_ceil_div(j->tile_cut, j->tile_queries);
+        from = head + (tile - n_head) / n_each * j->tile_cut;
+        end = fkv_min_u32(row->n_tokens, from + j->tile_cut);
+        tile = (tile - n_head) % n_each;
+    }
+    uint32_t offset = from + tile * j->tile_queries;
+    *n_queries = fkv_min_u32(j->tile_queries, end - offset);
+    return offset;
+}
+
 static query_tile tile_at(const job *j, uint32_t tile) {
     uint32_t low = 0;
     uint32_t high = j->n_rows; /* the last row whose first tile is <= tile */
@@ -148,9 +192,9 @@ static query_tile tile_at(const job *j, uint32_t tile) {
             high = middle;
     }
     const fkv_attn_row *row = &j->rows[low];
-    uint32_t offset = (tile - j->scratch.first_tile[low]) * j->tile_queries;
-    return (query_tile){row, row->first - j->rows[0].first + offset, row->start + offset,
-                        fkv_min_u32(j->tile_queries, row->n_tokens - offset)};
+    uint32_t n_queries = 0;
+    uint32_t offset = tile_offset(j, row, tile - j->scratch.first_tile[low], &n_queries);
+    return (query_tile){row, row->first - j->rows[0].first + offset, row->start + offset, n_queries};
 }
 
 static fkv_softmax rows_from(fkv_softmax s, uint32_t row, uint32_t dim) {
@@ -175,7 +219,16 @@ static void load_queries(const job *j, query_tile tile, uint32_t head, const thr
         if (layer->rotate_k != NULL)
             for (uint32_t h = 0; h < j->heads_per_kv; h++) fkv_rotation_apply(layer->rotate_k, to + (size_t)h * layer->head_dim);
     }
-    j->codecs[FKV_SIDE_K]->prepare(&layer->block.codec[FKV_SIDE_K], s->q, tile.n_queries * j->heads_per_kv, s->prepared);
+    for (int f = PACKED; f <= (layer->sealed ? OPEN : PACKED); f++) {
+        const page_form *form = &j->forms[f];
+        form->codecs[FKV_SIDE_K]->prepare(&form->block->codec[FKV_SIDE_K], s->q, tile.n_queries * j->heads_per_kv,
+                                          s->prepared[f]);
+    }
+}
+
+/* What the weights of a row are divided by: their sum, and that of the head's learned sink. */
+static float denominator(const fkv_attn_layer *layer, uint32_t q_head, float max, float sum) {
+    return layer->sink_logits != NULL ? sum + expf(layer->sink_logits[q_head] - max) : sum;
 }
 
 static void store_outputs(const job *j, query_tile tile, uint32_t head, fkv_softmax total) {
@@ -186,7 +239,7 @@ static void store_outputs(const job *j, query_tile tile, uint32_t head, fkv_soft
         for (uint32_t h = 0; h < j->heads_per_kv; h++) {
             uint32_t r = i * j->heads_per_kv + h;
             float *row = total.out + (size_t)r * dim;
-            float factor = 1.0f / total.sum[r];
+            float factor = 1.0f / denominator(layer, head * j->heads_per_kv + h, total.max[r], total.sum[r]);
             for (uint32_t d = 0; d < dim; d++) row[d] *= factor;
             if (layer->rotate_v != NULL) fkv_rotation_undo(layer->rotate_v, row);
         }
@@ -195,18 +248,21 @@ static void store_outputs(const job *j, query_tile tile, uint32_t head, fkv_soft
     }
 }
 
-static uint32_t tiles_of(const fkv_attn_row *rows, uint32_t n_rows, uint32_t tile_queries) {
+static uint32_t tiles_of(const fkv_attn_row *rows, uint32_t n_rows, uint32_t tile_queries, uint32_t cut) {
     uint32_t n_tiles = 0;
-    for (uint32_t r = 0; r < n_rows; r++) n_tiles += fkv_ceil_div(rows[r].n_tokens, tile_queries);
+    for (uint32_t r = 0; r < n_rows; r++) n_tiles += row_tiles(&rows[r], tile_queries, cut);
     return n_tiles;
 }
+
+/* Positions are below it: nothing is cut. */
+static uint32_t tile_cut_of(const fkv_attn_layer *layer) { return layer->sealed ? layer->block.page_tokens : UINT32_C(1) << 31; }
 
 /* Large tiles share the unpacking of a page among many rows; but every thread should get some. */
 static uint32_t choose_tile_queries(const fkv_attn_layer *layer, const fkv_attn_row *rows, uint32_t n_rows, uint32_t n_threads) {
     uint32_t heads_per_kv = layer->n_q_heads / layer->n_kv_heads;
     uint32_t queries = queries_per_tile(heads_per_kv);
     while (n_threads > 1 && queries / 2 * heads_per_kv >= SMALLEST_TILE_ROWS &&
-           tiles_of(rows, n_rows, queries) * layer->n_kv_heads < n_threads * ITEMS_PER_THREAD)
+           tiles_of(rows, n_rows, queries, tile_cut_of(layer)) * layer->n_kv_heads < n_threads * ITEMS_PER_THREAD)
         queries /= 2;
     return queries;
 }
@@ -219,11 +275,20 @@ static uint32_t window_begin(const fkv_attn_layer *layer, uint32_t position) {
     return layer->window != 0 && position + 1 > layer->window ? position + 1 - layer->window : 0;
 }
 
-/* Where a kernel tile lies: a block of the slab and a slot in it. */
+/* Where a kernel tile lies: a block of the slab, of one form, and a slot in it. */
 typedef struct place {
     const uint8_t *block;
+    form_kind form;
     uint32_t slot;
 } place;
+
+/* The block of (page, head) that a query tile sees. */
+static place block_at(const job *j, query_tile tile, uint32_t head, uint32_t page) {
+    form_kind form = j->layer->sealed && fkv_attn_sees_open(tile.position / j->layer->block.page_tokens, page) ? OPEN : PACKED;
+    size_t number = fkv_page_at(form == OPEN ? tile.row->open : tile.row->view, page);
+    size_t at = (number * j->layer->n_kv_heads + head) * j->forms[form].block->bytes;
+    return (place){j->forms[form].pages + at, form, 0};
+}
 
 /* What each row sees of the tokens [base, base + tile_tokens). */
 static void set_masks(const job *j, query_tile tile, uint32_t base, fkv_row_mask *masks) {
@@ -241,29 +306,32 @@ static void set_masks(const job *j, query_tile tile, uint32_t base, fkv_row_mask
 FKV_INLINE void meet(const job *j, query_tile tile, const thread_scratch *s, place here, place next, uint32_t n_tokens) {
     const fkv_attn_layer *layer = j->layer;
     uint32_t n_rows = tile.n_queries * j->heads_per_kv;
-    const fkv_block *block = &layer->block;
+    const page_form *form = &j->forms[here.form];
+    const fkv_block *block = form->block;
     const uint8_t *part[FKV_N_SIDES][FKV_N_PARTS];
     fkv_fetch fetch = {.n_ranges = 0};
     bool whole_page = j->tile_tokens == block->page_tokens;
-    if (whole_page) fkv_fetch_add(&fetch, next.block, block->bytes);
+    const fkv_block *next_block = j->forms[next.form].block;
+    if (whole_page) fkv_fetch_add(&fetch, next.block, next_block->bytes);
     for (int side = 0; side < FKV_N_SIDES; side++) {
         for (int p = 0; p < FKV_N_PARTS; p++) {
-            size_t row_bytes = block->codec[side].row_bytes[p];
-            part[side][p] = here.block + block->offset[side][p] + here.slot * row_bytes;
+            part[side][p] = here.block + block->offset[side][p] + here.slot * (size_t)block->codec[side].row_bytes[p];
+            size_t row_bytes = next_block->codec[side].row_bytes[p];
             if (!whole_page)
-                fkv_fetch_add(&fetch, next.block + block->offset[side][p] + next.slot * row_bytes, j->tile_tokens * row_bytes);
+                fkv_fetch_add(&fetch, next.block + next_block->offset[side][p] + next.slot * row_bytes,
+                              j->tile_tokens * row_bytes);
         }
     }
-    j->codecs[FKV_SIDE_K]->scores(&block->codec[FKV_SIDE_K], part[FKV_SIDE_K], &fetch, n_tokens, s->q, s->prepared, n_rows,
-                                  s->scores);
+    form->codecs[FKV_SIDE_K]->scores(&block->codec[FKV_SIDE_K], part[FKV_SIDE_K], &fetch, n_tokens, s->q, s->prepared[here.form],
+                                     n_rows, s->scores);
     j->kernels->softmax(s->scores, j->tile_tokens, s->masks, n_rows, layer->head_dim, layer->softcap, s->piece);
     if (!fkv_masks_hide(s->masks, n_rows, n_tokens)) {
-        j->codecs[FKV_SIDE_V]->values(&block->codec[FKV_SIDE_V], part[FKV_SIDE_V], &fetch, n_tokens, s->scores, n_rows,
-                                      s->piece.out);
+        form->codecs[FKV_SIDE_V]->values(&block->codec[FKV_SIDE_V], part[FKV_SIDE_V], &fetch, n_tokens, s->scores, n_rows,
+                                         s->piece.out);
         return;
     }
     fkv_value_tile values = {.kernels = j->kernels,
-                             .values = j->codecs[FKV_SIDE_V]->values,
+                             .values = form->codecs[FKV_SIDE_V]->values,
                              .block = block,
                              .n_tokens = n_tokens,
                              .masks = s->masks,
@@ -287,50 +355,60 @@ static void close_pieces(const job *j, query_tile tile, const thread_scratch *s,
 }
 
 /* Fills the TLB for a block, by one line of each of its system pages: a later prefetch would wait for a page walk from memory. */
-static void fill_tlb(const fkv_block *block, const uint8_t *bytes) {
-    for (uint32_t at = 0; at < block->bytes; at += OS_PAGE_BYTES) FKV_PREFETCH_FAR(bytes + at);
+static void fill_tlb(const job *j, place at) {
+    for (uint32_t byte = 0; byte < j->forms[at.form].block->bytes; byte += OS_PAGE_BYTES) FKV_PREFETCH_FAR(at.block + byte);
+}
+
+static void enter(const job *j, query_tile tile, form_kind form) {
+    j->kernels->enter(&j->forms[form].block->codec[FKV_SIDE_K], tile.n_queries * j->heads_per_kv);
 }
 
 /* Pages [first, end) of the history, those that no query of the tile sees left out. Closes pieces on the way; the last one stays
- * open in s->piece. Returns the tokens read. */
+ * open in s->piece. Returns the bytes read. */
 static uint64_t walk(const job *j, query_tile tile, uint32_t head, const thread_scratch *s, uint32_t first, uint32_t end) {
     const fkv_attn_layer *layer = j->layer;
     uint32_t page_tokens = layer->block.page_tokens;
     uint32_t seen_end = tile.position + tile.n_queries; /* one behind the last query */
     uint32_t sink_pages = layer->window != 0 ? fkv_ceil_div(layer->n_sinks, page_tokens) : 0;
     uint32_t window_page = window_begin(layer, tile.position) / page_tokens;
-    size_t stride = (size_t)layer->n_kv_heads * layer->block.bytes;
-    const uint8_t *blocks = layer->pages + (size_t)head * layer->block.bytes;
-    uint64_t tokens_read = 0;
-    j->kernels->enter(&layer->block.codec[FKV_SIDE_K], tile.n_queries * j->heads_per_kv);
+    uint64_t bytes_read = 0;
     bool were_whole = false; /* the masks that are set */
     uint32_t before = first;
     uint32_t page = first >= sink_pages ? fkv_max_u32(first, window_page) : first;
+    if (page >= end) return 0;
+    place here = block_at(j, tile, head, page);
+    enter(j, tile, here.form);
     while (page < end) {
         uint32_t after = page + 1 >= sink_pages ? fkv_max_u32(page + 1, window_page) : page + 1;
-        const uint8_t *block = blocks + fkv_page_at(tile.row->view, page) * stride;
-        const uint8_t *next_block = after < end ? blocks + fkv_page_at(tile.row->view, after) * stride : block;
-        if (after + 1 < end) fill_tlb(&layer->block, blocks + fkv_page_at(tile.row->view, after + 1) * stride);
+        place next_page = after < end ? block_at(j, tile, head, after) : here;
+        if (after + 1 < end) fill_tlb(j, block_at(j, tile, head, after + 1));
         close_pieces(j, tile, s, before, page);
         for (uint32_t slot = 0; slot < page_tokens; slot += j->tile_tokens) {
             uint32_t base = page * page_tokens + slot;
             if (base >= seen_end) break;
             uint32_t n_tokens = fkv_min_u32(j->tile_tokens, seen_end - base);
-            place next = slot + j->tile_tokens < page_tokens ? (place){block, slot + j->tile_tokens} : (place){next_block, 0};
+            here.slot = slot;
+            place next = next_page;
+            if (slot + j->tile_tokens < page_tokens) next = (place){here.block, here.form, slot + j->tile_tokens};
             bool whole = layer->window == 0 && base + j->tile_tokens <= tile.position + 1; /* every row sees all of it */
             if (!whole || !were_whole) set_masks(j, tile, base, s->masks);
             were_whole = whole;
-            meet(j, tile, s, (place){block, slot}, next, n_tokens);
-            tokens_read += n_tokens;
+            meet(j, tile, s, here, next, n_tokens);
+            bytes_read += (uint64_t)n_tokens * j->forms[here.form].block->token_bytes;
+        }
+        if (next_page.form != here.form) {
+            j->kernels->leave();
+            enter(j, tile, next_page.form);
         }
         before = page;
         page = after;
+        here = next_page;
     }
     j->kernels->leave();
-    return tokens_read;
+    return bytes_read;
 }
 
-static void count_tokens(job *j, uint64_t tokens) { atomic_fetch_add_explicit(&j->tokens_read, tokens, memory_order_relaxed); }
+static void count_bytes(job *j, uint64_t bytes) { atomic_fetch_add_explicit(&j->bytes_read, bytes, memory_order_relaxed); }
 
 static void attend_whole(void *context, uint32_t item, uint32_t thread) {
     job *j = context;
@@ -343,7 +421,7 @@ static void attend_whole(void *context, uint32_t item, uint32_t thread) {
     clear_rows(s.total, n_rows, dim);
     load_queries(j, tile, head, &s);
     uint32_t end = (tile.position + tile.n_queries - 1) / j->layer->block.page_tokens + 1;
-    count_tokens(j, walk(j, tile, head, &s, 0, end));
+    count_bytes(j, walk(j, tile, head, &s, 0, end));
     j->kernels->fold(s.total, s.piece, n_rows, dim);
     store_outputs(j, tile, head, s.total);
 }
@@ -366,7 +444,7 @@ static void attend_piece(void *context, uint32_t item, uint32_t thread) {
     clear_rows(s.piece, j->heads_per_kv, dim);
     if (j->scratch.loaded[thread] != work) load_queries(j, tile, head, &s); /* pieces of one query mostly follow each other */
     j->scratch.loaded[thread] = work;
-    count_tokens(j, walk(j, tile, head, &s, split * pages, fkv_min_u32((split + 1) * pages, n_pages)));
+    count_bytes(j, walk(j, tile, head, &s, split * pages, fkv_min_u32((split + 1) * pages, n_pages)));
 
     if (atomic_fetch_sub_explicit(&j->scratch.pieces_to_come[work], 1, memory_order_acq_rel) != 1) return;
     clear_rows(s.total, j->heads_per_kv, dim);
@@ -392,6 +470,12 @@ static bool cut_into_pieces(job *j, uint32_t n_tiles, uint32_t n_threads) {
     return j->max_splits > 1;
 }
 
+static page_form form_of(const fkv_cpu_kernels *kernels, const fkv_block *block, const uint8_t *pages) {
+    page_form form = {.block = block, .pages = pages};
+    for (int side = 0; side < FKV_N_SIDES; side++) form.codecs[side] = fkv_codec_kernels_of(kernels, &block->codec[side]);
+    return form;
+}
+
 uint64_t fkv_attn_attend(const fkv_cpu_kernels *kernels, const fkv_attn_layer *layer, const fkv_attn_row *rows, uint32_t n_rows,
                          const void *q, void *out, void *memory, fkv_workers *workers) {
     uint32_t n_threads = fkv_workers_count(workers);
@@ -404,15 +488,17 @@ uint64_t fkv_attn_attend(const fkv_cpu_kernels *kernels, const fkv_attn_layer *l
              .out = out,
              .heads_per_kv = heads_per_kv,
              .tile_queries = choose_tile_queries(layer, rows, n_rows, n_threads),
-             .tile_tokens = fkv_min_u32(layer->block.page_tokens, FKV_TILE_TOKENS)};
-    for (int side = 0; side < FKV_N_SIDES; side++) j.codecs[side] = fkv_codec_kernels_of(kernels, &layer->block.codec[side]);
+             .tile_tokens = fkv_min_u32(layer->block.page_tokens, FKV_TILE_TOKENS),
+             .tile_cut = tile_cut_of(layer)};
+    j.forms[PACKED] = form_of(kernels, &layer->block, layer->pages);
+    if (layer->sealed) j.forms[OPEN] = form_of(kernels, &layer->open, layer->open_pages);
     fkv_carve carve = {.base = memory, .size = UINT64_MAX};
     layout(&carve, layer, n_rows, n_threads, &j.scratch);
 
     uint32_t n_tiles = 0;
     for (uint32_t r = 0; r < n_rows; r++) {
         j.scratch.first_tile[r] = n_tiles;
-        n_tiles += fkv_ceil_div(rows[r].n_tokens, j.tile_queries);
+        n_tiles += row_tiles(&rows[r], j.tile_queries, j.tile_cut);
     }
 
     if (cut_into_pieces(&j, n_tiles, n_threads))
@@ -420,5 +506,5 @@ uint64_t fkv_attn_attend(const fkv_cpu_kernels *kernels, const fkv_attn_layer *l
     else
         fkv_workers_run(workers, attend_whole, &j, n_tiles * layer->n_kv_heads);
 
-    return atomic_load_explicit(&j.tokens_read, memory_order_relaxed) * layer->block.token_bytes;
+    return atomic_load_explicit(&j.bytes_read, memory_order_relaxed);
 }

@@ -6,6 +6,10 @@
  * step, nor the number of threads, nor the numbers of the pages enter.
  *
  * Scratch is a function of shapes and threads, never of the context length (fkv_attn_scratch_bytes).
+ *
+ * A sealed layer has two blocks for a page: rows are written into the open one, and a page that is full is packed anew into the
+ * sealed one before the layer's attention. Who sees which is a matter of position alone: a query sees the page that it is in and
+ * the first page open, every other page sealed.
  */
 #ifndef FKV_ATTN_H
 #define FKV_ATTN_H
@@ -28,19 +32,32 @@ typedef struct fkv_attn_layer {
     uint32_t n_sinks;
     float scale;
     float softcap;
+    const float *sink_logits; /* [H] or NULL */
     fkv_type row_type;
     fkv_block block;
     const fkv_rotation *rotate_k; /* NULL: none */
     const fkv_rotation *rotate_v;
     uint8_t *pages; /* block of (page 0, head 0); (page, head) is at (page * G + head) * block.bytes */
+    bool sealed;    /* block and pages are the sealed ones, open and open_pages where rows are written */
+    fkv_block open;
+    uint8_t *open_pages; /* as pages, with open.bytes */
 } fkv_attn_layer;
+
+/* Whether a query in logical page `own` sees logical page `page` of the layer open. */
+FKV_INLINE bool fkv_attn_sees_open(uint32_t own, uint32_t page) { return page == 0 || page == own; }
+
+/* Where the rows of a layer are written, and in which pages. */
+FKV_INLINE const fkv_block *fkv_attn_row_block(const fkv_attn_layer *layer) {
+    return layer->sealed ? &layer->open : &layer->block;
+}
 
 /* One sequence's share of a step. first - rows[0].first is where its tokens lie in k, v, q and out. */
 typedef struct fkv_attn_row {
     fkv_page_view view;
-    uint32_t start;    /* position of the first new token */
-    uint32_t n_tokens; /* new */
-    uint32_t first;    /* new tokens of the rows before it */
+    uint32_t start;     /* position of the first new token */
+    uint32_t n_tokens;  /* new */
+    uint32_t first;     /* new tokens of the rows before it */
+    fkv_page_view open; /* of the open pages; read where the layer is sealed */
 } fkv_attn_row;
 
 typedef struct fkv_cpu_kernels fkv_cpu_kernels;
@@ -56,7 +73,7 @@ uint32_t fkv_attn_split_pages(uint32_t position, uint32_t page_tokens);
 /* Scratch for any step over this layer; a cache takes the largest over its layers. */
 uint64_t fkv_attn_scratch_bytes(const fkv_attn_layer *layer, uint32_t max_rows, uint32_t n_threads);
 
-/* k, v: [T, G, D] -> pages. */
+/* k, v: [T, G, D] -> pages; pages of a sealed layer that are full now are sealed. */
 void fkv_attn_write(const fkv_cpu_kernels *kernels, const fkv_attn_layer *layer, const fkv_attn_row *rows, uint32_t n_rows,
                     const void *k, const void *v, fkv_workers *workers);
 

@@ -11,17 +11,20 @@ typedef struct query {
     const fkv_attn_layer *layer;
     const fkv_attn_row *row;
     uint32_t head; /* KV head */
+    uint32_t q_head;
     uint32_t position;
     float q[FKV_MAX_HEAD_DIM];
 } query;
 
 static void decode(const query *x, uint32_t token, fkv_side side, float *out) {
     const fkv_attn_layer *layer = x->layer;
-    uint32_t page = fkv_page_at(x->row->view, token / layer->block.page_tokens);
-    uint8_t *block = layer->pages + ((size_t)page * layer->n_kv_heads + x->head) * layer->block.bytes;
-    uint8_t *part[FKV_N_PARTS];
-    fkv_block_row(&layer->block, block, side, token % layer->block.page_tokens, part);
-    fkv_codec_decode(&layer->block.codec[side], (const uint8_t *const *)part, out);
+    uint32_t page_tokens = layer->block.page_tokens;
+    uint32_t logical = token / page_tokens;
+    bool open = layer->sealed && fkv_attn_sees_open(x->position / page_tokens, logical);
+    const fkv_block *block = open ? &layer->open : &layer->block;
+    size_t page = fkv_page_at(open ? x->row->open : x->row->view, logical);
+    const uint8_t *bytes = (open ? layer->open_pages : layer->pages) + (page * layer->n_kv_heads + x->head) * block->bytes;
+    fkv_block_decode(block, bytes, side, token % page_tokens, out);
 }
 
 static bool sees(const query *x, uint32_t token) {
@@ -44,7 +47,7 @@ static void attend_one(const query *x, float *out) {
     double max = -INFINITY;
     for (uint32_t t = 0; t <= x->position; t++)
         if (sees(x, t)) max = fmax(max, score(x, t));
-    double total = 0;
+    double total = x->layer->sink_logits != NULL ? exp((double)x->layer->sink_logits[x->q_head] - max) : 0;
     double sum[FKV_MAX_HEAD_DIM] = {0};
     for (uint32_t t = 0; t <= x->position; t++) {
         if (!sees(x, t)) continue;
@@ -64,7 +67,7 @@ void fkv_attn_truth(const fkv_attn_layer *layer, const fkv_attn_row *rows, uint3
     for (uint32_t r = 0; r < n_rows; r++) {
         for (uint32_t i = 0; i < rows[r].n_tokens; i++) {
             for (uint32_t h = 0; h < layer->n_q_heads; h++, at += layer->head_dim) {
-                query x = {.layer = layer, .row = &rows[r], .position = rows[r].start + i};
+                query x = {.layer = layer, .row = &rows[r], .q_head = h, .position = rows[r].start + i};
                 x.head = h / (layer->n_q_heads / layer->n_kv_heads);
                 fkv_rows_to_f32(layer->row_type, (const uint8_t *)q + at * number, x.q, layer->head_dim);
                 if (layer->rotate_k != NULL) fkv_rotation_apply(layer->rotate_k, x.q);

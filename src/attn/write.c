@@ -1,5 +1,6 @@
 /* Rows into pages: each K and V row is widened, rotated and encoded straight into its slot. The only unpacked copy is one row on
- * the stack of the thread that encodes it.
+ * the stack of the thread that encodes it. Pages of a sealed layer that the rows have filled are then sealed, but for the first
+ * one, which nobody sees sealed.
  */
 #include "attn.h"
 #include "cpu/kernels.h"
@@ -11,6 +12,9 @@ enum { TOKENS_PER_ITEM = 8 };
 typedef struct write_job {
     const fkv_codec_kernels *codecs[FKV_N_SIDES];
     const fkv_attn_layer *layer;
+    const fkv_cpu_kernels *kernels;
+    const fkv_block *block; /* that rows are written to */
+    uint8_t *pages;
     const fkv_attn_row *rows;
     uint32_t n_rows;
     uint32_t n_tokens; /* of all rows */
@@ -22,12 +26,12 @@ static void write_row(const write_job *j, uint8_t *block, uint32_t slot, fkv_sid
     float x[FKV_MAX_HEAD_DIM];
     uint8_t *part[FKV_N_PARTS];
     fkv_rows_to_f32(layer->row_type, j->side[side] + at * fkv_type_bytes(layer->row_type), x, layer->head_dim);
-    fkv_block_row(&layer->block, block, side, slot, part);
+    fkv_block_row(j->block, block, side, slot, part);
     if (rotation != NULL) {
-        fkv_codec_clean(&layer->block.codec[side], x);
+        fkv_codec_clean(&j->block->codec[side], x);
         fkv_rotation_apply(rotation, x);
     }
-    j->codecs[side]->encode(&layer->block.codec[side], x, part);
+    j->codecs[side]->encode(&j->block->codec[side], x, part);
 }
 
 /* The last row whose first token is not behind `token`. */
@@ -55,23 +59,57 @@ static void write_tokens(void *context, uint32_t item, uint32_t thread) {
         uint32_t at = token + j->rows[0].first; /* as rows count */
         while (at >= row->first + row->n_tokens) row++;
         uint32_t position = row->start + (at - row->first);
-        uint32_t page = fkv_page_at(row->view, position / layer->block.page_tokens);
-        uint32_t slot = position % layer->block.page_tokens;
-        uint8_t *blocks = layer->pages + (size_t)page * layer->n_kv_heads * layer->block.bytes;
+        uint32_t page = fkv_page_at(layer->sealed ? row->open : row->view, position / j->block->page_tokens);
+        uint32_t slot = position % j->block->page_tokens;
+        uint8_t *blocks = j->pages + (size_t)page * layer->n_kv_heads * j->block->bytes;
         for (uint32_t head = 0; head < layer->n_kv_heads; head++) {
             size_t from = ((size_t)token * layer->n_kv_heads + head) * layer->head_dim;
-            uint8_t *block = blocks + (size_t)head * layer->block.bytes;
+            uint8_t *block = blocks + (size_t)head * j->block->bytes;
             write_row(j, block, slot, FKV_SIDE_K, from, layer->rotate_k);
             write_row(j, block, slot, FKV_SIDE_V, from, layer->rotate_v);
         }
     }
 }
 
+/* Logical pages [first, end) are full with this row and were not before it. */
+static uint32_t first_to_seal(const fkv_attn_row *row, uint32_t page_tokens) { return fkv_max_u32(1, row->start / page_tokens); }
+
+static uint32_t n_to_seal(const fkv_attn_row *row, uint32_t page_tokens) {
+    uint32_t first = first_to_seal(row, page_tokens);
+    uint32_t end = (row->start + row->n_tokens) / page_tokens;
+    return end > first ? end - first : 0;
+}
+
+/* Page item / G of all that are to be sealed, head item % G. */
+static void seal_page(void *context, uint32_t item, uint32_t thread) {
+    (void)thread;
+    const write_job *j = context;
+    const fkv_attn_layer *layer = j->layer;
+    uint32_t head = item % layer->n_kv_heads;
+    uint32_t number = item / layer->n_kv_heads;
+    const fkv_attn_row *row = j->rows;
+    for (uint32_t n = 0; (n = n_to_seal(row, j->block->page_tokens)) <= number; row++) number -= n;
+    uint32_t logical = first_to_seal(row, j->block->page_tokens) + number;
+    size_t from = ((size_t)fkv_page_at(row->open, logical) * layer->n_kv_heads + head) * j->block->bytes;
+    size_t to = ((size_t)fkv_page_at(row->view, logical) * layer->n_kv_heads + head) * layer->block.bytes;
+    j->kernels->seal(j->block, j->pages + from, &layer->block, layer->pages + to);
+}
+
 void fkv_attn_write(const fkv_cpu_kernels *kernels, const fkv_attn_layer *layer, const fkv_attn_row *rows, uint32_t n_rows,
                     const void *k, const void *v, fkv_workers *workers) {
     const fkv_attn_row *last = &rows[n_rows - 1];
-    write_job j = {.layer = layer, .rows = rows, .n_rows = n_rows, .side = {k, v}};
-    for (int side = 0; side < FKV_N_SIDES; side++) j.codecs[side] = fkv_codec_kernels_of(kernels, &layer->block.codec[side]);
+    write_job j = {.kernels = kernels,
+                   .layer = layer,
+                   .block = fkv_attn_row_block(layer),
+                   .pages = layer->sealed ? layer->open_pages : layer->pages,
+                   .rows = rows,
+                   .n_rows = n_rows,
+                   .side = {k, v}};
+    for (int side = 0; side < FKV_N_SIDES; side++) j.codecs[side] = fkv_codec_kernels_of(kernels, &j.block->codec[side]);
     j.n_tokens = last->first + last->n_tokens - rows[0].first;
     fkv_workers_run(workers, write_tokens, &j, fkv_ceil_div(j.n_tokens, TOKENS_PER_ITEM));
+    if (!layer->sealed) return;
+    uint32_t n_pages = 0;
+    for (uint32_t r = 0; r < n_rows; r++) n_pages += n_to_seal(&rows[r], j.block->page_tokens);
+    if (n_pages > 0) fkv_workers_run(workers, seal_page, &j, n_pages * layer->n_kv_heads);
 }

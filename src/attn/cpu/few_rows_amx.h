@@ -57,10 +57,12 @@ enum {
 /* The shapes are set once for a walk: setting them costs as much as half the products of a tile. */
 static void few_tiles_open(const fkv_codec *k_codec) {
     fkv_tile_shapes shapes = {0};
-    uint32_t chunk_bytes = chunk_numbers(k_codec); /* where K has no integer kernel, queries and keys are not used */
-    fkv_tile_shape(&shapes, SCORES_EVEN, LANE_TOKENS, 64);
-    fkv_tile_shape(&shapes, SCORES_ODD, LANE_TOKENS, 64);
-    fkv_tile_shape(&shapes, QUERIES, chunk_bytes / 4, 64);
+    bool sealed = k_codec->kind == FKV_CODEC_SEALED;             /* digits of four rows, keys as they lie: sealed_amx.h */
+    uint32_t chunk_bytes = sealed ? 64 : chunk_numbers(k_codec); /* where K has no integer kernel, they are not used */
+    uint32_t sum_rows = sealed ? N_BYTES * COLUMN_ROWS : LANE_TOKENS;
+    fkv_tile_shape(&shapes, SCORES_EVEN, sum_rows, 64);
+    fkv_tile_shape(&shapes, SCORES_ODD, sum_rows, 64);
+    fkv_tile_shape(&shapes, QUERIES, sealed ? sum_rows : chunk_bytes / 4, 64);
     fkv_tile_shape(&shapes, KEYS, LANE_TOKENS, chunk_bytes);
     fkv_tile_shape(&shapes, VALUES_WHOLE, 2 * COLUMN_ROWS, 64);
     fkv_tile_shape(&shapes, VALUES_HIGH, 2 * COLUMN_ROWS, 64);

@@ -86,7 +86,7 @@ FKV_INLINE uint64_t fkv_prepared_bytes(uint64_t n_rows, uint64_t dim) {
     return n_rows * (3 * dim + dim / 8 + 8) + 6 * 64 + 21 * dim;
 }
 
-/* What an instruction set does with one width of one codec. */
+/* What an instruction set does with one width of one codec. A codec of one side has no functions for the other. */
 typedef struct fkv_codec_kernels {
     fkv_codec_kind kind;
     uint32_t bits;
@@ -104,7 +104,7 @@ typedef struct fkv_codec_kernels {
     void (*values)(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
                    const float *p, uint32_t n_rows, float *out);
 
-    /* fkv_codec_encode(), bit for bit. */
+    /* fkv_codec_encode(), bit for bit. NULL: the codec's blocks are sealed, not written. */
     void (*encode)(const fkv_codec *codec, const float *x, uint8_t *const part[FKV_N_PARTS]);
 } fkv_codec_kernels;
 
@@ -128,6 +128,9 @@ struct fkv_cpu_kernels {
 
     /* into = into + piece, for rows where piece has seen a token. */
     void (*fold)(fkv_softmax into, fkv_softmax piece, uint32_t n_rows, uint32_t dim);
+
+    /* fkv_seal_block(), bit for bit. */
+    void (*seal)(const fkv_block *open, const uint8_t *from, const fkv_block *sealed, uint8_t *to);
 };
 
 /* Looked up once for all tiles of a layer in a step. */

@@ -14,6 +14,7 @@
  */
 #include "few_scores_amx.h"
 #include "few_values_amx.h"
+#include "sealed_amx.h"
 
 _Static_assert((int)BLOCK_ROWS == (int)FKV_TILE_HEIGHT, "a block of rows is a tile's");
 
@@ -455,7 +456,10 @@ static void amx_leave(void) { fkv_tiles_close(); }
 static const fkv_codec_kernels codecs[] = {{FKV_CODEC_AFFINE, 8, amx_prepare, amx_scores, amx_values, affine_encode},
                                            {FKV_CODEC_AFFINE, 4, amx_prepare, amx_scores, amx_values, affine_encode},
                                            AFFINE_CODEC(2),
+                                           TURBO_CODECS,
                                            HALF_CODEC,
+                                           SEALED_INT_CODECS(sealed_prepare, amx_sealed_scores, amx_sealed_values),
                                            {0}};
 
-const struct fkv_cpu_kernels fkv_kernels_amx = {"amx", codecs, amx_enter, amx_leave, rows16_softmax, kernel_largest, kernel_fold};
+const struct fkv_cpu_kernels fkv_kernels_amx = {"amx",          codecs,         amx_enter,   amx_leave,
+                                                rows16_softmax, kernel_largest, kernel_fold, kernel_seal};

@@ -1,7 +1,7 @@
 /* The kernels over AVX-512 with VNNI: vpdpbusd multiplies unsigned codes by signed bytes. The order of codes in registers and
  * what they are multiplied by is in kernels_vnni.h.
  */
-#include "kernels_vnni.h"
+#include "sealed_vnni.h"
 
 /* ---- scores ---- */
 
@@ -216,11 +216,115 @@ static void int_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_P
         int_values_bits(4, &t, n_tokens, p, n_rows, out);
 }
 
+/* ---- sealed blocks ---- */
+
+/* Queries as digits, 16 rows at a time: [chunks, rows, digits, 64]. */
+typedef struct digit_rows {
+    alignas(64) int8_t at[MAX_CHUNKS][BLOCK_ROWS][DIGITS][CHUNK_NUMBERS];
+} digit_rows;
+
+/* n rows (a constant) by 16 tokens. */
+FKV_INLINE void sealed_dot(int n, uint32_t n_chunks, const sealed_quads *keys, const digit_rows *digits, const sealed_rows *rows,
+                           uint32_t r, float *scores) {
+    __m512i sum[2][DIGITS];
+    FKV_UNROLL
+    for (int i = 0; i < n; i++) sum[i][0] = sum[i][1] = sum[i][2] = _mm512_setzero_si512();
+    for (uint32_t chunk = 0; chunk < n_chunks; chunk++) {
+        FKV_UNROLL
+        for (int quad = 0; quad < CHUNK_QUADS; quad++) {
+            __m512i codes = _mm512_load_si512(keys->at[chunk][quad]);
+            FKV_UNROLL
+            for (int i = 0; i < n; i++) {
+                FKV_UNROLL
+                for (int d = 0; d < DIGITS; d++)
+                    sum[i][d] = _mm512_dpbusd_epi32(sum[i][d], codes,
+                                                    _mm512_set1_epi32(dword(digits->at[chunk][r + (uint32_t)i][d] + 4 * quad)));
+            }
+        }
+    }
+    FKV_UNROLL
+    for (int i = 0; i < n; i++)
+        vf_store(scores + i * FKV_TILE_TOKENS,
+                 sealed_score(sum[i][0], sum[i][1], sum[i][2], rows->step[r + (uint32_t)i], rows->bias[r + (uint32_t)i]));
+}
+
+static void int_sealed_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
+                              const float *q, const void *prepared, uint32_t n_rows, float *scores) {
+    sealed_page page;
+    sealed_quads keys[FKV_TILE_TOKENS / FKV_SEALED_TOKENS];
+    sealed_rows rows;
+    digit_rows digits;
+    sealed_page_open(codec, part, &page);
+    for (uint32_t token = 0; token < n_tokens; token += FKV_SEALED_TOKENS)
+        sealed_quads_of(codec, &page, sealed_block(codec, part, token), &keys[token / FKV_SEALED_TOKENS]);
+    for (uint32_t row = 0; row < n_rows; row += BLOCK_ROWS) {
+        uint32_t n = fkv_min_u32(BLOCK_ROWS, n_rows - row);
+        sealed_rows_open(&page, prepared, n_rows, row, &rows);
+        for (uint32_t r = 0; r < n; r++)
+            rows.bias[r] = vf_reduce_add(sealed_digits(&page, q + (size_t)(row + r) * codec->dim, rows.inverse[r],
+                                                       digits.at[0][r][0], CHUNK_NUMBERS, sizeof digits.at[0]));
+        for (uint32_t token = 0; token < n_tokens; token += FKV_SEALED_TOKENS) {
+            if (row == 0) fkv_fetch_some(next, FKV_SEALED_TOKENS);
+            const sealed_quads *quads = &keys[token / FKV_SEALED_TOKENS];
+            float *to = scores + (size_t)row * FKV_TILE_TOKENS + token;
+            uint32_t r = 0;
+            for (; r + 2 <= n; r += 2) sealed_dot(2, page.n_chunks, quads, &digits, &rows, r, to + r * FKV_TILE_TOKENS);
+            if (r < n) sealed_dot(1, page.n_chunks, quads, &digits, &rows, r, to + r * FKV_TILE_TOKENS);
+        }
+        if (rows.by_float != 0) sealed_by_float(codec, part, n_tokens, q, row, rows.by_float, scores);
+    }
+}
+
+/* n units (a constant) of a row. */
+FKV_INLINE void sealed_sum(int n, const sealed_levels_tile *levels, uint32_t unit, const uint8_t *of_tokens, float step,
+                           float *out) {
+    __m512i high[4];
+    __m512i low[4];
+    FKV_UNROLL
+    for (int u = 0; u < n; u++) high[u] = low[u] = _mm512_setzero_si512();
+    for (int quad = 0; quad < FKV_TILE_TOKENS / 4; quad++) {
+        __m512i of_high = _mm512_set1_epi32(dword((const int8_t *)of_tokens + 4 * quad));
+        __m512i of_low = _mm512_set1_epi32(dword((const int8_t *)of_tokens + FKV_TILE_TOKENS + 4 * quad));
+        FKV_UNROLL
+        for (int u = 0; u < n; u++) {
+            __m512i codes = _mm512_load_si512(levels->at[unit + (uint32_t)u][quad]);
+            high[u] = _mm512_dpbusd_epi32(high[u], of_high, codes);
+            low[u] = _mm512_dpbusd_epi32(low[u], of_low, codes);
+        }
+    }
+    FKV_UNROLL
+    for (int u = 0; u < n; u++) {
+        float *to = out + (unit + (uint32_t)u) * 16;
+        vf_store(to, vf_fma(_mm512_cvtepi32_ps(join(high[u], low[u])), vf_set(step), vf_load(to)));
+    }
+}
+
+static void int_sealed_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
+                              const float *p, uint32_t n_rows, float *out) {
+    sealed_levels_tile levels;
+    sealed_norms norms;
+    uint32_t n_units = codec->dim / 16;
+    sealed_norms_open(codec, part, n_tokens, &norms);
+    sealed_levels_of(codec, part, n_tokens, &levels);
+    fkv_fetch_some(next, FKV_FETCH_SHARES / 2);
+    for (uint32_t r = 0; r < n_rows; r++) {
+        uint8_t bytes[2 * FKV_TILE_TOKENS]; /* high and low bytes */
+        alignas(64) float step[BLOCK_ROWS];
+        sealed_weigh(4, &norms, p + (size_t)r * FKV_TILE_TOKENS, n_tokens, 1, bytes, FKV_TILE_TOKENS, step);
+        float *to = out + (size_t)r * codec->dim;
+        uint32_t unit = 0;
+        for (; unit + 4 <= n_units; unit += 4) sealed_sum(4, &levels, unit, bytes, step[0], to);
+        for (; unit < n_units; unit++) sealed_sum(1, &levels, unit, bytes, step[0], to);
+    }
+}
+
 static const fkv_codec_kernels codecs[] = {{FKV_CODEC_AFFINE, 8, int_prepare, int_scores, int_values, affine_encode},
                                            {FKV_CODEC_AFFINE, 4, int_prepare, int_scores, int_values, affine_encode},
                                            AFFINE_CODEC(2),
+                                           TURBO_CODECS,
                                            HALF_CODEC,
+                                           SEALED_INT_CODECS(sealed_prepare, int_sealed_scores, int_sealed_values),
                                            {0}};
 
 const struct fkv_cpu_kernels fkv_kernels_avx512vnni = {"avx512vnni",   codecs,         kernel_enter, kernel_leave,
-                                                       kernel_softmax, kernel_largest, kernel_fold};
+                                                       rows16_softmax, kernel_largest, kernel_fold,  kernel_seal};

@@ -5,6 +5,7 @@
  *   BLOCK_TOKENS       tokens decoded side by side,  CHUNK_UNITS  units of each: together they fill half the registers
  *   MANY_ROWS          rows whose sums fill the registers, by 4 vectors each
  *   vf_affine, vf_decode, vf_load_f16, vf_load_bf16    a unit of packed bytes to floats
+ *   vf_book_make, vf_book    the same through a book of up to 16 bytes
  *   vf_if_below(x, limit, y, z)   y where x < limit, else z, and so where x is NaN; vf_zero_below(x, limit, z): 0 where x < limit
  *
  * Shape of the loops. A block of tokens is decoded once into registers and used by every row of the tile (all query heads of the
@@ -21,12 +22,14 @@
  */
 #include "../../base/float16.h"
 #include "../../codec/affine.h"
+#include "../../codec/turbo.h"
 #include "kernels.h"
 
 #include <math.h>
 
-/* How the numbers of a row are written, as a compile-time constant: the bits of affine codes, or one of the two 16-bit floats. */
-enum { FORM_2 = 2, FORM_4 = 4, FORM_8 = 8, FORM_F16 = 16, FORM_BF16 = 17 };
+/* How the numbers of a row are written, as a compile-time constant: the bits of affine codes, one of the two 16-bit floats, or
+ * the bits of codes of a book. */
+enum { FORM_2 = 2, FORM_4 = 4, FORM_8 = 8, FORM_F16 = 16, FORM_BF16 = 17, FORM_BOOK = 32 };
 
 enum { LEAST_MANY = 4 * MANY_ROWS }; /* rows: from here on floats of 16 tokens in L1 pay */
 enum { CHUNK_VECS = CHUNK_UNITS * UNIT_VECS, MAX_GROUPS_PER_ROW = FKV_MAX_HEAD_DIM / 32 };
@@ -68,7 +71,7 @@ FKV_INLINE void tile_begin(tile *t, const fkv_codec *codec, const uint8_t *const
     t->row_bytes = codec->row_bytes[FKV_PART_CODES];
     t->n_units = codec->dim / 16;
     t->n_groups = codec->dim / codec->group;
-    t->group_shift = codec->group == 32 ? 5 : codec->group == 64 ? 6 : 7;
+    t->group_shift = codec->group == 32 ? 5 : codec->group == 64 ? 6 : codec->group == 128 ? 7 : 31;
 }
 
 static void tile_open(tile *t, const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next,
@@ -78,7 +81,14 @@ static void tile_open(tile *t, const fkv_codec *codec, const uint8_t *const part
     uint32_t n = (uint32_t)fkv_align_up(n_tokens, 16) * t->n_groups;
     FKV_ASSERT(n > 0);
     widen(codec->type, part[FKV_PART_SCALES], n, t->scales);
-    widen(codec->type, part[FKV_PART_BIASES], n, t->biases);
+    if (codec->row_bytes[FKV_PART_BIASES] != 0) widen(codec->type, part[FKV_PART_BIASES], n, t->biases);
+}
+
+/* One unit of a row of book codes. */
+FKV_INLINE void decode_book(int bits, const uint8_t *row, uint32_t n_units, uint32_t unit, vf_affine a, vf out[UNIT_VECS]) {
+    const uint8_t *codes = row + (size_t)unit * (bits == 4 ? 8 : 4);
+    const uint8_t *plane = row + fkv_turbo_plane(16 * n_units) + (size_t)unit * 2;
+    vf_book(bits, fkv_turbo_books[bits].value, codes, plane, a, out);
 }
 
 /* n_tokens x n_units units from (token, unit) on. group_units: units that surely share a group; divides n_units. All counts and
@@ -95,12 +105,16 @@ FKV_INLINE void decode_block(int form, int group_units, int n_tokens, int n_unit
                 uint32_t g = (token + (uint32_t)i) * t->n_groups + ((unit + (uint32_t)u) * 16 >> t->group_shift);
                 affine = vf_affine_make(form, t->scales[g], t->biases[g]);
             }
+            if (form > FORM_BOOK)
+                affine = vf_book_make(form - FORM_BOOK, fkv_turbo_books[form - FORM_BOOK].value, t->scales[token + (uint32_t)i]);
             FKV_UNROLL
             for (int w = u; w < u + group_units; w++) {
                 if (form == FORM_F16)
                     vf_load_f16(row + (size_t)(unit + (uint32_t)w) * 32, &out[i][w * UNIT_VECS]);
                 else if (form == FORM_BF16)
                     vf_load_bf16(row + (size_t)(unit + (uint32_t)w) * 32, &out[i][w * UNIT_VECS]);
+                else if (form > FORM_BOOK)
+                    decode_book(form - FORM_BOOK, row, t->n_units, unit + (uint32_t)w, affine, &out[i][w * UNIT_VECS]);
                 else
                     vf_decode(form, row + (size_t)(unit + (uint32_t)w) * 2 * (size_t)form, affine, &out[i][w * UNIT_VECS]);
             }
@@ -403,6 +417,23 @@ FKV_INLINE void affine_values(int form, const fkv_codec *codec, const uint8_t *c
 
 AFFINE_FLOATS(2);
 
+/* Codes of a book as floats, of one width: one scale for a row, and no bias. */
+#define TURBO_FLOATS(bits)                                                                                                       \
+    static void turbo_scores_##bits(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next,             \
+                                    uint32_t n_tokens, const float *q, const void *prepared, uint32_t n_rows, float *scores) {   \
+        (void)prepared;                                                                                                          \
+        affine_scores(FORM_BOOK + (bits), codec, part, next, n_tokens, q, n_rows, scores);                                       \
+    }                                                                                                                            \
+    static void turbo_values_##bits(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next,             \
+                                    uint32_t n_tokens, const float *p, uint32_t n_rows, float *out) {                            \
+        affine_values(FORM_BOOK + (bits), codec, part, next, n_tokens, p, n_rows, out);                                          \
+    }                                                                                                                            \
+    _Static_assert((bits) <= 4, "")
+
+TURBO_FLOATS(4);
+TURBO_FLOATS(3);
+TURBO_FLOATS(2);
+
 /* ---- softmax ---- */
 
 /* What is not a number must come out as such, never as a plausible weight. On x86 the minimum and maximum of a pair with a NaN is
@@ -614,19 +645,73 @@ static void affine_encode(const fkv_codec *codec, const float *x, uint8_t *const
     pack(codec->bits, codes, codec->dim, part[FKV_PART_CODES]);
 }
 
+/* Sums of squares of 16 lanes, of numbers that are divided by the largest. */
+static float turbo_scale_of(const fkv_codec *codec, const float *x, float largest) {
+    vf sums[UNIT_VECS];
+    float lanes[FKV_TURBO_LANES];
+    if (!(largest > 0.0f)) return 0.0f;
+    for (int v = 0; v < UNIT_VECS; v++) sums[v] = vf_set(0.0f);
+    for (uint32_t d = 0; d < codec->dim; d += FKV_TURBO_LANES) {
+        for (int v = 0; v < UNIT_VECS; v++) {
+            vf share = vf_div(vf_load(x + d + v * VL), vf_set(largest));
+            sums[v] = vf_add(sums[v], vf_mul(share, share));
+        }
+    }
+    for (int v = 0; v < UNIT_VECS; v++) vf_store(lanes + v * VL, sums[v]);
+    return fkv_turbo_scale(codec, largest, lanes);
+}
+
+/* The arithmetic of src/codec/turbo.c, 16 numbers at a time. */
+static void turbo_encode(const fkv_codec *codec, const float *x, uint8_t *const part[FKV_N_PARTS]) {
+    const int8_t *value = fkv_turbo_books[codec->bits].value;
+    vf limit = vf_set(fkv_codec_limit(codec->type));
+    vf minus_limit = vf_sub(vf_set(0.0f), limit);
+    vf high = vf_set(0.0f);
+    float clean[FKV_MAX_HEAD_DIM];
+    uint8_t codes[FKV_MAX_HEAD_DIM] = {0};
+    for (uint32_t d = 0; d < codec->dim; d += VL) {
+        vf number = vf_min(vf_max(vf_not_nan(vf_load(x + d)), minus_limit), limit);
+        vf_store(clean + d, number);
+        high = vf_max(high, vf_max(number, vf_sub(vf_set(0.0f), number)));
+    }
+    float scale = turbo_scale_of(codec, clean, vf_reduce_max(high));
+    vf divisor = vf_set(fkv_turbo_divisor(scale));
+    for (uint32_t d = 0; d < codec->dim; d += 16) {
+        vf code[UNIT_VECS];
+        for (int v = 0; v < UNIT_VECS; v++) {
+            vf place = vf_div(vf_load(clean + d + v * VL), divisor);
+            code[v] = vf_set(0.0f);
+            for (uint32_t i = 0; i + 1 < 1u << codec->bits; i++) {
+                vf middle = vf_set(0.5f * (float)(value[i] + value[i + 1]));
+                code[v] = vf_add(code[v], vf_if_below(middle, place, vf_set(1.0f), vf_set(0.0f)));
+            }
+        }
+        vf_store_u8(code, codes + d);
+    }
+    fkv_turbo_pack(codec, codes, part[FKV_PART_CODES]);
+    uint16_t half = fkv_f32_to_half(codec->type, scale);
+    memcpy(part[FKV_PART_SCALES], &half, 2);
+}
+
 /* Vectors need nothing set up. */
 FKV_INLINE void kernel_enter(const fkv_codec *k_codec, uint32_t n_rows) { (void)k_codec, (void)n_rows; }
 FKV_INLINE void kernel_leave(void) {}
 
 /* ---- the table: a line for each width of each codec ---- */
 
+#include "seal_body.h"
+#include "sealed_body.h"
+
 #define AFFINE_CODEC(bits) {FKV_CODEC_AFFINE, bits, float_prepare, affine_scores_##bits, affine_values_##bits, affine_encode}
+#define TURBO_CODEC(bits) {FKV_CODEC_TURBO, bits, float_prepare, turbo_scores_##bits, turbo_values_##bits, turbo_encode}
+#define TURBO_CODECS TURBO_CODEC(4), TURBO_CODEC(3), TURBO_CODEC(2)
 #define HALF_CODEC {FKV_CODEC_HALF, 16, float_prepare, half_scores, half_values, fkv_codec_encode}
 
 /* An instruction set that has no kernels of its own for any codec. */
 #define FLOAT_KERNELS(isa)                                                                                                       \
     AFFINE_FLOATS(8);                                                                                                            \
     AFFINE_FLOATS(4);                                                                                                            \
-    static const fkv_codec_kernels codecs[] = {AFFINE_CODEC(8), AFFINE_CODEC(4), AFFINE_CODEC(2), HALF_CODEC, {0}};              \
+    static const fkv_codec_kernels codecs[] = {                                                                                  \
+        AFFINE_CODEC(8), AFFINE_CODEC(4), AFFINE_CODEC(2), TURBO_CODECS, HALF_CODEC, SEALED_CODECS, {0}};                        \
     const struct fkv_cpu_kernels fkv_kernels_##isa = {#isa,           codecs,         kernel_enter, kernel_leave,                \
-                                                      kernel_softmax, kernel_largest, kernel_fold}
+                                                      kernel_softmax, kernel_largest, kernel_fold,  kernel_seal}

@@ -9,11 +9,12 @@
 
 enum { BLOCK_ROWS = 16 };
 
-typedef enum fold { SUM, WHOLE_SUM, LARGER } fold;
+typedef enum fold { SUM, WHOLE_SUM, LARGER, WHOLE_LARGER } fold;
 
 FKV_INLINE vf fold_two(fold how, vf a, vf b) {
     if (how == SUM) return vf_add(a, b);
     if (how == LARGER) return vf_max(a, b);
+    if (how == WHOLE_LARGER) return _mm512_castsi512_ps(_mm512_max_epu32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
     return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
 }
 

@@ -2,6 +2,7 @@
 #include "kernel_text.h"
 
 #include "../../base/float16.h"
+#include "../../codec/turbo.h"
 #include <kernel_files.h>
 
 #include <stdarg.h>
@@ -59,10 +60,28 @@ static void put_codes(writer *w, const fkv_block *block, fkv_side side) {
     put_line(w, "#define FKV_%c_BIASES %u\n", s, block->offset[side][FKV_PART_BIASES]);
 }
 
+static void put_book(writer *w, char s, uint32_t is_book, const fkv_turbo_book *book) {
+    put_line(w, "#define FKV_%c_BOOK %u\n", s, is_book);
+    put_line(w, "#define FKV_%c_BOOK_UNIT 0x%08xu\n", s, fkv_bits_of(book->unit));
+    put_line(w, "#define FKV_%c_BOOK_VALUES ", s);
+    for (int i = 0; i < 16; i++) put_line(w, "%d%s", book->value[i], i < 15 ? ", " : "\n");
+}
+
+static void put_plain_codes(writer *w, const fkv_block *block, fkv_side side) {
+    put_codes(w, block, side);
+    put_book(w, side == FKV_SIDE_K ? 'K' : 'V', 0, &(fkv_turbo_book){0});
+}
+
+static void put_book_codes(writer *w, const fkv_block *block, fkv_side side) {
+    put_codes(w, block, side);
+    put_book(w, side == FKV_SIDE_K ? 'K' : 'V', 1, &fkv_turbo_books[block->codec[side].bits]);
+}
+
 /* What a text is told of a side, by the kind of its codec: what rows.h and the files of the devices unpack it by. */
 static void (*const put_side_of[])(writer *w, const fkv_block *block, fkv_side side) = {
-    [FKV_CODEC_HALF] = put_codes,
-    [FKV_CODEC_AFFINE] = put_codes,
+    [FKV_CODEC_HALF] = put_plain_codes,
+    [FKV_CODEC_AFFINE] = put_plain_codes,
+    [FKV_CODEC_TURBO] = put_book_codes,
 };
 
 static void put_side(writer *w, const fkv_block *block, fkv_side side) { put_side_of[block->codec[side].kind](w, block, side); }
@@ -79,6 +98,7 @@ static void put_layer(writer *w, const fkv_attn_layer *layer) {
     put_number(w, "SINKS", layer->window != 0 ? layer->n_sinks : 0);
     put_bits(w, "SCALE_BITS", layer->scale);
     put_bits(w, "SOFTCAP_BITS", layer->softcap > 0 ? layer->softcap : 0.0f);
+    put_number(w, "SINK_LOGITS", layer->sink_logits != NULL);
     put_number(w, "ROW_TYPE", (uint32_t)layer->row_type);
     put_number(w, "PAGE_BF16", layer->block.codec[FKV_SIDE_K].type == FKV_BF16);
     put_number(w, "ROTATE_K", layer->rotate_k != NULL);
@@ -97,9 +117,15 @@ static uint32_t heads_per_kv(const fkv_attn_layer *layer) { return layer->n_q_he
 
 static uint32_t slab_of(const fkv_attn_layer *layer) { return layer->head_dim % SLAB == 0 ? SLAB : SMALL_SLAB; }
 
+/* Codes of a book are not in the matrix units' text of CUDA: its plain loops have them. */
+static bool has_book(const fkv_attn_layer *layer) {
+    return layer->block.codec[FKV_SIDE_K].kind == FKV_CODEC_TURBO || layer->block.codec[FKV_SIDE_V].kind == FKV_CODEC_TURBO;
+}
+
 /* Whether decode_mma.h has this head. */
 static bool has_mma(fkv_kernel_device device, const fkv_attn_layer *layer) {
-    return device != FKV_KERNEL_METAL && layer->head_dim % SMALL_SLAB == 0 && layer->head_dim / slab_of(layer) <= MOST_SLABS;
+    return device != FKV_KERNEL_METAL && !has_book(layer) && layer->head_dim % SMALL_SLAB == 0 &&
+           layer->head_dim / slab_of(layer) <= MOST_SLABS;
 }
 
 /* Whether decode_simdgroup.h is used: of its eight rows more than half must be there with a single query. */
@@ -174,14 +200,22 @@ static void put_warpgroup_prefill(writer *w, const char *warpgroup) {
     put(w, fkv_kernel_file_prefill_wgmma);
 }
 
-static void put_prefill(writer *w, fkv_kernel_device device) {
+static void put_plain_prefill(writer *w) {
+    put(w, fkv_kernel_file_plain_tile);
+    put(w, fkv_kernel_file_prefill_plain);
+}
+
+static void put_prefill(writer *w, fkv_kernel_device device, const fkv_attn_layer *layer) {
     switch (device) {
     case FKV_KERNEL_CUDA:
+        if (has_book(layer)) {
+            put_plain_prefill(w);
+            break;
+        }
         put(w, "#ifdef __CUDA_ARCH_FEAT_SM90_ALL\n");
         put_warpgroup_prefill(w, fkv_kernel_file_warpgroup_cuda);
         put(w, "#else\n");
-        put(w, fkv_kernel_file_plain_tile);
-        put(w, fkv_kernel_file_prefill_plain);
+        put_plain_prefill(w);
         put(w, "#endif\n");
         break;
     case FKV_KERNEL_METAL:
@@ -229,6 +263,7 @@ size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_
         put_number(&w, "PREFILL_ROWS", fkv_prefill_rows(device, layer));
         put_number(&w, "PREFILL_THREADS", prefill_threads(device));
     }
+    if (device == FKV_KERNEL_HOST) put(&w, fkv_kernel_file_lanes_host);
     put(&w, preludes[device]);
     put(&w, fkv_kernel_file_step_words);
     put(&w, fkv_kernel_file_rows);
@@ -236,7 +271,7 @@ size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_
         put(&w, fkv_kernel_file_write);
     if (kernel == FKV_KERNEL_MERGE) put(&w, fkv_kernel_file_attend_merge);
     if (kernel == FKV_KERNEL_DECODE) put_decode(&w, device, layer);
-    if (is_prefill(kernel)) put_prefill(&w, device);
+    if (is_prefill(kernel)) put_prefill(&w, device, layer);
     return w.length;
 }
 
@@ -256,16 +291,16 @@ size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_
     "fkv_attend_decode(place, shared, q, pool, table, parts);\n"
 #define MERGE                                                                                                                    \
     "FKV_SHARED_ARRAY(float, shared, FKV_MERGE_SHARED);\n"                                                                       \
-    "fkv_attend_merge(place, shared, parts, table, out);\n"
+    "fkv_attend_merge(place, shared, parts, table, sink_logits, out);\n"
 
 #define CUDA_SHARED "extern __shared__ fkv_u32 shared[];\n"
 #define OTHER_SHARED "FKV_SHARED_ARRAY(fkv_u32, shared, FKV_PREFILL_SHARED);\n"
-#define PREFILL "fkv_attend_prefill(place, shared, q, pool, table, out);\n"
+#define PREFILL "fkv_attend_prefill(place, shared, q, pool, table, sink_logits, out);\n"
 #define PREFILL_BESIDE                                                                                                           \
     "if (fkv_carries(place, table))\n"                                                                                           \
     "    fkv_carry_decoded(place, table, decoded, out);\n"                                                                       \
     "else\n"                                                                                                                     \
-    "    fkv_attend_prefill(place, shared, q, pool, table, out);\n"
+    "    fkv_attend_prefill(place, shared, q, pool, table, sink_logits, out);\n"
 
 #define SOURCES(place)                                                                                                           \
     {[FKV_KERNEL_WRITE] = place WRITE,                                                                                           \
@@ -292,14 +327,14 @@ const char *fkv_kernel_source(fkv_kernel_device device, fkv_kernel kernel) {
 }
 
 const char *const *fkv_kernel_inputs(fkv_kernel kernel) {
-    static const char *const names[FKV_N_KERNELS][6] = {
+    static const char *const names[FKV_N_KERNELS][7] = {
         [FKV_KERNEL_WRITE] = {"k", "v", "pool", "table", "after", NULL},
         [FKV_KERNEL_COPY_PAGES] = {"pairs", "pool", "after", NULL},
         [FKV_KERNEL_PUT_NUMBERS] = {"numbers", "where", "pool", "after", NULL},
         [FKV_KERNEL_DECODE] = {"q", "pool", "table", "after", NULL},
-        [FKV_KERNEL_MERGE] = {"parts", "table", NULL},
-        [FKV_KERNEL_PREFILL] = {"q", "pool", "table", "after", NULL},
-        [FKV_KERNEL_PREFILL_BESIDE] = {"q", "pool", "table", "decoded", "after", NULL}};
+        [FKV_KERNEL_MERGE] = {"parts", "table", "sink_logits", NULL},
+        [FKV_KERNEL_PREFILL] = {"q", "pool", "table", "sink_logits", "after", NULL},
+        [FKV_KERNEL_PREFILL_BESIDE] = {"q", "pool", "table", "sink_logits", "decoded", "after", NULL}};
     return names[kernel];
 }
 

@@ -125,7 +125,7 @@ FKV_FN void fkv_merge_finish(fkv_u32 index, FKV_SHARED float *sums, float total)
 }
 
 FKV_FN void fkv_attend_merge(fkv_place place, FKV_SHARED float *sums, FKV_DEVICE const float *parts,
-                             FKV_DEVICE const fkv_u32 *table, FKV_DEVICE void *out) {
+                             FKV_DEVICE const fkv_u32 *table, FKV_DEVICE const float *sink_logits, FKV_DEVICE void *out) {
     FKV_DEVICE const fkv_u32 *item = table + table[FKV_STEP_ITEMS] + place.x * FKV_ITEM_WORDS;
     if (place.z >= item[FKV_ITEM_N_QUERIES]) return;
     fkv_u32 all_rows = FKV_R * table[FKV_STEP_ITEM_QUERIES];
@@ -148,7 +148,7 @@ FKV_FN void fkv_attend_merge(fkv_place place, FKV_SHARED float *sums, FKV_DEVICE
     fkv_merge_total all = fkv_merge_stats(row, place.index % 32);
     if (stretch < FKV_MERGE_STRETCHES) fkv_merge_stretch(row, early, all.largest, sums + stretch * FKV_D + 4 * quad);
     fkv_sync();
-    fkv_merge_finish(place.index, sums, all.total);
+    fkv_merge_finish(place.index, sums, fkv_denominator(all.total, all.largest, sink_logits, place.y));
     fkv_u64 to = ((fkv_u64)(item[FKV_ITEM_FIRST_TOKEN] + place.z) * FKV_H + place.y) * FKV_D;
     for (fkv_u32 d = place.index; d < FKV_D; d += FKV_MERGE_THREADS) {
         float x = FKV_ROTATE_V ? sums[d] * fkv_rotation_norm() : sums[d];

@@ -38,7 +38,7 @@ FKV_FN void fkv_plain_meet(fkv_u32 lane, FKV_SHARED const float *queries, FKV_SH
         FKV_DEVICE const fkv_u8 *scales = block + FKV_K_SCALES + at * (FKV_D / FKV_K_GROUP * 2);
         FKV_DEVICE const fkv_u8 *biases = block + FKV_K_BIASES + at * (FKV_D / FKV_K_GROUP * 2);
         for (fkv_u32 d = 0; d < FKV_D; d++) {
-            float k = fkv_value_at(codes, scales, biases, d, FKV_K_BITS, FKV_K_GROUP);
+            float k = FKV_K_VALUE_AT(codes, scales, biases, d);
             FKV_UNROLL
             for (int row = 0; row < ROWS; row++) score[row] = fkv_fma(queries[(fkv_u32)row * FKV_D + d], k, score[row]);
         }
@@ -70,7 +70,7 @@ FKV_FN void fkv_plain_meet(fkv_u32 lane, FKV_SHARED const float *queries, FKV_SH
         FKV_UNROLL
         for (int i = 0; i < FKV_PLAIN_CHANNELS; i++) {
             fkv_u32 d = lane + 32 * (fkv_u32)i;
-            float v = d < FKV_D ? fkv_value_at(codes, scales, biases, d, FKV_V_BITS, FKV_V_GROUP) : 0.0f;
+            float v = d < FKV_D ? FKV_V_VALUE_AT(codes, scales, biases, d) : 0.0f;
             FKV_UNROLL
             for (int row = 0; row < ROWS; row++)
                 if (seen[row]) rows.sum[row][i] = fkv_fma(weights[(fkv_u32)row * 32 + t], v, rows.sum[row][i]);

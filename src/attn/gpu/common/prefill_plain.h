@@ -14,8 +14,8 @@
 
 /* The rows [first, first + n) of a tile, n <= FKV_WARP_ROWS, by one warp. */
 FKV_FN void fkv_prefill_rows(fkv_place place, FKV_SHARED float *queries, FKV_DEVICE const void *q, FKV_DEVICE const void *pool,
-                             FKV_DEVICE const fkv_u32 *table, FKV_DEVICE const fkv_u32 *tile, fkv_u32 first, fkv_u32 n,
-                             FKV_DEVICE void *out) {
+                             FKV_DEVICE const fkv_u32 *table, FKV_DEVICE const float *sink_logits, FKV_DEVICE const fkv_u32 *tile,
+                             fkv_u32 first, fkv_u32 n, FKV_DEVICE void *out) {
     fkv_u32 lane = place.index % 32;
     FKV_SHARED float *weights = queries + FKV_WARP_ROWS * FKV_D;
     FKV_DEVICE const fkv_u32 *row_words = table + table[FKV_STEP_ROWS] + tile[FKV_TILE_ROW] * FKV_ROW_WORDS;
@@ -42,7 +42,8 @@ FKV_FN void fkv_prefill_rows(fkv_place place, FKV_SHARED float *queries, FKV_DEV
     }
     FKV_UNROLL
     for (int row = 0; row < FKV_WARP_ROWS; row++) {
-        float factor = 1.0f / fkv_plain_total(rows.total[row]);
+        fkv_u32 head = place.y * FKV_R + (first + (fkv_u32)row) % FKV_R;
+        float factor = 1.0f / fkv_denominator(fkv_plain_total(rows.total[row]), rows.max[row], sink_logits, head);
         FKV_SHARED float *to = queries + (fkv_u32)row * FKV_D;
         FKV_UNROLL
         for (int i = 0; i < FKV_PLAIN_CHANNELS; i++)
@@ -54,7 +55,7 @@ FKV_FN void fkv_prefill_rows(fkv_place place, FKV_SHARED float *queries, FKV_DEV
 }
 
 FKV_FN void fkv_attend_prefill(fkv_place place, FKV_SHARED fkv_u32 *shared, FKV_DEVICE const void *q, FKV_DEVICE const void *pool,
-                               FKV_DEVICE const fkv_u32 *table, FKV_DEVICE void *out) {
+                               FKV_DEVICE const fkv_u32 *table, FKV_DEVICE const float *sink_logits, FKV_DEVICE void *out) {
     fkv_u32 warp = place.index / 32;
     FKV_DEVICE const fkv_u32 *tile = table + table[FKV_STEP_TILES] + place.x * FKV_TILE_WORDS;
     fkv_u32 first = place.z * FKV_PREFILL_ROWS;
@@ -62,6 +63,7 @@ FKV_FN void fkv_attend_prefill(fkv_place place, FKV_SHARED fkv_u32 *shared, FKV_
     if (end > first + FKV_PREFILL_ROWS) end = first + FKV_PREFILL_ROWS;
     for (fkv_u32 row = first + warp * FKV_WARP_ROWS; row < end; row += FKV_PREFILL_WARPS * FKV_WARP_ROWS) {
         fkv_u32 n = end - row < FKV_WARP_ROWS ? end - row : FKV_WARP_ROWS;
-        fkv_prefill_rows(place, (FKV_SHARED float *)shared + warp * FKV_WARP_WORDS, q, pool, table, tile, row, n, out);
+        fkv_prefill_rows(place, (FKV_SHARED float *)shared + warp * FKV_WARP_WORDS, q, pool, table, sink_logits, tile, row, n,
+                         out);
     }
 }

@@ -83,6 +83,31 @@ FKV_FN fkv_u64 fkv_stats_at(FKV_DEVICE const fkv_u32 *table, fkv_u32 row, fkv_u3
     return n_pieces * rows * FKV_D + (row * n_pieces + piece) * 2;
 }
 
+/* What a code of a book stands for, in scales. */
+FKV_FN float fkv_k_book(fkv_u32 code) {
+    const int values[] = {FKV_K_BOOK_VALUES};
+    return (float)values[code];
+}
+FKV_FN float fkv_v_book(fkv_u32 code) {
+    const int values[] = {FKV_V_BOOK_VALUES};
+    return (float)values[code];
+}
+
+/* The code of number d of a row. Of 3 bits the low two and the high one lie in planes: src/codec/turbo.h. */
+FKV_FN fkv_u32 fkv_book_code(FKV_DEVICE const fkv_u8 *codes, fkv_u32 d, fkv_u32 bits) {
+    fkv_u32 low = bits == 4 ? 4 : 2;
+    fkv_u32 code = (fkv_u32)codes[d * low / 8] >> (d * low % 8) & ((1u << low) - 1u);
+    return bits == 3 ? code | ((fkv_u32)codes[FKV_D / 4 + d / 8] >> d % 8 & 1u) << 2 : code;
+}
+
+/* Number d of K, or of V, of a slot: codes, scales and biases are the row's. */
+#define FKV_K_VALUE_AT(codes, scales, biases, d)                                                                                 \
+    (FKV_K_BOOK ? fkv_page_number(((FKV_DEVICE const fkv_u16 *)scales)[0]) * fkv_k_book(fkv_book_code(codes, d, FKV_K_BITS))     \
+                : fkv_value_at(codes, scales, biases, d, FKV_K_BITS, FKV_K_GROUP))
+#define FKV_V_VALUE_AT(codes, scales, biases, d)                                                                                 \
+    (FKV_V_BOOK ? fkv_page_number(((FKV_DEVICE const fkv_u16 *)scales)[0]) * fkv_v_book(fkv_book_code(codes, d, FKV_V_BITS))     \
+                : fkv_value_at(codes, scales, biases, d, FKV_V_BITS, FKV_V_GROUP))
+
 /* Number d of a row of codes, as a float. */
 FKV_FN float fkv_value_at(FKV_DEVICE const fkv_u8 *codes, FKV_DEVICE const fkv_u8 *scales, FKV_DEVICE const fkv_u8 *biases,
                           fkv_u32 d, fkv_u32 bits, fkv_u32 group) {
@@ -124,6 +149,12 @@ FKV_FN float fkv_cap(float x) {
     float small = fkv_fma(fkv_mul(x, z), p, x);
     float large = fkv_fma(-2.0f, fkv_reciprocal(fkv_exp2(fkv_mul(y, 2.88539008f)) + 1.0f), 1.0f);
     return fkv_abs(y) < 0.625f ? small : fkv_mul(large, cap);
+}
+
+/* What the sums of a row are divided by: the total of its weights, and that of the learned sink of its head. max: an exponent of
+ * two, as scores are. */
+FKV_FN float fkv_denominator(float total, float max, FKV_DEVICE const float *sink_logits, fkv_u32 q_head) {
+    return FKV_SINK_LOGITS ? total + fkv_exp2(fkv_fma(sink_logits[q_head], 1.44269504f, -max)) : total;
 }
 
 /* The butterflies of a rotation: see docs/page_format.md. */

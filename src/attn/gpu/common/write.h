@@ -112,8 +112,56 @@ FKV_FN fkv_line fkv_code_group(FKV_LOCAL const float *x, FKV_LOCAL fkv_u32 *code
     return line;
 }
 
-/* x: a lane's numbers of one row -> its slot of a block. signs: bit 31 where a number is negated. */
-FKV_FN void fkv_write_row(FKV_LOCAL float *x, FKV_LOCAL const fkv_u32 *signs, bool rotate, int bits, int group,
+/* x: a lane's numbers of one row, storable -> the row of a book's codes: see src/codec/turbo.c for every step of it. */
+FKV_FN void fkv_write_book(FKV_LOCAL const float *x, bool is_k, fkv_u32 bits, FKV_DEVICE fkv_u8 *codes, FKV_DEVICE fkv_u8 *scales,
+                           fkv_u32 lane) {
+    float largest = 0.0f;
+    FKV_UNROLL
+    for (int i = 0; i < FKV_WRITE_NUMBERS; i++) largest = fkv_abs(x[i]) > largest ? fkv_abs(x[i]) : largest;
+    FKV_UNROLL
+    for (fkv_u32 h = 1; h < 32; h *= 2) {
+        float other = fkv_shuffle_xor(largest, h);
+        largest = other > largest ? other : largest;
+    }
+    float sum = 0.0f;
+    FKV_UNROLL
+    for (int i = 0; i < FKV_WRITE_NUMBERS; i++) { /* number j is in sum j % 16: the lane below 16, the one above it in between */
+        float share = fkv_div(x[i], largest > 0.0f ? largest : 1.0f);
+        float square = fkv_mul(share, share);
+        sum = fkv_add(fkv_add(sum, square), fkv_shuffle_xor(square, 16));
+    }
+    float root = fkv_sqrt(fkv_div(fkv_sum_of_16(sum), (float)FKV_D));
+    float scale = fkv_mul(fkv_mul(largest, root), fkv_float_of(is_k ? FKV_K_BOOK_UNIT : FKV_V_BOOK_UNIT));
+    if (lane == 0) ((FKV_DEVICE fkv_u16 *)scales)[0] = (fkv_u16)fkv_page_bits(scale);
+    float divisor = scale > 1e-30f ? scale : 1e-30f;
+    FKV_UNROLL
+    for (int i = 0; i < FKV_WRITE_NUMBERS; i++) {
+        float place = fkv_div(x[i], divisor);
+        fkv_u32 code = 0;
+        for (fkv_u32 c = 0; c + 1 < 1u << bits; c++)
+            code += place > 0.5f * (is_k ? fkv_k_book(c) + fkv_k_book(c + 1) : fkv_v_book(c) + fkv_v_book(c + 1)) ? 1u : 0u;
+        fkv_u32 d = lane + 32 * (fkv_u32)i;
+        fkv_u32 low = bits == 4 ? code : code & 3u; /* neighbours' codes into one byte */
+        if (bits == 4) {
+            low |= fkv_shuffle_xor_bits(low, 1) << 4;
+            if (d % 2 == 0) codes[d / 2] = (fkv_u8)low;
+            continue;
+        }
+        low |= fkv_shuffle_xor_bits(low, 1) << 2;
+        low |= fkv_shuffle_xor_bits(low, 2) << 4;
+        if (d % 4 == 0) codes[d / 4] = (fkv_u8)low;
+        if (bits == 2) continue;
+        fkv_u32 high = code >> 2;
+        high |= fkv_shuffle_xor_bits(high, 1) << 1;
+        high |= fkv_shuffle_xor_bits(high, 2) << 2;
+        high |= fkv_shuffle_xor_bits(high, 4) << 4;
+        if (d % 8 == 0) codes[FKV_D / 4 + d / 8] = (fkv_u8)high;
+    }
+}
+
+/* x: a lane's numbers of one row -> its slot of a block. book: 0, or 1 for K and 2 for V where its codes are those of a book.
+ * signs: bit 31 where a number is negated. */
+FKV_FN void fkv_write_row(FKV_LOCAL float *x, FKV_LOCAL const fkv_u32 *signs, bool rotate, int book, int bits, int group,
                           FKV_DEVICE fkv_u8 *codes, FKV_DEVICE fkv_u8 *scales, FKV_DEVICE fkv_u8 *biases, fkv_u32 lane) {
     if (rotate) {
         FKV_UNROLL
@@ -142,6 +190,10 @@ FKV_FN void fkv_write_row(FKV_LOCAL float *x, FKV_LOCAL const fkv_u32 *signs, bo
     }
     FKV_UNROLL
     for (int i = 0; i < FKV_WRITE_NUMBERS; i++) x[i] = fkv_storable(x[i]);
+    if (book != 0) {
+        fkv_write_book(x, book == 1, (fkv_u32)bits, codes, scales, lane);
+        return;
+    }
     if (bits == 16) {
         FKV_UNROLL
         for (int i = 0; i < FKV_WRITE_NUMBERS; i++) {
@@ -192,11 +244,13 @@ FKV_FN void fkv_write(fkv_place place, FKV_DEVICE const void *k, FKV_DEVICE cons
         signs[i] = d >= FKV_D ? 0u : place.z == 0 ? fkv_k_sign(d) : fkv_v_sign(d);
     }
     if (place.z == 0)
-        fkv_write_row(x, signs, FKV_ROTATE_K != 0, FKV_K_BITS, FKV_K_GROUP, block + FKV_K_CODES + slot * (FKV_D * FKV_K_BITS / 8),
+        fkv_write_row(x, signs, FKV_ROTATE_K != 0, FKV_K_BOOK ? 1 : 0, FKV_K_BITS, FKV_K_BOOK ? 32 : FKV_K_GROUP,
+                      block + FKV_K_CODES + slot * (FKV_D * FKV_K_BITS / 8),
                       block + FKV_K_SCALES + slot * (FKV_D / FKV_K_GROUP * 2),
                       block + FKV_K_BIASES + slot * (FKV_D / FKV_K_GROUP * 2), lane);
     else
-        fkv_write_row(x, signs, FKV_ROTATE_V != 0, FKV_V_BITS, FKV_V_GROUP, block + FKV_V_CODES + slot * (FKV_D * FKV_V_BITS / 8),
+        fkv_write_row(x, signs, FKV_ROTATE_V != 0, FKV_V_BOOK ? 2 : 0, FKV_V_BITS, FKV_V_BOOK ? 32 : FKV_V_GROUP,
+                      block + FKV_V_CODES + slot * (FKV_D * FKV_V_BITS / 8),
                       block + FKV_V_SCALES + slot * (FKV_D / FKV_V_GROUP * 2),
                       block + FKV_V_BIASES + slot * (FKV_D / FKV_V_GROUP * 2), lane);
     if (place.x == 0 && place.y == 0 && place.z == 0 && lane == 0) ticket[0] = 1;

@@ -412,14 +412,16 @@ FKV_FN void pf_begin_rows(fkv_shared s, const pf_item &x, fkv_u32 row, pf_rows &
 }
 
 /* The sums, divided, into shared memory in the place of everything else. */
-FKV_FN void pf_put_sums(fkv_shared s, fkv_u32 row, const pf_rows &r) {
+FKV_FN void pf_put_sums(fkv_shared s, const pf_item &x, const float *sink_logits, fkv_u32 row, const pf_rows &r) {
     fkv_u32 first_col = PF_HALVES ? (fkv_u32)(r.group * PF_COLS) : 0;
     float factor[2];
     FKV_UNROLL for (int i = 0; i < 2; i++) {
         float total = r.state[i].total;
         total += fkv_shuffle_xor(total, 1);
         total += fkv_shuffle_xor(total, 2);
-        factor[i] = 1.0f / total;
+        float top = r.state[i].top * (FKV_SOFTCAP_BITS != 0 ? 1.0f : r.state[i].factor);
+        factor[i] =
+            1.0f / fkv_denominator(total, top, sink_logits, x.head * FKV_R + (x.first_row + row + 8 * (fkv_u32)i) % FKV_R);
     }
     fkv_sync_team(1, 256); /* the other warpgroup's products are done with shared memory too */
     FKV_UNROLL for (int i = 0; i < PF_COLS / 2; i++) {
@@ -431,7 +433,7 @@ FKV_FN void pf_put_sums(fkv_shared s, fkv_u32 row, const pf_rows &r) {
 }
 
 /* The role of the other warpgroups. */
-FKV_FN void pf_multiply(fkv_shared s, const pf_item &x) {
+FKV_FN void pf_multiply(fkv_shared s, const pf_item &x, const float *sink_logits) {
     pf_rows r;
     fkv_u32 row = pf_first_row(s);
     pf_begin_rows(s, x, row, r);
@@ -450,11 +452,11 @@ FKV_FN void pf_multiply(fkv_shared s, const pf_item &x) {
     pf_issue_values(s, r.v_at + (fkv_u32)stage * (PF_TILE_BYTES / 16), r.p, r.o);
     fkv_wg_wait<0>();
     fkv_wg_settle<PF_COLS / 2>(r.o);
-    pf_put_sums(s, row, r);
+    pf_put_sums(s, x, sink_logits, row, r);
 }
 
 FKV_FN void fkv_attend_prefill(fkv_place place, fkv_u32 *shared, const void *q, const void *pool, const fkv_u32 *table,
-                               void *out) {
+                               const float *sink_logits, void *out) {
     fkv_shared s = fkv_shared_make(shared, place.index);
     pf_item x = pf_item_at((const fkv_u8 *)pool, table, place.x, place.y, place.z);
     if (x.n_rows == 0) return;
@@ -483,7 +485,7 @@ FKV_FN void fkv_attend_prefill(fkv_place place, fkv_u32 *shared, const void *q, 
         pf_unpack(s, x);
     } else {
         fkv_more_registers<PF_REGS_MULTIPLY>();
-        pf_multiply(s, x);
+        pf_multiply(s, x, sink_logits);
     }
     fkv_sync();
     pf_store_outputs(s, x, out);

@@ -46,6 +46,7 @@ FKV_FN float fkv_sub(float a, float b) { return __fsub_rn(a, b); }
 FKV_FN float fkv_mul(float a, float b) { return __fmul_rn(a, b); }
 FKV_FN float fkv_div(float a, float b) { return __fdiv_rn(a, b); }
 FKV_FN float fkv_fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+FKV_FN float fkv_sqrt(float x) { return __fsqrt_rn(x); }
 FKV_FN float fkv_rint(float x) { return rintf(x); }
 FKV_FN float fkv_abs(float x) { return fabsf(x); }
 /* 1 / x, the last bit aside. */

@@ -1,20 +1,11 @@
-/* What a kernel's text stands on, on the host: every thread of a block is a thread of the machine, every barrier a barrier, so
- * that a race in a kernel is a race here and ThreadSanitizer names it. For tests: it is slow. Operations of a warp, matrix
- * products among them, are played by hand over memory that the warp's threads share.
+/* What a kernel's text stands on, on the host, over the lanes of lanes_host.h. For tests: it is slow. Operations of a warp,
+ * matrix products among them, are played by hand over memory that the warp's threads share.
  *
  * The same names as prelude_cuda.h; blocks are run one after the other by fkv_host_run().
  */
-#include <atomic>
 #include <cmath>
-#include <condition_variable>
-#include <cstdint>
 #include <cstring>
-#include <functional>
-#include <mutex>
-#include <thread>
-#include <vector>
 
-#define FKV_FN [[maybe_unused]] static inline
 #define FKV_DEVICE
 #define FKV_SHARED
 #define FKV_LOCAL
@@ -22,83 +13,12 @@
 #define FKV_UNROLL
 #define FKV_UNROLL_8
 
-typedef uint8_t fkv_u8;
-typedef uint16_t fkv_u16;
-typedef uint32_t fkv_u32;
-typedef uint64_t fkv_u64;
-
-struct fkv_place {
-    fkv_u32 index;
-    fkv_u32 x;
-    fkv_u32 y;
-    fkv_u32 z;
-};
 struct alignas(8) fkv_words2 {
     fkv_u32 w[2];
 };
 struct alignas(16) fkv_words4 {
     fkv_u32 w[4];
 };
-
-enum { FKV_HOST_SHARED_BYTES = 228 * 1024, FKV_HOST_TEAMS = 8 };
-
-/* macOS has no pthread_barrier_t, and with a mutex hundreds of threads that wake would wait once more, for it. */
-struct fkv_host_barrier {
-    fkv_u32 n = 32;
-    std::atomic<fkv_u32> n_waiting{0};
-    std::atomic<fkv_u32> round{0};
-
-    void wait() {
-        fkv_u32 own = round.load();
-        if (n_waiting.fetch_add(1) + 1 == n) {
-            n_waiting.store(0);
-            round.fetch_add(1);
-            round.notify_all();
-        } else {
-            round.wait(own);
-        }
-    }
-};
-
-struct fkv_host_warp {
-    fkv_host_barrier barrier;
-    fkv_u32 given[2][32][8]; /* what each lane gives, in two turns: one barrier for each operation is enough */
-};
-
-struct fkv_host_block {
-    fkv_host_barrier barrier;
-    fkv_host_barrier teams[FKV_HOST_TEAMS];
-    std::vector<fkv_host_warp> warps;
-    alignas(16) fkv_u8 shared[FKV_HOST_SHARED_BYTES];
-};
-
-struct fkv_host_lane {
-    fkv_host_block *block;
-    fkv_host_warp *warp;
-    fkv_u32 lane;
-    fkv_u32 turn;
-};
-static thread_local fkv_host_lane fkv_host_thread;
-
-/* body(place) on each thread of each block: grid [3] in blocks. Teams of `team_threads` for fkv_sync_team(). */
-FKV_FN void fkv_host_run(const fkv_u32 grid[3], fkv_u32 n_threads, fkv_u32 team_threads,
-                         const std::function<void(fkv_place)> &body) {
-    fkv_host_block *block = new fkv_host_block;
-    block->barrier.n = n_threads;
-    for (fkv_host_barrier &team : block->teams) team.n = team_threads;
-    block->warps = std::vector<fkv_host_warp>((n_threads + 31) / 32);
-    std::vector<std::thread> threads;
-    for (fkv_u32 t = 0; t < n_threads; t++)
-        threads.emplace_back([=, &body] {
-            fkv_host_thread = {block, &block->warps[t / 32], t % 32, 0};
-            for (fkv_u32 i = 0; i < grid[0] * grid[1] * grid[2]; i++) {
-                body(fkv_place{t, i % grid[0], i / grid[0] % grid[1], i / grid[0] / grid[1]});
-                block->barrier.wait(); /* the next block has the same shared memory */
-            }
-        });
-    for (std::thread &thread : threads) thread.join();
-    delete block;
-}
 
 FKV_FN fkv_u32 fkv_bits_of(float x) {
     fkv_u32 u;
@@ -133,6 +53,7 @@ FKV_FN float fkv_div(float a, float b) {
     return a / b;
 }
 FKV_FN float fkv_fma(float a, float b, float c) { return fmaf(a, b, c); }
+FKV_FN float fkv_sqrt(float x) { return sqrtf(x); }
 FKV_FN float fkv_rint(float x) { return rintf(x); }
 FKV_FN float fkv_abs(float x) { return fabsf(x); }
 FKV_FN float fkv_reciprocal(float x) { return 1.0f / x; }
@@ -171,7 +92,7 @@ FKV_FN const fkv_host_given *fkv_host_exchange(const fkv_u32 *words, int n) {
     fkv_host_lane *at = &fkv_host_thread;
     fkv_u32 turn = at->turn++ % 2;
     memcpy(at->warp->given[turn][at->lane], words, (size_t)n * sizeof *words);
-    at->warp->barrier.wait();
+    fkv_host_meet(at->warp->barrier);
     return at->warp->given[turn];
 }
 
@@ -194,9 +115,9 @@ FKV_FN bool fkv_any(bool x) {
     return any;
 }
 
-FKV_FN void fkv_sync() { fkv_host_thread.block->barrier.wait(); }
-FKV_FN void fkv_sync_warp() { fkv_host_thread.warp->barrier.wait(); }
-FKV_FN void fkv_sync_team(fkv_u32 team, fkv_u32) { fkv_host_thread.block->teams[team].wait(); }
+FKV_FN void fkv_sync() { fkv_host_meet(fkv_host_thread.block->barrier); }
+FKV_FN void fkv_sync_warp() { fkv_host_meet(fkv_host_thread.warp->barrier); }
+FKV_FN void fkv_sync_team(fkv_u32 team, fkv_u32) { fkv_host_meet(fkv_host_thread.block->teams[team]); }
 
 template <typename T> static T fkv_host_load(const fkv_u8 *at) {
     T x;

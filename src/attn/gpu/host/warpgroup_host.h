@@ -79,35 +79,27 @@ template <int N> FKV_FN void fkv_fewer_registers() {}
 /* A gate opens each time that n have arrived, and its phase turns from 0 to 1 and back. Waiting for a phase is waiting for its
  * end; the phase before the first counts as ended. */
 struct fkv_host_gate {
-    std::mutex mutex;
-    std::condition_variable opened;
     fkv_u32 n = 0;
-    fkv_u32 left = 0;
-    fkv_u32 phase = 0;
+    fkv_host_word left{0};
+    fkv_host_word phase{0};
 };
 static fkv_host_gate fkv_host_gates[32]; /* blocks are run one after the other */
 FKV_FN fkv_host_gate &fkv_host_gate_at(fkv_u32 at) { return fkv_host_gates[at / 8 % 32]; }
 
 FKV_FN void fkv_gate_make(fkv_shared, fkv_u32 at, fkv_u32 n) {
     fkv_host_gate &gate = fkv_host_gate_at(at);
-    std::lock_guard<std::mutex> lock(gate.mutex);
-    gate.n = gate.left = n;
+    gate.n = n;
+    gate.left = n;
     gate.phase = 0;
 }
 FKV_FN void fkv_gates_made() {}
 FKV_FN void fkv_gate_arrive(fkv_shared, fkv_u32 at) {
     fkv_host_gate &gate = fkv_host_gate_at(at);
-    std::lock_guard<std::mutex> lock(gate.mutex);
     if (--gate.left > 0) return;
     gate.left = gate.n;
-    gate.phase ^= 1;
-    gate.opened.notify_all();
+    fkv_host_turn(gate.phase, gate.phase ^ 1);
 }
-FKV_FN void fkv_gate_wait(fkv_shared, fkv_u32 at, fkv_u32 phase) {
-    fkv_host_gate &gate = fkv_host_gate_at(at);
-    std::unique_lock<std::mutex> lock(gate.mutex);
-    gate.opened.wait(lock, [&] { return gate.phase != phase; });
-}
+FKV_FN void fkv_gate_wait(fkv_shared, fkv_u32 at, fkv_u32 phase) { fkv_host_await(fkv_host_gate_at(at).phase, phase); }
 
 FKV_FN void fkv_bring_begin(fkv_shared, fkv_u32, fkv_u32) {}
 FKV_FN void fkv_bring(fkv_shared s, fkv_u32, fkv_u32 at, const fkv_u8 *from, fkv_u32 bytes) { memcpy(s.base + at, from, bytes); }

@@ -7,7 +7,7 @@
 #define FKV_PREFILL_SHARED SG_SHARED(FKV_PREFILL_ROWS)
 
 FKV_FN void fkv_attend_prefill(fkv_place place, FKV_SHARED fkv_u32 *shared, FKV_DEVICE const void *q, FKV_DEVICE const void *pool,
-                               FKV_DEVICE const fkv_u32 *table, FKV_DEVICE void *out) {
+                               FKV_DEVICE const fkv_u32 *table, FKV_DEVICE const float *sink_logits, FKV_DEVICE void *out) {
     FKV_DEVICE const fkv_u32 *tile = table + table[FKV_STEP_TILES] + place.x * FKV_TILE_WORDS;
     FKV_DEVICE const fkv_u32 *of_row = table + table[FKV_STEP_ROWS] + tile[FKV_TILE_ROW] * FKV_ROW_WORDS;
     sg_item item;
@@ -34,6 +34,9 @@ FKV_FN void fkv_attend_prefill(fkv_place place, FKV_SHARED fkv_u32 *shared, FKV_
     FKV_SHARED float *sums = (FKV_SHARED float *)shared;
     sg_attend<FKV_PREFILL_ROWS>(place, sums, item, keys, q);
     FKV_SHARED const float *stats = sums + SG_AT_FACTORS(FKV_PREFILL_ROWS);
-    for (fkv_u32 row = place.index / 32; row < item.n_rows; row += SG_WARPS)
-        fkv_give_row(place.index % 32, sums + row * SG_ROW, 1.0f / stats[row * 8 + 1], out, sg_row_at(item, place.y, row));
+    for (fkv_u32 row = place.index / 32; row < item.n_rows; row += SG_WARPS) {
+        fkv_u32 head = place.y * FKV_R + (item.first_row + row) % FKV_R;
+        float total = fkv_denominator(stats[row * 8 + 1], stats[row * 8], sink_logits, head);
+        fkv_give_row(place.index % 32, sums + row * SG_ROW, 1.0f / total, out, sg_row_at(item, place.y, row));
+    }
 }

@@ -34,6 +34,7 @@ FKV_FN float fkv_sub(float a, float b) { return a - b; }
 FKV_FN float fkv_mul(float a, float b) { return a * b; }
 FKV_FN float fkv_div(float a, float b) { return a / b; }
 FKV_FN float fkv_fma(float a, float b, float c) { return metal::fma(a, b, c); }
+FKV_FN float fkv_sqrt(float x) { return metal::precise::sqrt(x); }
 FKV_FN float fkv_rint(float x) { return metal::rint(x); }
 FKV_FN float fkv_abs(float x) { return metal::fabs(x); }
 FKV_FN float fkv_reciprocal(float x) { return 1.0f / x; }

@@ -94,10 +94,29 @@ FKV_FN sg_key sg_key_at(FKV_LOCAL const sg_keys &keys, fkv_u32 number) {
 
 /* 16 channels of a key on their way: all of one group. */
 template <int BITS> struct sg_chunk {
-    fkv_u32 w[BITS / 2];
+    fkv_u32 w[BITS == 3 ? 2 : BITS / 2]; /* of 3 bits: a word of the low plane, 16 bits of the high one */
     fkv_u32 scale;
     fkv_u32 bias;
 };
+
+/* The same of a book's codes. */
+template <int BITS> FKV_FN sg_chunk<BITS> sg_take_book(sg_key key, fkv_u32 codes, fkv_u32 scales, fkv_u32 d) {
+    sg_chunk<BITS> chunk = {};
+    if (d >= FKV_D) return chunk;
+    FKV_DEVICE const fkv_u8 *row = key.block + codes + key.slot * (FKV_D * BITS / 8);
+    FKV_DEVICE const fkv_u32 *from = (FKV_DEVICE const fkv_u32 *)(row + d * (BITS == 4 ? 4 : 2) / 8);
+    chunk.w[0] = from[0];
+    if (BITS == 4) chunk.w[BITS / 4] = from[1];
+    if (BITS == 3) chunk.w[BITS / 3] = *(FKV_DEVICE const fkv_u16 *)(row + FKV_D / 4 + d / 8);
+    chunk.scale = ((FKV_DEVICE const fkv_u16 *)(key.block + scales))[key.slot];
+    return chunk;
+}
+
+template <int BITS> FKV_FN fkv_u32 sg_book_code(FKV_LOCAL const sg_chunk<BITS> &chunk, int i) {
+    if (BITS == 4) return chunk.w[i / 8] >> (i * 4 % 32) & 15u;
+    fkv_u32 code = chunk.w[0] >> (2 * i) & 3u;
+    return BITS == 3 ? code | (chunk.w[BITS / 3] >> i & 1u) << 2 : code;
+}
 
 /* codes, scales, biases: offsets in a block. Behind the head's channels there is nothing to take, and nothing is put. */
 template <int BITS, int GROUP>
@@ -119,10 +138,18 @@ FKV_FN sg_chunk<BITS> sg_take(sg_key key, fkv_u32 codes, fkv_u32 scales, fkv_u32
 typedef sg_chunk<FKV_K_BITS> sg_k_chunk;
 typedef sg_chunk<FKV_V_BITS> sg_v_chunk;
 FKV_FN sg_k_chunk sg_take_k(sg_key key, fkv_u32 d) {
+#if FKV_K_BOOK
+    return sg_take_book<FKV_K_BITS>(key, FKV_K_CODES, FKV_K_SCALES, d);
+#else
     return sg_take<FKV_K_BITS, FKV_K_GROUP>(key, FKV_K_CODES, FKV_K_SCALES, FKV_K_BIASES, d);
+#endif
 }
 FKV_FN sg_v_chunk sg_take_v(sg_key key, fkv_u32 d) {
+#if FKV_V_BOOK
+    return sg_take_book<FKV_V_BITS>(key, FKV_V_CODES, FKV_V_SCALES, d);
+#else
     return sg_take<FKV_V_BITS, FKV_V_GROUP>(key, FKV_V_CODES, FKV_V_SCALES, FKV_V_BIASES, d);
+#endif
 }
 
 template <int BITS> FKV_FN float sg_number(FKV_LOCAL const sg_chunk<BITS> &chunk, int i) {
@@ -131,12 +158,34 @@ template <int BITS> FKV_FN float sg_number(FKV_LOCAL const sg_chunk<BITS> &chunk
     return fkv_fma(fkv_page_number(chunk.scale), (float)code, fkv_page_number(chunk.bias));
 }
 
+FKV_FN float sg_k_number(FKV_LOCAL const sg_k_chunk &chunk, int i) {
+#if FKV_K_BOOK
+    return fkv_page_number(chunk.scale) * fkv_k_book(sg_book_code(chunk, i));
+#else
+    return sg_number(chunk, i);
+#endif
+}
+
+FKV_FN float sg_v_number(FKV_LOCAL const sg_v_chunk &chunk, int i) {
+#if FKV_V_BOOK
+    return fkv_page_number(chunk.scale) * fkv_v_book(sg_book_code(chunk, i));
+#else
+    return sg_number(chunk, i);
+#endif
+}
+
+FKV_FN void sg_put_k(FKV_LOCAL const sg_k_chunk &chunk, FKV_SHARED float *to, fkv_u32 d) {
+    if (d >= FKV_D) return;
+    FKV_UNROLL
+    for (int i = 0; i < 16; i++) to[i] = sg_k_number(chunk, i);
+}
+
 /* FINITE: what is not becomes 0. */
-template <int BITS, bool FINITE> FKV_FN void sg_put(FKV_LOCAL const sg_chunk<BITS> &chunk, FKV_SHARED float *to, fkv_u32 d) {
+template <bool FINITE> FKV_FN void sg_put_v(FKV_LOCAL const sg_v_chunk &chunk, FKV_SHARED float *to, fkv_u32 d) {
     if (d >= FKV_D) return;
     FKV_UNROLL
     for (int i = 0; i < 16; i++) {
-        float x = sg_number(chunk, i);
+        float x = sg_v_number(chunk, i);
         to[i] = FINITE && !fkv_is_finite(x) ? 0.0f : x;
     }
 }
@@ -225,14 +274,14 @@ struct sg_share {
     sg_key key;
 };
 
-/* A tile that some row does not see in full: a weight of 0 would not hide values that are not finite. They become 0 (sg_put), and
- * here the key's scores become NaN; sg_weigh() then masks the rows that do not see it. By the four threads of the key. */
+/* A tile that some row does not see in full: a weight of 0 would not hide values that are not finite. They become 0 (sg_put_v),
+ * and here the key's scores become NaN; sg_weigh() then masks the rows that do not see it. By the four threads of the key. */
 template <int ROWS> FKV_FN void sg_show_odd(FKV_LOCAL const sg_share &own, FKV_SHARED float *scores) {
     fkv_u32 odd = 0;
     for (fkv_u32 d = own.channel; d < FKV_D; d += SG_SLAB) {
         sg_v_chunk v = sg_take_v(own.key, d);
         FKV_UNROLL
-        for (int i = 0; i < 16; i++) odd |= fkv_is_finite(sg_number(v, i)) ? 0u : 1u;
+        for (int i = 0; i < 16; i++) odd |= fkv_is_finite(sg_v_number(v, i)) ? 0u : 1u;
     }
     odd |= fkv_shuffle_xor_bits(odd, 1);
     odd |= fkv_shuffle_xor_bits(odd, 2);
@@ -248,7 +297,7 @@ template <int ROWS> FKV_FN void sg_score(fkv_u32 warp, FKV_SHARED float *shared,
     FKV_UNROLL
     for (int r = 0; r < ROWS / 8; r++) scores[r] = fkv_sums_zero();
     for (fkv_u32 d = 0; d < FKV_D; d += SG_SLAB) {
-        sg_put<FKV_K_BITS, false>(k, own.to, d + own.channel);
+        sg_put_k(k, own.to, d + own.channel);
         fkv_sync();
         k = sg_take_k(own.key, d + SG_SLAB + own.channel);
         sg_add_scores<ROWS>(shared + d, shared + SG_AT_SLAB(ROWS) + warp * 8 * SG_SLAB_ROW,
@@ -304,9 +353,9 @@ FKV_FN void sg_walk(fkv_u32 index, FKV_SHARED float *shared, FKV_LOCAL const sg_
         for (int slab = 0; slab < SG_SLABS; slab++) {
             const fkv_u32 d = (fkv_u32)slab * SG_SLAB;
             if (masked)
-                sg_put<FKV_V_BITS, true>(v, own.to, d + own.channel);
+                sg_put_v<true>(v, own.to, d + own.channel);
             else
-                sg_put<FKV_V_BITS, false>(v, own.to, d + own.channel);
+                sg_put_v<false>(v, own.to, d + own.channel);
             fkv_sync();
             if (slab == 0) sg_shrink<ROWS>(factors_at, rows);
             if (slab + 1 < SG_SLABS) {

@@ -1,0 +1,297 @@
+/* What the integer kernels of sealed blocks share, AVX-512 with VNNI and AMX: queries and weights as bytes, codes as bytes. The
+ * products are in kernels_avx512vnni.c and sealed_amx.h.
+ *
+ * Scores: the scales of a page go into each query, once: x_c = q_c * scale_c, rounded to 23 bits in three signed bytes of 8, 8
+ * and 7, with a step from a bound of the largest: over units of 16 channels, the largest |q| times the largest scale. Then
+ * score = step * (sum of x_c * code_tc) + (sum of q_c * bias_c), and the sum over codes is exact, in any order. An error of x
+ * meets codes of at most 15, so that a score is off by about bound / 2^17: rows with a bound above MOST_BOUND are the float
+ * kernel's, and so are those whose step would be no float.
+ *
+ * Values: weights p * norm are never negative: 16 bits in two unsigned bytes, which meet the signed levels of the book. A row has
+ * one norm and no bias: nothing is left to add. out += step * sum.
+ */
+#ifndef FKV_SEALED_VNNI_H
+#define FKV_SEALED_VNNI_H
+
+#include "rows16_avx512.h"
+
+enum {
+    DIGITS = 3,         /* bytes of a query: high, middle, low */
+    CHUNK_NUMBERS = 64, /* of the head dimension: quads fill a register, and the rows of a matrix tile */
+    CHUNK_QUADS = CHUNK_NUMBERS / 4,
+    MAX_CHUNKS = FKV_MAX_HEAD_DIM / CHUNK_NUMBERS
+};
+
+static const float MOST_BOUND = 32.0f;
+static const float MOST_STEPS = 4161000.0f; /* the three bytes reach a little further: 63.5 * 65536 */
+static const float MOST_WEIGHT = 65280.0f;
+
+/* ---- a page of keys ---- */
+
+typedef struct sealed_page {
+    uint32_t dim;
+    uint32_t n_units;
+    uint32_t n_chunks;
+    alignas(64) float scales[FKV_MAX_HEAD_DIM];
+    alignas(64) float biases[FKV_MAX_HEAD_DIM];
+    float most[FKV_MAX_HEAD_DIM / 16]; /* of each unit the largest scale, without signs; NaN where one is */
+} sealed_page;
+
+/* The largest size of 16 numbers. Bits of sizes are in order, NaN behind all. */
+FKV_INLINE float largest_size(__m512i sizes) {
+    return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128((int)_mm512_reduce_max_epu32(sizes))));
+}
+
+FKV_INLINE __m512i sizes_of(vf x) { return _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff)); }
+
+static void sealed_page_open(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], sealed_page *page) {
+    page->dim = codec->dim;
+    page->n_units = codec->dim / 16;
+    page->n_chunks = fkv_ceil_div(codec->dim, CHUNK_NUMBERS);
+    widen(codec->type, part[FKV_PART_SCALES], codec->dim, page->scales);
+    widen(codec->type, part[FKV_PART_BIASES], codec->dim, page->biases);
+    for (uint32_t unit = 0; unit < page->n_units; unit++)
+        page->most[unit] = largest_size(sizes_of(vf_load(page->scales + unit * 16)));
+}
+
+/* ---- queries ---- */
+
+/* prepared: [units, rows in blocks of 16], of each unit of a row the largest size. */
+static void sealed_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows, void *prepared) {
+    float *most = prepared;
+    uint32_t width = (uint32_t)fkv_align_up(n_rows, BLOCK_ROWS);
+    for (uint32_t unit = 0; unit < codec->dim / 16; unit++)
+        for (uint32_t r = 0; r < width; r++)
+            most[unit * width + r] = r < n_rows ? largest_size(sizes_of(vf_load(q + (size_t)r * codec->dim + unit * 16))) : 0.0f;
+}
+
+/* Up to 16 rows of queries on a page. */
+typedef struct sealed_rows {
+    alignas(64) float step[BLOCK_ROWS];
+    alignas(64) float inverse[BLOCK_ROWS];
+    alignas(64) float bias[BLOCK_ROWS]; /* sum of q * bias */
+    uint32_t by_float;                  /* bit r: floats serve row r */
+} sealed_rows;
+
+/* Steps of rows [row, row + 16). */
+FKV_INLINE void sealed_rows_open(const sealed_page *page, const void *prepared, uint32_t n_rows, uint32_t row,
+                                 sealed_rows *rows) {
+    const float *most = (const float *)prepared + row;
+    size_t width = fkv_align_up(n_rows, BLOCK_ROWS);
+    vf bound = vf_set(0.0f);
+    __mmask16 good = 0xffff;
+    for (uint32_t unit = 0; unit < page->n_units; unit++) {
+        vf product = vf_mul(vf_load(most + unit * width), vf_set(page->most[unit]));
+        good &= _mm512_cmp_ps_mask(product, vf_set(MOST_BOUND), _CMP_LE_OQ);
+        bound = vf_max(bound, product);
+    }
+    __mmask16 none = _mm512_cmp_ps_mask(bound, vf_set(0.0f), _CMP_EQ_OQ);
+    good &= none | _mm512_cmp_ps_mask(bound, vf_set(SMALLEST), _CMP_GT_OQ);
+    vf_store(rows->step, vf_div(bound, vf_set(MOST_STEPS)));
+    vf_store(rows->inverse, _mm512_maskz_div_ps(good & ~none, vf_set(MOST_STEPS), bound));
+    uint32_t there = n_rows - row >= BLOCK_ROWS ? 0xffff : (1u << (n_rows - row)) - 1;
+    rows->by_float = ~(uint32_t)good & there;
+}
+
+/* One row as digits: `digit` bytes apart, and `chunk` bytes from chunk to chunk, 64 of each: quad q of unit u of a chunk at dword
+ * 4 q + u, where transposing leaves it. Returns the lanes of the sum of q * bias. 2^23 + 2^22 + 0x8080 added to x in a fused
+ * product rounds it and leaves its digits in the bytes of the float, but for what psubb takes away. */
+FKV_INLINE vf sealed_digits(const sealed_page *page, const float *q, float inverse, int8_t *to, size_t digit, size_t chunk) {
+    const vf magic = vf_set(12615808.0f);
+    const vf scale = vf_set(inverse);
+    const __m512i offset = _mm512_set1_epi32(0x00408080);
+    const __m512i planes = _mm512_set4_epi32(0x0f0b0703, 0x0e0a0602, 0x0d090501, 0x0c080400);
+    vf bias = vf_set(0.0f);
+    for (uint32_t first = 0; first < page->n_units; first += 4, to += chunk) {
+        __m512i a[4];
+        __m512i plane[4];
+        FKV_UNROLL
+        for (uint32_t u = 0; u < 4; u++) {
+            a[u] = _mm512_setzero_si512();
+            if (first + u >= page->n_units) continue;
+            uint32_t at = (first + u) * 16;
+            vf x = vf_load(q + at);
+            bias = vf_fma(x, vf_load(page->biases + at), bias);
+            x = vf_fma(vf_mul(x, vf_load(page->scales + at)), scale, magic);
+            a[u] = _mm512_shuffle_epi8(_mm512_sub_epi8(_mm512_castps_si512(x), offset), planes);
+        }
+        transpose_dwords(a, plane);
+        FKV_UNROLL
+        for (int d = 0; d < DIGITS; d++) _mm512_storeu_si512(to + (size_t)d * digit, plane[DIGITS - 1 - d]);
+    }
+    return bias;
+}
+
+/* A score from the sums of its digits. */
+FKV_INLINE vf sealed_score(__m512i high, __m512i middle, __m512i low, float step, float bias) {
+    vf score = vf_fma(_mm512_cvtepi32_ps(low), vf_set(step), vf_set(bias));
+    return vf_fma(_mm512_cvtepi32_ps(_mm512_add_epi32(times_256(high), middle)), vf_set(step * 256.0f), score);
+}
+
+/* Rows [row, row + 16) that floats serve, after all have their scores. */
+static void sealed_by_float(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t n_tokens, const float *q,
+                            uint32_t row, uint32_t by_float, float *scores) {
+    fkv_fetch nothing = {.n_ranges = 0};
+    while (by_float != 0) {
+        uint32_t first = (uint32_t)__builtin_ctz(by_float);
+        uint32_t n = (uint32_t)__builtin_ctz(~(by_float >> first)); /* neighbours share what is decoded */
+        uint32_t r = row + first;
+        sealed_scores(codec, part, &nothing, n_tokens, q + (size_t)r * codec->dim, NULL, n, scores + (size_t)r * FKV_TILE_TOKENS);
+        by_float &= ~(((1u << n) - 1) << first);
+    }
+}
+
+/* ---- codes ---- */
+
+/* The intrinsic with a count that is a constant wants it signed or not, as the compiler is. */
+FKV_INLINE __m512i shifted(__m512i x, int by) { return _mm512_srl_epi16(x, _mm_cvtsi32_si128(by)); }
+
+/* The codes of one unit and 16 tokens as four quads. */
+FKV_INLINE void unit_codes(int bits, const uint8_t *block, uint32_t n_units, uint32_t unit, __m512i quads[4]) {
+    if (bits == 4) {
+        const __m512i half = _mm512_set1_epi8(15);
+        FKV_UNROLL
+        for (int i = 0; i < 2; i++) {
+            __m512i line = _mm512_loadu_si512(block + (size_t)(2 * unit + (uint32_t)i) * FKV_SEALED_LINE);
+            quads[2 * i] = _mm512_and_si512(line, half);
+            quads[2 * i + 1] = _mm512_and_si512(_mm512_srli_epi16(line, 4), half);
+        }
+        return;
+    }
+    const __m512i low = _mm512_set1_epi8(3);
+    const __m512i high = _mm512_set1_epi8(4);
+    __m512i line = _mm512_loadu_si512(block + (size_t)unit * FKV_SEALED_LINE);
+    FKV_UNROLL
+    for (int q = 0; q < 4; q++) quads[q] = _mm512_and_si512(shifted(line, 2 * q), low);
+    if (bits == 2) return;
+    line = _mm512_loadu_si512(block + (size_t)(n_units + unit / 2) * FKV_SEALED_LINE);
+    if (unit % 2 == 1) line = _mm512_srli_epi16(line, 4);
+    line = _mm512_slli_epi16(line, 2);
+    FKV_UNROLL
+    for (int q = 0; q < 4; q++) quads[q] = _mm512_or_si512(quads[q], _mm512_and_si512(shifted(line, q), high));
+}
+
+/* The keys of 16 tokens, quads where the digits of queries are. */
+typedef struct sealed_quads {
+    alignas(64) uint8_t at[MAX_CHUNKS][CHUNK_QUADS][64];
+} sealed_quads;
+
+FKV_INLINE void sealed_quads_open(int bits, const sealed_page *page, const uint8_t *block, sealed_quads *keys) {
+    for (uint32_t unit = 0; unit < page->n_units; unit++) {
+        __m512i quads[4];
+        unit_codes(bits, block, page->n_units, unit, quads);
+        FKV_UNROLL
+        for (int q = 0; q < 4; q++) _mm512_store_si512(keys->at[unit / 4][4 * q + (int)(unit % 4)], quads[q]);
+    }
+    for (uint32_t unit = page->n_units; unit % 4 != 0; unit++) /* digits are 0 there */
+        for (int q = 0; q < 4; q++) _mm512_store_si512(keys->at[unit / 4][4 * q + (int)(unit % 4)], _mm512_setzero_si512());
+}
+
+/* The values of a tile as levels of the book, signed: for each unit, quads of tokens at their quad_place(). */
+typedef struct sealed_levels_tile {
+    alignas(64) int8_t at[FKV_MAX_HEAD_DIM / 16][FKV_TILE_TOKENS / 4][64];
+} sealed_levels_tile;
+
+FKV_INLINE void sealed_levels_open(int bits, const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t n_tokens,
+                                   sealed_levels_tile *levels) {
+    uint8_t bytes[16];
+    sealed_levels((uint32_t)bits, bytes);
+    __m512i book = _mm512_broadcast_i32x4(_mm_xor_si128(_mm_loadu_si128((const __m128i *)bytes), _mm_set1_epi8((char)0x80)));
+    uint32_t n_units = codec->dim / 16;
+    for (uint32_t token = 0; token < n_tokens; token += FKV_SEALED_TOKENS) {
+        const uint8_t *block = sealed_block(codec, part, token);
+        for (uint32_t unit = 0; unit < n_units; unit++) {
+            __m512i quads[4];
+            unit_codes(bits, block, n_units, unit, quads);
+            FKV_UNROLL
+            for (uint32_t q = 0; q < 4; q++)
+                _mm512_store_si512(levels->at[unit][4 * q + token / FKV_SEALED_TOKENS], _mm512_shuffle_epi8(book, quads[q]));
+        }
+    }
+    for (uint32_t token = (uint32_t)fkv_align_up(n_tokens, FKV_SEALED_TOKENS); token < FKV_TILE_TOKENS;
+         token += FKV_SEALED_TOKENS)
+        for (uint32_t unit = 0; unit < n_units; unit++)
+            for (uint32_t q = 0; q < 4; q++)
+                _mm512_store_si512(levels->at[unit][4 * q + token / FKV_SEALED_TOKENS], _mm512_setzero_si512());
+}
+
+static void sealed_levels_of(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t n_tokens,
+                             sealed_levels_tile *levels) {
+    if (codec->bits == 4)
+        sealed_levels_open(4, codec, part, n_tokens, levels);
+    else if (codec->bits == 3)
+        sealed_levels_open(3, codec, part, n_tokens, levels);
+    else
+        sealed_levels_open(2, codec, part, n_tokens, levels);
+}
+
+static void sealed_quads_of(const fkv_codec *codec, const sealed_page *page, const uint8_t *block, sealed_quads *keys) {
+    if (codec->bits == 4)
+        sealed_quads_open(4, page, block, keys);
+    else if (codec->bits == 3)
+        sealed_quads_open(3, page, block, keys);
+    else
+        sealed_quads_open(2, page, block, keys);
+}
+
+/* ---- weights ---- */
+
+/* The norms of a tile, without signs; 0 behind n_tokens, whatever the slots hold. */
+typedef struct sealed_norms {
+    alignas(64) float at[FKV_TILE_TOKENS];
+} sealed_norms;
+
+static void sealed_norms_open(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t n_tokens,
+                              sealed_norms *n) {
+    widen(codec->type, part[FKV_PART_SCALES], (uint32_t)fkv_align_up(n_tokens, 16), n->at);
+    for (uint32_t t = 0; t < n_tokens; t += VL) vf_store(n->at + t, _mm512_abs_ps(vf_load(n->at + t)));
+    for (uint32_t t = n_tokens; t < FKV_TILE_TOKENS; t++) n->at[t] = 0.0f;
+}
+
+/* The weights of n <= 16 rows as bytes, tokens in the order of packed_words, high and low ones `low` bytes apart, rows 64. n: a
+ * constant 4 or 16; rows behind n_rows are not looked at. Vectors of p behind n_tokens are not defined. */
+FKV_INLINE void sealed_weigh(int n, const sealed_norms *norms, const float *p, uint32_t n_tokens, uint32_t n_rows, uint8_t *to,
+                             size_t low, float step[BLOCK_ROWS]) {
+    vf largest[BLOCK_ROWS];
+    uint32_t n_vecs = fkv_ceil_div(n_tokens, VL);
+    FKV_UNROLL
+    for (int r = 0; r < n; r++) largest[r] = vf_set(0.0f);
+    for (uint32_t r = 0; r < n_rows; r++) {
+        __m512i most = _mm512_setzero_si512();
+        for (uint32_t b = 0; b < n_vecs; b++) {
+            vf weight = vf_mul(vf_load(p + r * FKV_TILE_TOKENS + b * VL), vf_load(norms->at + b * VL));
+            most = _mm512_max_epu32(most, sizes_of(weight)); /* NaN behind all */
+        }
+        largest[r] = _mm512_castsi512_ps(most);
+    }
+    vf most = fold_rows(WHOLE_LARGER, n, largest);
+    alignas(64) float inverse[BLOCK_ROWS];
+    vf_store(inverse, _mm512_maskz_div_ps(_mm512_cmp_ps_mask(most, vf_set(SMALLEST), _CMP_GT_OQ), vf_set(MOST_WEIGHT), most));
+    vf_store(step, vf_mul(vf_div(most, vf_set(MOST_WEIGHT)), vf_set(0x1p-7f)));
+    for (uint32_t r = 0; r < n_rows; r++) {
+        __m512i whole[4];
+        FKV_UNROLL
+        for (uint32_t b = 0; b < 4; b++) {
+            whole[b] = _mm512_setzero_si512();
+            if (b >= n_vecs) continue;
+            vf weight = vf_mul(vf_load(p + r * FKV_TILE_TOKENS + b * VL), vf_load(norms->at + b * VL));
+            whole[b] = _mm512_cvtps_epi32(vf_mul(weight, vf_set(inverse[r])));
+        }
+        __m512i words01 = _mm512_packus_epi32(whole[0], whole[1]);
+        __m512i words23 = _mm512_packus_epi32(whole[2], whole[3]);
+        __m512i byte = _mm512_set1_epi16(255);
+        __m512i highs = _mm512_packus_epi16(_mm512_srli_epi16(words01, 8), _mm512_srli_epi16(words23, 8));
+        __m512i lows = _mm512_packus_epi16(_mm512_and_si512(words01, byte), _mm512_and_si512(words23, byte));
+        _mm512_storeu_si512(to + r * FKV_TILE_TOKENS, highs);
+        _mm512_storeu_si512(to + r * FKV_TILE_TOKENS + low, lows);
+    }
+}
+
+#define SEALED_INT_CODECS(prepare, scores, values)                                                                               \
+    {FKV_CODEC_SEALED, 4, prepare, scores, NULL, NULL}, {FKV_CODEC_SEALED, 3, prepare, scores, NULL, NULL},                      \
+        {FKV_CODEC_SEALED, 2, prepare, scores, NULL, NULL}, {FKV_CODEC_SEALED_V, 4, NULL, NULL, values, NULL},                   \
+        {FKV_CODEC_SEALED_V, 3, NULL, NULL, values, NULL}, {                                                                     \
+        FKV_CODEC_SEALED_V, 2, NULL, NULL, values, NULL                                                                          \
+    }
+
+#endif

@@ -1,0 +1,190 @@
+/* Who plays the threads of a block, on the host, and how they wait for each other.
+ *
+ * Under a sanitizer each is a thread of the machine, so that a race in a kernel is a race here and ThreadSanitizer names it.
+ * Otherwise they are fibers of one thread: a lane runs until it waits, then the next one does. Lanes go in order in one block and
+ * in reverse order in the next: what is read without a wait for its writer is read too early in one of the two.
+ */
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#define FKV_HOST_THREADS 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer) || __has_feature(address_sanitizer)
+#define FKV_HOST_THREADS 1
+#endif
+#endif
+#ifdef FKV_HOST_THREADS
+#include <thread>
+#else
+#include <ucontext.h>
+#endif
+
+#define FKV_FN [[maybe_unused]] static inline
+
+typedef uint8_t fkv_u8;
+typedef uint16_t fkv_u16;
+typedef uint32_t fkv_u32;
+typedef uint64_t fkv_u64;
+typedef std::atomic<fkv_u32> fkv_host_word;
+
+struct fkv_place {
+    fkv_u32 index;
+    fkv_u32 x;
+    fkv_u32 y;
+    fkv_u32 z;
+};
+
+enum { FKV_HOST_SHARED_BYTES = 228 * 1024, FKV_HOST_TEAMS = 8, FKV_HOST_STACK_BYTES = 256 * 1024 };
+
+/* A new value for those that await the end of the old one. */
+FKV_FN void fkv_host_turn(fkv_host_word &word, fkv_u32 value);
+FKV_FN void fkv_host_await(fkv_host_word &word, fkv_u32 old);
+
+struct fkv_host_barrier {
+    fkv_u32 n = 32;
+    fkv_host_word n_waiting{0};
+    fkv_host_word round{0};
+};
+
+/* No member of the struct: those of several cases would be linked as one, and the lanes are each case's own. */
+FKV_FN void fkv_host_meet(fkv_host_barrier &barrier) {
+    fkv_u32 own = barrier.round;
+    if (barrier.n_waiting.fetch_add(1) + 1 < barrier.n) return fkv_host_await(barrier.round, own);
+    barrier.n_waiting = 0;
+    fkv_host_turn(barrier.round, own + 1);
+}
+
+struct fkv_host_warp {
+    fkv_host_barrier barrier;
+    fkv_u32 given[2][32][8]; /* what each lane gives, in two turns: one barrier for each operation is enough */
+};
+
+struct fkv_host_block {
+    fkv_host_barrier barrier;
+    fkv_host_barrier teams[FKV_HOST_TEAMS];
+    std::vector<fkv_host_warp> warps;
+    alignas(16) fkv_u8 shared[FKV_HOST_SHARED_BYTES];
+};
+
+struct fkv_host_lane {
+    fkv_host_block *block;
+    fkv_host_warp *warp;
+    fkv_u32 lane;
+    fkv_u32 turn;
+};
+
+struct fkv_host_launch {
+    const fkv_u32 *grid; /* [3], in blocks */
+    const std::function<void(fkv_place)> *body;
+    fkv_host_block block;
+};
+
+/* All blocks, by lane `index` of them. */
+FKV_FN void fkv_host_blocks(fkv_host_launch *launch, fkv_u32 index);
+
+#ifdef FKV_HOST_THREADS
+static thread_local fkv_host_lane fkv_host_thread;
+
+FKV_FN void fkv_host_turn(fkv_host_word &word, fkv_u32 value) {
+    word = value;
+    word.notify_all();
+}
+FKV_FN void fkv_host_await(fkv_host_word &word, fkv_u32 old) { word.wait(old); }
+
+FKV_FN void fkv_host_lanes_run(fkv_host_launch *launch, fkv_u32 n_threads) {
+    std::vector<std::thread> threads;
+    for (fkv_u32 t = 0; t < n_threads; t++)
+        threads.emplace_back([=] {
+            fkv_host_thread = {&launch->block, &launch->block.warps[t / 32], t % 32, 0};
+            fkv_host_blocks(launch, t);
+        });
+    for (std::thread &thread : threads) thread.join();
+}
+FKV_FN void fkv_host_next_block() {}
+#else
+struct fkv_host_fiber {
+    fkv_host_lane lane;
+    bool done;
+    ucontext_t context;
+    std::unique_ptr<fkv_u8[]> stack; /* never filled: its memory is what a lane touches */
+};
+static std::vector<fkv_host_fiber> fkv_host_fibers;
+static ucontext_t fkv_host_caller;
+static fkv_host_launch *fkv_host_launched;
+static fkv_u32 fkv_host_at;   /* the fiber that runs */
+static fkv_u32 fkv_host_step; /* to the next one: 1, or one less than all of them */
+#define fkv_host_thread (fkv_host_fibers[fkv_host_at].lane)
+
+/* To the next lane that is not done; back here when it is this one's turn again. */
+FKV_FN void fkv_host_next() {
+    fkv_u32 n = (fkv_u32)fkv_host_fibers.size();
+    fkv_u32 own = fkv_host_at;
+    for (fkv_u32 i = 1; i <= n; i++) {
+        fkv_u32 next = (fkv_u32)((own + (fkv_u64)i * fkv_host_step) % n);
+        if (fkv_host_fibers[next].done) continue;
+        if (next == own) return;
+        fkv_host_at = next;
+        swapcontext(&fkv_host_fibers[own].context, &fkv_host_fibers[next].context);
+        return;
+    }
+    setcontext(&fkv_host_caller);
+}
+
+FKV_FN void fkv_host_turn(fkv_host_word &word, fkv_u32 value) { word = value; }
+FKV_FN void fkv_host_await(fkv_host_word &word, fkv_u32 old) {
+    while (word == old) fkv_host_next();
+}
+
+static void fkv_host_fiber_main() {
+    fkv_host_blocks(fkv_host_launched, fkv_host_at);
+    fkv_host_fibers[fkv_host_at].done = true;
+    fkv_host_next();
+}
+
+FKV_FN void fkv_host_lanes_run(fkv_host_launch *launch, fkv_u32 n_threads) {
+    fkv_host_launched = launch;
+    fkv_host_fibers.resize(n_threads);
+    for (fkv_u32 t = 0; t < n_threads; t++) {
+        fkv_host_fiber &fiber = fkv_host_fibers[t];
+        fiber.lane = {&launch->block, &launch->block.warps[t / 32], t % 32, 0};
+        fiber.done = false;
+        if (!fiber.stack) fiber.stack.reset(new fkv_u8[FKV_HOST_STACK_BYTES]);
+        if (getcontext(&fiber.context) != 0) abort();
+        fiber.context.uc_stack.ss_sp = fiber.stack.get();
+        fiber.context.uc_stack.ss_size = FKV_HOST_STACK_BYTES;
+        fiber.context.uc_link = nullptr;
+        makecontext(&fiber.context, fkv_host_fiber_main, 0);
+    }
+    fkv_host_at = 0;
+    fkv_host_step = 1;
+    swapcontext(&fkv_host_caller, &fkv_host_fibers[0].context);
+}
+FKV_FN void fkv_host_next_block() { fkv_host_step = (fkv_u32)fkv_host_fibers.size() - fkv_host_step; }
+#endif
+
+FKV_FN void fkv_host_blocks(fkv_host_launch *launch, fkv_u32 index) {
+    const fkv_u32 *grid = launch->grid;
+    for (fkv_u32 i = 0; i < grid[0] * grid[1] * grid[2]; i++) {
+        (*launch->body)(fkv_place{index, i % grid[0], i / grid[0] % grid[1], i / grid[0] / grid[1]});
+        fkv_host_meet(launch->block.barrier); /* the next block has the same shared memory */
+        if (index == 0) fkv_host_next_block();
+    }
+}
+
+/* body(place) on each thread of each block: grid [3] in blocks. Teams of `team_threads` for fkv_sync_team(). */
+FKV_FN void fkv_host_run(const fkv_u32 grid[3], fkv_u32 n_threads, fkv_u32 team_threads,
+                         const std::function<void(fkv_place)> &body) {
+    fkv_host_launch *launch = new fkv_host_launch;
+    launch->grid = grid;
+    launch->body = &body;
+    launch->block.barrier.n = n_threads;
+    for (fkv_host_barrier &team : launch->block.teams) team.n = team_threads;
+    launch->block.warps = std::vector<fkv_host_warp>((n_threads + 31) / 32);
+    fkv_host_lanes_run(launch, n_threads);
+    delete launch;
+}
