@@ -65,6 +65,7 @@ typedef enum fkv_status {
     FKV_STEP_FULL = -23, /* more rows than max_step_tokens in one step */
     FKV_NO_MEMORY = -24, /* the machine or its cgroup cannot give what the plan needs */
     FKV_GONE = -25,      /* these tokens have left the window and cannot be brought back */
+    FKV_BUSY = -26,      /* an engine's queue is full, or the wait would be too long: come back later */
 
     /* files */
     FKV_IO = -40,           /* the operating system refused; the message has its text */
@@ -108,9 +109,12 @@ typedef enum fkv_isa {
 } fkv_isa;
 
 typedef enum fkv_codec_kind {
-    FKV_CODEC_AUTO = 0,  /* bits decide: 16 are FKV_CODEC_HALF, fewer FKV_CODEC_AFFINE */
-    FKV_CODEC_HALF = 1,  /* 16 bits: the numbers themselves; group is ignored */
-    FKV_CODEC_AFFINE = 2 /* 8, 4 or 2 bits, a scale and a bias for each group of 32, 64 or 128 along the head dimension */
+    FKV_CODEC_AUTO = 0,     /* bits decide: 16 are FKV_CODEC_HALF, fewer FKV_CODEC_AFFINE */
+    FKV_CODEC_HALF = 1,     /* 16 bits: the numbers themselves; group is ignored */
+    FKV_CODEC_AFFINE = 2,   /* 8, 4 or 2 bits, a scale and a bias for each group of 32, 64 or 128 along the head dimension */
+    FKV_CODEC_SEALED = 3,   /* K, 4, 3 or 2 bits: full pages packed again, a scale and a bias for each channel of a page */
+    FKV_CODEC_SEALED_V = 4, /* V beside it, 4, 3 or 2 bits: a norm for each row and a codebook; rotate V */
+    FKV_CODEC_TURBO = 5     /* TurboQuant, 4, 3 or 2 bits: one scale for each row and a codebook; its side must be rotated */
 } fkv_codec_kind;
 
 /* How one side (K or V) is stored. {8, 64} is affine codes of 8 bits in groups of 64. */
@@ -120,8 +124,8 @@ typedef struct fkv_codec_config {
     fkv_codec_kind kind;
 } fkv_codec_config;
 
-/* The codecs of both sides by their names, K first: "8/4", "16/16", "4/4g32". Without g the groups stay those of *k and *v.
- * FKV_BAD_CONFIG, with the names there are; *k and *v are then unchanged. */
+/* The codecs of both sides by their names, K first: "8/4", "16/16", "4/4g32", "8/tq4", "s4/s4" or "sealed". Without g the groups
+ * stay those of *k and *v. FKV_BAD_CONFIG, with the names there are; *k and *v are then unchanged. */
 FKV_API fkv_status fkv_codec_parse(const char *text, fkv_codec_config *k, fkv_codec_config *v);
 
 /* What a model and a program need to know of one side. */
@@ -130,6 +134,7 @@ typedef struct fkv_codec_info {
     uint32_t group;        /* numbers that share a scale; 0: this codec has no groups */
     uint32_t dim_multiple; /* the head dimension must be a multiple of it */
     bool rotates;          /* rotation makes it better */
+    bool needs_rotation;   /* fkv_config.rotate without its side is FKV_BAD_CONFIG */
 } fkv_codec_info;
 
 /* FKV_BAD_CONFIG for a kind, width or group that does not exist. */
@@ -145,6 +150,9 @@ typedef struct fkv_layer_config {
     float softcap;       /* c * tanh(score / c); 0: none */
     fkv_codec_config k;
     fkv_codec_config v;
+    const float *sink_logits; /* [n_q_heads] or NULL; copied. Learned sinks: one more score for each query head, natural, behind
+                                 scale and soft cap, that counts in the denominator of the softmax and has no value. Part of the
+                                 weights: page files know it by weights_id alone */
 } fkv_layer_config;
 
 typedef void (*fkv_log_fn)(void *user, const char *line);
@@ -274,7 +282,9 @@ FKV_API fkv_status fkv_seq_fork(fkv_cache *cache, fkv_seq seq, uint32_t max_toke
 FKV_API fkv_status fkv_seq_reserve(fkv_cache *cache, fkv_seq seq, uint32_t max_tokens);
 
 /* Forgets the tokens from n_tokens on. The promise of max_tokens stays: FKV_POOL_FULL if pages let go are kept by others
- * and the promise can no longer be made. FKV_GONE if a windowed layer has dropped what token n_tokens would have to see. */
+ * and the promise can no longer be made. FKV_GONE if a windowed layer has dropped what token n_tokens would have to see, or if
+ * token n_tokens lies in a page that is sealed and no longer open: the last page and mostly the one before it are open, further
+ * back only starts of pages can be reached (the message says which). */
 FKV_API fkv_status fkv_seq_truncate(fkv_cache *cache, fkv_seq seq, uint32_t n_tokens);
 
 /* Lets go of the sequence; its number is refused from now on (FKV_BAD_SEQ), a second close included. Allowed while a step is
@@ -350,8 +360,8 @@ typedef struct fkv_file_info {
     uint64_t rotation_seed;
     uint64_t n_pages;
     uint64_t file_bytes;
-    fkv_layer_config
-        first_layer; /* shape, window and codecs of layer 0; n_q_heads, scale and softcap are not stored and read 0 */
+    fkv_layer_config first_layer; /* shape, window and codecs of layer 0; n_q_heads, scale, softcap and sink_logits are not stored
+                                     and read 0 */
     uint8_t weights_id[32];
     char rope_id[64];
 } fkv_file_info;

@@ -126,6 +126,88 @@ FKV_API fkv_status fkv_chat_render(const fkv_model *model, const char *conversat
 FKV_API fkv_status fkv_tokenize_given(const fkv_model *model, const char *text, const uint8_t *given, size_t n_bytes,
                                       uint32_t *tokens, size_t capacity, size_t *n_tokens);
 
+/* ---- replies ------------------------------------------------------------------------------------------------- */
+
+/* A reply while it streams: text, reasoning and tool calls, told apart as the model's family writes them. */
+typedef enum fkv_reasoning_syntax {
+    FKV_REASONING_AUTO = 0, /* as the template and the vocabulary of the model say */
+    FKV_REASONING_NONE,
+    FKV_REASONING_THINK,    /* <think> ... </think>: Qwen3, DeepSeek R1, GLM, SmolLM3 */
+    FKV_REASONING_BRACKETS, /* [THINK] ... [/THINK]: Magistral, Ministral 3 */
+    FKV_REASONING_HARMONY,  /* channels of gpt-oss */
+    FKV_REASONING_CHANNEL,  /* <|channel>thought ... <channel|>: Gemma 4 */
+} fkv_reasoning_syntax;
+
+typedef enum fkv_tool_syntax {
+    FKV_TOOLS_AUTO = 0,
+    FKV_TOOLS_NONE,
+    FKV_TOOLS_JSON,       /* <tool_call>{"name": ..., "arguments": ...}</tool_call>: Qwen2.5, Qwen3, Hermes */
+    FKV_TOOLS_PARAMETERS, /* <function=NAME><parameter=KEY>: Qwen3-Coder */
+    FKV_TOOLS_MISTRAL,    /* [TOOL_CALLS] */
+    FKV_TOOLS_LLAMA,      /* <|python_tag|>, or JSON alone that names one of the tools: Llama 3.x */
+    FKV_TOOLS_HARMONY,    /* gpt-oss */
+    FKV_TOOLS_GEMMA,      /* <|tool_call>call:NAME{...}<tool_call|>: Gemma 4 */
+    FKV_TOOLS_ARG_KEYS,   /* <tool_call>NAME<arg_key>KEY</arg_key><arg_value>: GLM */
+} fkv_tool_syntax;
+
+typedef struct fkv_reply_syntax {
+    fkv_reasoning_syntax reasoning;
+    fkv_tool_syntax tools;
+} fkv_reply_syntax;
+
+FKV_API fkv_reply_syntax fkv_reply_syntax_of(const fkv_model *model); /* never AUTO */
+
+typedef enum fkv_reply_kind {
+    FKV_REPLY_TEXT = 0,
+    FKV_REPLY_REASONING,
+    FKV_REPLY_CALL,      /* a tool call begins; bytes are its name */
+    FKV_REPLY_ARGUMENTS, /* a piece of its arguments, which are JSON as far as the model wrote JSON */
+    FKV_REPLY_CALL_END,
+} fkv_reply_kind;
+
+/* bytes: whole UTF-8 characters, good during the call only; a byte that is none came out as U+FFFD. */
+typedef struct fkv_reply_event {
+    fkv_reply_kind kind;
+    uint32_t call; /* the number of the call, from 0 */
+    const char *bytes;
+    size_t n_bytes;
+    bool complete; /* FKV_REPLY_CALL_END: brackets and tags were closed */
+} fkv_reply_event;
+
+typedef void (*fkv_reply_fn)(void *user, const fkv_reply_event *event);
+
+typedef struct fkv_reply_config {
+    fkv_reply_syntax syntax;
+    const char *tools; /* NULL, or the JSON array "tools" of the conversation: names and types of arguments */
+    size_t n_tools;
+    const uint32_t *prompt; /* its last tokens say whether the template has opened the reasoning already */
+    size_t n_prompt;
+    const char *const *stop; /* [n_stop] texts that end the reply, and do not come out themselves; copied */
+    uint32_t n_stop;         /* at most FKV_MAX_STOPS, each of 1 to FKV_MAX_STOP_BYTES bytes */
+    fkv_reply_fn on_event;
+    void *user;
+} fkv_reply_config;
+
+enum { FKV_MAX_STOPS = 16, FKV_MAX_STOP_BYTES = 256 };
+
+typedef struct fkv_reply fkv_reply;
+
+FKV_API fkv_reply_config fkv_reply_config_default(void);
+FKV_API fkv_status fkv_reply_open(const fkv_model *model, const fkv_reply_config *config, fkv_reply **reply);
+FKV_API void fkv_reply_close(fkv_reply *reply); /* NULL is allowed */
+
+/* What the model wrote next, in pieces of any size: joined, the events are the same however it is cut. fkv_reply_token() feeds
+ * the text of a token, special tokens where they mean something here. All memory is taken at open (64 KB): until a call's name is
+ * known at most 32 KB of it are held; what turns out to be no call, or is longer, comes out as text. */
+FKV_API fkv_status fkv_reply_token(fkv_reply *reply, uint32_t token);
+FKV_API fkv_status fkv_reply_feed(fkv_reply *reply, const char *bytes, size_t n_bytes);
+
+/* Whether a stop text was met: what follows it is not looked at. */
+FKV_API bool fkv_reply_stopped(const fkv_reply *reply);
+
+/* Whatever was held comes out; a call that is still open ends incomplete. Nothing can be fed from then on. */
+FKV_API fkv_status fkv_reply_end(fkv_reply *reply);
+
 /* ---- runners ------------------------------------------------------------------------------------------------- */
 
 typedef struct fkv_runner fkv_runner;
@@ -189,12 +271,23 @@ FKV_API fkv_status fkv_runner_forward(fkv_runner *runner, const fkv_tokens *rows
 
 /* ---- sampling ------------------------------------------------------------------------------------------------ */
 
+typedef struct fkv_logit_bias {
+    uint32_t token;
+    float bias; /* added to its logit; -INFINITY: never */
+} fkv_logit_bias;
+
 typedef struct fkv_sampler_config {
     float temperature; /* 0: greedy */
     uint32_t top_k;    /* 0: off */
     float top_p;       /* 1: off */
     float min_p;       /* 0: off */
     uint64_t seed;
+    float repetition_penalty;   /* of tokens that were there; above 1 makes them less likely; 0 or 1: off */
+    float presence_penalty;     /* taken off their logits once; 0: off */
+    float frequency_penalty;    /* taken off for each time they were there; 0: off */
+    uint32_t penalty_tokens;    /* how many of the last tokens count as there; 0: all */
+    const fkv_logit_bias *bias; /* [n_bias], copied */
+    uint32_t n_bias;
 } fkv_sampler_config;
 
 typedef struct fkv_sampler fkv_sampler;
@@ -203,8 +296,17 @@ FKV_API fkv_sampler_config fkv_sampler_config_default(void); /* greedy */
 FKV_API fkv_status fkv_sampler_open(const fkv_sampler_config *config, uint32_t n_vocab, fkv_sampler **sampler);
 FKV_API void fkv_sampler_close(fkv_sampler *sampler); /* NULL is allowed */
 
-/* The next token. Filters in the order top_k, top_p, min_p, temperature, as llama.cpp. Same seed and logits, same token. Of equal
- * logits the lower token wins greedily. FKV_BAD_ARGUMENT where a logit is NaN. */
+/* How the model's files say it should be sampled (generation_config.json, general.sampling of GGUF), over temperature 0.7, top_k
+ * 40, top_p 0.95 and min_p 0.05. *said (may be NULL): they say anything. */
+FKV_API fkv_sampler_config fkv_model_sampling(const fkv_model *model, bool *said);
+
+/* Tokens that count as there for the penalties: a prompt, say. Those that fkv_sample() draws count by themselves. */
+FKV_API fkv_status fkv_sampler_note(fkv_sampler *sampler, const uint32_t *tokens, size_t n_tokens);
+FKV_API void fkv_sampler_forget(fkv_sampler *sampler); /* none was there; NULL is allowed */
+
+/* The next token. Bias and penalties first, then filters in the order top_k, top_p, min_p, temperature, as llama.cpp. Same seed
+ * and logits, same token. Of equal logits the lower token wins greedily. FKV_BAD_ARGUMENT where a logit is NaN. Takes no memory.
+ */
 FKV_API fkv_status fkv_sample(fkv_sampler *sampler, const float *logits, uint32_t *token);
 
 #ifdef __cplusplus

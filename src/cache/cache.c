@@ -104,6 +104,9 @@ static fkv_status make_shape(const fkv_device *device, const fkv_config *config,
     if (!device->on_host) used.n_threads = 1;
     FKV_TRY(fkv_shape_make(&used, shape));
     if (!device->on_host) shape->scratch_bytes = 0;
+    FKV_REQUIRE(device->seals || shape->open_group == FKV_MAX_GROUPS, FKV_UNSUPPORTED,
+                "sealed layers are for caches on the host so far: choose other codecs (8/4), or open the cache with %s",
+                fkv_device_host.calls);
     return FKV_OK;
 }
 
@@ -217,6 +220,7 @@ static void fill(fkv_cache *cache, const fkv_shape *shape, const fkv_plan *plan)
     cache->plan = *plan;
     fkv_shape_fill_layers(&cache->shape, &cache->layers);
     cache->shape.config.layers = NULL; /* the caller's; copied above */
+    cache->shape.config.layer.sink_logits = NULL;
     cache->step.cache = cache;
 }
 
@@ -359,13 +363,18 @@ static fkv_status prepare_device(fkv_cache *cache) {
 
     fkv_step *step = &cache->step;
     const uint32_t stride = cache->shape.pager.max_seqs;
+    const uint32_t open_group = cache->shape.open_group;
     const fkv_step_row *assigned = fkv_pager_step_rows(cache->pager, &step->n_rows);
     uint32_t n_tokens = 0;
     for (uint32_t g = 0; g < cache->plan.n_groups; g++) {
         n_tokens = 0;
         for (uint32_t r = 0; r < step->n_rows; r++) {
-            step->rows[(size_t)g * stride + r] = (fkv_attn_row){fkv_pager_view(cache->pager, g, assigned[r].slot),
-                                                                assigned[r].start, assigned[r].n_tokens, n_tokens};
+            fkv_attn_row *row = &step->rows[(size_t)g * stride + r];
+            *row = (fkv_attn_row){.view = fkv_pager_view(cache->pager, g, assigned[r].slot),
+                                  .start = assigned[r].start,
+                                  .n_tokens = assigned[r].n_tokens,
+                                  .first = n_tokens};
+            if (open_group < cache->plan.n_groups) row->open = fkv_pager_view(cache->pager, open_group, assigned[r].slot);
             n_tokens += assigned[r].n_tokens;
         }
     }

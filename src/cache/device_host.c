@@ -24,7 +24,12 @@ static fkv_status host_open(const fkv_device_place *place) {
     FKV_TRY(fkv_map_open(place->slab_bytes, !place->config->lazy, &host->map));
     host->bytes = place->slab_bytes;
     place->slab->base = host->map;
-    for (uint32_t i = 0; i < place->slab->n_layers; i++) place->layers[i].pages = fkv_slab_run(place->slab, i, 0);
+    uint32_t n_layers = place->config->n_layers;
+    uint32_t n_open = 0; /* layers of open pages, behind all others */
+    for (uint32_t i = 0; i < n_layers; i++) {
+        place->layers[i].pages = fkv_slab_run(place->slab, i, 0);
+        if (place->layers[i].sealed) place->layers[i].open_pages = fkv_slab_run(place->slab, n_layers + n_open++, 0);
+    }
     return FKV_OK;
 }
 
@@ -49,6 +54,7 @@ static fkv_status host_step_begin(void *state, const fkv_device_step *step) {
 static void host_step_end(void *state) { (void)state; }
 
 const fkv_device fkv_device_host = {.on_host = true,
+                                    .seals = true,
                                     .calls = "fkv_write() and fkv_attend()",
                                     .state_bytes = host_state_bytes,
                                     .available = host_available,

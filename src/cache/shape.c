@@ -5,6 +5,8 @@
 
 #include <math.h>
 
+enum { PAGES_PER_PREFIX = 256 }; /* of max_tokens, for each cached prefix whose first page stays open */
+
 static fkv_status check_layer(const fkv_layer_config *l, uint32_t layer) {
     FKV_REQUIRE(l->n_q_heads > 0 && l->n_kv_heads > 0 && l->n_q_heads % l->n_kv_heads == 0, FKV_BAD_CONFIG,
                 "layer %u: %u query heads cannot share %u KV heads: the second must divide the first", layer, l->n_q_heads,
@@ -22,6 +24,15 @@ static fkv_status check_layer(const fkv_layer_config *l, uint32_t layer) {
                 (double)FKV_SMALLEST_SCALE, (double)FKV_LARGEST_SCALE);
     FKV_REQUIRE(isfinite(l->softcap) && l->softcap >= 0.0f, FKV_BAD_CONFIG,
                 "layer %u: softcap %g: 0 for none, or a finite number above it", layer, (double)l->softcap);
+    for (uint32_t h = 0; l->sink_logits != NULL && h < l->n_q_heads; h++)
+        FKV_REQUIRE(isfinite(l->sink_logits[h]), FKV_BAD_CONFIG, "layer %u: sink_logits[%u] is %g: a finite number", layer, h,
+                    (double)l->sink_logits[h]);
+    FKV_REQUIRE(
+        l->k.kind != FKV_CODEC_SEALED_V && l->v.kind != FKV_CODEC_SEALED &&
+            (l->v.kind != FKV_CODEC_SEALED_V || l->k.kind == FKV_CODEC_SEALED),
+        FKV_BAD_CONFIG,
+        "layer %u: K of kind %d and V of kind %d: FKV_CODEC_SEALED (%d) is for K, FKV_CODEC_SEALED_V (%d) for V beside it", layer,
+        (int)l->k.kind, (int)l->v.kind, (int)FKV_CODEC_SEALED, (int)FKV_CODEC_SEALED_V);
     return FKV_OK;
 }
 
@@ -60,10 +71,31 @@ static uint32_t group_of(const fkv_pager_spec *pager, const fkv_layer_config *l)
     return g;
 }
 
-/* Groups by first appearance, then their pages. Any max_seqs sequences whose max_tokens add up to config.max_tokens fit: each may
- * leave one page partly empty. A window group needs no more
- * than max_seqs sequences hold at their most. */
-static fkv_status make_groups(const fkv_config *c, fkv_pager_spec *pager) {
+static bool any_sealed(const fkv_config *c) {
+    bool any = false;
+    for (uint32_t i = 0; i < c->n_layers; i++) any |= fkv_shape_sealed(fkv_shape_layer(c, i));
+    return any;
+}
+
+/* The open pages of sealed layers: the first one, that of the next token, and one before it to truncate() into. The last of all
+ * groups: no layer has it for its own. */
+static fkv_status add_open_group(fkv_pager_spec *pager, uint32_t *group) {
+    FKV_REQUIRE(pager->n_groups < FKV_MAX_GROUPS, FKV_BAD_CONFIG,
+                "layers of %u kinds of window and sealed ones: at most %d kinds beside the open pages", pager->n_groups,
+                FKV_MAX_GROUPS - 1);
+    *group = pager->n_groups++;
+    pager->groups[*group] = (fkv_group_spec){.window = 1, .n_sinks = 1, .n_spare = 1};
+    return FKV_OK;
+}
+
+/* Open first pages of prefixes that no sequence uses, beside those of sequences: without its first page a prefix cannot be
+ * shared. */
+static uint64_t first_pages(const fkv_config *c, uint32_t most) { return (uint64_t)c->max_seqs + most / PAGES_PER_PREFIX; }
+
+/* Groups by first appearance, that of open pages last, then their pages. Any max_seqs sequences whose max_tokens add up to
+ * config.max_tokens fit: each may leave one page partly empty. A window group needs no more than max_seqs sequences hold at their
+ * most. */
+static fkv_status make_groups(const fkv_config *c, fkv_pager_spec *pager, uint32_t *open_group) {
     *pager = (fkv_pager_spec){.page_tokens = c->page_tokens,
                               .max_seqs = c->max_seqs,
                               .max_seq_tokens = c->max_tokens,
@@ -77,6 +109,8 @@ static fkv_status make_groups(const fkv_config *c, fkv_pager_spec *pager) {
         pager->groups[g] = (fkv_group_spec){.window = l->window, .n_sinks = l->n_sinks};
         pager->n_groups++;
     }
+    *open_group = FKV_MAX_GROUPS;
+    if (any_sealed(c)) FKV_TRY(add_open_group(pager, open_group));
     uint32_t most = fkv_ceil_div(c->max_tokens, c->page_tokens);
     for (uint32_t g = 0; g < pager->n_groups; g++) {
         uint64_t pages = (uint64_t)most + c->max_seqs - 1;
@@ -84,8 +118,18 @@ static fkv_status make_groups(const fkv_config *c, fkv_pager_spec *pager) {
             uint64_t at_most = (uint64_t)c->max_seqs * fkv_min_u32(most, fkv_pager_window_cap(pager, g));
             pages = at_most < pages ? at_most : pages;
         }
+        if (g == *open_group) pages += first_pages(c, most);
         pager->groups[g].n_pages = (uint32_t)pages; /* below 2^28: max_tokens and max_seqs are bounded */
     }
+    return FKV_OK;
+}
+
+/* A codec that is made for rotated rows gets them. */
+static fkv_status check_rotation(fkv_codec_config config, fkv_rotate rotate, fkv_rotate side, const char *name) {
+    fkv_codec_info info;
+    FKV_TRY(fkv_codec_about(config, &info));
+    FKV_REQUIRE(!info.needs_rotation || ((unsigned)rotate & (unsigned)side) != 0, FKV_BAD_CONFIG,
+                "%s as %s must be rotated: set rotate to FKV_ROTATE_%s or FKV_ROTATE_KV", name, info.name, name);
     return FKV_OK;
 }
 
@@ -94,6 +138,8 @@ static fkv_status make_layer(const fkv_config *c, const fkv_layer_config *l, fkv
     fkv_codec v;
     FKV_TRY(fkv_codec_make(l->k, l->head_dim, c->page_type, &k));
     FKV_TRY(fkv_codec_make(l->v, l->head_dim, c->page_type, &v));
+    FKV_TRY(check_rotation(l->k, c->rotate, FKV_ROTATE_K, "K"));
+    FKV_TRY(check_rotation(l->v, c->rotate, FKV_ROTATE_V, "V"));
     if (c->rotate & FKV_ROTATE_K) fkv_codec_rotated(&k);
     if (c->rotate & FKV_ROTATE_V) fkv_codec_rotated(&v);
     *out = (fkv_attn_layer){.n_q_heads = l->n_q_heads,
@@ -103,37 +149,52 @@ static fkv_status make_layer(const fkv_config *c, const fkv_layer_config *l, fkv
                             .n_sinks = l->n_sinks,
                             .scale = l->scale != 0.0f ? l->scale : 1.0f / sqrtf((float)l->head_dim),
                             .softcap = l->softcap,
-                            .row_type = c->row_type};
+                            .row_type = c->row_type,
+                            .sealed = fkv_shape_sealed(l)};
     fkv_block_make(&k, &v, c->page_tokens, &out->block);
+    if (out->sealed) fkv_block_make_open(l->head_dim, c->page_type, c->page_tokens, &out->open);
     return FKV_OK;
 }
 
-static fkv_slab_layer make_slab_layer(const fkv_attn_layer *l, uint32_t group) {
-    fkv_slab_layer out = {.group = group, .n_heads = l->n_kv_heads, .block_bytes = l->block.bytes};
+static fkv_slab_layer make_slab_layer(const fkv_attn_layer *l, const fkv_block *block, uint32_t group) {
+    fkv_slab_layer out = {.group = group, .n_heads = l->n_kv_heads, .block_bytes = block->bytes};
+    out.sealed = l->sealed && block == &l->block;
     for (int side = 0; side < FKV_N_SIDES; side++)
         for (int p = 0; p < FKV_N_PARTS; p++)
-            out.parts[side * FKV_N_PARTS + p] = (fkv_slab_part){l->block.offset[side][p], l->block.codec[side].row_bytes[p]};
+            out.parts[side * FKV_N_PARTS + p] =
+                (fkv_slab_part){block->offset[side][p], block->codec[side].row_bytes[p], block->codec[side].page_bytes[p]};
     return out;
+}
+
+/* The layer's places in the slab: its own, and behind all layers one for its open pages. */
+static void put_slab_layer(const fkv_shape *shape, const fkv_attn_layer *attn, uint32_t layer, fkv_slab_layer *layers) {
+    const fkv_layer_config *l = fkv_shape_layer(&shape->config, layer);
+    layers[layer] = make_slab_layer(attn, &attn->block, group_of(&shape->pager, l));
+    if (!attn->sealed) return;
+    uint32_t n_before = 0;
+    for (uint32_t i = 0; i < layer; i++) n_before += fkv_shape_sealed(fkv_shape_layer(&shape->config, i));
+    layers[shape->n_layers + n_before] = make_slab_layer(attn, &attn->open, shape->open_group);
 }
 
 fkv_status fkv_shape_make(const fkv_config *config, fkv_shape *shape) {
     FKV_TRY(check_config(config));
     *shape = (fkv_shape){.config = *config, .n_layers = config->n_layers};
     shape->n_threads = config->n_threads != 0 ? config->n_threads : fkv_cpu_count();
-    FKV_TRY(make_groups(config, &shape->pager));
+    FKV_TRY(make_groups(config, &shape->pager, &shape->open_group));
     fkv_slab *slab = &shape->slab;
     slab->page_tokens = config->page_tokens;
-    slab->n_layers = config->n_layers;
+    slab->n_layers = config->n_layers + fkv_shape_n_sealed(shape);
     slab->n_groups = shape->pager.n_groups;
     for (uint32_t g = 0; g < slab->n_groups; g++) slab->group_pages[g] = shape->pager.groups[g].n_pages;
 
-    fkv_slab_layer layers[FKV_MAX_LAYERS];
+    fkv_slab_layer layers[2 * FKV_MAX_LAYERS];
     slab->layers = layers;
     for (uint32_t i = 0; i < config->n_layers; i++) {
         const fkv_layer_config *l = fkv_shape_layer(config, i);
         fkv_attn_layer attn;
         FKV_TRY(make_layer(config, l, &attn));
-        layers[i] = make_slab_layer(&attn, group_of(&shape->pager, l));
+        put_slab_layer(shape, &attn, i, layers);
+        if (l->sink_logits != NULL) shape->n_sink_logits += l->n_q_heads;
         shape->token_bytes += (uint64_t)l->n_kv_heads * attn.block.token_bytes;
         uint64_t scratch = fkv_attn_scratch_bytes(&attn, config->max_seqs, shape->n_threads);
         if (scratch > shape->scratch_bytes) shape->scratch_bytes = scratch;
@@ -144,9 +205,10 @@ fkv_status fkv_shape_make(const fkv_config *config, fkv_shape *shape) {
 }
 
 void fkv_shape_carve_layers(fkv_carve *carve, const fkv_shape *shape, fkv_shape_layers *layers) {
-    layers->slab = FKV_CARVE(carve, shape->n_layers, fkv_slab_layer);
+    layers->slab = FKV_CARVE(carve, shape->slab.n_layers, fkv_slab_layer);
     layers->attn = FKV_CARVE(carve, shape->n_layers, fkv_attn_layer);
     layers->file = FKV_CARVE(carve, shape->n_layers, fkv_file_layer);
+    layers->sink_logits = FKV_CARVE(carve, shape->n_sink_logits, float);
     layers->rotations = NULL;
     if (shape->config.rotate != FKV_ROTATE_NONE)
         layers->rotations = FKV_CARVE(carve, (uint64_t)shape->n_layers * FKV_N_SIDES, fkv_rotation);
@@ -154,19 +216,24 @@ void fkv_shape_carve_layers(fkv_carve *carve, const fkv_shape *shape, fkv_shape_
 
 void fkv_shape_fill_layers(fkv_shape *shape, const fkv_shape_layers *layers) {
     const fkv_config *c = &shape->config;
+    float *sink_logits = layers->sink_logits;
     for (uint32_t i = 0; i < shape->n_layers; i++) {
         const fkv_layer_config *l = fkv_shape_layer(c, i);
         fkv_attn_layer *attn = &layers->attn[i];
         fkv_status status = make_layer(c, l, attn);
         FKV_ASSERT(status == FKV_OK); /* it was when the shape was made */
         (void)status;
-        layers->slab[i] = make_slab_layer(attn, group_of(&shape->pager, l));
-        layers->file[i] =
-            (fkv_file_layer){l->n_kv_heads, l->head_dim, l->window, l->n_sinks, fkv_file_side_of(l->k), fkv_file_side_of(l->v)};
+        put_slab_layer(shape, attn, i, layers->slab);
+        layers->file[i] = (fkv_file_layer){l->n_kv_heads,          l->head_dim, l->window, l->n_sinks, fkv_file_side_of(l->k),
+                                           fkv_file_side_of(l->v), {0}};
+        if (l->sink_logits != NULL) {
+            attn->sink_logits = memcpy(sink_logits, l->sink_logits, l->n_q_heads * sizeof *sink_logits);
+            sink_logits += l->n_q_heads;
+        }
         if (layers->rotations == NULL) continue;
         fkv_rotation *pair = &layers->rotations[(size_t)i * FKV_N_SIDES];
         for (uint32_t side = 0; side < FKV_N_SIDES; side++) fkv_rotation_make(c->rotation_seed, side, l->head_dim, &pair[side]);
-        if ((c->rotate & FKV_ROTATE_K) != 0) attn->rotate_k = &pair[FKV_SIDE_K];
+        if ((c->rotate & FKV_ROTATE_K) != 0 && !attn->sealed) attn->rotate_k = &pair[FKV_SIDE_K];
         if ((c->rotate & FKV_ROTATE_V) != 0) attn->rotate_v = &pair[FKV_SIDE_V];
     }
     shape->slab.layers = layers->slab;

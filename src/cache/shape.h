@@ -14,18 +14,21 @@ typedef struct fkv_shape {
     fkv_config config; /* its `layers` pointer is the caller's and must not be kept */
     uint32_t n_threads;
     fkv_pager_spec pager;
+    uint32_t open_group; /* of the open pages of sealed layers, the last; FKV_MAX_GROUPS: none is sealed */
     uint32_t n_layers;
     uint64_t token_bytes;
+    uint32_t n_sink_logits; /* of all layers */
     uint64_t scratch_bytes; /* of attention, the largest over the layers */
-    fkv_slab slab;          /* `layers` is set only by fkv_shape_fill_layers() */
+    fkv_slab slab;          /* n_layers: sealed ones count twice; `layers` is set only by fkv_shape_fill_layers() */
 } fkv_shape;
 
 /* The arrays of one element a layer that a cache keeps, carved with the rest of its tables. */
 typedef struct fkv_shape_layers {
-    fkv_slab_layer *slab;    /* [n_layers] */
+    fkv_slab_layer *slab;    /* [slab.n_layers] */
     fkv_attn_layer *attn;    /* [n_layers]; pages and rotations are set at open */
     fkv_file_layer *file;    /* [n_layers] */
     fkv_rotation *rotations; /* [n_layers, 2] where rotated, else NULL */
+    float *sink_logits;      /* [n_sink_logits]: those of the layers that have any, one after the other */
 } fkv_shape_layers;
 
 /* Checks every field of the configuration: FKV_BAD_CONFIG, with the value and what would be right. Takes nothing. */
@@ -38,6 +41,14 @@ void fkv_shape_fill_layers(fkv_shape *shape, const fkv_shape_layers *layers);
 
 FKV_INLINE const fkv_layer_config *fkv_shape_layer(const fkv_config *config, uint32_t layer) {
     return config->layers != NULL ? &config->layers[layer] : &config->layer;
+}
+
+FKV_INLINE bool fkv_shape_sealed(const fkv_layer_config *layer) { return layer->k.kind == FKV_CODEC_SEALED; }
+
+FKV_INLINE uint32_t fkv_shape_n_sealed(const fkv_shape *shape) {
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < shape->n_layers; i++) n += fkv_shape_sealed(fkv_shape_layer(&shape->config, i));
+    return n;
 }
 
 #endif

@@ -3,7 +3,7 @@
  *
  * The ring is wide enough for the worst alignment: a step at length L touches tokens L - window + 1 .. L + n - 1, that is
  * window - 1 + n tokens, and pages are let go only when it commits. T tokens in a row touch at most (T + page - 2) / page + 1
- * pages.
+ * pages. Spare pages come in front of them.
  */
 #include "page_table.h"
 
@@ -11,12 +11,13 @@ void fkv_table_shape(const fkv_pager_spec *spec, uint32_t group, fkv_group *shap
     const fkv_group_spec *g = &spec->groups[group];
     uint32_t n_pages = fkv_ceil_div(spec->max_seq_tokens, spec->page_tokens);
     shape->window = g->window;
+    shape->n_spare = g->n_spare;
     if (g->window == 0) {
         shape->n_fixed = n_pages;
         shape->n_ring = 1;
     } else {
         uint64_t n_touched = (uint64_t)g->window - 1 + spec->max_step_tokens;
-        uint64_t n_ring = (n_touched + spec->page_tokens - 2) / spec->page_tokens + 1;
+        uint64_t n_ring = (n_touched + spec->page_tokens - 2) / spec->page_tokens + 1 + g->n_spare;
         shape->n_fixed = fkv_min_u32(fkv_ceil_div(g->n_sinks, spec->page_tokens), n_pages);
         uint32_t rest = fkv_max_u32(n_pages - shape->n_fixed, 1);
         shape->n_ring = n_ring < rest ? (uint32_t)n_ring : rest;
@@ -34,11 +35,11 @@ uint32_t fkv_table_cap(const fkv_pager *pager, uint32_t group, uint32_t max_toke
     return fkv_min_u32(fkv_pages_of(pager, max_tokens), pager->groups[group].width);
 }
 
-bool fkv_table_covers(const fkv_pager *pager, uint32_t group, uint32_t n_tokens, uint32_t n_wanted) {
+bool fkv_table_covers(const fkv_pager *pager, uint32_t group, const fkv_sequence *s, uint32_t n_wanted) {
     const fkv_group *g = &pager->groups[group];
     uint32_t page_tokens = pager->spec.page_tokens;
-    uint32_t wanted = fkv_table_skip(g, page_tokens, n_wanted, g->n_fixed);
-    return wanted >= fkv_pages_of(pager, n_wanted) || wanted >= fkv_table_skip(g, page_tokens, n_tokens, g->n_fixed);
+    uint32_t wanted = fkv_max_u32(g->n_fixed, fkv_table_first(g, page_tokens, n_wanted));
+    return wanted >= fkv_pages_of(pager, n_wanted) || wanted >= fkv_table_skip(g, page_tokens, s, s->len, g->n_fixed);
 }
 
 bool fkv_table_consistent(const fkv_pager *pager, uint32_t group, uint32_t *refs, uint32_t *tails) {
@@ -50,11 +51,11 @@ bool fkv_table_consistent(const fkv_pager *pager, uint32_t group, uint32_t *refs
         const fkv_sequence *s = &pager->sequences[slot];
         uint32_t n_expected = 0;
         if (s->open) {
-            if (s->len > s->max_tokens) return false;
+            if (s->len > s->max_tokens || s->spare_from > s->len / page_tokens) return false;
             uint32_t added = s->row == FKV_NO_ROW ? 0 : pager->step.rows[s->row].n_tokens;
             uint32_t n_pages = fkv_pages_of(pager, s->len + added);
-            for (uint32_t i = fkv_table_skip(g, page_tokens, s->len, 0); i < n_pages;
-                 i = fkv_table_skip(g, page_tokens, s->len, i + 1)) {
+            for (uint32_t i = fkv_table_skip(g, page_tokens, s, s->len, 0); i < n_pages;
+                 i = fkv_table_skip(g, page_tokens, s, s->len, i + 1)) {
                 uint32_t page = *fkv_table_entry(g, slot, i);
                 if (page >= g->pool.n_pages) return false;
                 refs[page]++;

@@ -16,11 +16,19 @@ FKV_INLINE uint32_t fkv_table_first(const fkv_group *group, uint32_t page_tokens
     return (position - group->window + 1) / page_tokens;
 }
 
-/* The first logical page from `logical` on that a sequence of n_tokens holds, if it is below pages(n_tokens):
+/* First logical page, sinks apart, that the sequence holds at n_tokens tokens. */
+FKV_INLINE uint32_t fkv_table_first_held(const fkv_group *group, uint32_t page_tokens, const fkv_sequence *s, uint32_t n_tokens) {
+    uint32_t first = fkv_table_first(group, page_tokens, n_tokens);
+    if (group->n_spare == 0) return first;
+    return fkv_max_u32(first - fkv_min_u32(first, group->n_spare), s->spare_from);
+}
+
+/* The first logical page from `logical` on that the sequence holds at n_tokens tokens, if it is below pages(n_tokens):
  *     for (i = fkv_table_skip(.., 0); i < pages; i = fkv_table_skip(.., i + 1)) */
-FKV_INLINE uint32_t fkv_table_skip(const fkv_group *group, uint32_t page_tokens, uint32_t n_tokens, uint32_t logical) {
+FKV_INLINE uint32_t fkv_table_skip(const fkv_group *group, uint32_t page_tokens, const fkv_sequence *s, uint32_t n_tokens,
+                                   uint32_t logical) {
     if (logical < group->n_fixed) return logical;
-    return fkv_max_u32(logical, fkv_table_first(group, page_tokens, n_tokens));
+    return fkv_max_u32(logical, fkv_table_first_held(group, page_tokens, s, n_tokens));
 }
 
 FKV_INLINE uint32_t *fkv_table_entry(const fkv_group *group, uint32_t slot, uint32_t logical) {
@@ -28,8 +36,8 @@ FKV_INLINE uint32_t *fkv_table_entry(const fkv_group *group, uint32_t slot, uint
     return &group->entries[(uint64_t)slot * group->width + place];
 }
 
-/* Whether a table of n_tokens holds all that a query at position n_wanted sees; n_wanted <= n_tokens. */
-bool fkv_table_covers(const fkv_pager *pager, uint32_t group, uint32_t n_tokens, uint32_t n_wanted);
+/* Whether the sequence's table holds all that a query at position n_wanted sees; n_wanted <= its length. */
+bool fkv_table_covers(const fkv_pager *pager, uint32_t group, const fkv_sequence *s, uint32_t n_wanted);
 
 /* Every table holds what its length says and nothing else; adds holders and tails to refs and tails, both [n_pages]. */
 bool fkv_table_consistent(const fkv_pager *pager, uint32_t group, uint32_t *refs, uint32_t *tails);

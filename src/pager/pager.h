@@ -3,12 +3,14 @@
  *
  * Words: a *group* is a set of layers whose pages live and die together. The full group (window 0) keeps every page of a
  * sequence. A window group keeps the pages with the first n_sinks tokens and those that the next query can still see, and lets go
- * of whole pages behind the window when a step commits. Logical page i of a sequence holds tokens [i * page_tokens, (i + 1) *
- * page_tokens).
+ * of whole pages behind the window when a step commits. A window group with spare pages also keeps up to n_spare whole pages in
+ * front of those, for truncate() to go back to; a sequence may lack them (it was cut back behind them, shares a prefix, or came
+ * from a file), and the prefix tree takes none but the sink pages of such a group. Logical page i of a sequence holds tokens
+ * [i * page_tokens, (i + 1) * page_tokens).
  *
  * Page tables. Entry of logical page i in the table of (sequence, group): i itself where i < n_fixed, else
  * n_fixed + (i - n_fixed) % n_ring. Full: n_fixed = all pages, n_ring = 1. Window: n_fixed = sink pages, n_ring = the most pages
- * that a window and a step can touch at once.
+ * that a window and a step can touch at once, and the spare ones.
  *
  * Promises. A sequence is admitted for its whole life. In the full group
  *     promised = sum over sequences (pages(max_tokens) - pages in its table) + sum over pages copies(page),
@@ -46,6 +48,7 @@ typedef struct fkv_group_spec {
     uint32_t window;  /* 0: full. At most one group is full */
     uint32_t n_sinks; /* tokens */
     uint32_t n_pages; /* of the pool */
+    uint32_t n_spare; /* pages; 0 in the full group */
 } fkv_group_spec;
 
 typedef struct fkv_pager_spec {
@@ -77,8 +80,8 @@ fkv_status fkv_pager_clear(fkv_pager *pager);
 fkv_status fkv_pager_match(const fkv_pager *pager, const fkv_seq_config *config, uint32_t *n_shared);
 
 /* Gives an empty sequence the pages of n_tokens tokens at once, for a loader to fill: in window groups only the pages that a
- * query at n_tokens can see (sinks included). The sequence then has that length. Cannot run out: the pages were promised.
- * FKV_SEQ_FULL beyond max_tokens, FKV_BAD_STATE if the sequence is not empty. */
+ * query at n_tokens can see (sinks included, spare pages not). The sequence then has that length. Cannot run out: the pages were
+ * promised. FKV_SEQ_FULL beyond max_tokens, FKV_BAD_STATE if the sequence is not empty. */
 fkv_status fkv_pager_fill(fkv_pager *pager, fkv_seq seq, uint32_t n_tokens);
 
 /* ---- steps ---- */

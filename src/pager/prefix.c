@@ -2,7 +2,8 @@
  *
  * - what is there stays: where a node has the tokens already, the sequence keeps its page and the node its own;
  * - a page stands in the tree once: tokens that would put it elsewhere contradict what it was computed from;
- * - the law of the pool comes first: an offer that would pin cached pages which are promised to others ends there, quietly.
+ * - the law of the pool comes first: an offer that would pin cached pages which are promised to others ends there, quietly;
+ * - of a group with spare pages the tree takes the sink pages: no sequence that joins needs another.
  */
 #include "page_table.h"
 #include "pager_state.h"
@@ -11,7 +12,8 @@
 /* The page of logical page i that the sequence still holds, or FKV_NO_PAGE. */
 static uint32_t held_page(const fkv_pager *pager, uint32_t group, uint32_t slot, uint32_t i) {
     const fkv_group *g = &pager->groups[group];
-    if (fkv_table_skip(g, pager->spec.page_tokens, pager->sequences[slot].len, i) != i) return FKV_NO_PAGE;
+    const fkv_sequence *s = &pager->sequences[slot];
+    if (fkv_table_skip(g, pager->spec.page_tokens, s, s->len, i) != i) return FKV_NO_PAGE;
     return *fkv_table_entry(g, slot, i);
 }
 
@@ -77,7 +79,9 @@ fkv_status fkv_pager_insert(fkv_pager *pager, fkv_seq seq, const uint32_t *token
         }
         for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
             uint32_t page = held_page(pager, g, slot, i);
-            if (page != FKV_NO_PAGE && pager->tree.nodes[node].pages[g] == FKV_NO_PAGE) fkv_tree_adopt(pager, node, g, page);
+            bool wanted = pager->groups[g].n_spare == 0 || i < pager->groups[g].n_fixed;
+            if (wanted && page != FKV_NO_PAGE && pager->tree.nodes[node].pages[g] == FKV_NO_PAGE)
+                fkv_tree_adopt(pager, node, g, page);
         }
         above = node;
     }

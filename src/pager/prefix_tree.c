@@ -119,7 +119,7 @@ fkv_match fkv_tree_match(const fkv_pager *pager, uint64_t tenant, const uint32_t
             bool there = n->pages[g] != FKV_NO_PAGE;
             path[g].run = there ? path[g].run + 1 : 0;
             if (i < group->n_fixed) path[g].sinks &= there;
-            uint32_t first = fkv_table_skip(group, page_tokens, (i + 1) * page_tokens, group->n_fixed);
+            uint32_t first = fkv_max_u32(group->n_fixed, fkv_table_first(group, page_tokens, (i + 1) * page_tokens));
             usable &= path[g].sinks && (first > i || path[g].run > i - first);
         }
         if (usable) best = (fkv_match){.node = node, .n_pages = i + 1, .n_idle = n_idle};

@@ -51,7 +51,7 @@ bool fkv_pager_covers(const fkv_pager *pager, uint32_t slot, uint32_t n_tokens) 
     uint32_t len = pager->sequences[slot].len;
     if (n_tokens > len) return false;
     for (uint32_t g = 0; g < pager->spec.n_groups; g++)
-        if (!fkv_table_covers(pager, g, len, n_tokens)) return false;
+        if (!fkv_table_covers(pager, g, &pager->sequences[slot], n_tokens)) return false;
     return true;
 }
 
@@ -90,11 +90,16 @@ static fkv_status admit(const fkv_pager *pager, uint32_t max_tokens, uint32_t n_
     return FKV_OK;
 }
 
-static uint32_t slot_take(fkv_pager *pager, uint64_t tenant, uint32_t len, uint32_t max_tokens) {
+static uint32_t slot_take(fkv_pager *pager, uint64_t tenant, uint32_t len, uint32_t max_tokens, uint32_t spare_from) {
     uint32_t slot = pager->slots[pager->n_seqs++];
     fkv_sequence *s = &pager->sequences[slot];
-    *s = (fkv_sequence){
-        .generation = next_generation(), .tenant = tenant, .len = len, .max_tokens = max_tokens, .row = FKV_NO_ROW, .open = true};
+    *s = (fkv_sequence){.generation = next_generation(),
+                        .tenant = tenant,
+                        .len = len,
+                        .max_tokens = max_tokens,
+                        .spare_from = spare_from,
+                        .row = FKV_NO_ROW,
+                        .open = true};
     for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
         pager->groups[g].reserved += fkv_table_cap(pager, g, max_tokens);
         if (g == pager->full) pager->groups[g].entered += fkv_pages_of(pager, len);
@@ -120,7 +125,7 @@ static void enter_path(fkv_pager *pager, uint32_t slot, uint32_t node) {
         uint32_t i = pager->tree.nodes[node].depth;
         for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
             fkv_group *group = &pager->groups[g];
-            if (fkv_table_skip(group, pager->spec.page_tokens, s->len, i) != i) continue;
+            if (fkv_table_skip(group, pager->spec.page_tokens, s, s->len, i) != i) continue;
             uint32_t page = pager->tree.nodes[node].pages[g];
             *fkv_table_entry(group, slot, i) = page;
             fkv_tree_page_change(pager, g, page, 1, 0);
@@ -158,7 +163,7 @@ fkv_status fkv_pager_open(fkv_pager *pager, const fkv_seq_config *config, fkv_se
     FKV_TRY(admit(pager, config->max_tokens, match.n_pages, match.n_idle, 0));
 
     uint32_t len = match.n_pages * pager->spec.page_tokens;
-    uint32_t slot = slot_take(pager, config->tenant, len, config->max_tokens);
+    uint32_t slot = slot_take(pager, config->tenant, len, config->max_tokens, match.n_pages);
     if (len > 0) {
         enter_path(pager, slot, match.node);
         fkv_figure_add(&pager->figures.hits, 1);
@@ -192,12 +197,12 @@ fkv_status fkv_pager_fork(fkv_pager *pager, fkv_seq seq, uint32_t max_tokens, fk
     uint32_t n_pages = fkv_pages_of(pager, parent->len);
     FKV_TRY(admit(pager, max_tokens, n_pages, 0, fork_copies(pager, slot, max_tokens)));
 
-    uint32_t other = slot_take(pager, parent->tenant, parent->len, max_tokens);
+    uint32_t other = slot_take(pager, parent->tenant, parent->len, max_tokens, parent->spare_from);
     const fkv_sequence *s = &pager->sequences[other];
     for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
         const fkv_group *group = &pager->groups[g];
-        for (uint32_t i = fkv_table_skip(group, pager->spec.page_tokens, s->len, 0); i < n_pages;
-             i = fkv_table_skip(group, pager->spec.page_tokens, s->len, i + 1)) {
+        for (uint32_t i = fkv_table_skip(group, pager->spec.page_tokens, s, s->len, 0); i < n_pages;
+             i = fkv_table_skip(group, pager->spec.page_tokens, s, s->len, i + 1)) {
             uint32_t page = *fkv_table_entry(group, slot, i);
             *fkv_table_entry(group, other, i) = page;
             fkv_tree_page_change(pager, g, page, 1, is_tail(pager, s, i) ? 1 : 0);
@@ -216,7 +221,7 @@ static void cut(fkv_pager *pager, uint32_t group, uint32_t slot, uint32_t n_toke
     const fkv_sequence *s = &pager->sequences[slot];
     uint32_t page_tokens = pager->spec.page_tokens;
     uint32_t n_kept = fkv_pages_of(pager, n_tokens);
-    uint32_t ring = fkv_table_skip(g, page_tokens, s->len, g->n_fixed);
+    uint32_t ring = fkv_table_skip(g, page_tokens, s, s->len, g->n_fixed);
     for (uint32_t i = fkv_pages_of(pager, s->len); i-- > n_kept;) {
         if (i >= g->n_fixed && i < ring) {
             i = g->n_fixed; /* over all that has left the window */
@@ -284,10 +289,38 @@ static void forget_entries(fkv_pager *pager, uint32_t slot, uint32_t n_tokens) {
     for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
         const fkv_group *group = &pager->groups[g];
         uint32_t n_pages = fkv_pages_of(pager, s->len);
-        for (uint32_t i = fkv_table_skip(group, pager->spec.page_tokens, s->len, fkv_pages_of(pager, n_tokens)); i < n_pages;
-             i = fkv_table_skip(group, pager->spec.page_tokens, s->len, i + 1))
+        for (uint32_t i = fkv_table_skip(group, pager->spec.page_tokens, s, s->len, fkv_pages_of(pager, n_tokens)); i < n_pages;
+             i = fkv_table_skip(group, pager->spec.page_tokens, s, s->len, i + 1))
             *fkv_table_entry(group, slot, i) = FKV_NO_PAGE;
     }
+}
+
+/* What the sequence lacks of spare pages once it is cut back to n_tokens. */
+static void set_spare_from(const fkv_pager *pager, fkv_sequence *s, uint32_t n_tokens) {
+    uint32_t page_tokens = pager->spec.page_tokens;
+    uint32_t from = s->spare_from;
+    for (uint32_t g = 0; g < pager->spec.n_groups; g++)
+        if (pager->groups[g].n_spare > 0)
+            from = fkv_max_u32(from, fkv_table_first_held(&pager->groups[g], page_tokens, s, s->len));
+    s->spare_from = fkv_min_u32(from, n_tokens / page_tokens);
+}
+
+static fkv_status refuse_truncate(const fkv_pager *pager, uint32_t slot, uint32_t n_tokens) {
+    const fkv_sequence *s = &pager->sequences[slot];
+    uint32_t page_tokens = pager->spec.page_tokens;
+    uint32_t below = n_tokens - n_tokens % page_tokens;
+    for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
+        const fkv_group *group = &pager->groups[g];
+        if (group->n_spare == 0 || fkv_table_covers(pager, g, s, n_tokens) || !fkv_pager_covers(pager, slot, below)) continue;
+        return fkv_fail(FKV_GONE,
+                        "token %u is inside a page that is sealed: truncate to %u, the start of the page, and compute the rest "
+                        "again, or to %u or more",
+                        n_tokens, below, fkv_min_u32(fkv_table_first_held(group, page_tokens, s, s->len) * page_tokens, s->len));
+    }
+    return fkv_fail(FKV_GONE,
+                    "at %u tokens a windowed layer would have to see tokens that left its window at %u: truncate less, or start "
+                    "again",
+                    n_tokens, s->len);
 }
 
 fkv_status fkv_pager_truncate(fkv_pager *pager, fkv_seq seq, uint32_t n_tokens) {
@@ -297,16 +330,14 @@ fkv_status fkv_pager_truncate(fkv_pager *pager, fkv_seq seq, uint32_t n_tokens) 
     fkv_sequence *s = &pager->sequences[slot];
     FKV_REQUIRE(n_tokens <= s->len, FKV_BAD_ARGUMENT, "n_tokens is %u and the sequence has %u: it can only become shorter",
                 n_tokens, s->len);
-    FKV_REQUIRE(
-        fkv_pager_covers(pager, slot, n_tokens), FKV_GONE,
-        "at %u tokens a windowed layer would have to see tokens that left its window at %u: truncate less, or start again",
-        n_tokens, s->len);
+    if (!fkv_pager_covers(pager, slot, n_tokens)) return refuse_truncate(pager, slot, n_tokens);
     if (n_tokens == s->len) return FKV_OK;
 
     if (pager->full != FKV_NO_GROUP) FKV_TRY(cut_full(pager, slot, n_tokens));
     for (uint32_t g = 0; g < pager->spec.n_groups; g++)
         if (g != pager->full) cut(pager, g, slot, n_tokens);
     forget_entries(pager, slot, n_tokens);
+    set_spare_from(pager, s, n_tokens);
     s->len = n_tokens;
     fkv_pager_settle(pager);
     return FKV_OK;
@@ -425,10 +456,11 @@ fkv_status fkv_pager_fill(fkv_pager *pager, fkv_seq seq, uint32_t n_tokens) {
 
     uint32_t n_pages = fkv_pages_of(pager, n_tokens);
     s->len = n_tokens;
+    s->spare_from = n_tokens / pager->spec.page_tokens;
     for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
         fkv_group *group = &pager->groups[g];
-        for (uint32_t i = fkv_table_skip(group, pager->spec.page_tokens, n_tokens, 0); i < n_pages;
-             i = fkv_table_skip(group, pager->spec.page_tokens, n_tokens, i + 1)) {
+        for (uint32_t i = fkv_table_skip(group, pager->spec.page_tokens, s, n_tokens, 0); i < n_pages;
+             i = fkv_table_skip(group, pager->spec.page_tokens, s, n_tokens, i + 1)) {
             fkv_group_make_free(pager, g, 1);
             uint32_t page = fkv_pool_take(&group->pool);
             if (is_tail(pager, s, i)) fkv_pool_change(&group->pool, page, 0, 1);

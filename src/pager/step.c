@@ -173,8 +173,8 @@ static void advance(fkv_pager *pager, const fkv_step_row *row) {
             group->entered += fkv_pages_of(pager, len) - fkv_pages_of(pager, row->start);
             continue;
         }
-        uint32_t kept = fkv_table_skip(group, page_tokens, len, group->n_fixed);
-        for (uint32_t i = fkv_table_skip(group, page_tokens, row->start, group->n_fixed); i < kept; i++) {
+        uint32_t kept = fkv_table_skip(group, page_tokens, s, len, group->n_fixed);
+        for (uint32_t i = fkv_table_skip(group, page_tokens, s, row->start, group->n_fixed); i < kept; i++) {
             uint32_t *gone = fkv_table_entry(group, row->slot, i);
             fkv_tree_page_change(pager, g, *gone, -1, 0);
             *gone = FKV_NO_PAGE;

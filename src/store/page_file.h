@@ -9,7 +9,8 @@
  * claims.
  *
  * The pages of a file are those a query at n_tokens sees: all in the full group; in a window group the sink pages and those from
- * fkv_pager_first_page(n_tokens) on.
+ * fkv_pager_first_page(n_tokens) on. Of sealed layers that is every page, sealed where it is full, and the first and the partly
+ * filled page open.
  */
 #ifndef FKV_PAGE_FILE_H
 #define FKV_PAGE_FILE_H
@@ -17,13 +18,15 @@
 #include "../pager/pager.h"
 #include "slab.h"
 
-/* K or V of a layer, exactly as it stands in the file: the kind of the codec follows from the bits, as FKV_CODEC_AUTO has it. */
+/* K or V of a layer, exactly as it stands in a file of version 2. In one of version 1 there is no kind: it follows from the bits,
+ * as FKV_CODEC_AUTO has it. */
 typedef struct fkv_file_side {
     uint32_t bits;
     uint32_t group; /* 0 in a file where the codec has no groups */
+    uint32_t kind;  /* fkv_codec_kind, not FKV_CODEC_AUTO in a file */
 } fkv_file_side;
 
-/* One layer's shape, exactly as it stands in the file. */
+/* One layer's shape, exactly as it stands in a file of version 2. */
 typedef struct fkv_file_layer {
     uint32_t n_kv_heads;
     uint32_t head_dim;
@@ -31,13 +34,14 @@ typedef struct fkv_file_layer {
     uint32_t n_sinks;
     fkv_file_side k;
     fkv_file_side v;
+    uint32_t zero[2];
 } fkv_file_layer;
 
 fkv_file_side fkv_file_side_of(fkv_codec_config config);
 fkv_codec_config fkv_file_codec(fkv_file_side side);
 
 /* What a file must agree with to be ours: every field is compared. Layer groups are numbered by first appearance of their
- * (window, n_sinks) among the layers, in slab and pager too. */
+ * (window, n_sinks) among the layers, in slab and pager too; the group of the open pages of sealed layers is the last. */
 typedef struct fkv_file_identity {
     uint32_t page_tokens;
     uint32_t n_layers;

@@ -18,14 +18,63 @@ fkv_status fkv_file_os_failed(const char *what, const char *path) {
 /* ---- the plan ------------------------------------------------------------------------------------------------ */
 
 fkv_codec_config fkv_file_codec(fkv_file_side side) {
-    return fkv_codec_canonical((fkv_codec_config){.bits = side.bits, .group = side.group});
+    return fkv_codec_canonical((fkv_codec_config){.bits = side.bits, .group = side.group, .kind = (fkv_codec_kind)side.kind});
 }
 
 fkv_file_side fkv_file_side_of(fkv_codec_config config) {
     config = fkv_codec_canonical(config);
-    const fkv_file_side side = {.bits = config.bits, .group = config.group};
-    FKV_ASSERT(fkv_file_codec(side).kind == config.kind); /* version 1 has no place for another kind */
-    return side;
+    return (fkv_file_side){.bits = config.bits, .group = config.group, .kind = (uint32_t)config.kind};
+}
+
+/* ---- versions ------------------------------------------------------------------------------------------------ */
+
+uint32_t fkv_file_layer_bytes(uint32_t version) {
+    if (version == FKV_FILE_VERSION_1) return FKV_FILE_LAYER_BYTES_1;
+    return version == FKV_FILE_VERSION_NOW ? (uint32_t)sizeof(fkv_file_layer) : 0;
+}
+
+/* Whether the bits tell the kind, as version 1 needs it. */
+static bool bits_tell(fkv_file_side side) {
+    return fkv_file_codec(side).kind == fkv_codec_canonical((fkv_codec_config){.bits = side.bits}).kind;
+}
+
+uint32_t fkv_file_version_of(const fkv_file_layer *layers, uint32_t n_layers) {
+    for (uint32_t l = 0; l < n_layers; l++)
+        if (!bits_tell(layers[l].k) || !bits_tell(layers[l].v)) return FKV_FILE_VERSION_NOW;
+    return FKV_FILE_VERSION_1;
+}
+
+/* A record of version 1: four numbers, then bits and group of each side. */
+enum { NUMBERS_1 = FKV_FILE_LAYER_BYTES_1 / (int)sizeof(uint32_t) };
+
+void fkv_file_layers_pack(uint32_t version, fkv_file_layer *layers, uint32_t n_layers) {
+    uint8_t *to = (uint8_t *)layers;
+    for (uint32_t l = 0; version == FKV_FILE_VERSION_1 && l < n_layers; l++) {
+        const fkv_file_layer *from = &layers[l];
+        const uint32_t record[NUMBERS_1] = {from->n_kv_heads, from->head_dim, from->window, from->n_sinks,
+                                            from->k.bits,     from->k.group,  from->v.bits, from->v.group};
+        memcpy(to + (size_t)l * sizeof record, record, sizeof record);
+    }
+}
+
+void fkv_file_layers_unpack(uint32_t version, fkv_file_layer *layers, uint32_t n_layers) {
+    const uint8_t *from = (const uint8_t *)layers;
+    for (uint32_t l = n_layers; version == FKV_FILE_VERSION_1 && l-- > 0;) {
+        uint32_t record[NUMBERS_1];
+        memcpy(record, from + (size_t)l * sizeof record, sizeof record);
+        fkv_file_layer layer = {record[0], record[1], record[2], record[3], {record[4], record[5]}, {record[6], record[7]}, {0}};
+        layer.k.kind = (uint32_t)fkv_file_codec(layer.k).kind;
+        layer.v.kind = (uint32_t)fkv_file_codec(layer.v).kind;
+        layers[l] = layer;
+    }
+}
+
+static bool is_sealed(const fkv_file_layer *layer) { return layer->k.kind == FKV_CODEC_SEALED; }
+
+/* Kinds that stand on the right side, and numbers that are 0. */
+static bool kinds_can_be(const fkv_file_layer *layer) {
+    return layer->k.kind != FKV_CODEC_SEALED_V && layer->v.kind != FKV_CODEC_SEALED &&
+           (layer->v.kind != FKV_CODEC_SEALED_V || is_sealed(layer)) && layer->zero[0] == 0 && layer->zero[1] == 0;
 }
 
 /* The codec of a side; false for one that does not exist or is not in the form that a file has. */
@@ -33,9 +82,9 @@ static bool side_codec(fkv_file_side side, uint32_t head_dim, fkv_type type, fkv
     return fkv_codec_make(fkv_file_codec(side), head_dim, type, codec) == FKV_OK && fkv_file_codec(side).group == side.group;
 }
 
-/* Bytes of all KV heads of one layer's page. */
+/* Bytes of all KV heads of one layer's page; *open_bytes: of an open page, 0 where the layer has none. */
 static fkv_status layer_run_bytes(const fkv_file_layer *layer, uint32_t number, const fkv_file_header *header, const char *path,
-                                  uint64_t *bytes) {
+                                  uint64_t *bytes, uint64_t *open_bytes) {
     FKV_REQUIRE(layer->n_kv_heads > 0 && layer->head_dim >= 16 && layer->head_dim <= FKV_MAX_HEAD_DIM &&
                     layer->head_dim % 16 == 0,
                 FKV_FILE_DAMAGED, "damaged page file: layer %u has %u KV heads of dimension %u: %s", number, layer->n_kv_heads,
@@ -44,14 +93,20 @@ static fkv_status layer_run_bytes(const fkv_file_layer *layer, uint32_t number, 
                 "damaged page file: layer %u has no window but %u sinks: %s", number, layer->n_sinks, path);
     fkv_codec k;
     fkv_codec v;
-    FKV_REQUIRE(side_codec(layer->k, layer->head_dim, (fkv_type)header->page_type, &k) &&
-                    side_codec(layer->v, layer->head_dim, (fkv_type)header->page_type, &v),
-                FKV_FILE_DAMAGED,
-                "damaged page file: layer %u of dimension %u has K of %u bits in groups of %u, V of %u in %u: %s", number,
-                layer->head_dim, layer->k.bits, layer->k.group, layer->v.bits, layer->v.group, path);
+    FKV_REQUIRE(
+        kinds_can_be(layer) && side_codec(layer->k, layer->head_dim, (fkv_type)header->page_type, &k) &&
+            side_codec(layer->v, layer->head_dim, (fkv_type)header->page_type, &v),
+        FKV_FILE_DAMAGED,
+        "damaged page file: layer %u of dimension %u has K of %u bits in groups of %u, V of %u in %u, kinds %u and %u: %s",
+        number, layer->head_dim, layer->k.bits, layer->k.group, layer->v.bits, layer->v.group, layer->k.kind, layer->v.kind,
+        path);
     fkv_block block;
     fkv_block_make(&k, &v, header->page_tokens, &block);
     *bytes = (uint64_t)layer->n_kv_heads * block.bytes;
+    *open_bytes = 0;
+    if (!is_sealed(layer)) return FKV_OK;
+    fkv_block_make_open(layer->head_dim, (fkv_type)header->page_type, header->page_tokens, &block);
+    *open_bytes = (uint64_t)layer->n_kv_heads * block.bytes;
     return FKV_OK;
 }
 
@@ -64,6 +119,15 @@ static uint32_t group_of(fkv_file_plan *plan, const fkv_file_layer *layer) {
     return g;
 }
 
+/* The open pages of sealed layers: the first one and that of the next token. */
+static fkv_status add_open_group(fkv_file_plan *plan, uint64_t page_bytes, const char *path) {
+    FKV_REQUIRE(plan->n_groups < FKV_MAX_GROUPS, FKV_FILE_DAMAGED,
+                "damaged page file: %u groups of layers and one of open pages, at most %d: %s", plan->n_groups, FKV_MAX_GROUPS,
+                path);
+    plan->groups[plan->n_groups++] = (fkv_file_group){.window = 1, .n_sinks = 1, .page_bytes = page_bytes};
+    return FKV_OK;
+}
+
 /* The pages that a query at position n_tokens sees. */
 static void group_pages(fkv_file_group *group, uint32_t page_tokens, uint32_t n_tokens) {
     group->end = fkv_ceil_div(n_tokens, page_tokens);
@@ -74,11 +138,11 @@ static void group_pages(fkv_file_group *group, uint32_t page_tokens, uint32_t n_
     group->first = fkv_max_u32(first, group->n_front);
 }
 
-bool fkv_file_plan_offsets(uint32_t n_layers, uint32_t n_tokens, uint64_t n_pages, fkv_file_plan *plan) {
+bool fkv_file_plan_offsets(const fkv_file_header *header, uint64_t n_pages, fkv_file_plan *plan) {
     uint64_t end = 0;
     plan->n_pages = n_pages;
-    plan->tokens_offset = sizeof(fkv_file_header) + (uint64_t)n_layers * sizeof(fkv_file_layer);
-    plan->index_offset = fkv_align_up(plan->tokens_offset + (uint64_t)n_tokens * sizeof(uint32_t), FKV_FILE_INDEX_ALIGN);
+    plan->tokens_offset = sizeof(fkv_file_header) + (uint64_t)header->n_layers * fkv_file_layer_bytes(header->version);
+    plan->index_offset = fkv_align_up(plan->tokens_offset + (uint64_t)header->n_tokens * sizeof(uint32_t), FKV_FILE_INDEX_ALIGN);
     if (fkv_mul_overflows(n_pages, sizeof(fkv_file_entry), &end) || fkv_add_overflows(end, plan->index_offset, &end) ||
         end > INT64_MAX - FKV_FILE_DATA_ALIGN)
         return false;
@@ -94,15 +158,19 @@ fkv_status fkv_file_plan_make(const fkv_file_header *header, const fkv_file_laye
                 "damaged page file: pages of %u tokens: %s", header->page_tokens, path);
     FKV_REQUIRE(header->page_type == FKV_F16 || header->page_type == FKV_BF16, FKV_FILE_DAMAGED,
                 "damaged page file: page type %u: %s", header->page_type, path);
+    uint64_t all_open_bytes = 0;
     for (uint32_t l = 0; l < header->n_layers; l++) {
         uint64_t run_bytes = 0;
-        FKV_TRY(layer_run_bytes(&layers[l], l, header, path, &run_bytes));
+        uint64_t open_bytes = 0;
+        FKV_TRY(layer_run_bytes(&layers[l], l, header, path, &run_bytes, &open_bytes));
+        all_open_bytes += open_bytes;
         const uint32_t g = group_of(plan, &layers[l]);
         FKV_REQUIRE(g < FKV_MAX_GROUPS, FKV_FILE_DAMAGED, "damaged page file: more than %d groups of layers: %s", FKV_MAX_GROUPS,
                     path);
         plan->layer_group[l] = (uint8_t)g;
         plan->groups[g].page_bytes += run_bytes; /* 512 layers of less than 2^32 heads of at most 2^19 bytes: fits */
     }
+    if (all_open_bytes > 0) FKV_TRY(add_open_group(plan, all_open_bytes, path));
     uint64_t n_pages = 0;
     uint64_t data_bytes = 0;
     bool fits = true;
@@ -115,7 +183,7 @@ fkv_status fkv_file_plan_make(const fkv_file_header *header, const fkv_file_laye
         fits = fits && !fkv_mul_overflows(n, group->page_bytes, &group_bytes) &&
                !fkv_add_overflows(data_bytes, group_bytes, &data_bytes);
     }
-    fits = fits && fkv_file_plan_offsets(header->n_layers, header->n_tokens, n_pages, plan) &&
+    fits = fits && fkv_file_plan_offsets(header, n_pages, plan) &&
            !fkv_add_overflows(plan->data_offset, data_bytes, &plan->file_bytes);
     FKV_REQUIRE(fits && plan->file_bytes <= INT64_MAX, FKV_FILE_DAMAGED,
                 "damaged page file: %u tokens in %" PRIu64 " pages are more than a file can hold: %s", header->n_tokens, n_pages,
@@ -146,9 +214,8 @@ static fkv_file_side canonical(fkv_file_side side) { return fkv_file_side_of(fkv
 
 void fkv_file_identity_write(const fkv_file_identity *identity, fkv_file_header *header, fkv_file_layer *layers) {
     *header = (fkv_file_header){
-        .version = FKV_FILE_VERSION_NOW,
+        .version = fkv_file_version_of(identity->layers, identity->n_layers),
         .header_bytes = sizeof(fkv_file_header),
-        .layer_bytes = sizeof(fkv_file_layer),
         .entry_bytes = sizeof(fkv_file_entry),
         .n_layers = identity->n_layers,
         .page_tokens = identity->page_tokens,
@@ -156,6 +223,7 @@ void fkv_file_identity_write(const fkv_file_identity *identity, fkv_file_header 
         .rotate = (uint32_t)identity->rotate,
         .rotation_seed = identity->rotate == FKV_ROTATE_NONE ? 0 : identity->rotation_seed,
     };
+    header->layer_bytes = fkv_file_layer_bytes(header->version);
     memcpy(header->magic, FKV_FILE_MAGIC, sizeof header->magic);
     memcpy(header->weights_id, identity->weights_id, sizeof header->weights_id);
     memcpy(header->rope_id, identity->rope_id, strnlen(identity->rope_id, sizeof header->rope_id - 1));
@@ -193,8 +261,10 @@ static fkv_status foreign_layer(uint32_t number, const fkv_file_layer *file, con
     FKV_TRY(foreign_layer_number(number, "n_sinks", file->n_sinks, ours->n_sinks, path));
     FKV_TRY(foreign_layer_number(number, "k.bits", file->k.bits, k.bits, path));
     FKV_TRY(foreign_layer_number(number, "k.group", file->k.group, k.group, path));
+    FKV_TRY(foreign_layer_number(number, "k.kind", file->k.kind, k.kind, path));
     FKV_TRY(foreign_layer_number(number, "v.bits", file->v.bits, v.bits, path));
-    return foreign_layer_number(number, "v.group", file->v.group, v.group, path);
+    FKV_TRY(foreign_layer_number(number, "v.group", file->v.group, v.group, path));
+    return foreign_layer_number(number, "v.kind", file->v.kind, v.kind, path);
 }
 
 fkv_status fkv_file_identity_check(const fkv_file_identity *identity, const fkv_file_header *header, const fkv_file_layer *layers,

@@ -15,7 +15,9 @@
 #include <stddef.h>
 
 enum {
-    FKV_FILE_VERSION_NOW = 1,
+    FKV_FILE_VERSION_1 = 1,   /* written where the bits of every codec tell its kind */
+    FKV_FILE_VERSION_NOW = 2, /* layer records name the kinds; sealed layers */
+    FKV_FILE_LAYER_BYTES_1 = 32,
     FKV_FILE_MAGIC_BYTES = 8,
     FKV_FILE_DATA_ALIGN = 4096, /* of the first page, so that a reader may map it */
     FKV_FILE_INDEX_ALIGN = 8,
@@ -31,7 +33,7 @@ typedef struct fkv_file_header {
     uint8_t magic[FKV_FILE_MAGIC_BYTES];
     uint32_t version;
     uint32_t header_bytes; /* 256 */
-    uint32_t layer_bytes;  /* 32 */
+    uint32_t layer_bytes;  /* 48; 32 in version 1 */
     uint32_t entry_bytes;  /* 24 */
     uint64_t file_bytes;
     uint64_t tokens_offset;
@@ -63,7 +65,7 @@ typedef struct fkv_file_entry {
 _Static_assert(sizeof(fkv_file_header) == 256 && offsetof(fkv_file_header, sha256) == 224, "the header is 256 bytes");
 _Static_assert(offsetof(fkv_file_header, file_bytes) == 24 && offsetof(fkv_file_header, n_tokens) == 64, "no padding");
 _Static_assert(offsetof(fkv_file_header, rotation_seed) == 88 && offsetof(fkv_file_header, rope_id) == 128, "no padding");
-_Static_assert(sizeof(fkv_file_layer) == 32 && offsetof(fkv_file_layer, v) == 24, "a layer record is eight 32-bit numbers");
+_Static_assert(sizeof(fkv_file_layer) == 48 && offsetof(fkv_file_layer, v) == 28, "a layer record is twelve 32-bit numbers");
 _Static_assert(sizeof(fkv_file_entry) == 24 && offsetof(fkv_file_entry, crc32c) == 16, "an index entry is 24 bytes");
 
 /* The pages of one group in a file: logical pages [0, n_front) and [first, end), n_front <= first. */
@@ -91,8 +93,19 @@ typedef struct fkv_file_plan {
  * everything. layers: [n_layers]. FKV_FILE_DAMAGED, with path in the message, for anything that cannot be. */
 fkv_status fkv_file_plan_make(const fkv_file_header *header, const fkv_file_layer *layers, const char *path, fkv_file_plan *plan);
 
-/* Offsets that follow from n_layers, n_tokens and n_pages. False if they do not fit 63 bits, what a file can have. */
-bool fkv_file_plan_offsets(uint32_t n_layers, uint32_t n_tokens, uint64_t n_pages, fkv_file_plan *plan);
+/* Offsets that follow from layer_bytes, n_layers, n_tokens and n_pages of a header. False if they do not fit 63 bits, what a file
+ * can have. */
+bool fkv_file_plan_offsets(const fkv_file_header *header, uint64_t n_pages, fkv_file_plan *plan);
+
+/* Bytes of a layer record of a version, 0 for one that is not known. */
+uint32_t fkv_file_layer_bytes(uint32_t version);
+
+/* The layer records of a version out of those of version 2 and back, in place. layers: [n_layers] */
+void fkv_file_layers_pack(uint32_t version, fkv_file_layer *layers, uint32_t n_layers);
+void fkv_file_layers_unpack(uint32_t version, fkv_file_layer *layers, uint32_t n_layers);
+
+/* The version in which these layers are written: the first that can. FKV_CODEC_AUTO counts as the kind that it means. */
+uint32_t fkv_file_version_of(const fkv_file_layer *layers, uint32_t n_layers);
 
 /* Walks the pages in the order of the index: group by group, logical pages upwards. Start from {.offset = data_offset}. */
 typedef struct fkv_file_cursor {

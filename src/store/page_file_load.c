@@ -62,24 +62,24 @@ static fkv_status read_header(page_reader *reader, uint64_t file_bytes) {
                 "not a page file: %s", reader->path);
     FKV_REQUIRE(n >= offsetof(fkv_file_header, header_bytes), FKV_FILE_DAMAGED,
                 "damaged page file: cut after %" PRIu64 " bytes: %s", file_bytes, reader->path);
-    FKV_REQUIRE(header->version == FKV_FILE_VERSION_NOW, FKV_FILE_VERSION,
-                "a page file of version %u; this library reads version %d: %s", header->version, FKV_FILE_VERSION_NOW,
-                reader->path);
+    FKV_REQUIRE(fkv_file_layer_bytes(header->version) != 0, FKV_FILE_VERSION,
+                "a page file of version %u; this library reads versions %d to %d: %s", header->version, FKV_FILE_VERSION_1,
+                FKV_FILE_VERSION_NOW, reader->path);
     FKV_REQUIRE(n == sizeof *header, FKV_FILE_DAMAGED, "damaged page file: cut after %" PRIu64 " bytes: %s", file_bytes,
                 reader->path);
     FKV_REQUIRE(header->file_bytes == file_bytes, FKV_FILE_DAMAGED,
                 "damaged page file: %" PRIu64 " bytes long instead of %" PRIu64 ": %s", file_bytes, header->file_bytes,
                 reader->path);
-    FKV_REQUIRE(header->header_bytes == sizeof(fkv_file_header) && header->layer_bytes == sizeof(fkv_file_layer) &&
+    FKV_REQUIRE(header->header_bytes == sizeof(fkv_file_header) && header->layer_bytes == fkv_file_layer_bytes(header->version) &&
                     header->entry_bytes == sizeof(fkv_file_entry),
                 FKV_FILE_DAMAGED, "damaged page file: records of %u, %u and %u bytes: %s", header->header_bytes,
                 header->layer_bytes, header->entry_bytes, reader->path);
     FKV_REQUIRE(header->n_layers >= 1 && header->n_layers <= FKV_MAX_LAYERS, FKV_FILE_DAMAGED, "damaged page file: %u layers: %s",
                 header->n_layers, reader->path);
     fkv_file_plan *plan = &reader->plan;
-    FKV_REQUIRE(fkv_file_plan_offsets(header->n_layers, header->n_tokens, header->n_pages, plan) &&
-                    header->tokens_offset == plan->tokens_offset && header->index_offset == plan->index_offset &&
-                    header->data_offset == plan->data_offset && plan->data_offset <= file_bytes,
+    FKV_REQUIRE(fkv_file_plan_offsets(header, header->n_pages, plan) && header->tokens_offset == plan->tokens_offset &&
+                    header->index_offset == plan->index_offset && header->data_offset == plan->data_offset &&
+                    plan->data_offset <= file_bytes,
                 FKV_FILE_DAMAGED,
                 "damaged page file: %u tokens and %" PRIu64 " pages do not agree with its offsets or its length: %s",
                 header->n_tokens, header->n_pages, reader->path);
@@ -134,7 +134,13 @@ static fkv_status check_numbers(page_reader *reader) {
                     all_zero(header->rope_id + rope_bytes, sizeof header->rope_id - rope_bytes) &&
                     all_zero(header->zero, sizeof header->zero),
                 FKV_FILE_DAMAGED, "damaged page file: bytes of the header that must be 0 are not: %s", reader->path);
-    FKV_TRY(read_at(reader, reader->layers, header->n_layers * sizeof reader->layers[0], sizeof *header));
+    FKV_TRY(read_at(reader, reader->layers, (uint64_t)header->n_layers * header->layer_bytes, sizeof *header));
+    fkv_file_layers_unpack(header->version, reader->layers, header->n_layers);
+    for (uint32_t l = 0; l < header->n_layers; l++)
+        FKV_REQUIRE(reader->layers[l].k.kind != FKV_CODEC_AUTO && reader->layers[l].v.kind != FKV_CODEC_AUTO, FKV_FILE_DAMAGED,
+                    "damaged page file: a codec of layer %u has no kind: %s", l, reader->path);
+    FKV_REQUIRE(header->version == fkv_file_version_of(reader->layers, header->n_layers), FKV_FILE_DAMAGED,
+                "damaged page file: version %u for layers that are written in another: %s", header->version, reader->path);
     FKV_TRY(fkv_file_plan_make(header, reader->layers, reader->path, &reader->plan));
     const fkv_file_plan *plan = &reader->plan;
     FKV_REQUIRE(header->n_groups == plan->n_groups && header->n_pages == plan->n_pages && header->file_bytes == plan->file_bytes,
@@ -226,11 +232,11 @@ static fkv_status verify_pages(page_reader *reader) {
  * Slots and gaps that no token wrote become 0, whatever the file has there. */
 static fkv_status read_page(const page_reader *reader, const fkv_slab *slab, const fkv_file_entry *entry, uint32_t page,
                             uint32_t *crc32c) {
-    const uint32_t n_live = fkv_min_u32(slab->page_tokens, reader->header.n_tokens - entry->logical * slab->page_tokens);
     uint64_t at = entry->offset;
     for (uint32_t l = 0; l < slab->n_layers; l++) {
         if (slab->layers[l].group != entry->group) continue;
         const uint64_t run_bytes = fkv_slab_run_bytes(slab, l);
+        const uint32_t n_live = fkv_slab_live_rows(slab, l, entry->logical, reader->header.n_tokens);
         uint64_t n = 0;
         for (uint64_t from = 0; from < run_bytes; from += n, at += n) {
             n = run_bytes - from < reader->piece_bytes ? run_bytes - from : reader->piece_bytes;

@@ -177,7 +177,6 @@ static void part_close(const part_file *part) {
 static fkv_status write_page(const page_writer *writer, fkv_file_entry *entry) {
     const fkv_slab *slab = writer->slab;
     const uint32_t page = fkv_page_at(fkv_pager_view(writer->pager, entry->group, writer->slot), entry->logical);
-    const uint32_t n_live = fkv_min_u32(slab->page_tokens, writer->n_tokens - entry->logical * slab->page_tokens);
     uint64_t offset = entry->offset;
     uint64_t used = 0;
     uint64_t left = writer->plan->groups[entry->group].page_bytes;
@@ -185,6 +184,7 @@ static fkv_status write_page(const page_writer *writer, fkv_file_entry *entry) {
     for (uint32_t l = 0; l < slab->n_layers; l++) {
         if (slab->layers[l].group != entry->group) continue;
         const uint64_t run_bytes = fkv_slab_run_bytes(slab, l);
+        const uint32_t n_live = fkv_slab_live_rows(slab, l, entry->logical, writer->n_tokens);
         uint64_t n = 0;
         for (uint64_t from = 0; from < run_bytes; from += n) {
             n = run_bytes - from < PIECE_BYTES - used ? run_bytes - from : PIECE_BYTES - used;
@@ -231,10 +231,11 @@ static fkv_status write_all(const page_writer *writer, fkv_file_header *header, 
     const uint64_t tokens_bytes = (uint64_t)header->n_tokens * sizeof tokens[0];
     const uint64_t gap = plan->index_offset - plan->tokens_offset - tokens_bytes;
     fkv_sha256_add(sha, header, offsetof(fkv_file_header, sha256));
-    fkv_sha256_add(sha, layers, header->n_layers * sizeof layers[0]);
+    const uint64_t layers_bytes = (uint64_t)header->n_layers * header->layer_bytes;
+    fkv_sha256_add(sha, layers, layers_bytes);
     fkv_sha256_add(sha, tokens, tokens_bytes);
     fkv_sha256_add(sha, zeroes, gap);
-    FKV_TRY(write_at(writer->fd, layers, header->n_layers * sizeof layers[0], sizeof *header, writer->path));
+    FKV_TRY(write_at(writer->fd, layers, layers_bytes, sizeof *header, writer->path));
     FKV_TRY(write_at(writer->fd, tokens, tokens_bytes, plan->tokens_offset, writer->path));
     FKV_TRY(write_at(writer->fd, zeroes, gap, plan->tokens_offset + tokens_bytes, writer->path));
     return write_pages(writer, entries, sha);
@@ -262,9 +263,10 @@ fkv_status fkv_page_file_save(const fkv_file_identity *identity, const fkv_slab 
     header.index_offset = plan.index_offset;
     header.data_offset = plan.data_offset;
     header.file_bytes = plan.file_bytes;
-    for (uint32_t l = 0; l < slab->n_layers; l++) FKV_ASSERT(slab->layers[l].group == plan.layer_group[l]);
+    for (uint32_t l = 0; l < header.n_layers; l++) FKV_ASSERT(slab->layers[l].group == plan.layer_group[l]);
     for (uint32_t g = 0; g < plan.n_groups; g++)
         FKV_ASSERT(plan.groups[g].first == fkv_max_u32(plan.groups[g].n_front, fkv_pager_first_page(pager, g, n_tokens)));
+    fkv_file_layers_pack(header.version, layers, header.n_layers);
 
     part_file part;
     FKV_TRY(part_open(&part, path));

@@ -69,10 +69,11 @@ void fkv_slab_blank(const fkv_slab *slab, uint32_t layer, uint8_t *piece, uint64
         uint64_t end = block + l->block_bytes; /* of the part at hand: where the next one starts */
         for (int p = FKV_SLAB_PARTS - 1; p >= 0; p--) {
             const fkv_slab_part *part = &l->parts[p];
-            if (part->row_bytes == 0) continue;
+            if (part->row_bytes == 0 && part->page_bytes == 0) continue;
             const uint64_t start = block + part->offset;
-            FKV_ASSERT(start + (uint64_t)slab->page_tokens * part->row_bytes <= end);
-            blank_range(piece, from, bytes, start + (uint64_t)n_tokens * part->row_bytes, end);
+            const uint64_t kept = (uint64_t)n_tokens * part->row_bytes + (n_tokens == slab->page_tokens ? part->page_bytes : 0);
+            FKV_ASSERT(start + (uint64_t)slab->page_tokens * part->row_bytes + part->page_bytes <= end);
+            blank_range(piece, from, bytes, start + kept, end);
             end = start;
         }
     }
