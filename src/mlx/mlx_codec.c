@@ -6,6 +6,7 @@
 #include "mlx_codec.h"
 
 #include "../codec/affine.h"
+#include "../codec/turbo.h"
 
 #include <float.h>
 #include <math.h>
@@ -100,7 +101,7 @@ static fitted_line refit(fkv_mlx_state *mlx, mlx_array x, fitted_line line, int 
 /* codes: whole numbers as floats, [rows, group] -> words of 32 bits, the first code in the lowest. */
 static mlx_array packed(fkv_mlx_graph *g, mlx_array codes, int rows, int group, int bits) {
     const int per_word = 32 / bits;
-    uint32_t place[16];
+    uint32_t place[32];
     for (int i = 0; i < per_word; i++) place[i] = 1u << i * bits;
     mlx_array places = fkv_mlx_adopt(g, mlx_array_new_data(place, &per_word, 1, MLX_UINT32));
     mlx_array words = fkv_mlx_reshape(g, fkv_mlx_astype(g, codes, MLX_UINT32), FKV_MLX_SHAPE(rows, group / per_word, per_word));
@@ -168,9 +169,118 @@ static mlx_array take_odd_affine(fkv_mlx_graph *g, const fkv_codec *codec, mlx_a
     return take_odd_of(g, size, &part[FKV_PART_SCALES], &part[FKV_PART_BIASES]);
 }
 
+/* ---- TurboQuant ---- */
+
+/* The scale of each row, as fkv_turbo_scale(). x: [rows, D] -> [rows, 1] */
+static mlx_array turbo_scales(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array x, int rows) {
+    const mlx_array largest = fkv_mlx_max_last(g, fkv_mlx_abs(g, x));
+    const mlx_array zero = number(g, 0.0f);
+    const mlx_array divisor = fkv_mlx_where(g, fkv_mlx_less(g, zero, largest), largest, number(g, 1.0f));
+    const mlx_array share = fkv_mlx_divide(g, x, divisor);
+    mlx_array sum = sum_in_lanes(g, fkv_mlx_multiply(g, share, share), rows, (int)codec->dim);
+    mlx_array root = fkv_mlx_sqrt(g, fkv_mlx_divide(g, sum, number(g, (float)codec->dim)));
+    return fkv_mlx_multiply(g, fkv_mlx_multiply(g, largest, root), number(g, fkv_turbo_books[codec->bits].unit));
+}
+
+/* x: [rows, D] -> codes as whole floats. */
+static mlx_array turbo_codes(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array x, mlx_array scales) {
+    const int8_t *value = fkv_turbo_books[codec->bits].value;
+    const mlx_array place = fkv_mlx_divide(g, x, fkv_mlx_maximum(g, scales, number(g, 1e-30f)));
+    mlx_array code = number(g, 0.0f);
+    for (uint32_t i = 0; i + 1 < 1u << codec->bits; i++) {
+        const mlx_array above = fkv_mlx_less(g, number(g, 0.5f * (float)(value[i] + value[i + 1])), place);
+        code = fkv_mlx_add(g, code, fkv_mlx_astype(g, above, MLX_FLOAT32));
+    }
+    return code;
+}
+
+/* Codes of 3 bits in their two planes: [rows, 3 D / 32] words. */
+static mlx_array packed_planes(fkv_mlx_graph *g, mlx_array codes, int rows, int dim) {
+    const mlx_array high = fkv_mlx_astype(g, fkv_mlx_less(g, number(g, 3.5f), codes), MLX_FLOAT32);
+    const mlx_array low = fkv_mlx_subtract(g, codes, fkv_mlx_multiply(g, high, number(g, 4.0f)));
+    mlx_array words = fkv_mlx_reshape(g, packed(g, low, rows, dim, 2), FKV_MLX_SHAPE(rows, dim / 16));
+    mlx_array plane = fkv_mlx_reshape(g, packed(g, high, rows, dim, 1), FKV_MLX_SHAPE(rows, dim / 32));
+    const fkv_mlx_shape turned = FKV_MLX_SHAPE(1, 0);
+    words = fkv_mlx_concatenate_first(g, fkv_mlx_transpose(g, words, turned), fkv_mlx_transpose(g, plane, turned));
+    return fkv_mlx_transpose(g, words, turned);
+}
+
+static void encode_turbo(fkv_mlx_state *mlx, const fkv_codec *codec, mlx_array x, mlx_array part[FKV_N_PARTS]) {
+    fkv_mlx_graph *g = &mlx->graph;
+    if (g->failed) return;
+    const int *shape = mlx_array_shape(x);
+    const int dim = (int)codec->dim;
+    const int rows = shape[0] * shape[1];
+    const fkv_mlx_shape of_words = FKV_MLX_SHAPE(shape[0], shape[1], dim * (int)codec->bits / 32);
+    const fkv_mlx_shape of_scales = FKV_MLX_SHAPE(shape[0], shape[1], 1);
+    const mlx_array flat = fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(rows, dim));
+    const mlx_array scales = turbo_scales(g, codec, flat, rows);
+    const mlx_array codes = turbo_codes(g, codec, flat, scales);
+    mlx_array words = codec->bits == 3 ? packed_planes(g, codes, rows, dim) : packed(g, codes, rows, dim, (int)codec->bits);
+    part[FKV_PART_CODES] = fkv_mlx_view(g, fkv_mlx_reshape(g, words, of_words), MLX_UINT16);
+    part[FKV_PART_SCALES] =
+        fkv_mlx_view(g, fkv_mlx_astype(g, fkv_mlx_reshape(g, scales, of_scales), page_dtype(codec)), MLX_UINT16);
+}
+
+/* words: [G, S, n] of 32 bits -> [G, S, 32 n / bits], a code each. */
+static mlx_array unpacked(fkv_mlx_graph *g, mlx_array words, int bits) {
+    if (g->failed) return words;
+    const int *shape = mlx_array_shape(words);
+    const int per_word = 32 / bits;
+    const fkv_mlx_shape apart = FKV_MLX_SHAPE(shape[0], shape[1], shape[2], 1);
+    const fkv_mlx_shape whole = FKV_MLX_SHAPE(shape[0], shape[1], shape[2] * per_word);
+    uint32_t shift[32];
+    for (int i = 0; i < per_word; i++) shift[i] = (uint32_t)(i * bits);
+    const uint32_t mask = (1u << bits) - 1u;
+    const mlx_array shifts = fkv_mlx_adopt(g, mlx_array_new_data(shift, &per_word, 1, MLX_UINT32));
+    const mlx_array masks = fkv_mlx_adopt(g, mlx_array_new_data(&mask, (const int[]){1}, 1, MLX_UINT32));
+    mlx_array codes = fkv_mlx_right_shift(g, fkv_mlx_reshape(g, words, apart), shifts);
+    return fkv_mlx_reshape(g, fkv_mlx_bitwise_and(g, codes, masks), whole);
+}
+
+static mlx_array turbo_indices(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array words) {
+    if (codec->bits != 3 || g->failed) return unpacked(g, words, (int)codec->bits);
+    const int *shape = mlx_array_shape(words);
+    const int n = (int)codec->dim / 16;
+    const fkv_mlx_shape end = FKV_MLX_SHAPE(shape[0], shape[1], shape[2]);
+    const fkv_mlx_shape middle = FKV_MLX_SHAPE(shape[0], shape[1], n);
+    const mlx_array low = unpacked(g, fkv_mlx_slice(g, words, FKV_MLX_SHAPE(0, 0, 0), middle), 2);
+    const mlx_array high = unpacked(g, fkv_mlx_slice(g, words, FKV_MLX_SHAPE(0, 0, n), end), 1);
+    const uint32_t four = 4;
+    const mlx_array fours = fkv_mlx_adopt(g, mlx_array_new_data(&four, (const int[]){1}, 1, MLX_UINT32));
+    return fkv_mlx_add(g, low, fkv_mlx_multiply(g, high, fours));
+}
+
+static mlx_array turbo_scale_of(fkv_mlx_graph *g, const fkv_codec *codec, const mlx_array part[FKV_N_PARTS]) {
+    return fkv_mlx_astype(g, fkv_mlx_view(g, part[FKV_PART_SCALES], page_dtype(codec)), MLX_FLOAT32);
+}
+
+/* float32 [G, S, D] */
+static mlx_array turbo_rows(fkv_mlx_graph *g, const fkv_codec *codec, const mlx_array part[FKV_N_PARTS]) {
+    float value[16];
+    for (int i = 0; i < 16; i++) value[i] = (float)fkv_turbo_books[codec->bits].value[i];
+    const mlx_array book = fkv_mlx_adopt(g, mlx_array_new_data(value, (const int[]){16}, 1, MLX_FLOAT32));
+    const mlx_array indices = turbo_indices(g, codec, fkv_mlx_view(g, part[FKV_PART_CODES], MLX_UINT32));
+    return fkv_mlx_multiply(g, fkv_mlx_take_first(g, book, indices), turbo_scale_of(g, codec, part));
+}
+
+static mlx_array scores_turbo(fkv_mlx_graph *g, const fkv_codec *codec, const mlx_array part[FKV_N_PARTS], mlx_array q) {
+    return fkv_mlx_matmul(g, q, fkv_mlx_transpose(g, turbo_rows(g, codec, part), FKV_MLX_SHAPE(0, 2, 1)));
+}
+
+static mlx_array values_turbo(fkv_mlx_graph *g, const fkv_codec *codec, const mlx_array part[FKV_N_PARTS], mlx_array p) {
+    return fkv_mlx_matmul(g, p, turbo_rows(g, codec, part));
+}
+
+static mlx_array take_odd_turbo(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array part[FKV_N_PARTS]) {
+    const mlx_array size = fkv_mlx_multiply(g, fkv_mlx_abs(g, turbo_scale_of(g, codec, part)), number(g, 128.0f));
+    return take_odd_of(g, size, &part[FKV_PART_SCALES], NULL);
+}
+
 /* ---- the table ---- */
 
 static const fkv_mlx_codec codecs[] = {[FKV_CODEC_HALF] = {encode_half, scores_half, values_half, take_odd_half},
-                                       [FKV_CODEC_AFFINE] = {encode_affine, scores_affine, values_affine, take_odd_affine}};
+                                       [FKV_CODEC_AFFINE] = {encode_affine, scores_affine, values_affine, take_odd_affine},
+                                       [FKV_CODEC_TURBO] = {encode_turbo, scores_turbo, values_turbo, take_odd_turbo}};
 
 const fkv_mlx_codec *fkv_mlx_codec_of(const fkv_codec *codec) { return &codecs[codec->kind]; }

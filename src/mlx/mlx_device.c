@@ -95,6 +95,18 @@ static mlx_array signs_of(fkv_mlx_graph *g, const fkv_rotation *rotation) {
     return fkv_mlx_adopt(g, mlx_array_new_data(signs, (const int[]){(int)rotation->dim}, 1, MLX_FLOAT32));
 }
 
+/* Of H numbers, and 8 at least: Metal takes what has fewer for a constant. */
+static mlx_array sink_logits_of(fkv_mlx_graph *g, const fkv_attn_layer *attn) {
+    const int n = (int)fkv_max_u32(attn->n_q_heads, 8);
+    mlx_array zeroes = {NULL};
+    if (!g->failed && mlx_zeros(&zeroes, &n, 1, MLX_FLOAT32, g->stream) != 0) g->failed = true;
+    zeroes = fkv_mlx_adopt(g, zeroes);
+    if (attn->sink_logits == NULL) return zeroes;
+    mlx_array given =
+        fkv_mlx_adopt(g, mlx_array_new_data(attn->sink_logits, (const int[]){(int)attn->n_q_heads}, 1, MLX_FLOAT32));
+    return fkv_mlx_slice_update(g, zeroes, given, FKV_MLX_SHAPE(0), FKV_MLX_SHAPE((int)attn->n_q_heads));
+}
+
 static void open_layer(fkv_mlx_graph *g, fkv_mlx_layer *layer, uint32_t n_pages) {
     const fkv_attn_layer *attn = layer->attn;
     const int shape[] = {(int)n_pages, (int)attn->n_kv_heads, (int)(attn->block.bytes / 2)};
@@ -103,6 +115,7 @@ static void open_layer(fkv_mlx_graph *g, fkv_mlx_layer *layer, uint32_t n_pages)
     pool = fkv_mlx_adopt(g, pool);
     fkv_mlx_eval_one(g, pool); /* committed from here on */
     fkv_mlx_keep(g, &layer->pool, pool);
+    fkv_mlx_keep(g, &layer->sink_logits, sink_logits_of(g, attn));
     if (attn->rotate_k != NULL) fkv_mlx_keep(g, &layer->signs[FKV_SIDE_K], signs_of(g, attn->rotate_k));
     if (attn->rotate_v != NULL) fkv_mlx_keep(g, &layer->signs[FKV_SIDE_V], signs_of(g, attn->rotate_v));
 }
@@ -138,6 +151,7 @@ static void mlx_close(void *state) {
         fkv_mlx_fused_close(&mlx->layers[l]);
         let_go(&mlx->layers[l].ticket);
         let_go(&mlx->layers[l].pool);
+        let_go(&mlx->layers[l].sink_logits);
         for (int side = 0; side < FKV_N_SIDES; side++) let_go(&mlx->layers[l].signs[side]);
     }
     (void)mlx_stream_free(mlx->stream);

@@ -100,7 +100,8 @@ static uint32_t threads_of(const fkv_mlx_state *mlx, const fkv_mlx_layer *layer,
 static bool same_kind(const fkv_attn_layer *a, const fkv_attn_layer *b) {
     return a->n_q_heads == b->n_q_heads && a->n_kv_heads == b->n_kv_heads && a->head_dim == b->head_dim &&
            a->window == b->window && a->n_sinks == b->n_sinks && a->scale == b->scale && a->softcap == b->softcap &&
-           (a->rotate_k != NULL) == (b->rotate_k != NULL) && (a->rotate_v != NULL) == (b->rotate_v != NULL) &&
+           (a->sink_logits != NULL) == (b->sink_logits != NULL) && (a->rotate_k != NULL) == (b->rotate_k != NULL) &&
+           (a->rotate_v != NULL) == (b->rotate_v != NULL) &&
            fkv_codec_same(&a->block.codec[FKV_SIDE_K], &b->block.codec[FKV_SIDE_K]) &&
            fkv_codec_same(&a->block.codec[FKV_SIDE_V], &b->block.codec[FKV_SIDE_V]);
 }
@@ -224,7 +225,7 @@ static mlx_array decode(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array q) {
                                   .threads = threads_of(mlx, layer, FKV_KERNEL_MERGE),
                                   .out_shape = FKV_MLX_SHAPE((int)mlx->step.n_tokens, (int)attn->n_q_heads, (int)attn->head_dim),
                                   .out_type = mlx_array_dtype(q)};
-    const mlx_array folded[] = {parts, shared->table};
+    const mlx_array folded[] = {parts, shared->table, layer->sink_logits};
     kernel = kernel_for(mlx, layer, FKV_KERNEL_MERGE, rows_type(q), 0);
     return fkv_mlx_kernel_apply(g, kernel, &merge, folded);
 }
@@ -242,8 +243,8 @@ static mlx_array prefill(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array q, 
                                   .threads = threads_of(mlx, layer, which),
                                   .out_shape = FKV_MLX_SHAPE((int)mlx->step.n_tokens, (int)attn->n_q_heads, (int)attn->head_dim),
                                   .out_type = mlx_array_dtype(q)};
-    const mlx_array alone[] = {q, layer->pool, shared->table, layer->ticket};
-    const mlx_array together[] = {q, layer->pool, shared->table, decoded, layer->ticket};
+    const mlx_array alone[] = {q, layer->pool, shared->table, layer->sink_logits, layer->ticket};
+    const mlx_array together[] = {q, layer->pool, shared->table, layer->sink_logits, decoded, layer->ticket};
     return fkv_mlx_kernel_apply(g, kernel_for(mlx, layer, which, rows_type(q), 0), &tiles, beside ? together : alone);
 }
 

@@ -89,6 +89,8 @@ BINARY(divide)
 BINARY(maximum)
 BINARY(minimum)
 BINARY(less)
+BINARY(right_shift)
+BINARY(bitwise_and)
 BINARY(less_equal)
 BINARY(logical_and)
 BINARY(logical_or)
@@ -97,6 +99,7 @@ UNARY(exp)
 UNARY(tanh)
 UNARY(isnan)
 UNARY(abs)
+UNARY(sqrt)
 
 mlx_array fkv_mlx_where(fkv_mlx_graph *g, mlx_array condition, mlx_array x, mlx_array y) {
     mlx_array out = {NULL};
@@ -252,7 +255,7 @@ fkv_mlx_affine fkv_mlx_quantize(fkv_mlx_graph *g, mlx_array a, int bits, int gro
 mlx_array fkv_mlx_quantized_matmul(fkv_mlx_graph *g, mlx_array x, const fkv_mlx_affine *w, bool transpose) {
     mlx_array out = {NULL};
     if (g->failed) return out;
-    int code = mlx_quantized_matmul(&out, x, w->codes, w->scales, w->biases, transpose, some(w->group), some(w->bits), "affine",
-                                    g->stream);
+    int code = mlx_quantized_matmul(&out, x, w->codes, w->scales, w->biases, transpose, some(w->group), some(w->bits),
+                                    w->mode != NULL ? w->mode : "affine", g->stream);
     return made(g, code, out);
 }

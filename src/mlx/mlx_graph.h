@@ -75,6 +75,9 @@ mlx_array fkv_mlx_exp(fkv_mlx_graph *g, mlx_array a);
 mlx_array fkv_mlx_tanh(fkv_mlx_graph *g, mlx_array a);
 mlx_array fkv_mlx_isnan(fkv_mlx_graph *g, mlx_array a);
 mlx_array fkv_mlx_abs(fkv_mlx_graph *g, mlx_array a);
+mlx_array fkv_mlx_sqrt(fkv_mlx_graph *g, mlx_array a);
+mlx_array fkv_mlx_right_shift(fkv_mlx_graph *g, mlx_array a, mlx_array b);
+mlx_array fkv_mlx_bitwise_and(fkv_mlx_graph *g, mlx_array a, mlx_array b);
 mlx_array fkv_mlx_where(fkv_mlx_graph *g, mlx_array condition, mlx_array x, mlx_array y);
 mlx_array fkv_mlx_astype(fkv_mlx_graph *g, mlx_array a, mlx_dtype type);
 mlx_array fkv_mlx_view(fkv_mlx_graph *g, mlx_array a, mlx_dtype type);
@@ -98,13 +101,15 @@ mlx_array fkv_mlx_after(fkv_mlx_graph *g, mlx_array a, mlx_array before);
 /* A copy that shares no memory with a: MLX's own copy does. zero: 0 of a's type. */
 mlx_array fkv_mlx_fresh(fkv_mlx_graph *g, mlx_array a, mlx_array zero);
 
-/* Affine codes of the last axis: uint32 codes, scales, biases of a's type. */
+/* Codes of the last axis: uint32 codes, scales, biases of a's type. Another mode than affine has bytes for scales and no biases.
+ */
 typedef struct fkv_mlx_affine {
     mlx_array codes;
     mlx_array scales;
     mlx_array biases;
     int bits;
     int group;
+    const char *mode; /* "mxfp4", "nvfp4"; NULL: affine */
 } fkv_mlx_affine;
 fkv_mlx_affine fkv_mlx_quantize(fkv_mlx_graph *g, mlx_array a, int bits, int group);
 

@@ -289,6 +289,20 @@ static mlx_array prepared(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, mlx_ar
     return fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(heads, n * per_kv, dim));
 }
 
+/* [G, n * R, 1]: what the block's sums are divided by, learned sinks with it. */
+static mlx_array denominator(const query_block *b) {
+    fkv_mlx_graph *g = &b->mlx->graph;
+    const fkv_attn_layer *attn = b->layer->attn;
+    const int heads = (int)attn->n_kv_heads;
+    const int per_kv = (int)(attn->n_q_heads / attn->n_kv_heads);
+    if (attn->sink_logits == NULL) return b->total;
+    mlx_array logits = fkv_mlx_slice(g, b->layer->sink_logits, FKV_MLX_SHAPE(0), FKV_MLX_SHAPE((int)attn->n_q_heads));
+    logits = fkv_mlx_reshape(g, logits, FKV_MLX_SHAPE(heads, 1, per_kv, 1));
+    mlx_array max = fkv_mlx_reshape(g, b->max, FKV_MLX_SHAPE(heads, (int)b->n, per_kv, 1));
+    mlx_array sinks = fkv_mlx_exp(g, fkv_mlx_subtract(g, logits, max));
+    return fkv_mlx_add(g, b->total, fkv_mlx_reshape(g, sinks, FKV_MLX_SHAPE(heads, (int)b->n * per_kv, 1)));
+}
+
 /* The block's answer: [n, H, D] of `type`. */
 static mlx_array answer(const query_block *b, mlx_dtype type) {
     fkv_mlx_graph *g = &b->mlx->graph;
@@ -296,7 +310,7 @@ static mlx_array answer(const query_block *b, mlx_dtype type) {
     const int heads = (int)attn->n_kv_heads;
     const int per_kv = (int)(attn->n_q_heads / attn->n_kv_heads);
     const int dim = (int)attn->head_dim;
-    mlx_array x = fkv_mlx_divide(g, b->out, b->total);
+    mlx_array x = fkv_mlx_divide(g, b->out, denominator(b));
     x = fkv_mlx_transpose(g, fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(heads, (int)b->n, per_kv, dim)), FKV_MLX_SHAPE(1, 0, 2, 3));
     x = fkv_mlx_reshape(g, x, FKV_MLX_SHAPE((int)b->n, heads * per_kv, dim));
     if (attn->rotate_v != NULL) x = fkv_mlx_unrotate(g, x, attn->rotate_v, b->layer->signs[FKV_SIDE_V]);

@@ -29,6 +29,7 @@ typedef struct fkv_mlx_layer {
     uint32_t group;
     mlx_array pool;
     mlx_array signs[FKV_N_SIDES]; /* float32 [D] of 1 and -1; empty where the side is not rotated */
+    mlx_array sink_logits;        /* float32 [H], 8 at least; zeroes where the layer has none */
 
     /* the fused way */
     mlx_array ticket;        /* uint32; whoever takes it as an input runs after all that touched the pool */
