@@ -3,6 +3,7 @@
  * OWN_LENGTH the header's length in the file is not made from the input's but read from the rest.
  */
 #include "../src/model/files/hf_config.h"
+#include "../src/model/files/quantization.h"
 #include "../src/model/files/safetensors.h"
 #include "weights_walk.h"
 
@@ -46,6 +47,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     free(json);
     status = fkv_safetensors_read(weights, file, file_bytes, "fuzzed.safetensors"); /* also after a config that was refused */
     if (status == FKV_OK) status = fkv_weights_finish(weights, "fuzzed.safetensors");
+    if (status == FKV_OK) status = fkv_quantization_join(weights, "fuzzed.safetensors");
     must(walk_listed(status), "an answer that is not listed");
     if (status == FKV_OK) walk_weights(weights, file, file_bytes);
     fkv_weights_close(weights);

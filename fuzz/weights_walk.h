@@ -27,18 +27,15 @@ static bool walk_inside(const void *data, size_t n, const uint8_t *bytes, size_t
     return at >= first && at - first <= size && n <= size - (at - first);
 }
 
-static uint32_t walk_n_codes(fkv_matrix_kind kind) {
-    switch (kind) {
-    case FKV_MATRIX_CENTERED5: return 32;
-    case FKV_MATRIX_CENTERED6: return 64;
-    case FKV_MATRIX_CENTERED8: return 256;
-    default: return 16;
-    }
-}
-
 static void walk_tensor(const fkv_tensor *tensor, const uint8_t *bytes, size_t size) {
     uint32_t group = 0;
     must(walk_inside(tensor->data, (size_t)(tensor->n_rows * tensor->row_bytes), bytes, size), "a tensor outside its file");
+    if (tensor->bits != 0) {
+        const size_t n_scales = (size_t)tensor->n_rows * (tensor->n_cols / tensor->group);
+        const size_t scales = n_scales * fkv_tensor_format_of(tensor->scale_type)->block_bytes;
+        must(walk_inside(tensor->scales, scales, bytes, size), "scales outside their file");
+        must(tensor->biases == NULL || walk_inside(tensor->biases, scales, bytes, size), "biases outside their file");
+    }
     const size_t n = tensor->n_cols;
     float *floats = malloc(3 * n * sizeof *floats);
     uint8_t *codes = malloc(n);
@@ -48,7 +45,7 @@ static void walk_tensor(const fkv_tensor *tensor, const uint8_t *bytes, size_t s
         fkv_tensor_row_floats(tensor, row, floats);
         if (group == 0) continue;
         fkv_tensor_row_codes(tensor, row, codes, floats + n, floats + 2 * n);
-        for (size_t i = 0; i < n; i++) must(codes[i] < walk_n_codes(kind), "a code of more bits than its kind");
+        for (size_t i = 0; i < n; i++) must(codes[i] >> fkv_panel_layout_of(kind).bits == 0, "a code of more bits than its kind");
     }
     free(floats);
     free(codes);
@@ -60,11 +57,12 @@ static void walk_strings(const fkv_bytes *strings, uint32_t n, const uint8_t *by
 }
 
 static void walk_numbers(const fkv_hparams *hparams) {
-    const float numbers[] = {hparams->rms_eps,    hparams->rope_base, hparams->rope_base_local,
-                             hparams->rope_scale, hparams->softcap,   hparams->query_scale};
+    const float numbers[] = {hparams->norm_eps,       hparams->rope.base,   hparams->local_rope.base, hparams->rope.factor,
+                             hparams->softcap,        hparams->query_scale, hparams->final_softcap,   hparams->embedding_scale,
+                             hparams->residual_scale, hparams->temperature};
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
         must(isfinite(numbers[i]) && numbers[i] >= 0, "a hyperparameter that is not finite");
-    must(hparams->rope_scale > 0, "positions divided by nothing");
+    must(hparams->rope.factor > 0, "positions divided by nothing");
 }
 
 static void walk_vocab(const fkv_vocab_source *vocab, const uint8_t *bytes, size_t size) {

@@ -11,7 +11,7 @@ enum { QUAD = 4 };
 static fkv_panel_layout layout_of(const fkv_matrix *m) { return fkv_panel_layout_of(m->kind); }
 
 fkv_status fkv_matrix_make(fkv_matrix_kind kind, uint32_t group, uint32_t n_rows, uint32_t n_cols, fkv_matrix *matrix) {
-    FKV_REQUIRE(kind >= FKV_MATRIX_AFFINE4 && kind <= FKV_MATRIX_F32, FKV_UNSUPPORTED, "there is no matrix of kind %d",
+    FKV_REQUIRE(kind >= FKV_MATRIX_AFFINE2 && kind <= FKV_MATRIX_F32, FKV_UNSUPPORTED, "there is no matrix of kind %d",
                 (int)kind);
     FKV_REQUIRE(n_rows > 0 && n_cols > 0 && n_cols % FKV_UNIT_COLS == 0, FKV_UNSUPPORTED,
                 "a matrix of %u rows and %u columns; it needs at least one row, and columns that are a multiple of %d", n_rows,
@@ -35,36 +35,52 @@ static uint8_t *panel_of(const fkv_matrix *m, uint32_t row) {
 
 /* ---- codes ---- */
 
+/* One or two bits of 8 codes, from bit `shift` on: byte by byte as many as fit, in lines of their own. */
+static void put_field(const uint8_t *codes, uint32_t shift, uint32_t width, uint8_t *line) {
+    FKV_ASSERT(width == 1 || width == 2);
+    uint32_t per_byte = 8 / width;
+    uint32_t mask = (1u << width) - 1;
+    for (uint32_t first = 0; first < FKV_UNIT_QUADS; first += per_byte) {
+        uint32_t byte = 0;
+        for (uint32_t i = 0; i < per_byte; i++) byte |= ((uint32_t)codes[(first + i) * QUAD] >> shift & mask) << i * width;
+        line[first / per_byte * FKV_LINE_BYTES] = (uint8_t)byte;
+    }
+}
+
 /* Byte k of one row in every line of a unit, from its 8 codes 4 apart. line: where the row has byte k of the first line. */
 static void put_bytes(uint32_t bits, const uint8_t *codes, uint8_t *line) {
     if (bits == 8) {
         for (uint32_t j = 0; j < FKV_UNIT_QUADS; j++) line[j * FKV_LINE_BYTES] = codes[j * QUAD];
         return;
     }
-    for (uint32_t j = 0; j < 4; j++) line[j * FKV_LINE_BYTES] = (uint8_t)((codes[j * QUAD] & 15) | codes[(j + 4) * QUAD] << 4);
-    uint32_t upper = bits - 4; /* bits of a code that are in the lines behind */
-    uint32_t per_byte = 8 / (upper == 0 ? 8 : upper);
-    for (uint32_t first = 0; upper > 0 && first < FKV_UNIT_QUADS; first += per_byte) {
-        uint32_t byte = 0;
-        for (uint32_t i = 0; i < per_byte; i++) byte |= (uint32_t)(codes[(first + i) * QUAD] >> 4) << i * upper;
-        line[(4 + first / per_byte) * FKV_LINE_BYTES] = (uint8_t)byte;
-    }
+    uint32_t low = fkv_panel_low_bits(bits);
+    if (low == 4)
+        for (uint32_t j = 0; j < 4; j++)
+            line[j * FKV_LINE_BYTES] = (uint8_t)((codes[j * QUAD] & 15) | codes[(j + 4) * QUAD] << 4);
+    else
+        put_field(codes, 0, 2, line);
+    if (bits > low) put_field(codes, low, bits - low, line + (size_t)low * FKV_LINE_BYTES);
+}
+
+/* What put_field() wrote of quad j, not shifted. */
+static uint32_t field_at(uint32_t width, uint32_t j, const uint8_t *line) {
+    uint32_t per_byte = 8 / width;
+    return (uint32_t)line[j / per_byte * FKV_LINE_BYTES] >> j % per_byte * width & ((1u << width) - 1);
 }
 
 /* The code of quad j in those bytes. */
 static uint32_t code_at(uint32_t bits, uint32_t j, const uint8_t *line) {
     if (bits == 8) return line[j * FKV_LINE_BYTES];
-    uint32_t low = (uint32_t)line[j % 4 * FKV_LINE_BYTES] >> j / 4 * 4 & 15;
-    uint32_t upper = bits - 4;
-    if (upper == 0) return low;
-    uint32_t per_byte = 8 / upper;
-    uint32_t byte = line[(4 + j / per_byte) * FKV_LINE_BYTES];
-    return low | (byte >> j % per_byte * upper & ((1u << upper) - 1)) << 4;
+    uint32_t low = fkv_panel_low_bits(bits);
+    uint32_t code = low == 4 ? (uint32_t)line[j % 4 * FKV_LINE_BYTES] >> j / 4 * 4 & 15 : field_at(2, j, line);
+    return bits == low ? code : code | field_at(bits - low, j, line + (size_t)low * FKV_LINE_BYTES) << low;
 }
 
-static void put_half(uint8_t *halves, uint32_t lane, float x) {
+/* Whether it is finite. */
+static bool put_half(uint8_t *halves, uint32_t lane, float x) {
     uint16_t h = fkv_f32_to_f16(x);
     memcpy(halves + 2 * (size_t)lane, &h, sizeof h);
+    return (h & 0x7c00) != 0x7c00;
 }
 
 static float half_at(const uint8_t *halves, uint32_t lane) {
@@ -73,23 +89,25 @@ static float half_at(const uint8_t *halves, uint32_t lane) {
     return fkv_f16_to_f32(h);
 }
 
-void fkv_matrix_set_codes(fkv_matrix *matrix, uint32_t row, const uint8_t *codes, const float *scales, const float *biases) {
+bool fkv_matrix_set_codes(fkv_matrix *matrix, uint32_t row, const uint8_t *codes, const float *scales, const float *biases) {
     fkv_panel_layout layout = layout_of(matrix);
     FKV_ASSERT(layout.group != 0);
     uint32_t lane = row % FKV_PANEL_ROWS;
     uint8_t *line = panel_of(matrix, row) + (size_t)lane * QUAD;
     uint8_t *halves = panel_of(matrix, row) + fkv_panel_code_bytes(layout, matrix->n_cols);
+    bool finite = true;
     for (uint32_t c = 0; c < matrix->n_cols; c += FKV_UNIT_COLS, line += (size_t)layout.bits * FKV_LINE_BYTES)
         for (uint32_t k = 0; k < QUAD; k++) put_bytes(layout.bits, codes + c + k, line + k);
     for (uint32_t g = 0; g < matrix->n_cols / layout.group; g++, halves += fkv_panel_group_bytes(layout)) {
-        put_half(halves, lane, scales[g]);
-        if (layout.biased) put_half(halves + FKV_HALVES_BYTES, lane, biases[g]);
+        finite = put_half(halves, lane, scales[g]) && finite;
+        if (layout.biased) finite = put_half(halves + FKV_HALVES_BYTES, lane, biases[g]) && finite;
     }
+    return finite;
 }
 
 static void get_coded_row(const fkv_matrix *m, uint32_t row, float *out) {
     fkv_panel_layout layout = layout_of(m);
-    FKV_ASSERT(layout.group != 0);
+    FKV_ASSERT(layout.group != 0 && (m->table != NULL) == layout.table);
     uint32_t lane = row % FKV_PANEL_ROWS;
     const uint8_t *panel = panel_of(m, row);
     const uint8_t *halves = panel + fkv_panel_code_bytes(layout, m->n_cols);
@@ -97,8 +115,10 @@ static void get_coded_row(const fkv_matrix *m, uint32_t row, float *out) {
         const uint8_t *line = panel + (size_t)(c / FKV_UNIT_COLS) * layout.bits * FKV_LINE_BYTES + (size_t)lane * QUAD;
         const uint8_t *group = halves + c / layout.group * fkv_panel_group_bytes(layout);
         float scale = half_at(group, lane);
-        float bias = layout.biased ? half_at(group + FKV_HALVES_BYTES, lane) : -(float)(1u << (layout.bits - 1)) * scale;
-        out[c] = scale * (float)code_at(layout.bits, c % FKV_UNIT_COLS / QUAD, line + c % QUAD) + bias;
+        float bias = layout.biased ? half_at(group + FKV_HALVES_BYTES, lane) : -(float)fkv_panel_center(layout) * scale;
+        uint32_t code = code_at(layout.bits, c % FKV_UNIT_COLS / QUAD, line + c % QUAD);
+        if (layout.table) code = (uint32_t)(m->table[code] + 128);
+        out[c] = scale * (float)code + bias;
     }
 }
 

@@ -5,9 +5,13 @@
  * keys before they use it (kernels_vnni.h), what the dot products of every instruction set read, and the layout of a tile of AMX.
  * The layout in full is in panels.h.
  *
- *   AFFINE4                 value = scale * code + bias, groups of 32: 20 bytes for 32 weights
- *   CENTERED4, 5, 6, 8      value = scale * (code - 2 ^ (bits - 1)), groups of 32 (CENTERED6: 16): 18, 22, 28, 34 bytes
+ *   AFFINE2, 3, 4, 5, 6, 8  value = scale * code + bias: 12, 16, 20, 24, 28, 36 bytes for 32 weights
+ *   CENTERED4, 5, 8         value = scale * (code - 2 ^ (bits - 1)): 18, 22, 34 bytes
+ *   TABLE4                  value = scale * table[code], a table of 16 signed bytes for each matrix: 18 bytes
  *   F16, BF16, F32          no groups
+ *
+ * A group of columns that share a scale has 32, in kinds that end with _16 it has 16 (AFFINE2: 16 bytes for 32 weights, CENTERED3
+ * and CENTERED6: 16 and 28, TABLE4: 20).
  *
  * Scales and biases are f16. Rows are padded to a whole panel (with zeros); columns must be a multiple of 32.
  *
@@ -25,16 +29,18 @@ typedef struct fkv_matrix {
     uint32_t n_rows; /* R, outputs */
     uint32_t n_cols; /* C, inputs */
     uint64_t panel_bytes;
-    uint8_t *panels; /* [ceil(R / 16), panel_bytes], 64-byte aligned; owned by whoever made it */
+    const int8_t *table; /* [16] of the kinds with a table, set by whoever made it; else NULL */
+    uint8_t *panels;     /* [ceil(R / 16), panel_bytes], 64-byte aligned; owned by whoever made it */
 } fkv_matrix;
 
-/* Fills in all but `panels`; FKV_UNSUPPORTED, with the numbers, for columns that do not fit or a group that is not the kind's. */
+/* Fills in all but `panels` and `table`; FKV_UNSUPPORTED, with the numbers, for columns that do not fit or a group that is not
+ * the kind's. */
 fkv_status fkv_matrix_make(fkv_matrix_kind kind, uint32_t group, uint32_t n_rows, uint32_t n_cols, fkv_matrix *matrix);
 uint64_t fkv_matrix_bytes(const fkv_matrix *matrix);
 
 /* Rows may be set by several threads at once if they are of different panels. Panels must be zeroed before. Centered kinds do not
- * look at biases. */
-void fkv_matrix_set_codes(fkv_matrix *matrix, uint32_t row, const uint8_t *codes /* [C], one each */,
+ * look at biases. False: a scale or a bias is not finite as f16; the row is set all the same. */
+bool fkv_matrix_set_codes(fkv_matrix *matrix, uint32_t row, const uint8_t *codes /* [C], one each */,
                           const float *scales /* [C / group] */, const float *biases /* [C / group] */);
 void fkv_matrix_set_floats(fkv_matrix *matrix, uint32_t row, const void *numbers /* [C] of the kind's own type */);
 

@@ -43,6 +43,7 @@ static void whole_panels(const job *j, const fkv_product *p, uint32_t panel, uin
                          .n_cols = m->n_cols,
                          .n_panels = n_panels,
                          .panel_bytes = m->panel_bytes,
+                         .table = m->table,
                          .first = m->panels + panel * m->panel_bytes};
     j->kernels->product(&panels, &j->in, token, n_tokens, out, out_stride);
 }

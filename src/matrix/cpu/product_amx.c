@@ -42,9 +42,10 @@ FKV_INLINE void span_open(fkv_panel_layout layout, const fkv_panels *p, uint32_t
     const uint8_t *lines = p->first + panel * p->panel_bytes;
     s->halves = lines + fkv_panel_code_bytes(layout, p->n_cols) + unit * fkv_panel_group_bytes(layout);
     lines += (size_t)unit * layout.bits * FKV_LINE_BYTES;
+    __m512i table = load_table(layout, p->table);
     for (uint32_t u = 0; u < n_units; u++, lines += (size_t)layout.bits * FKV_LINE_BYTES) {
         __m512i quads[UNIT_QUADS];
-        load_quads((int)layout.bits, lines, quads);
+        load_quads(layout, lines, table, quads);
         FKV_UNROLL
         for (int j = 0; j < UNIT_QUADS; j++) _mm512_store_si512(s->codes[u][j], quads[j]);
     }
@@ -85,7 +86,7 @@ FKV_INLINE void add_sums(fkv_panel_layout layout, const span *s, const unit_sums
                          vf *out) {
     vf scale;
     vf bias;
-    load_affine((int)layout.bits, layout.biased, s->halves + u * fkv_panel_group_bytes(layout), &scale, &bias);
+    load_affine(layout, s->halves + u * fkv_panel_group_bytes(layout), &scale, &bias);
     facts += (size_t)u * FKV_BLOCK_TOKENS;
     FKV_UNROLL
     for (int t = 0; t < FKV_BLOCK_TOKENS; t++) {
@@ -149,6 +150,8 @@ FKV_INLINE void amx_product_tokens(fkv_matrix_kind kind, const fkv_panels *p, co
     if (n_whole > 0) amx_product_kind(kind, p, in, token, n_whole, out, out_stride);
     if (n_whole < n_tokens) int_product(p, in, token + n_whole, n_tokens - n_whole, out + n_whole * out_stride, out_stride);
 }
+
+MATRIX_KINDS(KIND_FUNCTION, amx_product_tokens)
 
 static void amx_product(const fkv_panels *panels, const fkv_activations *in, uint32_t token, uint32_t n_tokens, float *out,
                         size_t out_stride) {

@@ -3,6 +3,7 @@
  *
  *   PRODUCT_TOKENS     tokens that meet a weight while it is in a register: with SUMS they fill half the registers
  *   vf_load_bits       the same few bits of 16 dwords to floats
+ *   vf_look_up         the same four bits of 64 bytes to bytes of a table
  *
  * The lanes are the 16 rows of a panel. Weights become floats in registers, column by column, and are used by PRODUCT_TOKENS
  * tokens. Even and odd columns have sums of their own, for two chains of additions; the order is that of the columns, whatever
@@ -41,25 +42,34 @@ FKV_INLINE void load_codes(int bits, const uint8_t *lines, int j, int k, vf code
         vf_load_bits(lines + (size_t)j * FKV_LINE_BYTES, 8 * k, 255, code);
         return;
     }
-    vf_load_bits(lines + (size_t)(j % 4) * FKV_LINE_BYTES, 8 * k + j / 4 * 4, 15, code);
-    if (bits == 4) return;
-    vf upper[UNIT_VECS];
-    if (bits == 5)
-        vf_load_bits(lines + (size_t)4 * FKV_LINE_BYTES, 8 * k + j, 1, upper);
+    const int low = (int)fkv_panel_low_bits((uint32_t)bits);
+    if (low == 4)
+        vf_load_bits(lines + (size_t)(j % 4) * FKV_LINE_BYTES, 8 * k + j / 4 * 4, 15, code);
     else
-        vf_load_bits(lines + (size_t)(4 + j / 4) * FKV_LINE_BYTES, 8 * k + j % 4 * 2, 3, upper);
+        vf_load_bits(lines + (size_t)(j / 4) * FKV_LINE_BYTES, 8 * k + j % 4 * 2, 3, code);
+    if (bits == low) return;
+    vf upper[UNIT_VECS];
+    if (bits - low == 1)
+        vf_load_bits(lines + (size_t)low * FKV_LINE_BYTES, 8 * k + j, 1, upper);
+    else
+        vf_load_bits(lines + (size_t)(low + j / 4) * FKV_LINE_BYTES, 8 * k + j % 4 * 2, 3, upper);
     FKV_UNROLL
-    for (int v = 0; v < UNIT_VECS; v++) code[v] = vf_fma(upper[v], vf_set(16.0f), code[v]);
+    for (int v = 0; v < UNIT_VECS; v++) code[v] = vf_fma(upper[v], vf_set((float)(1 << low)), code[v]);
 }
 
-FKV_INLINE void load_affine(int bits, bool biased, const uint8_t *halves, vf scale[UNIT_VECS], vf bias[UNIT_VECS]) {
+FKV_INLINE void load_affine(fkv_panel_layout layout, const uint8_t *halves, vf scale[UNIT_VECS], vf bias[UNIT_VECS]) {
     vf_load_f16(halves, scale);
-    if (biased) {
+    if (layout.biased) {
         vf_load_f16(halves + FKV_HALVES_BYTES, bias);
     } else {
         FKV_UNROLL
-        for (int v = 0; v < UNIT_VECS; v++) bias[v] = vf_mul(scale[v], vf_set(-(float)(1 << (bits - 1))));
+        for (int v = 0; v < UNIT_VECS; v++) bias[v] = vf_mul(scale[v], vf_set(-(float)fkv_panel_center(layout)));
     }
+}
+
+/* 128 above what the bytes mean, as fkv_panel_center() has it. */
+FKV_INLINE void unsigned_table(const int8_t *table, uint8_t out[16]) {
+    for (int i = 0; i < 16; i++) out[i] = (uint8_t)(table[i] + 128);
 }
 
 FKV_INLINE void product_coded(int n_tokens, fkv_panel_layout layout, const fkv_panels *p, const uint8_t *panel, const float *x,
@@ -67,20 +77,27 @@ FKV_INLINE void product_coded(int n_tokens, fkv_panel_layout layout, const fkv_p
     const int bits = (int)layout.bits;
     const int group_quads = (int)layout.group / 4;
     const uint8_t *halves = panel + fkv_panel_code_bytes(layout, p->n_cols);
+    uint8_t table[16] = {0};
+    if (layout.table) unsigned_table(p->table, table);
     for (uint32_t c = 0; c < p->n_cols; c += FKV_UNIT_COLS, panel += (size_t)bits * FKV_LINE_BYTES) {
         vf scale[UNIT_VECS];
         vf bias[UNIT_VECS];
+        alignas(64) uint8_t looked_up[FKV_LINE_BYTES];
         for (int line = 0; line < bits; line++) FKV_PREFETCH(panel + (size_t)line * FKV_LINE_BYTES + PREFETCH_BYTES);
         FKV_UNROLL
         for (int j = 0; j < FKV_UNIT_QUADS; j++) {
             if (j % group_quads == 0) {
-                load_affine(bits, layout.biased, halves, scale, bias);
+                load_affine(layout, halves, scale, bias);
                 halves += fkv_panel_group_bytes(layout);
             }
+            if (layout.table) vf_look_up(table, panel + (size_t)(j % 4) * FKV_LINE_BYTES, j / 4 * 4, looked_up);
             FKV_UNROLL
             for (int k = 0; k < 4; k++) {
                 vf weight[UNIT_VECS];
-                load_codes(bits, panel, j, k, weight);
+                if (layout.table)
+                    load_codes(8, looked_up, 0, k, weight);
+                else
+                    load_codes(bits, panel, j, k, weight);
                 FKV_UNROLL
                 for (int v = 0; v < UNIT_VECS; v++) weight[v] = vf_fma(weight[v], scale[v], bias[v]);
                 product_column(n_tokens, weight, x + c + 4 * j + k, x_stride, sums->sum[k % SUMS]);
@@ -160,16 +177,38 @@ static void float_product(const fkv_panels *panels, const fkv_activations *in, u
         product_kind(FKV_MATRIX_F32, panels, in, token, n_tokens, out, out_stride);
 }
 
-/* One compiled loop for each packed kind; floats have their own function. */
+/* A function for each packed kind: its frame is on the stack, not that of all of them. Floats have their own function. */
+#define MATRIX_KINDS(DO, product)                                                                                                \
+    DO(product, AFFINE2)                                                                                                         \
+    DO(product, AFFINE2_16)                                                                                                      \
+    DO(product, AFFINE3)                                                                                                         \
+    DO(product, AFFINE4)                                                                                                         \
+    DO(product, AFFINE5)                                                                                                         \
+    DO(product, AFFINE6)                                                                                                         \
+    DO(product, AFFINE8)                                                                                                         \
+    DO(product, CENTERED3_16)                                                                                                    \
+    DO(product, CENTERED4)                                                                                                       \
+    DO(product, CENTERED5)                                                                                                       \
+    DO(product, CENTERED6_16)                                                                                                    \
+    DO(product, CENTERED8)                                                                                                       \
+    DO(product, TABLE4)                                                                                                          \
+    DO(product, TABLE4_16)
+
+#define KIND_FUNCTION(product, name)                                                                                             \
+    static __attribute__((noinline, unused)) void product##_##name(                                                              \
+        const fkv_panels *panels, const fkv_activations *in, uint32_t token, uint32_t n_tokens, float *out, size_t out_stride) { \
+        product(FKV_MATRIX_##name, panels, in, token, n_tokens, out, out_stride);                                                \
+    }
+#define KIND_CASE(product, name)                                                                                                 \
+    case FKV_MATRIX_##name: product##_##name(panels, in, token, n_tokens, out, out_stride); break;
+
 #define EACH_MATRIX_KIND(product)                                                                                                \
     switch (panels->kind) {                                                                                                      \
-    case FKV_MATRIX_AFFINE4: product(FKV_MATRIX_AFFINE4, panels, in, token, n_tokens, out, out_stride); break;                   \
-    case FKV_MATRIX_CENTERED4: product(FKV_MATRIX_CENTERED4, panels, in, token, n_tokens, out, out_stride); break;               \
-    case FKV_MATRIX_CENTERED5: product(FKV_MATRIX_CENTERED5, panels, in, token, n_tokens, out, out_stride); break;               \
-    case FKV_MATRIX_CENTERED6: product(FKV_MATRIX_CENTERED6, panels, in, token, n_tokens, out, out_stride); break;               \
-    case FKV_MATRIX_CENTERED8: product(FKV_MATRIX_CENTERED8, panels, in, token, n_tokens, out, out_stride); break;               \
+        MATRIX_KINDS(KIND_CASE, product)                                                                                         \
     default: float_product(panels, in, token, n_tokens, out, out_stride); break;                                                 \
     }
+
+MATRIX_KINDS(KIND_FUNCTION, product_kind)
 
 /* Inline, because integer kernels do without it. */
 static inline void kernel_product(const fkv_panels *panels, const fkv_activations *in, uint32_t token, uint32_t n_tokens,

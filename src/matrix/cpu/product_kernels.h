@@ -17,6 +17,7 @@ typedef struct fkv_panels {
     uint32_t n_cols;
     uint32_t n_panels;
     uint64_t panel_bytes;
+    const int8_t *table;  /* [16] of the kinds with one */
     const uint8_t *first; /* panel, 64-byte aligned */
 } fkv_panels;
 

@@ -135,23 +135,45 @@ FKV_INLINE void dot_tokens(int n_tokens, int n_quads, int first, const __m512i *
     }
 }
 
-/* The quads of a unit, as panels.h lays them out. */
-FKV_INLINE void load_quads(int bits, const uint8_t *lines, __m512i quads[UNIT_QUADS]) {
-    const int n_lines = bits == 8 ? UNIT_QUADS : 4;
-    FKV_UNROLL
-    for (int j = 0; j < n_lines; j++) quads[j] = _mm512_loadu_si512(lines + (size_t)j * FKV_LINE_BYTES);
-    if (bits == 8) return;
-    split_halves(4, quads);
-    if (bits == 4) return;
-    FKV_UNROLL
-    for (int j = 0; j < UNIT_QUADS; j++) {
-        /* the upper bits, moved to where they are bits 4 and 5 of their bytes */
-        __m512i upper = _mm512_loadu_si512(lines + (size_t)(bits == 5 ? 4 : 4 + j / 4) * FKV_LINE_BYTES);
-        int left = bits == 5 ? 4 - j : 4 - j % 4 * 2;
-        upper = left >= 0 ? _mm512_slli_epi32(upper, (unsigned)left) : _mm512_srli_epi32(upper, (unsigned)-left);
-        __m512i mask = _mm512_set1_epi8(bits == 5 ? 0x10 : 0x30);
-        quads[j] = _mm512_ternarylogic_epi32(quads[j], upper, mask, 0xf8); /* quads | (upper & mask) */
+/* `width` bits (1 or 2) of quad j, as panels.h lays them out from `lines` on, moved to where they are bits `at` and above of
+ * their bytes, with others around them. */
+FKV_INLINE __m512i load_field(int width, int at, int j, const uint8_t *lines) {
+    __m512i field = _mm512_loadu_si512(lines + (size_t)(width == 1 ? 0 : j / 4) * FKV_LINE_BYTES);
+    int left = at - (width == 1 ? j : j % 4 * 2);
+    return left >= 0 ? _mm512_slli_epi32(field, (unsigned)left) : _mm512_srli_epi32(field, (unsigned)-left);
+}
+
+/* The quads of a unit, as panels.h lays them out. table: of the kinds with one, 128 above what its bytes mean, in each 16. */
+FKV_INLINE void load_quads(fkv_panel_layout layout, const uint8_t *lines, __m512i table, __m512i quads[UNIT_QUADS]) {
+    const int bits = (int)layout.bits;
+    const int low = (int)fkv_panel_low_bits(layout.bits);
+    if (low == 2) {
+        FKV_UNROLL
+        for (int j = 0; j < UNIT_QUADS; j++) quads[j] = _mm512_and_si512(load_field(2, 0, j, lines), _mm512_set1_epi8(3));
+    } else {
+        FKV_UNROLL
+        for (int j = 0; j < low; j++) quads[j] = _mm512_loadu_si512(lines + (size_t)j * FKV_LINE_BYTES);
+        if (low == 4) split_halves(4, quads);
     }
+    if (bits > low) {
+        FKV_UNROLL
+        for (int j = 0; j < UNIT_QUADS; j++) {
+            __m512i mask = _mm512_set1_epi8((char)((bits - low == 1 ? 1 : 3) << low));
+            __m512i upper = load_field(bits - low, low, j, lines + (size_t)low * FKV_LINE_BYTES);
+            quads[j] = _mm512_ternarylogic_epi32(quads[j], upper, mask, 0xf8); /* quads | (upper & mask) */
+        }
+    }
+    if (layout.table) {
+        FKV_UNROLL
+        for (int j = 0; j < UNIT_QUADS; j++) quads[j] = _mm512_shuffle_epi8(table, quads[j]);
+    }
+}
+
+/* Nothing for the kinds without a table. */
+FKV_INLINE __m512i load_table(fkv_panel_layout layout, const int8_t *table) {
+    if (!layout.table) return _mm512_setzero_si512();
+    __m128i bytes = _mm_xor_si128(_mm_loadu_si128((const __m128i *)table), _mm_set1_epi8((char)0x80));
+    return _mm512_broadcast_i32x4(bytes);
 }
 
 /* One group of n_quads quads, which begins `first` quads into its unit. */
@@ -168,7 +190,7 @@ FKV_INLINE void int_product_group(int n_tokens, int n_quads, int first, const __
 }
 
 /* n_tokens tokens of a block from `t` on, one panel. The layout and n_tokens are constants. */
-FKV_INLINE void int_product_tokens(int n_tokens, fkv_panel_layout layout, uint32_t n_units, const uint8_t *panel,
+FKV_INLINE void int_product_tokens(int n_tokens, fkv_panel_layout layout, uint32_t n_units, const uint8_t *panel, __m512i table,
                                    const token_block *block, uint32_t t, float *out, size_t out_stride) {
     const int bits = (int)layout.bits;
     const int group_quads = (int)layout.group / 4;
@@ -182,13 +204,13 @@ FKV_INLINE void int_product_tokens(int n_tokens, fkv_panel_layout layout, uint32
         __m512i quads[UNIT_QUADS];
         FKV_UNROLL
         for (int line = 0; line < bits; line++) FKV_PREFETCH(panel + (size_t)line * FKV_LINE_BYTES + PREFETCH_BYTES);
-        load_quads(bits, panel, quads);
+        load_quads(layout, panel, table, quads);
         panel += (size_t)bits * FKV_LINE_BYTES;
         FKV_UNROLL
         for (int first = 0; first < UNIT_QUADS; first += group_quads) {
             vf scale;
             vf bias;
-            load_affine(bits, layout.biased, halves, &scale, &bias);
+            load_affine(layout, halves, &scale, &bias);
             halves += fkv_panel_group_bytes(layout);
             int_product_group(n_tokens, group_quads, first, quads + first, scale, bias, bytes, facts, sum);
         }
@@ -201,6 +223,7 @@ FKV_INLINE void int_product_kind(fkv_matrix_kind kind, const fkv_panels *p, cons
                                  uint32_t n_tokens, float *out, size_t out_stride) {
     fkv_panel_layout layout = fkv_panel_layout_of(kind);
     uint32_t n_units = in->n_cols / UNIT_NUMBERS;
+    __m512i table = load_table(layout, p->table);
     for (uint32_t first = 0; first < n_tokens; first += FKV_BLOCK_TOKENS) {
         token_block block = block_at(in, token + first);
         for (uint32_t i = 0; i < p->n_panels; i++) {
@@ -209,7 +232,7 @@ FKV_INLINE void int_product_kind(fkv_matrix_kind kind, const fkv_panels *p, cons
             uint32_t t = 0;
 #define TAKE(n)                                                                                                                  \
     for (; t + (n) <= block.n_tokens; t += (n))                                                                                  \
-    int_product_tokens(n, layout, n_units, panel, &block, t, to + t * out_stride, out_stride)
+    int_product_tokens(n, layout, n_units, panel, table, &block, t, to + t * out_stride, out_stride)
             TAKE(8);
             TAKE(4);
             TAKE(2);
@@ -218,6 +241,8 @@ FKV_INLINE void int_product_kind(fkv_matrix_kind kind, const fkv_panels *p, cons
         }
     }
 }
+
+MATRIX_KINDS(KIND_FUNCTION, int_product_kind)
 
 static void int_product(const fkv_panels *panels, const fkv_activations *in, uint32_t token, uint32_t n_tokens, float *out,
                         size_t out_stride) {

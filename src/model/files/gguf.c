@@ -1,16 +1,13 @@
-/* GGUF version 3: the head of the file, hyperparameters, vocabulary, tensors.
+/* GGUF version 3: the head of the file, vocabulary, tensors. Hyperparameters are in gguf_hparams.c.
  *
- * What the file says is taken over as it is, what it does not say stays 0: defaults belong to the architecture. What would make
- * the numbers of a model mean something else than this library computes (other RoPE scalings, experts, heads that differ by
- * layer) is refused here, because only the file knows of it.
+ * What the file says is taken over as it is, what it does not say stays 0.
  */
 #include "gguf.h"
 
-#include "gguf_values.h"
-#include "layer_pattern.h"
+#include "gguf_hparams.h"
+#include "tensor_rows.h"
 
 #include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -23,134 +20,6 @@ enum {
 };
 
 static const uint8_t MAGIC[4] = {'G', 'G', 'U', 'F'};
-
-/* ---- hyperparameters ----------------------------------------------------------------------------------------- */
-
-/* "<architecture>.<key>" */
-typedef struct arch_key {
-    char text[FKV_MAX_ARCHITECTURE + 64];
-} arch_key;
-
-static arch_key key_of(const fkv_weights *weights, const char *key) {
-    arch_key full;
-    const int n = snprintf(full.text, sizeof full.text, "%s.%s", weights->architecture, key);
-    FKV_ASSERT(n > 0 && (size_t)n < sizeof full.text);
-    (void)n;
-    return full;
-}
-
-/* A number that some files have once for each layer. */
-static fkv_status get_layer_u32(const fkv_gguf_values *values, const char *key, uint32_t *out) {
-    const fkv_gguf_value *value = fkv_gguf_find(values, key);
-    FKV_REQUIRE(value == NULL || value->type != FKV_GGUF_ARRAY, FKV_UNSUPPORTED,
-                "%s differs by layer, which is not supported: %s", key, values->path);
-    return fkv_gguf_get_u32(values, key, out);
-}
-
-static fkv_status read_heads(const fkv_gguf_values *values, fkv_weights *weights) {
-    fkv_hparams *hparams = &weights->hparams;
-    uint32_t key_length = 0;
-    uint32_t value_length = 0;
-    FKV_TRY(get_layer_u32(values, key_of(weights, "attention.head_count").text, &hparams->n_q_heads));
-    hparams->n_kv_heads = hparams->n_q_heads;
-    FKV_TRY(get_layer_u32(values, key_of(weights, "attention.head_count_kv").text, &hparams->n_kv_heads));
-    if (hparams->n_q_heads > 0 && hparams->dim % hparams->n_q_heads == 0) key_length = hparams->dim / hparams->n_q_heads;
-    value_length = key_length;
-    FKV_TRY(fkv_gguf_get_u32(values, key_of(weights, "attention.key_length").text, &key_length));
-    FKV_TRY(fkv_gguf_get_u32(values, key_of(weights, "attention.value_length").text, &value_length));
-    FKV_REQUIRE(key_length == value_length, FKV_UNSUPPORTED, "keys of %u and values of %u numbers are not supported: %s",
-                key_length, value_length, values->path);
-    hparams->head_dim = key_length;
-    return FKV_OK;
-}
-
-static bool says(fkv_bytes text, const char *word) {
-    return text.size == strlen(word) && memcmp(text.data, word, text.size) == 0;
-}
-
-static fkv_status read_rope(const fkv_gguf_values *values, fkv_weights *weights) {
-    fkv_hparams *hparams = &weights->hparams;
-    fkv_bytes scaling = {0};
-    float factor = 0;
-    hparams->rope_dim = hparams->head_dim;
-    FKV_TRY(fkv_gguf_get_u32(values, key_of(weights, "rope.dimension_count").text, &hparams->rope_dim));
-    FKV_TRY(fkv_gguf_get_f32(values, key_of(weights, "rope.freq_base").text, &hparams->rope_base));
-    FKV_TRY(fkv_gguf_get_f32(values, key_of(weights, "rope.freq_base_swa").text, &hparams->rope_base_local));
-    FKV_TRY(fkv_gguf_get_f32(values, key_of(weights, "rope.scale_linear").text, &factor)); /* of old files */
-    FKV_TRY(fkv_gguf_get_f32(values, key_of(weights, "rope.scaling.factor").text, &factor));
-    FKV_TRY(fkv_gguf_get_string(values, key_of(weights, "rope.scaling.type").text, &scaling));
-    FKV_REQUIRE(scaling.size == 0 || says(scaling, "none") || says(scaling, "linear"), FKV_UNSUPPORTED,
-                "RoPE scaling '%s' is not supported, only linear is: %s", fkv_show(scaling).text, values->path);
-    FKV_REQUIRE(hparams->rope_base >= 0 && hparams->rope_base_local >= 0 && factor >= 0, FKV_FILE_FORMAT,
-                "a negative RoPE base or factor: %s", values->path);
-    if (factor > 0 && !says(scaling, "none")) hparams->rope_scale = factor;
-    hparams->rope_interleaved = strcmp(weights->architecture, "llama") == 0;
-    return FKV_OK;
-}
-
-/* "attention.sliding_window_pattern": how often a layer is full, or for each layer whether it has the window. */
-static fkv_status read_window(const fkv_gguf_values *values, fkv_weights *weights) {
-    fkv_hparams *hparams = &weights->hparams;
-    const arch_key key = key_of(weights, "attention.sliding_window_pattern");
-    const fkv_gguf_value *pattern = fkv_gguf_find(values, key.text);
-    FKV_TRY(get_layer_u32(values, key_of(weights, "attention.sliding_window").text, &hparams->window));
-    if (pattern == NULL) return FKV_OK;
-    if (pattern->type != FKV_GGUF_ARRAY) return fkv_gguf_get_u32(values, key.text, &hparams->window_pattern);
-    FKV_REQUIRE(pattern->item == FKV_GGUF_BOOL && pattern->count == hparams->n_layers, FKV_FILE_FORMAT,
-                "%s is not one bool for each of %u layers: %s", key.text, hparams->n_layers, values->path);
-    fkv_layer_pattern layers = {0};
-    for (uint64_t i = 0; i < pattern->count; i++) fkv_layer_pattern_add(&layers, pattern->data[i] == 0);
-    return fkv_layer_pattern_period(&layers, values->path, &hparams->window_pattern);
-}
-
-static fkv_status refuse_other_models(const fkv_gguf_values *values, const fkv_weights *weights) {
-    uint32_t n_experts = 0;
-    float final_softcap = 0;
-    FKV_TRY(fkv_gguf_get_u32(values, key_of(weights, "expert_count").text, &n_experts));
-    FKV_REQUIRE(n_experts == 0, FKV_UNSUPPORTED, "a mixture of %u experts is not supported: %s", n_experts, values->path);
-    FKV_TRY(fkv_gguf_get_f32(values, key_of(weights, "final_logit_softcapping").text, &final_softcap));
-    FKV_REQUIRE(final_softcap == 0, FKV_UNSUPPORTED, "logits capped at %g are not supported: %s", (double)final_softcap,
-                values->path);
-    return FKV_OK;
-}
-
-/* Gemma 3 of 27B, which has 62 layers, scales scores by its width over its heads, the smaller ones by the head dimension; files
- * say neither. */
-static void say_unsaid_scale(fkv_weights *weights) {
-    enum { LAYERS_OF_27B = 62 };
-    fkv_hparams *hparams = &weights->hparams;
-    bool large = strcmp(weights->architecture, "gemma3") == 0 && hparams->n_layers == LAYERS_OF_27B;
-    if (large && hparams->query_scale == 0 && hparams->dim > 0)
-        hparams->query_scale = sqrtf((float)hparams->n_q_heads / (float)hparams->dim);
-}
-
-static fkv_status read_hparams(const fkv_gguf_values *values, fkv_weights *weights) {
-    fkv_hparams *hparams = &weights->hparams;
-    fkv_bytes text = {0};
-    FKV_TRY(fkv_gguf_get_string(values, "general.architecture", &text));
-    FKV_REQUIRE(text.size < FKV_MAX_ARCHITECTURE && fkv_is_plain(text), FKV_FILE_FORMAT, "general.architecture is '%s': %s",
-                fkv_show(text).text, values->path);
-    fkv_show_into(text, weights->architecture, sizeof weights->architecture);
-    text = (fkv_bytes){0};
-    FKV_TRY(fkv_gguf_get_string(values, "general.name", &text));
-    fkv_show_into(text, weights->name, sizeof weights->name);
-
-    FKV_TRY(fkv_gguf_get_u32(values, key_of(weights, "block_count").text, &hparams->n_layers));
-    FKV_TRY(fkv_gguf_get_u32(values, key_of(weights, "embedding_length").text, &hparams->dim));
-    FKV_TRY(get_layer_u32(values, key_of(weights, "feed_forward_length").text, &hparams->ffn_dim));
-    FKV_TRY(fkv_gguf_get_u32(values, key_of(weights, "context_length").text, &hparams->context));
-    FKV_TRY(fkv_gguf_get_u32(values, key_of(weights, "vocab_size").text, &hparams->n_vocab));
-    FKV_TRY(fkv_gguf_get_f32(values, key_of(weights, "attention.layer_norm_rms_epsilon").text, &hparams->rms_eps));
-    FKV_TRY(fkv_gguf_get_f32(values, key_of(weights, "attn_logit_softcapping").text, &hparams->softcap));
-    FKV_TRY(fkv_gguf_get_f32(values, key_of(weights, "attention.scale").text, &hparams->query_scale));
-    FKV_REQUIRE(hparams->rms_eps >= 0 && hparams->softcap >= 0 && hparams->query_scale >= 0, FKV_FILE_FORMAT,
-                "a negative epsilon, cap or scale: %s", values->path);
-    FKV_TRY(read_heads(values, weights));
-    say_unsaid_scale(weights);
-    FKV_TRY(read_rope(values, weights));
-    FKV_TRY(read_window(values, weights));
-    return refuse_other_models(values, weights);
-}
 
 /* ---- vocabulary ---------------------------------------------------------------------------------------------- */
 
@@ -176,8 +45,27 @@ static fkv_status check_tokens(const fkv_weights *weights, uint32_t n_scores, ui
     return FKV_OK;
 }
 
+static fkv_status read_sampling(const fkv_gguf_values *values, fkv_sampling_source *s) {
+    const struct {
+        const char *key;
+        unsigned bit;
+        float *target;
+    } reals[] = {{"general.sampling.temp", FKV_SAID_TEMPERATURE, &s->temperature},
+                 {"general.sampling.top_p", FKV_SAID_TOP_P, &s->top_p},
+                 {"general.sampling.min_p", FKV_SAID_MIN_P, &s->min_p},
+                 {"general.sampling.penalty_repeat", FKV_SAID_REPETITION, &s->repetition}};
+    for (size_t i = 0; i < sizeof reals / sizeof reals[0]; i++) {
+        FKV_TRY(fkv_gguf_get_f32(values, reals[i].key, reals[i].target));
+        if (fkv_gguf_find(values, reals[i].key) != NULL) s->said |= reals[i].bit;
+    }
+    FKV_TRY(fkv_gguf_get_u32(values, "general.sampling.top_k", &s->top_k));
+    if (fkv_gguf_find(values, "general.sampling.top_k") != NULL) s->said |= FKV_SAID_TOP_K;
+    return FKV_OK;
+}
+
 static fkv_status read_vocab(const fkv_gguf_values *values, fkv_weights *weights) {
     fkv_vocab_source *vocab = &weights->vocab;
+    FKV_TRY(read_sampling(values, &vocab->sampling));
     uint32_t n_scores = 0;
     uint32_t n_types = 0;
     FKV_TRY(fkv_gguf_get_string(values, "tokenizer.ggml.model", &vocab->model));
@@ -196,7 +84,8 @@ static fkv_status read_vocab(const fkv_gguf_values *values, fkv_weights *weights
     FKV_TRY(get_token(values, "tokenizer.ggml.eos_token_id", vocab->n_tokens, &vocab->eos));
     FKV_TRY(get_token(values, "tokenizer.ggml.eot_token_id", vocab->n_tokens, &vocab->eot));
     FKV_TRY(get_token(values, "tokenizer.ggml.unknown_token_id", vocab->n_tokens, &vocab->unk));
-    vocab->add_bos = says(vocab->model, "llama"); /* SentencePiece models begin with it unless told not to */
+    vocab->add_bos = vocab->model.size == 5 &&
+                     memcmp(vocab->model.data, "llama", 5) == 0; /* SentencePiece models begin with it unless told not to */
     FKV_TRY(fkv_gguf_get_bool(values, "tokenizer.ggml.add_bos_token", &vocab->add_bos));
     FKV_TRY(fkv_gguf_get_bool(values, "tokenizer.ggml.add_space_prefix", &vocab->add_space_prefix));
     if (vocab->n_tokens > 0) weights->hparams.n_vocab = vocab->n_tokens;
@@ -207,22 +96,23 @@ static fkv_status read_vocab(const fkv_gguf_values *values, fkv_weights *weights
 
 /* The types of ggml by number, for those that are not read too: a message should name them. */
 static const char *const GGML_TYPES[] = {
-    "F32",    "F16",      "Q4_0",     "Q4_1",     "Q4_2",  "Q4_3",  "Q5_0",       "Q5_1",       "Q8_0",       "Q8_1",
-    "Q2_K",   "Q3_K",     "Q4_K",     "Q5_K",     "Q6_K",  "Q8_K",  "IQ2_XXS",    "IQ2_XS",     "IQ3_XXS",    "IQ1_S",
-    "IQ4_NL", "IQ3_S",    "IQ2_S",    "IQ4_XS",   "I8",    "I16",   "I32",        "I64",        "F64",        "IQ1_M",
-    "BF16",   "Q4_0_4_4", "Q4_0_4_8", "Q4_0_8_8", "TQ1_0", "TQ2_0", "IQ4_NL_4_4", "IQ4_NL_4_8", "IQ4_NL_8_8", "MXFP4"};
+    "F32",      "F16",    "Q4_0",  "Q4_1",       "Q4_2",       "Q4_3",       "Q5_0",   "Q5_1",    "Q8_0",  "Q8_1",     "Q2_K",
+    "Q3_K",     "Q4_K",   "Q5_K",  "Q6_K",       "Q8_K",       "IQ2_XXS",    "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL",   "IQ3_S",
+    "IQ2_S",    "IQ4_XS", "I8",    "I16",        "I32",        "I64",        "F64",    "IQ1_M",   "BF16",  "Q4_0_4_4", "Q4_0_4_8",
+    "Q4_0_8_8", "TQ1_0",  "TQ2_0", "IQ4_NL_4_4", "IQ4_NL_4_8", "IQ4_NL_8_8", "MXFP4",  "NVFP4",   "Q1_0"};
 
 static fkv_status type_of(uint32_t number, fkv_bytes name, const char *path, fkv_tensor_type *type) {
     const uint32_t n_types = sizeof GGML_TYPES / sizeof GGML_TYPES[0];
     const char *wanted = number < n_types ? GGML_TYPES[number] : "unknown";
-    for (fkv_tensor_type t = FKV_TENSOR_F32; t <= FKV_TENSOR_Q6_K; t++) {
+    for (fkv_tensor_type t = FKV_TENSOR_F32; t < FKV_N_BLOCK_TYPES; t++) {
         if (strcmp(fkv_tensor_type_name(t), wanted) != 0) continue;
         *type = t;
         return FKV_OK;
     }
-    return fkv_fail(FKV_UNSUPPORTED,
-                    "tensor %s is of type %s (%u); F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q8_0, Q4_K and Q6_K are read: %s",
-                    fkv_show(name).text, wanted, number, path);
+    return fkv_fail(
+        FKV_UNSUPPORTED,
+        "tensor %s is of type %s (%u), which is not read; the floats, Q2_K to Q8_0, IQ1 to IQ4, TQ, MXFP4 and NVFP4 are: %s",
+        fkv_show(name).text, wanted, number, path);
 }
 
 /* *offset is that of the file's data part, *bytes the tensor's length. */
@@ -243,9 +133,21 @@ static fkv_status take_tensor(fkv_gguf_reader *reader, fkv_tensor *tensor, uint6
     return fkv_tensor_describe(tensor, name, type, dims, n_dims, reader->path, bytes);
 }
 
-static fkv_status refuse_factors(const fkv_tensor *tensor, const char *path) {
-    FKV_REQUIRE(strncmp(tensor->name, "rope_f", 6) != 0, FKV_UNSUPPORTED,
-                "tensor %s: RoPE with factors of its own is not supported, only linear scaling is: %s", tensor->name, path);
+/* Divisors of RoPE's frequencies, which are a tensor in GGUF: copied, because they are no weights of a layer. */
+static fkv_status take_factors(fkv_weights *weights, const fkv_tensor *tensor, const char *path) {
+    fkv_rope *rope = &weights->hparams.rope;
+    bool is_long = strcmp(tensor->name, "rope_factors_long.weight") == 0;
+    bool is_short = strcmp(tensor->name, "rope_factors_short.weight") == 0;
+    if (!is_long && !is_short && strcmp(tensor->name, "rope_freqs.weight") != 0) return FKV_OK;
+    FKV_REQUIRE(tensor->type == FKV_TENSOR_F32 && tensor->n_rows == 1 && tensor->n_cols == weights->hparams.rope_dim / 2,
+                FKV_FILE_DAMAGED, "tensor %s is not one F32 for each of %u pairs: %s", tensor->name,
+                weights->hparams.rope_dim / 2, path);
+    float *factors = fkv_weights_keep(weights, tensor->n_cols * sizeof *factors);
+    FKV_REQUIRE(factors != NULL, FKV_NO_MEMORY, "no memory for %u factors: %s", tensor->n_cols, path);
+    fkv_tensor_row_floats(tensor, 0, factors);
+    rope->n_factors = tensor->n_cols;
+    if (!is_short) rope->long_factors = factors;
+    if (!is_long) rope->short_factors = factors;
     return FKV_OK;
 }
 
@@ -261,6 +163,7 @@ static fkv_status place_tensors(fkv_weights *weights, const uint64_t *spans, con
                     "tensor %s needs %" PRIu64 " bytes at %" PRIu64 ", the file has %" PRIu64 "; is the download complete? %s",
                     tensor->name, bytes, offset, data_bytes, path);
         tensor->data = data + offset;
+        FKV_TRY(take_factors(weights, tensor, path));
     }
     return FKV_OK;
 }
@@ -270,7 +173,6 @@ static fkv_status take_tensors(fkv_gguf_reader *reader, fkv_weights *weights, ui
     FKV_TRY(fkv_weights_reserve(weights, n, &tensors));
     for (uint64_t i = 0; i < n; i++) {
         FKV_TRY(take_tensor(reader, &tensors[i], &spans[2 * i], &spans[2 * i + 1]));
-        FKV_TRY(refuse_factors(&tensors[i], reader->path));
     }
     weights->n_tensors = (uint32_t)n;
     return FKV_OK;
@@ -284,7 +186,7 @@ static fkv_status read_tensors(fkv_gguf_reader *reader, fkv_weights *weights, ui
     FKV_REQUIRE(n <= FKV_MAX_TENSORS, FKV_UNSUPPORTED, "%" PRIu64 " tensors, at most %d are read: %s", n, FKV_MAX_TENSORS,
                 reader->path);
     if (n == 0) return FKV_OK;
-    uint64_t *spans = malloc((size_t)n * 2 * sizeof *spans); /* offset and length of each */
+    uint64_t *spans = calloc((size_t)n, 2 * sizeof *spans); /* offset and length of each */
     FKV_REQUIRE(spans != NULL, FKV_NO_MEMORY, "no memory for %" PRIu64 " tensors: %s", n, reader->path);
     fkv_status status = take_tensors(reader, weights, n, spans);
     const uint64_t size = (uint64_t)(reader->end - file);
@@ -317,7 +219,7 @@ static fkv_status read_parts(fkv_gguf_reader *reader, const fkv_gguf_values *val
     FKV_TRY(fkv_gguf_get_u32(values, "general.alignment", &alignment));
     FKV_REQUIRE(fkv_is_pow2(alignment) && alignment >= MIN_ALIGNMENT, FKV_FILE_DAMAGED,
                 "general.alignment is %u, not a power of two from %d: %s", alignment, MIN_ALIGNMENT, reader->path);
-    FKV_TRY(read_hparams(values, weights));
+    FKV_TRY(fkv_gguf_read_hparams(values, weights));
     FKV_TRY(read_vocab(values, weights));
     FKV_TRY(read_tensors(reader, weights, n_tensors, file, alignment));
     return fkv_weights_finish(weights, reader->path);

@@ -1,12 +1,14 @@
-/* config.json as Hugging Face writes it, turned into hyperparameters, and its tensor names into GGUF's.
+/* config.json as Hugging Face writes it, turned into hyperparameters.
  *
  * Only models whose every number is understood are let through: a config that asks for another activation, another RoPE scaling
- * or quantized weights is refused by name, since running it anyway would give plausible nonsense.
+ * or other layers is refused by name, since running it anyway would give plausible nonsense. What the file says goes before what
+ * its architecture is known for (architecture.h).
  */
 #include "hf_config.h"
 
+#include "../architecture.h"
 #include "json_read.h"
-#include "layer_pattern.h"
+#include "quantization.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -57,145 +59,373 @@ static fkv_status get_text(const json_t *object, const char *key, const char *pa
     return FKV_OK;
 }
 
-/* ---- hyperparameters ----------------------------------------------------------------------------------------- */
+/* ---- models --------------------------------------------------------------------------------------------------- */
 
 typedef struct hf_model {
     const char *type;
     const char *architecture;
-    const char *activation;
+    uint32_t window_period; /* where it is not the architecture's; 0: it is */
+    const char *defaults;   /* JSON of what files leave out, or NULL */
 } hf_model;
 
+static const char GEMMA3_DEFAULTS[] =
+    "{\"vocab_size\": 262208, \"num_attention_heads\": 8, \"num_key_value_heads\": 4, \"head_dim\": 256, \"rms_norm_eps\": 1e-6,"
+    " \"max_position_embeddings\": 131072, \"rope_theta\": 1e6, \"query_pre_attn_scalar\": 256}";
+
 static const hf_model MODELS[] = {
-    {"llama", "llama", "silu"},
-    {"qwen2", "qwen2", "silu"},
-    {"qwen3", "qwen3", "silu"},
-    {"gemma3_text", "gemma3", "gelu_pytorch_tanh"},
+    {"llama", "llama", 0, NULL},
+    {"mistral", "llama", FKV_NO_PERIOD, NULL},
+    {"ministral", "llama", FKV_NO_PERIOD, NULL},
+    {"ministral3", "mistral3", FKV_NO_PERIOD, NULL},
+    {"mixtral", "llama", FKV_NO_PERIOD, NULL},
+    {"qwen2", "qwen2", 0, NULL},
+    {"qwen3", "qwen3", 0, NULL},
+    {"qwen3_vl_text", "qwen3vl", 0, NULL},
+    {"qwen3_moe", "qwen3moe", 0, NULL},
+    {"gemma", "gemma", 0, NULL},
+    {"gemma2", "gemma2", 0, NULL},
+    {"gemma3_text", "gemma3", 0, GEMMA3_DEFAULTS},
+    {"phi3", "phi3", 0, NULL},
+    {"smollm3", "smollm3", 0, NULL},
+    {"granite", "granite", 0, NULL},
+    {"granitemoe", "granitemoe", 0, NULL},
+    {"granitemoehybrid", "granite", 0, NULL},
+    {"olmo2", "olmo2", 0, NULL},
+    {"olmo3", "olmo2", 0, NULL},
+    {"cohere", "command-r", 0, NULL},
+    {"cohere2", "cohere2", 0, NULL},
+    {"glm", "chatglm", 0, NULL},
+    {"glm4", "glm4", 0, NULL},
+    {"seed_oss", "seed_oss", 0, NULL},
+    {"ernie4_5", "ernie4_5", 0, NULL},
+    {"gpt_oss", "gpt-oss", 0, NULL},
 };
 
-static fkv_status read_kind(const json_t *root, const char *path, fkv_weights *weights, bool *is_gemma) {
+typedef struct reading {
+    json_t *root; /* of the text model */
+    const char *path;
+    const hf_model *model;
+    const fkv_architecture *architecture;
+    fkv_hparams *h;
+} reading;
+
+static fkv_status find_model(reading *r) {
     const char *type = "";
-    const char *activation = NULL;
-    const hf_model *model = NULL;
-    FKV_TRY(get_text(root, "model_type", path, &type));
+    FKV_TRY(get_text(r->root, "model_type", r->path, &type));
     for (size_t i = 0; i < sizeof MODELS / sizeof MODELS[0]; i++)
-        if (strcmp(type, MODELS[i].type) == 0) model = &MODELS[i];
-    FKV_REQUIRE(model != NULL, FKV_UNSUPPORTED, "model_type '%s' is not supported; llama, qwen2, qwen3 and gemma3_text are: %s",
-                fkv_show_text(type).text, path);
-    FKV_REQUIRE(get(root, "quantization_config") == NULL, FKV_UNSUPPORTED,
-                "quantized safetensors are not supported; use GGUF: %s", path);
-    FKV_TRY(get_text(root, "hidden_act", path, &activation));
-    FKV_TRY(get_text(root, "hidden_activation", path, &activation)); /* gemma's word for it */
-    FKV_REQUIRE(activation == NULL || strcmp(activation, model->activation) == 0, FKV_UNSUPPORTED,
-                "activation '%s' is not supported for %s, only %s is: %s", fkv_show_text(activation).text, type,
-                model->activation, path);
-    (void)snprintf(weights->architecture, sizeof weights->architecture, "%s", model->architecture);
-    *is_gemma = strcmp(model->architecture, "gemma3") == 0;
+        if (strcmp(type, MODELS[i].type) == 0) r->model = &MODELS[i];
+    const char *why = fkv_architecture_refusal(type);
+    FKV_REQUIRE(r->model != NULL || why == NULL, FKV_UNSUPPORTED, "model_type '%s': %s: %s", type, why, r->path);
+    FKV_REQUIRE(r->model != NULL, FKV_UNSUPPORTED, "model_type '%s' is not supported; docs/models.md has those that are: %s",
+                fkv_show_text(type).text, r->path);
+    r->architecture = fkv_architecture_find(r->model->architecture);
+    FKV_ASSERT(r->architecture != NULL);
+    r->h->features = r->architecture->features;
+    if (r->model->window_period != 0) r->h->features.window_period = r->model->window_period;
+    return FKV_OK;
+}
+
+static fkv_status add_defaults(const reading *r) {
+    if (r->model->defaults == NULL) return FKV_OK;
+    json_t *defaults = json_loads(r->model->defaults, 0, NULL);
+    const int failed = defaults == NULL ? -1 : json_object_update_missing(r->root, defaults);
+    json_decref(defaults);
+    FKV_REQUIRE(failed == 0, FKV_NO_MEMORY, "no memory for the defaults of %s: %s", r->model->type, r->path);
+    return FKV_OK;
+}
+
+/* Fields that change what a model computes, and the one value that is computed here. */
+static fkv_status refuse_other_models(const reading *r) {
+    static const struct {
+        const char *key;
+        bool is_flag; /* must be false, else 0 or an empty list */
+    } fields[] = {{"use_qk_norm", true},       {"add_cross_attention", true},    {"use_bidirectional_attention", true},
+                  {"attn_output_gate", true},  {"kv_lora_rank", false},          {"q_lora_rank", false},
+                  {"mlp_only_layers", false},  {"first_k_dense_replace", false}, {"num_kv_shared_layers", false},
+                  {"n_shared_experts", false}, {"attention_chunk_size", false},  {"shared_expert_intermediate_size", false}};
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
+        const json_t *value = get(r->root, fields[i].key);
+        bool unset = value == NULL || json_is_false(value) || (json_is_number(value) && json_number_value(value) == 0) ||
+                     (json_is_array(value) && json_array_size(value) == 0);
+        FKV_REQUIRE(unset, FKV_UNSUPPORTED, "%s is set, which is not supported: %s", fields[i].key, r->path);
+    }
+    uint32_t step = 1;
+    FKV_TRY(get_u32(r->root, "decoder_sparse_step", r->path, &step));
+    FKV_REQUIRE(step == 1, FKV_UNSUPPORTED, "decoder_sparse_step is %u, only 1 is supported: %s", step, r->path);
+    return FKV_OK;
+}
+
+static fkv_status read_activation(const reading *r) {
+    static const char *const names[] = {
+        [FKV_SILU] = "silu", [FKV_GELU_TANH] = "gelu_pytorch_tanh", [FKV_SWIGLU_CLAMPED] = "silu"};
+    const char *word = NULL;
+    const char *wanted = names[r->h->features.activation];
+    FKV_TRY(get_text(r->root, "hidden_act", r->path, &word));
+    FKV_TRY(get_text(r->root, "hidden_activation", r->path, &word)); /* gemma's word for it */
+    bool is_old_gemma = word != NULL && strcmp(word, "gelu") == 0 && strcmp(r->model->type, "gemma") == 0;
+    FKV_REQUIRE(word == NULL || strcmp(word, wanted) == 0 || is_old_gemma, FKV_UNSUPPORTED,
+                "activation '%s' is not supported for %s, only %s is: %s", fkv_show_text(word == NULL ? "" : word).text,
+                r->model->type, wanted, r->path);
+    FKV_TRY(get_f32(r->root, "swiglu_alpha", r->path, &r->h->swiglu_alpha));
+    return get_f32(r->root, "swiglu_limit", r->path, &r->h->swiglu_limit);
+}
+
+/* ---- RoPE ------------------------------------------------------------------------------------------------------ */
+
+/* Factors by pair, kept as long as the weights. */
+static fkv_status read_factors(fkv_weights *weights, const json_t *rope, const char *key, const char *path, uint32_t *n,
+                               const float **out) {
+    const json_t *list = get(rope, key);
+    FKV_REQUIRE(json_is_array(list) && json_array_size(list) > 0 && json_array_size(list) <= FKV_MAX_HEAD_DIM / 2,
+                FKV_FILE_FORMAT, "longrope without a list of numbers in %s: %s", key, path);
+    *n = (uint32_t)json_array_size(list);
+    float *numbers = fkv_weights_keep(weights, *n * sizeof *numbers);
+    FKV_REQUIRE(numbers != NULL, FKV_NO_MEMORY, "no memory for %u factors: %s", *n, path);
+    for (uint32_t i = 0; i < *n; i++) {
+        const json_t *number = json_array_get(list, i);
+        numbers[i] = (float)json_number_value(number);
+        FKV_REQUIRE(json_is_number(number) && isfinite(numbers[i]) && numbers[i] > 0, FKV_FILE_FORMAT,
+                    "%s has something else than numbers above 0: %s", key, path);
+    }
+    *out = numbers;
+    return FKV_OK;
+}
+
+static fkv_status read_scaling(fkv_weights *weights, const json_t *object, const char *type, const char *path, fkv_rope *rope) {
+    static const struct {
+        const char *type;
+        fkv_rope_scaling scaling;
+    } known[] = {{"linear", FKV_ROPE_LINEAR},
+                 {"llama3", FKV_ROPE_LLAMA3},
+                 {"yarn", FKV_ROPE_YARN},
+                 {"longrope", FKV_ROPE_LONG},
+                 {"su", FKV_ROPE_LONG}};
+    size_t i = 0;
+    while (i < sizeof known / sizeof known[0] && strcmp(type, known[i].type) != 0) i++;
+    FKV_REQUIRE(i < sizeof known / sizeof known[0], FKV_UNSUPPORTED,
+                "RoPE scaling '%s' is not supported; linear, llama3, yarn and longrope are: %s", fkv_show_text(type).text, path);
+    rope->scaling = known[i].scaling;
+    bool truncate = true;
+    float factor = 0;
+    uint32_t n_short = 0;
+    const struct {
+        const char *key;
+        float *out;
+    } keys[] = {{"factor", &factor},
+                {"attention_factor", &rope->attention_factor},
+                {"low_freq_factor", &rope->low_freq},
+                {"high_freq_factor", &rope->high_freq},
+                {"beta_fast", &rope->beta_fast},
+                {"beta_slow", &rope->beta_slow},
+                {"mscale", &rope->mscale},
+                {"mscale_all_dim", &rope->mscale_all}};
+    for (size_t k = 0; k < sizeof keys / sizeof keys[0]; k++) FKV_TRY(get_f32(object, keys[k].key, path, keys[k].out));
+    FKV_TRY(get_u32(object, "original_max_position_embeddings", path, &rope->original_context));
+    FKV_TRY(get_bool(object, "truncate", path, &truncate));
+    rope->keeps_fractions = !truncate;
+    if (rope->scaling == FKV_ROPE_LONG) {
+        FKV_TRY(read_factors(weights, object, "short_factor", path, &n_short, &rope->short_factors));
+        FKV_TRY(read_factors(weights, object, "long_factor", path, &rope->n_factors, &rope->long_factors));
+        FKV_REQUIRE(n_short == rope->n_factors, FKV_FILE_FORMAT, "short_factor and long_factor differ in length: %s", path);
+    }
+    FKV_REQUIRE(factor > 0 || rope->scaling == FKV_ROPE_LONG || rope->scaling == FKV_ROPE_YARN, FKV_FILE_FORMAT,
+                "%s RoPE scaling by a factor of %g: %s", type, (double)factor, path);
+    rope->factor = factor; /* 0: of the contexts, which follow */
     return FKV_OK;
 }
 
 /* One description of a RoPE: {"rope_type": ..., "factor": ..., "rope_theta": ...}; old files say "type". */
-static fkv_status read_rope_object(const json_t *rope, const char *path, float *base, float *scale) {
+static fkv_status read_rope_object(fkv_weights *weights, const json_t *object, const char *path, fkv_rope *rope, float *rotary) {
     const char *type = "default";
-    float factor = 0;
-    FKV_REQUIRE(json_is_object(rope), FKV_FILE_FORMAT, "a RoPE scaling that is no object: %s", path);
-    FKV_TRY(get_text(rope, "type", path, &type));
-    FKV_TRY(get_text(rope, "rope_type", path, &type));
-    FKV_TRY(get_f32(rope, "factor", path, &factor));
-    FKV_TRY(get_f32(rope, "rope_theta", path, base));
-    if (strcmp(type, "default") == 0) return FKV_OK;
-    FKV_REQUIRE(strcmp(type, "linear") == 0, FKV_UNSUPPORTED, "RoPE scaling '%s' is not supported, only linear is: %s",
-                fkv_show_text(type).text, path);
-    FKV_REQUIRE(factor > 0, FKV_FILE_FORMAT, "linear RoPE scaling by a factor of %g: %s", (double)factor, path);
-    *scale = factor;
+    FKV_REQUIRE(json_is_object(object), FKV_FILE_FORMAT, "a RoPE scaling that is no object: %s", path);
+    FKV_TRY(get_text(object, "type", path, &type));
+    FKV_TRY(get_text(object, "rope_type", path, &type));
+    FKV_TRY(get_f32(object, "rope_theta", path, &rope->base));
+    FKV_TRY(get_f32(object, "partial_rotary_factor", path, rotary));
+    FKV_TRY(get_f32(object, "llama_4_scaling_beta", path, &weights->hparams.temperature));
+    /* positions of pictures: those of text are the same three times */
+    if (strcmp(type, "default") == 0 || strcmp(type, "mrope") == 0) return FKV_OK;
+    return read_scaling(weights, object, type, path, rope);
+}
+
+/* rope_theta, rope_scaling and rope_local_base_freq; since 2025 also rope_parameters, for some one for each kind of layer. */
+static fkv_status read_ropes(const reading *r, fkv_weights *weights, float *rotary) {
+    const json_t *scaling = get(r->root, "rope_scaling");
+    const json_t *parameters = get(r->root, "rope_parameters");
+    fkv_hparams *h = r->h;
+    FKV_TRY(get_f32(r->root, "rope_theta", r->path, &h->rope.base));
+    FKV_TRY(get_f32(r->root, "partial_rotary_factor", r->path, rotary));
+    if (h->features.rope_by_kind) FKV_TRY(get_f32(r->root, "rope_local_base_freq", r->path, &h->local_rope.base));
+    if (scaling != NULL) FKV_TRY(read_rope_object(weights, scaling, r->path, &h->rope, rotary));
+    if (parameters == NULL) return FKV_OK;
+    const json_t *full = get(parameters, "full_attention");
+    const json_t *local = get(parameters, "sliding_attention");
+    if (full == NULL) return read_rope_object(weights, parameters, r->path, &h->rope, rotary);
+    FKV_REQUIRE(h->features.rope_by_kind, FKV_UNSUPPORTED, "rope_parameters by kind of layer are not supported for %s: %s",
+                r->model->type, r->path);
+    FKV_TRY(read_rope_object(weights, full, r->path, &h->rope, rotary));
+    if (local == NULL) return FKV_OK;
+    FKV_TRY(read_rope_object(weights, local, r->path, &h->local_rope, rotary));
+    FKV_REQUIRE(h->local_rope.scaling == FKV_ROPE_LINEAR && h->local_rope.factor == 1, FKV_UNSUPPORTED,
+                "scaled RoPE in windowed layers is not supported: %s", r->path);
     return FKV_OK;
 }
 
-/* rope_theta, rope_scaling and rope_local_base_freq; since 2025 also rope_parameters, for gemma one for each kind of layer. */
-static fkv_status read_rope(const json_t *root, const char *path, bool is_gemma, fkv_hparams *hparams) {
-    const json_t *scaling = get(root, "rope_scaling");
-    const json_t *parameters = get(root, "rope_parameters");
+static fkv_status read_rope(const reading *r, fkv_weights *weights) {
+    fkv_hparams *h = r->h;
     float rotary = 1;
-    float local_scale = 1;
-    FKV_TRY(get_f32(root, "rope_theta", path, &hparams->rope_base));
-    if (is_gemma) FKV_TRY(get_f32(root, "rope_local_base_freq", path, &hparams->rope_base_local));
-    if (scaling != NULL) FKV_TRY(read_rope_object(scaling, path, &hparams->rope_base, &hparams->rope_scale));
-    if (parameters != NULL && is_gemma && get(parameters, "full_attention") != NULL) {
-        const json_t *local = get(parameters, "sliding_attention");
-        FKV_TRY(read_rope_object(get(parameters, "full_attention"), path, &hparams->rope_base, &hparams->rope_scale));
-        if (local != NULL) FKV_TRY(read_rope_object(local, path, &hparams->rope_base_local, &local_scale));
-        FKV_REQUIRE(local_scale == 1, FKV_UNSUPPORTED, "scaled RoPE in windowed layers is not supported: %s", path);
-    } else if (parameters != NULL) {
-        FKV_TRY(read_rope_object(parameters, path, &hparams->rope_base, &hparams->rope_scale));
-    }
-    FKV_TRY(get_f32(root, "partial_rotary_factor", path, &rotary));
-    FKV_REQUIRE(rotary == 1, FKV_UNSUPPORTED, "a partial_rotary_factor of %g is not supported: %s", (double)rotary, path);
+    FKV_TRY(read_ropes(r, weights, &rotary));
+    FKV_REQUIRE(rotary > 0 && rotary <= 1, FKV_FILE_FORMAT, "a partial_rotary_factor of %g: %s", (double)rotary, r->path);
+    h->rope_dim = (uint32_t)((double)h->head_dim * (double)rotary);
+    FKV_TRY(get_u32(r->root, "original_max_position_embeddings", r->path, &h->rope.original_context)); /* phi3's place for it */
+    uint32_t original = h->rope.original_context != 0 ? h->rope.original_context : h->context;
+    /* What phi3 leaves out follows from its contexts, whatever else it says. */
+    if (h->rope.factor == 0) h->rope.factor = original > 0 ? (float)h->context / (float)original : 1;
+    FKV_REQUIRE(h->rope.n_factors == 0 || h->rope.n_factors == h->rope_dim / 2, FKV_FILE_FORMAT,
+                "%u factors of RoPE where %u numbers rotate: %s", h->rope.n_factors, h->rope_dim, r->path);
+    h->temperature_context = original;
+    h->rope_interleaved = r->architecture->hf_interleaved;
     return FKV_OK;
 }
 
-static fkv_status read_layer_types(const json_t *types, const char *path, fkv_hparams *hparams) {
-    fkv_layer_pattern pattern = {0};
-    FKV_REQUIRE(json_is_array(types) && json_array_size(types) == hparams->n_layers, FKV_FILE_FORMAT,
-                "layer_types is not one word for each of %u layers: %s", hparams->n_layers, path);
-    for (size_t i = 0; i < json_array_size(types); i++) {
+/* ---- layers ---------------------------------------------------------------------------------------------------- */
+
+static fkv_status read_layer_types(const reading *r, const json_t *types) {
+    fkv_hparams *h = r->h;
+    FKV_REQUIRE(json_is_array(types) && json_array_size(types) == h->n_layers && h->n_layers <= FKV_MAX_LAYERS, FKV_FILE_FORMAT,
+                "layer_types is not one word for each of %u layers: %s", h->n_layers, r->path);
+    for (uint32_t i = 0; i < h->n_layers; i++) {
         const char *type = json_string_value(json_array_get(types, i));
-        const bool is_full = type != NULL && strcmp(type, "full_attention") == 0;
-        FKV_REQUIRE(is_full || (type != NULL && strcmp(type, "sliding_attention") == 0), FKV_UNSUPPORTED,
-                    "layer %zu is of type '%s'; full_attention and sliding_attention are supported: %s", i,
-                    fkv_show_text(type == NULL ? "" : type).text, path);
-        fkv_layer_pattern_add(&pattern, is_full);
+        bool is_full = type != NULL && (strcmp(type, "full_attention") == 0 || strcmp(type, "attention") == 0);
+        bool is_windowed = type != NULL && strcmp(type, "sliding_attention") == 0;
+        FKV_REQUIRE(is_full || is_windowed, FKV_UNSUPPORTED,
+                    "layer_types: layer %u is of type '%s'; full_attention and sliding_attention are supported: %s", i,
+                    fkv_show_text(type == NULL ? "" : type).text, r->path);
+        FKV_REQUIRE(is_full || h->window != 0, FKV_FILE_FORMAT,
+                    "layer_types: layer %u is windowed and sliding_window is not set: %s", i, r->path);
+        h->layers[i] = (uint8_t)((h->layers[i] & ~FKV_LAYER_WINDOW) | (is_windowed ? FKV_LAYER_WINDOW : 0));
     }
-    return fkv_layer_pattern_period(&pattern, path, &hparams->window_pattern);
+    return FKV_OK;
 }
 
-static fkv_status read_window(const json_t *root, const char *path, bool is_gemma, fkv_hparams *hparams) {
-    const json_t *types = get(root, "layer_types");
+/* Qwen: a window that is not used unless said so, and then only behind the first layers. */
+static fkv_status read_switched_window(const reading *r) {
+    fkv_hparams *h = r->h;
     bool is_used = false;
-    if (is_gemma) {
-        FKV_TRY(get_u32(root, "sliding_window", path, &hparams->window));
-        FKV_TRY(get_u32(root, "_sliding_window_pattern", path, &hparams->window_pattern));
-        FKV_TRY(get_u32(root, "sliding_window_pattern", path, &hparams->window_pattern));
-        return types == NULL ? FKV_OK : read_layer_types(types, path, hparams);
+    uint32_t first = 0;
+    FKV_TRY(get_bool(r->root, "use_sliding_window", r->path, &is_used));
+    if (!is_used) {
+        h->window = 0;
+        return FKV_OK;
     }
-    /* Qwen configs name a window that their models do not use */
-    FKV_TRY(get_bool(root, "use_sliding_window", path, &is_used));
-    if (types != NULL) FKV_TRY(read_layer_types(types, path, hparams));
-    FKV_REQUIRE(!is_used && hparams->window_pattern <= 1, FKV_UNSUPPORTED, "windowed layers are supported for gemma3 only: %s",
-                path);
-    hparams->window_pattern = 0;
+    FKV_TRY(get_u32(r->root, "max_window_layers", r->path, &first));
+    for (uint32_t i = first; i < h->n_layers && i < FKV_MAX_LAYERS; i++) h->layers[i] |= FKV_LAYER_WINDOW;
     return FKV_OK;
 }
 
-static fkv_status read_scores(const json_t *root, const char *path, bool is_gemma, fkv_hparams *hparams) {
-    float final_softcap = 0;
+static fkv_status read_no_rope(const reading *r) {
+    fkv_hparams *h = r->h;
+    const json_t *list = get(r->root, "no_rope_layers");
+    FKV_TRY(get_u32(r->root, "no_rope_layer_interval", r->path, &h->features.no_rope_period));
+    fkv_architecture_set_layers(h);
+    if (list == NULL) return FKV_OK;
+    FKV_REQUIRE(json_is_array(list) && json_array_size(list) >= h->n_layers && h->n_layers <= FKV_MAX_LAYERS, FKV_FILE_FORMAT,
+                "no_rope_layers is not one number for each of %u layers: %s", h->n_layers, r->path);
+    for (uint32_t i = 0; i < h->n_layers; i++) {
+        const json_t *rotates = json_array_get(list, i);
+        FKV_REQUIRE(json_is_integer(rotates) && json_integer_value(rotates) >= 0 && json_integer_value(rotates) <= 1,
+                    FKV_FILE_FORMAT, "no_rope_layers has something else than 0 and 1: %s", r->path);
+        h->layers[i] =
+            (uint8_t)((h->layers[i] & ~FKV_LAYER_NO_ROPE) | (json_integer_value(rotates) != 0 ? 0 : FKV_LAYER_NO_ROPE));
+    }
+    return FKV_OK;
+}
+
+static fkv_status read_layers(const reading *r) {
+    fkv_hparams *h = r->h;
+    const json_t *types = get(r->root, "layer_types");
+    const char *position = "rope";
+    FKV_TRY(get_u32(r->root, "sliding_window", r->path, &h->window));
+    FKV_TRY(get_u32(r->root, "_sliding_window_pattern", r->path, &h->features.window_period));
+    FKV_TRY(get_u32(r->root, "sliding_window_pattern", r->path, &h->features.window_period));
+    if (strcmp(r->model->type, "olmo2") == 0 || strcmp(r->model->type, "llama") == 0) h->window = 0; /* they know of none */
+    FKV_TRY(read_no_rope(r));
+    bool is_switched = get(r->root, "use_sliding_window") != NULL || strncmp(r->model->type, "qwen", 4) == 0;
+    if (is_switched) FKV_TRY(read_switched_window(r));
+    if (types != NULL) FKV_TRY(read_layer_types(r, types));
+    FKV_TRY(get_text(r->root, "position_embedding_type", r->path, &position));
+    FKV_REQUIRE(strcmp(position, "rope") == 0, FKV_UNSUPPORTED, "position_embedding_type '%s' is not supported, only rope is: %s",
+                fkv_show_text(position).text, r->path);
+    return FKV_OK;
+}
+
+/* ---- the rest -------------------------------------------------------------------------------------------------- */
+
+static fkv_status read_experts(const reading *r) {
+    fkv_hparams *h = r->h;
+    FKV_TRY(get_u32(r->root, "num_local_experts", r->path, &h->n_experts));
+    FKV_TRY(get_u32(r->root, "num_experts", r->path, &h->n_experts));
+    FKV_TRY(get_u32(r->root, "num_experts_per_tok", r->path, &h->n_experts_used));
+    FKV_TRY(get_bool(r->root, "norm_topk_prob", r->path, &h->features.norm_experts));
+    if (h->n_experts != 0) FKV_TRY(get_u32(r->root, "moe_intermediate_size", r->path, &h->ffn_dim));
+    bool is_hybrid = strcmp(r->model->type, "granitemoehybrid") == 0;
+    FKV_REQUIRE(!is_hybrid || h->n_experts == 0, FKV_UNSUPPORTED,
+                "num_local_experts %u beside a shared feed-forward is not supported: %s", h->n_experts, r->path);
+    if (is_hybrid) FKV_TRY(get_u32(r->root, "shared_intermediate_size", r->path, &h->ffn_dim));
+    return FKV_OK;
+}
+
+static fkv_status read_numbers(const reading *r) {
+    fkv_hparams *h = r->h;
     float scalar = 0;
-    FKV_TRY(get_f32(root, "final_logit_softcapping", path, &final_softcap));
-    FKV_REQUIRE(final_softcap == 0, FKV_UNSUPPORTED, "logits capped at %g are not supported: %s", (double)final_softcap, path);
-    FKV_TRY(get_f32(root, "attn_logit_softcapping", path, &hparams->softcap));
-    if (is_gemma) FKV_TRY(get_f32(root, "query_pre_attn_scalar", path, &scalar));
-    if (scalar > 0) hparams->query_scale = 1 / sqrtf(scalar);
+    const struct {
+        const char *key;
+        float *out;
+    } keys[] = {{"rms_norm_eps", &h->norm_eps},
+                {"layer_norm_eps", &h->norm_eps},
+                {"attn_logit_softcapping", &h->softcap},
+                {"final_logit_softcapping", &h->final_softcap},
+                {"query_pre_attn_scalar", &scalar},
+                {"attention_multiplier", &h->query_scale},
+                {"embedding_multiplier", &h->embedding_scale},
+                {"residual_multiplier", &h->residual_scale},
+                {"logits_scaling", &h->logit_scale},
+                {"logit_scale", &h->logit_scale}};
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) FKV_TRY(get_f32(r->root, keys[i].key, r->path, keys[i].out));
+    if (scalar > 0) h->query_scale = 1 / sqrtf(scalar);
     return FKV_OK;
 }
 
-static fkv_status read_hparams(const json_t *root, const char *path, fkv_weights *weights) {
-    fkv_hparams *hparams = &weights->hparams;
-    bool is_gemma = false;
-    FKV_TRY(read_kind(root, path, weights, &is_gemma));
-    FKV_TRY(get_u32(root, "num_hidden_layers", path, &hparams->n_layers));
-    FKV_TRY(get_u32(root, "hidden_size", path, &hparams->dim));
-    FKV_TRY(get_u32(root, "intermediate_size", path, &hparams->ffn_dim));
-    FKV_TRY(get_u32(root, "max_position_embeddings", path, &hparams->context));
-    FKV_TRY(get_u32(root, "vocab_size", path, &hparams->n_vocab));
-    FKV_TRY(get_f32(root, "rms_norm_eps", path, &hparams->rms_eps));
-    FKV_TRY(get_u32(root, "num_attention_heads", path, &hparams->n_q_heads));
-    hparams->n_kv_heads = hparams->n_q_heads;
-    FKV_TRY(get_u32(root, "num_key_value_heads", path, &hparams->n_kv_heads));
-    if (hparams->n_q_heads > 0 && hparams->dim % hparams->n_q_heads == 0) hparams->head_dim = hparams->dim / hparams->n_q_heads;
-    FKV_TRY(get_u32(root, "head_dim", path, &hparams->head_dim));
-    hparams->rope_dim = hparams->head_dim;
-    hparams->norm_plus_one = is_gemma;
-    FKV_TRY(read_rope(root, path, is_gemma, hparams));
-    FKV_TRY(read_window(root, path, is_gemma, hparams));
-    return read_scores(root, path, is_gemma, hparams);
+static fkv_status read_sizes(const reading *r) {
+    fkv_hparams *h = r->h;
+    const struct {
+        const char *key;
+        uint32_t *out;
+    } keys[] = {{"num_hidden_layers", &h->n_layers},      {"hidden_size", &h->dim},    {"intermediate_size", &h->ffn_dim},
+                {"max_position_embeddings", &h->context}, {"vocab_size", &h->n_vocab}, {"num_attention_heads", &h->n_q_heads}};
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) FKV_TRY(get_u32(r->root, keys[i].key, r->path, keys[i].out));
+    h->n_kv_heads = h->n_q_heads;
+    FKV_TRY(get_u32(r->root, "num_key_value_heads", r->path, &h->n_kv_heads));
+    if (h->n_q_heads > 0 && h->dim % h->n_q_heads == 0) h->head_dim = h->dim / h->n_q_heads;
+    return get_u32(r->root, "head_dim", r->path, &h->head_dim);
+}
+
+static fkv_status read_hparams(json_t *root, const char *path, fkv_weights *weights) {
+    reading r = {.root = root, .path = path, .h = &weights->hparams};
+    FKV_TRY(find_model(&r));
+    FKV_TRY(fkv_quantization_read(weights, root, path));
+    (void)snprintf(weights->architecture, sizeof weights->architecture, "%s", r.model->architecture);
+    FKV_TRY(add_defaults(&r));
+    FKV_TRY(refuse_other_models(&r));
+    FKV_TRY(read_activation(&r));
+    FKV_TRY(read_sizes(&r));
+    FKV_TRY(read_numbers(&r));
+    FKV_TRY(read_experts(&r));
+    FKV_TRY(read_rope(&r, weights));
+    FKV_TRY(read_layers(&r));
+    r.h->norm_plus_one = r.architecture->hf_norm_plus_one;
+    fkv_architecture_finish(r.architecture, r.h);
+    return FKV_OK;
 }
 
 /* ---- vocabulary ---------------------------------------------------------------------------------------------- */
@@ -224,7 +454,19 @@ static fkv_status read_tokens(const json_t *root, const char *path, fkv_weights 
     return FKV_OK;
 }
 
-static fkv_status read_all(const json_t *root, const char *path, fkv_weights *weights) {
+/* Of a model that sees too, only the text model's part is read; what both say is the inner one's. */
+static fkv_status read_all(json_t *root, const char *path, fkv_weights *weights) {
+    json_t *text = json_object_get(root, "text_config");
+    if (json_is_object(text)) {
+        static const char *const shared[] = {"tie_word_embeddings", "bos_token_id", "eos_token_id", "quantization",
+                                             "quantization_config"};
+        for (size_t i = 0; i < sizeof shared / sizeof shared[0]; i++) {
+            json_t *value = json_object_get(root, shared[i]);
+            if (value != NULL && get(text, shared[i]) == NULL)
+                FKV_REQUIRE(json_object_set(text, shared[i], value) == 0, FKV_NO_MEMORY, "no memory for %s: %s", shared[i], path);
+        }
+        root = text;
+    }
     FKV_TRY(get_bool(root, "tie_word_embeddings", path, &weights->is_tied));
     weights->says_untied = get(root, "tie_word_embeddings") != NULL && !weights->is_tied;
     FKV_TRY(read_hparams(root, path, weights));
@@ -237,61 +479,4 @@ fkv_status fkv_hf_config_read(fkv_weights *weights, const char *json, size_t siz
     const fkv_status status = read_all(root, path, weights);
     json_decref(root);
     return status;
-}
-
-/* ---- tensor names -------------------------------------------------------------------------------------------- */
-
-typedef struct name_pair {
-    const char *hf;
-    const char *gguf;
-} name_pair;
-
-static const name_pair OUTER_NAMES[] = {
-    {"model.embed_tokens", "token_embd"}, {"model.norm", "output_norm"}, {"lm_head", "output"}};
-
-static const name_pair LAYER_NAMES[] = {{"self_attn.q_proj", "attn_q"},          {"self_attn.k_proj", "attn_k"},
-                                        {"self_attn.v_proj", "attn_v"},          {"self_attn.o_proj", "attn_output"},
-                                        {"self_attn.q_norm", "attn_q_norm"},     {"self_attn.k_norm", "attn_k_norm"},
-                                        {"mlp.gate_proj", "ffn_gate"},           {"mlp.up_proj", "ffn_up"},
-                                        {"mlp.down_proj", "ffn_down"},           {"input_layernorm", "attn_norm"},
-                                        {"post_attention_layernorm", "ffn_norm"}};
-
-/* Gemma has a norm on both sides of the attention and of the feed-forward part. */
-static const name_pair GEMMA_NAMES[] = {{"post_attention_layernorm", "post_attention_norm"},
-                                        {"pre_feedforward_layernorm", "ffn_norm"},
-                                        {"post_feedforward_layernorm", "post_ffw_norm"}};
-
-#define COUNT(array) (sizeof(array) / sizeof(array)[0])
-
-/* stem: [n] of the name before ".weight" or ".bias". NULL: not in the table. */
-static const char *translated(const name_pair *pairs, size_t n_pairs, const char *stem, size_t n) {
-    for (size_t i = 0; i < n_pairs; i++)
-        if (strlen(pairs[i].hf) == n && memcmp(pairs[i].hf, stem, n) == 0) return pairs[i].gguf;
-    return NULL;
-}
-
-bool fkv_hf_tensor_name(const char *architecture, const char *hf_name, char name[FKV_MAX_TENSOR_NAME]) {
-    static const char layers[] = "model.layers.";
-    const char *kind = strrchr(hf_name, '.');
-    unsigned layer = 0;
-    int n_digits = 0;
-    (void)snprintf(name, FKV_MAX_TENSOR_NAME, "%s", hf_name);
-    if (kind == NULL || strcmp(kind, ".inv_freq") == 0) return kind == NULL;
-    if (strcmp(kind, ".weight") != 0 && strcmp(kind, ".bias") != 0) return true;
-    const char *outer = translated(OUTER_NAMES, COUNT(OUTER_NAMES), hf_name, (size_t)(kind - hf_name));
-    if (outer != NULL) {
-        (void)snprintf(name, FKV_MAX_TENSOR_NAME, "%s%s", outer, kind);
-        return true;
-    }
-    if (strncmp(hf_name, layers, sizeof layers - 1) != 0) return true;
-    const char *number = hf_name + sizeof layers - 1;
-    while (n_digits < 4 && number[n_digits] >= '0' && number[n_digits] <= '9')
-        layer = layer * 10 + (unsigned)(number[n_digits++] - '0');
-    const char *stem = number + n_digits + 1;
-    if (n_digits == 0 || number[n_digits] != '.' || stem > kind || (number[0] == '0' && n_digits > 1)) return true;
-    const char *inner = NULL;
-    if (strcmp(architecture, "gemma3") == 0) inner = translated(GEMMA_NAMES, COUNT(GEMMA_NAMES), stem, (size_t)(kind - stem));
-    if (inner == NULL) inner = translated(LAYER_NAMES, COUNT(LAYER_NAMES), stem, (size_t)(kind - stem));
-    if (inner != NULL) (void)snprintf(name, FKV_MAX_TENSOR_NAME, "blk.%u.%s%s", layer, inner, kind);
-    return true;
 }

@@ -8,6 +8,7 @@
 
 #include "hf_config.h"
 #include "json_read.h"
+#include "quantization.h"
 #include "vocab_folder.h"
 
 #include <dirent.h>
@@ -24,13 +25,14 @@ enum { MAX_PATH = 4096 };
 static fkv_status type_of(const json_t *about, const char *name, const char *path, fkv_tensor_type *type) {
     const char *dtype = json_string_value(json_object_get(about, "dtype"));
     FKV_REQUIRE(dtype != NULL, FKV_FILE_FORMAT, "tensor %s has no dtype: %s", fkv_show_text(name).text, path);
-    for (fkv_tensor_type t = FKV_TENSOR_F32; t <= FKV_TENSOR_BF16; t++) {
-        if (strcmp(fkv_tensor_type_name(t), dtype) != 0) continue;
-        *type = t;
+    static const fkv_tensor_type types[] = {FKV_TENSOR_F32, FKV_TENSOR_F16, FKV_TENSOR_BF16, FKV_TENSOR_U8, FKV_TENSOR_U32};
+    for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
+        if (strcmp(fkv_tensor_type_name(types[i]), dtype) != 0) continue;
+        *type = types[i];
         return FKV_OK;
     }
-    return fkv_fail(FKV_UNSUPPORTED, "tensor %s is of type %s; F32, F16 and BF16 are read: %s", fkv_show_text(name).text,
-                    fkv_show_text(dtype).text, path);
+    return fkv_fail(FKV_UNSUPPORTED, "tensor %s is of type %s; F32, F16, BF16 and MLX's quantized ones are read: %s",
+                    fkv_show_text(name).text, fkv_show_text(dtype).text, path);
 }
 
 /* An array of whole numbers from 0 on. */
@@ -72,6 +74,27 @@ static fkv_status read_tensor(const json_t *about, const char *hf_name, const ch
     return FKV_OK;
 }
 
+/* The end of a name of scales or biases of a quantized weight; NULL: another's. */
+static const char *part_end(const char *name) {
+    const char *end = strrchr(name, '.');
+    return end != NULL && (strcmp(end, ".scales") == 0 || strcmp(end, ".biases") == 0) ? end : NULL;
+}
+
+/* Scales and biases are called as their weight is. False: not a tensor of the model. */
+static bool name_of(const fkv_weights *weights, const char *hf_name, char name[FKV_MAX_TENSOR_NAME]) {
+    const char *end = part_end(hf_name);
+    if (end == NULL) {
+        if (!fkv_hf_tensor_name(weights->architecture, hf_name, name)) return false;
+    } else {
+        char weight[FKV_MAX_TENSOR_NAME + 8];
+        (void)snprintf(weight, sizeof weight, "%.*s.weight", (int)(end - hf_name), hf_name);
+        if (strlen(weight) >= FKV_MAX_TENSOR_NAME || !fkv_hf_tensor_name(weights->architecture, weight, name)) return false;
+        char *kind = strrchr(name, '.');
+        if (kind != NULL) memcpy(kind, end, strlen(end) + 1); /* as long as ".weight" */
+    }
+    return !weights->is_tied || strncmp(name, "output.", 7) != 0; /* a copy of the embedding */
+}
+
 static fkv_status read_tensors(fkv_weights *weights, json_t *header, const uint8_t *data, uint64_t data_bytes, const char *path) {
     fkv_tensor *next = NULL;
     const char *hf_name = NULL;
@@ -82,9 +105,10 @@ static fkv_status read_tensors(fkv_weights *weights, json_t *header, const uint8
         if (strcmp(hf_name, "__metadata__") == 0) continue;
         FKV_REQUIRE(strlen(hf_name) < FKV_MAX_TENSOR_NAME, FKV_UNSUPPORTED, "tensor name %s is longer than %d: %s",
                     fkv_show_text(hf_name).text, FKV_MAX_TENSOR_NAME - 1, path);
-        if (!fkv_hf_tensor_name(weights->architecture, hf_name, name)) continue;
-        if (weights->is_tied && strcmp(name, "output.weight") == 0) continue; /* a copy of the embedding */
-        FKV_TRY(read_tensor(about, hf_name, name, data, data_bytes, path, next++));
+        if (!name_of(weights, hf_name, name)) continue;
+        FKV_TRY(read_tensor(about, hf_name, name, data, data_bytes, path, next));
+        if (next->type == FKV_TENSOR_U32) FKV_TRY(fkv_quantization_describe(weights, hf_name, path, next));
+        next++;
         weights->n_tensors++;
     }
     return FKV_OK;
@@ -195,6 +219,7 @@ static fkv_status read_shards(fkv_weights *weights, const char *folder, const fi
         FKV_TRY(fkv_safetensors_read(weights, mapped.bytes, mapped.size, path));
     }
     FKV_TRY(fkv_weights_finish(weights, folder));
+    FKV_TRY(fkv_quantization_join(weights, folder));
     FKV_REQUIRE(!weights->says_untied || fkv_weights_find(weights, "output.weight") != NULL, FKV_FILE_DAMAGED,
                 "the config has an output of its own (tie_word_embeddings is false), the files have no lm_head.weight: %s",
                 folder);
@@ -208,8 +233,7 @@ static fkv_status check_index(const fkv_weights *weights, const json_t *index, c
     json_t *file = NULL;
     json_object_foreach(map, hf_name, file) {
         char name[FKV_MAX_TENSOR_NAME];
-        if (!fkv_hf_tensor_name(weights->architecture, hf_name, name)) continue;
-        if (weights->is_tied && strcmp(name, "output.weight") == 0) continue;
+        if (!name_of(weights, hf_name, name) || part_end(name) != NULL) continue;
         FKV_REQUIRE(fkv_weights_find(weights, name) != NULL, FKV_FILE_DAMAGED, "tensor %s is in the index and in no file: %s",
                     fkv_show_text(hf_name).text, path);
     }

@@ -122,6 +122,27 @@ static void apply_generation(fkv_vocab_source *vocab, const json_t *config) {
     }
 }
 
+static void apply_sampling(fkv_sampling_source *s, const json_t *config) {
+    const struct {
+        const char *field;
+        unsigned bit;
+        float *target;
+    } reals[] = {{"temperature", FKV_SAID_TEMPERATURE, &s->temperature},
+                 {"top_p", FKV_SAID_TOP_P, &s->top_p},
+                 {"min_p", FKV_SAID_MIN_P, &s->min_p},
+                 {"repetition_penalty", FKV_SAID_REPETITION, &s->repetition}};
+    for (size_t i = 0; i < sizeof reals / sizeof reals[0]; i++) {
+        const json_t *value = json_object_get(config, reals[i].field);
+        if (!json_is_number(value)) continue;
+        *reals[i].target = (float)json_number_value(value);
+        s->said |= reals[i].bit;
+    }
+    const json_t *top_k = json_object_get(config, "top_k");
+    if (!json_is_integer(top_k) || json_integer_value(top_k) < 0 || json_integer_value(top_k) > INT32_MAX) return;
+    s->top_k = (uint32_t)json_integer_value(top_k);
+    s->said |= FKV_SAID_TOP_K;
+}
+
 /* ---- the folder ---------------------------------------------------------------------------------------------- */
 
 static fkv_status read_vocab(fkv_weights *weights, const char *folder) {
@@ -143,7 +164,8 @@ static fkv_status read_vocab(fkv_weights *weights, const char *folder) {
 
 static fkv_status read_beside(fkv_weights *weights, const char *folder) {
     static const char *const config_fields[] = {"bos_token", "eos_token", "unk_token", "add_bos_token", "chat_template"};
-    static const char *const generation_fields[] = {"eos_token_id"};
+    static const char *const generation_fields[] = {"eos_token_id", "temperature", "top_k",
+                                                    "top_p",        "min_p",       "repetition_penalty"};
     char path[MAX_PATH];
     json_t *config = NULL;
     fkv_mapped template = {0};
@@ -152,8 +174,11 @@ static fkv_status read_beside(fkv_weights *weights, const char *folder) {
     fkv_status status = config != NULL ? apply_config(weights, config, path) : FKV_OK;
     json_decref(config);
     FKV_TRY(status);
-    FKV_TRY(read_json_if_there(weights, folder, "generation_config.json", generation_fields, 1, path, &config));
-    if (config != NULL) apply_generation(&weights->vocab, config);
+    FKV_TRY(read_json_if_there(weights, folder, "generation_config.json", generation_fields, 6, path, &config));
+    if (config != NULL) {
+        apply_generation(&weights->vocab, config);
+        apply_sampling(&weights->vocab.sampling, config);
+    }
     json_decref(config);
     FKV_TRY(map_if_there(weights, folder, "chat_template.jinja", path, &template, &there));
     if (there) weights->vocab.chat_template = (fkv_bytes){(const char *)template.bytes, (size_t)template.size};

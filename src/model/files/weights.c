@@ -20,19 +20,41 @@
 
 enum { SAMPLE_BYTES = 1024 }; /* of each end and of the middle of a tensor, for the id */
 
-typedef struct tensor_format {
-    const char *name;
-    uint32_t block_cols;
-    uint32_t block_bytes;
-    uint32_t align; /* of the widest number inside */
-} tensor_format;
-
-static const tensor_format FORMATS[] = {
-    [FKV_TENSOR_F32] = {"F32", 1, 4, 4},     [FKV_TENSOR_F16] = {"F16", 1, 2, 2},       [FKV_TENSOR_BF16] = {"BF16", 1, 2, 2},
-    [FKV_TENSOR_Q4_0] = {"Q4_0", 32, 18, 2}, [FKV_TENSOR_Q4_1] = {"Q4_1", 32, 20, 2},   [FKV_TENSOR_Q5_0] = {"Q5_0", 32, 22, 2},
-    [FKV_TENSOR_Q8_0] = {"Q8_0", 32, 34, 2}, [FKV_TENSOR_Q4_K] = {"Q4_K", 256, 144, 2}, [FKV_TENSOR_Q6_K] = {"Q6_K", 256, 210, 2},
+static const fkv_tensor_format FORMATS[FKV_N_TENSOR_TYPES] = {
+    [FKV_TENSOR_F32] = {"F32", 1, 4},
+    [FKV_TENSOR_F16] = {"F16", 1, 2},
+    [FKV_TENSOR_BF16] = {"BF16", 1, 2},
+    [FKV_TENSOR_Q4_0] = {"Q4_0", 32, 18},
+    [FKV_TENSOR_Q4_1] = {"Q4_1", 32, 20},
+    [FKV_TENSOR_Q5_0] = {"Q5_0", 32, 22},
+    [FKV_TENSOR_Q8_0] = {"Q8_0", 32, 34},
+    [FKV_TENSOR_Q4_K] = {"Q4_K", 256, 144},
+    [FKV_TENSOR_Q6_K] = {"Q6_K", 256, 210},
+    [FKV_TENSOR_Q5_1] = {"Q5_1", 32, 24},
+    [FKV_TENSOR_Q2_K] = {"Q2_K", 256, 84},
+    [FKV_TENSOR_Q3_K] = {"Q3_K", 256, 110},
+    [FKV_TENSOR_Q5_K] = {"Q5_K", 256, 176},
+    [FKV_TENSOR_IQ4_NL] = {"IQ4_NL", 32, 18},
+    [FKV_TENSOR_IQ4_XS] = {"IQ4_XS", 256, 136},
+    [FKV_TENSOR_MXFP4] = {"MXFP4", 32, 17},
+    [FKV_TENSOR_NVFP4] = {"NVFP4", 64, 36},
+    [FKV_TENSOR_IQ1_S] = {"IQ1_S", 256, 50},
+    [FKV_TENSOR_IQ1_M] = {"IQ1_M", 256, 56},
+    [FKV_TENSOR_IQ2_XXS] = {"IQ2_XXS", 256, 66},
+    [FKV_TENSOR_IQ2_XS] = {"IQ2_XS", 256, 74},
+    [FKV_TENSOR_IQ2_S] = {"IQ2_S", 256, 82},
+    [FKV_TENSOR_IQ3_XXS] = {"IQ3_XXS", 256, 98},
+    [FKV_TENSOR_IQ3_S] = {"IQ3_S", 256, 110},
+    [FKV_TENSOR_TQ1_0] = {"TQ1_0", 256, 54},
+    [FKV_TENSOR_TQ2_0] = {"TQ2_0", 256, 66},
+    [FKV_TENSOR_MLX_AFFINE] = {"MLX affine", 1, 1},
+    [FKV_TENSOR_MLX_MXFP4] = {"MLX mxfp4", 1, 1},
+    [FKV_TENSOR_MLX_NVFP4] = {"MLX nvfp4", 1, 1},
+    [FKV_TENSOR_U8] = {"U8", 1, 1},
+    [FKV_TENSOR_U32] = {"U32", 1, 4},
 };
 
+const fkv_tensor_format *fkv_tensor_format_of(fkv_tensor_type type) { return &FORMATS[type]; }
 const char *fkv_tensor_type_name(fkv_tensor_type type) { return FORMATS[type].name; }
 
 /* ---- making -------------------------------------------------------------------------------------------------- */
@@ -40,7 +62,10 @@ const char *fkv_tensor_type_name(fkv_tensor_type type) { return FORMATS[type].na
 fkv_weights *fkv_weights_new(void) {
     fkv_weights *weights = calloc(1, sizeof *weights);
     if (weights == NULL) return NULL;
-    weights->hparams = (fkv_hparams){.architecture = weights->architecture, .name = weights->name, .rope_scale = 1};
+    weights->hparams =
+        (fkv_hparams){.architecture = weights->architecture, .name = weights->name, .swiglu_alpha = 1.702f, .swiglu_limit = 7};
+    weights->hparams.rope = (fkv_rope){.factor = 1, .low_freq = 1, .high_freq = 4, .beta_fast = 32, .beta_slow = 1};
+    weights->hparams.local_rope = weights->hparams.rope;
     weights->vocab = (fkv_vocab_source){
         .bos = FKV_NO_TOKEN, .eos = FKV_NO_TOKEN, .eot = FKV_NO_TOKEN, .unk = FKV_NO_TOKEN, .add_space_prefix = true};
     return weights;
@@ -94,7 +119,7 @@ fkv_status fkv_weights_reserve(fkv_weights *weights, uint64_t n_more, fkv_tensor
 
 fkv_status fkv_tensor_describe(fkv_tensor *tensor, fkv_bytes name, fkv_tensor_type type, const uint64_t *dims, uint32_t n_dims,
                                const char *path, uint64_t *bytes) {
-    const tensor_format *format = &FORMATS[type];
+    const fkv_tensor_format *format = &FORMATS[type];
     FKV_REQUIRE(name.size < FKV_MAX_TENSOR_NAME && fkv_is_plain(name), FKV_FILE_DAMAGED,
                 "a tensor's name of %zu bytes, not 1 to %d plain letters: '%s': %s", name.size, FKV_MAX_TENSOR_NAME - 1,
                 fkv_show(name).text, path);
@@ -138,9 +163,6 @@ static fkv_status check_places(const fkv_tensor **order, uint32_t n, const char 
     qsort(order, n, sizeof *order, compare_places);
     for (uint32_t i = 0; i < n; i++) {
         const fkv_tensor *tensor = order[i];
-        FKV_REQUIRE((uintptr_t)tensor->data % FORMATS[tensor->type].align == 0, FKV_UNSUPPORTED,
-                    "tensor %s is not aligned to %u bytes; write the file again with a current tool: %s", tensor->name,
-                    FORMATS[tensor->type].align, path);
         FKV_REQUIRE(i == 0 || (uintptr_t)order[i - 1]->data + tensor_bytes(order[i - 1]) <= (uintptr_t)tensor->data,
                     FKV_FILE_DAMAGED, "tensors %s and %s overlap: %s", order[i - 1]->name, tensor->name, path);
     }
@@ -161,6 +183,7 @@ fkv_status fkv_weights_finish(fkv_weights *weights, const char *path) {
     const uint32_t n = weights->n_tensors;
     if (n == 0) return FKV_OK;
     const fkv_tensor **order = malloc(n * sizeof *order);
+    free(weights->by_name);
     weights->by_name = malloc(n * sizeof *weights->by_name);
     fkv_status status = FKV_OK;
     if (order == NULL || weights->by_name == NULL) {
@@ -224,24 +247,53 @@ uint64_t fkv_weights_file_bytes(const fkv_weights *weights) {
     return bytes;
 }
 
+fkv_tensor fkv_tensor_rows(const fkv_tensor *tensor, uint32_t first, uint32_t n_rows) {
+    fkv_tensor view = *tensor;
+    view.n_rows = n_rows;
+    view.data += first * tensor->row_bytes;
+    if (tensor->bits == 0) return view;
+    const uint64_t before = (uint64_t)first * (tensor->n_cols / tensor->group) * FORMATS[tensor->scale_type].block_bytes;
+    view.scales += before;
+    if (view.biases != NULL) view.biases += before;
+    return view;
+}
+
 /* ---- identity ------------------------------------------------------------------------------------------------ */
 
 static void add_u32(fkv_sha256 *sha, uint32_t number) { fkv_sha256_add(sha, &number, sizeof number); }
 static void add_f32(fkv_sha256 *sha, float number) { fkv_sha256_add(sha, &number, sizeof number); }
 static void add_text(fkv_sha256 *sha, const char *text) { fkv_sha256_add(sha, text, strlen(text) + 1); }
 
+static void add_flag(fkv_sha256 *sha, bool flag) { add_u32(sha, flag); }
+
+static void add_features(fkv_sha256 *sha, const fkv_features *f) {
+    add_u32(sha, (uint32_t)f->norm);
+    add_u32(sha, (uint32_t)f->qk_norm);
+    add_u32(sha, (uint32_t)f->activation);
+    add_flag(sha, f->no_pre_norms);
+    add_flag(sha, f->post_norms);
+    add_flag(sha, f->parallel);
+    add_flag(sha, f->sinks);
+    add_flag(sha, f->norm_experts);
+    add_flag(sha, f->embedding_sqrt_dim);
+}
+
 /* The numbers that change what a layer makes of its input, beside the tensors. RoPE has an id of its own. */
-static void add_hparams(fkv_sha256 *sha, const fkv_hparams *hparams) {
-    add_text(sha, hparams->architecture);
-    add_u32(sha, hparams->n_q_heads);
-    add_u32(sha, hparams->n_kv_heads);
-    add_u32(sha, hparams->head_dim);
-    add_u32(sha, hparams->window);
-    add_u32(sha, hparams->window_pattern);
-    add_u32(sha, hparams->norm_plus_one);
-    add_f32(sha, hparams->rms_eps);
-    add_f32(sha, hparams->softcap);
-    add_f32(sha, hparams->query_scale);
+static void add_hparams(fkv_sha256 *sha, const fkv_hparams *h) {
+    const float numbers[] = {h->norm_eps,       h->softcap,     h->final_softcap, h->query_scale,  h->embedding_scale,
+                             h->residual_scale, h->logit_scale, h->temperature,   h->swiglu_alpha, h->swiglu_limit};
+    add_text(sha, h->architecture);
+    add_u32(sha, h->n_q_heads);
+    add_u32(sha, h->n_kv_heads);
+    add_u32(sha, h->head_dim);
+    add_u32(sha, h->n_experts);
+    add_u32(sha, h->n_experts_used);
+    add_u32(sha, h->window);
+    add_u32(sha, h->temperature_context);
+    add_flag(sha, h->norm_plus_one);
+    add_features(sha, &h->features);
+    fkv_sha256_add(sha, h->layers, h->n_layers < FKV_MAX_LAYERS ? h->n_layers : FKV_MAX_LAYERS);
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) add_f32(sha, numbers[i]);
 }
 
 static void add_tensor(fkv_sha256 *sha, const fkv_tensor *tensor) {
@@ -254,6 +306,10 @@ static void add_tensor(fkv_sha256 *sha, const fkv_tensor *tensor) {
     fkv_sha256_add(sha, tensor->data, sample);
     fkv_sha256_add(sha, tensor->data + (bytes - sample) / 2, sample);
     fkv_sha256_add(sha, tensor->data + (bytes - sample), sample);
+    if (tensor->bits == 0) return;
+    add_u32(sha, tensor->group);
+    const uint64_t n_scales = (uint64_t)tensor->n_rows * (tensor->n_cols / tensor->group);
+    fkv_sha256_add(sha, tensor->scales, (size_t)(n_scales < SAMPLE_BYTES ? n_scales : SAMPLE_BYTES));
 }
 
 fkv_status fkv_weights_id(const fkv_weights *weights, uint8_t id[32]) {
@@ -266,7 +322,6 @@ fkv_status fkv_weights_id(const fkv_weights *weights, uint8_t id[32]) {
 }
 
 void fkv_weights_release(const fkv_weights *weights, const fkv_tensor *tensor) {
-    FKV_ASSERT(tensor >= weights->tensors && tensor < weights->tensors + weights->n_tensors);
     (void)weights;
     const uint64_t page = fkv_os_page_bytes();
     const uintptr_t first = (uintptr_t)fkv_align_up((uintptr_t)tensor->data, page);

@@ -19,8 +19,41 @@ typedef enum fkv_tensor_type {
     FKV_TENSOR_Q5_0,
     FKV_TENSOR_Q8_0,
     FKV_TENSOR_Q4_K,
-    FKV_TENSOR_Q6_K
+    FKV_TENSOR_Q6_K,
+    FKV_TENSOR_Q5_1,
+    FKV_TENSOR_Q2_K,
+    FKV_TENSOR_Q3_K,
+    FKV_TENSOR_Q5_K,
+    FKV_TENSOR_IQ4_NL,
+    FKV_TENSOR_IQ4_XS,
+    FKV_TENSOR_MXFP4,
+    FKV_TENSOR_NVFP4,
+    FKV_TENSOR_IQ1_S,
+    FKV_TENSOR_IQ1_M,
+    FKV_TENSOR_IQ2_XXS,
+    FKV_TENSOR_IQ2_XS,
+    FKV_TENSOR_IQ2_S,
+    FKV_TENSOR_IQ3_XXS,
+    FKV_TENSOR_IQ3_S,
+    FKV_TENSOR_TQ1_0,
+    FKV_TENSOR_TQ2_0,
+    FKV_N_BLOCK_TYPES, /* those of GGUF */
+    FKV_TENSOR_MLX_AFFINE = FKV_N_BLOCK_TYPES,
+    FKV_TENSOR_MLX_MXFP4,
+    FKV_TENSOR_MLX_NVFP4,
+    FKV_TENSOR_U8,  /* scales, until they are joined with their codes: no tensor of open weights */
+    FKV_TENSOR_U32, /* words of codes, until they are described */
+    FKV_N_TENSOR_TYPES
 } fkv_tensor_type;
+
+/* The blocks that rows of a type are made of. */
+typedef struct fkv_tensor_format {
+    const char *name; /* "Q4_K" */
+    uint32_t block_cols;
+    uint32_t block_bytes;
+} fkv_tensor_format;
+
+FKV_SEAM const fkv_tensor_format *fkv_tensor_format_of(fkv_tensor_type type);
 
 enum { FKV_MAX_TENSOR_NAME = 128 };
 
@@ -29,28 +62,97 @@ typedef struct fkv_tensor {
     fkv_tensor_type type;
     uint32_t n_rows;     /* 1 for a vector */
     uint32_t n_cols;     /* consecutive in memory */
-    const uint8_t *data; /* [n_rows, row_bytes], aligned as the numbers of the type ask */
+    const uint8_t *data; /* [n_rows, row_bytes], at any address: MLX writes headers of any length */
     uint64_t row_bytes;
+    uint64_t col_step; /* 0 but in a view of floats: bytes from one number of a row to the next; row_bytes then leads to the next
+                          row and is not its size */
+
+    /* MLX's types, whose parts lie apart: */
+    uint32_t bits;              /* of a code; 0: another type */
+    uint32_t group;             /* columns that share a scale */
+    fkv_tensor_type scale_type; /* F32, F16, BF16 or U8 */
+    const uint8_t *scales;      /* [n_rows, n_cols / group] */
+    const uint8_t *biases;      /* the same, or NULL */
 } fkv_tensor;
+
+/* Rows [first, first + n_rows) of a tensor, as a tensor: a matrix of a stack. */
+fkv_tensor fkv_tensor_rows(const fkv_tensor *tensor, uint32_t first, uint32_t n_rows);
 
 const char *fkv_tensor_type_name(fkv_tensor_type type); /* "Q4_K" */
 
-/* What a model file says of itself. The strings live as long as the weights. */
+/* ---- what a model file says of itself ---- */
+
+/* How frequencies are stretched beyond the context that a model was first trained for. */
+typedef enum fkv_rope_scaling { FKV_ROPE_LINEAR, FKV_ROPE_LLAMA3, FKV_ROPE_YARN, FKV_ROPE_LONG } fkv_rope_scaling;
+
+typedef struct fkv_rope {
+    fkv_rope_scaling scaling;
+    float base;                 /* 0: not said */
+    float factor;               /* 1: none */
+    float attention_factor;     /* of cosines and sines; 0: what the scaling makes of its factor */
+    float low_freq, high_freq;  /* llama3 */
+    float beta_fast, beta_slow; /* yarn */
+    float mscale, mscale_all;   /* yarn; 0: not said */
+    bool keeps_fractions;       /* yarn: the range of its ramp is not rounded */
+    uint32_t original_context;  /* of all but linear; 0: the context */
+    uint32_t n_factors;
+    const float *short_factors; /* [n_factors] what each frequency is divided by, or NULL */
+    const float *long_factors;  /* the same where a sequence may grow beyond original_context */
+} fkv_rope;
+
+typedef enum fkv_activation { FKV_SILU, FKV_GELU_TANH, FKV_SWIGLU_CLAMPED } fkv_activation;
+typedef enum fkv_norm_kind { FKV_NORM_RMS, FKV_NORM_LAYER } fkv_norm_kind;
+typedef enum fkv_qk_norm { FKV_QK_PLAIN, FKV_QK_NORM_HEADS, FKV_QK_NORM_ROWS } fkv_qk_norm;
+
+/* What layers do beside their sizes. An architecture is known for most of it; a file may say otherwise. */
+typedef struct fkv_features {
+    fkv_norm_kind norm;
+    fkv_qk_norm qk_norm;     /* each head of q and k is normalized before it rotates, or all heads of a row at once */
+    bool no_pre_norms;       /* attention and feed-forward read what layers add to as it is */
+    bool post_norms;         /* what attention and feed-forward give is normalized before it is added */
+    bool parallel;           /* attention and feed-forward read the same normalized row */
+    bool qkv_bias;           /* q, k and v must have biases; others may have them */
+    bool sinks;              /* every query head has a learned logit more */
+    bool norm_experts;       /* the shares of the experts taken add up to 1 */
+    bool rope_by_kind;       /* windowed layers have a RoPE of their own, never scaled */
+    bool no_rope_full;       /* where there are windowed layers, the others do not rotate */
+    bool keeps_fractions;    /* of yarn */
+    bool embedding_sqrt_dim; /* embeddings are multiplied by sqrt(dim) */
+    fkv_activation activation;
+    uint32_t no_rope_period; /* every layer of this period does not rotate; 0: all do */
+    uint32_t window_period;  /* where a file has a window and no pattern: every layer of this period is full; 0: no layer has the
+                                window, FKV_NO_PERIOD: all have it */
+} fkv_features;
+
+enum { FKV_NO_PERIOD = UINT32_MAX, FKV_MAX_EXPERTS_USED = 64 };
+
+/* Of layers. */
+enum { FKV_LAYER_WINDOW = 1, FKV_LAYER_NO_ROPE = 2 };
+
+/* The strings live as long as the weights. */
 typedef struct fkv_hparams {
     const char *architecture; /* general.architecture or what model_type maps to */
     const char *name;
     uint32_t n_layers, dim, ffn_dim, n_q_heads, n_kv_heads, head_dim, n_vocab, context;
-    float rms_eps; /* 0: not said, which model.c refuses */
-    float rope_base;
-    float rope_base_local; /* of windowed layers; 0: not said */
-    float rope_scale;      /* linear position scaling: positions are divided by it; 1: none. Other scalings are FKV_UNSUPPORTED */
-    uint32_t rope_dim;     /* numbers of a head that rotate; head_dim unless said */
-    uint32_t window;       /* 0: not said */
-    uint32_t window_pattern; /* every layer of this period is full; 0: not said */
-    float softcap;           /* of attention; 0: none */
-    float query_scale;       /* of the scores; 0: not said */
-    bool rope_interleaved;   /* pairs (2i, 2i+1) instead of (i, i + D/2): GGUF llama yes, safetensors no */
-    bool norm_plus_one;      /* norm weights mean 1 + w: gemma in safetensors */
+    uint32_t n_experts, n_experts_used; /* 0: the feed-forward is one */
+    fkv_features features;
+    float norm_eps;                 /* 0: not said, which model.c refuses */
+    fkv_rope rope;                  /* base 0 becomes 10000 */
+    fkv_rope local_rope;            /* of windowed layers; base 0: as the others */
+    uint32_t rope_dim;              /* numbers of a head that rotate; head_dim unless said */
+    uint32_t window;                /* 0: none */
+    uint8_t layers[FKV_MAX_LAYERS]; /* FKV_LAYER_ of each */
+    float softcap;                  /* of attention; 0: none */
+    float final_softcap;            /* of logits; 0: none */
+    float query_scale;              /* of the scores; 0: not said */
+    float embedding_scale;          /* these three: 0 is 1 */
+    float residual_scale;           /* of what a layer adds */
+    float logit_scale;
+    float temperature; /* queries grow by this times ln(1 + floor(position / temperature_context)); 0: they do not */
+    uint32_t temperature_context;
+    float swiglu_alpha, swiglu_limit; /* of FKV_SWIGLU_CLAMPED */
+    bool rope_interleaved;            /* pairs (2i, 2i+1) instead of (i, i + D/2) */
+    bool norm_plus_one;               /* norm weights mean 1 + w: gemma in safetensors */
 } fkv_hparams;
 
 /* The vocabulary as the file has it; tokenizer.c makes sense of it. Strings are not 0-terminated; all lie inside the mapping or a
@@ -62,6 +164,15 @@ enum {
     FKV_TOKEN_SINGLE_WORD = 4, /* found only where no letter, mark, digit or connector is next to it */
     FKV_TOKEN_NORMALIZED = 8   /* found in the normalized text */
 };
+
+/* What a file says about sampling; said: which of the fields. */
+enum { FKV_SAID_TEMPERATURE = 1, FKV_SAID_TOP_K = 2, FKV_SAID_TOP_P = 4, FKV_SAID_MIN_P = 8, FKV_SAID_REPETITION = 16 };
+
+typedef struct fkv_sampling_source {
+    unsigned said;
+    uint32_t top_k;
+    float temperature, top_p, min_p, repetition;
+} fkv_sampling_source;
 
 typedef struct fkv_vocab_source {
     fkv_bytes
@@ -84,6 +195,7 @@ typedef struct fkv_vocab_source {
     bool fuse_unk;           /* unknowns side by side become one */
     bool leftmost;           /* of overlapping special tokens the leftmost, then the longest; else the longest first */
     fkv_bytes chat_template; /* or empty */
+    fkv_sampling_source sampling;
 } fkv_vocab_source;
 
 typedef struct fkv_weights fkv_weights;

@@ -29,6 +29,8 @@ struct fkv_weights {
     fkv_bytes *merges;
     float *scores;
     int32_t *types;
+    struct fkv_quantization *quantized; /* [n_quantized] of quantization.h, the first for all modules */
+    uint32_t n_quantized;
     void **kept; /* [n_kept] what fkv_weights_keep() gave */
     uint32_t n_kept;
     bool is_tied;     /* config.json: the output is the embedding, whatever else is stored */
@@ -52,7 +54,7 @@ fkv_status fkv_weights_reserve(fkv_weights *weights, uint64_t n_more, fkv_tensor
 fkv_status fkv_tensor_describe(fkv_tensor *tensor, fkv_bytes name, fkv_tensor_type type, const uint64_t *dims, uint32_t n_dims,
                                const char *path, uint64_t *bytes);
 
-/* The checks of a whole: no name twice, no byte in two tensors, numbers aligned as their type asks. */
+/* The checks of a whole: no name twice, no byte in two tensors. May be called again when tensors were left out. */
 fkv_status fkv_weights_finish(fkv_weights *weights, const char *path);
 
 #endif

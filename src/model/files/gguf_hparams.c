@@ -1,0 +1,206 @@
+/* See gguf_hparams.h. What the file says goes before what its architecture is known for (architecture.h). */
+#include "gguf_hparams.h"
+
+#include "../architecture.h"
+
+#include <math.h>
+#include <stdio.h>
+
+/* "<architecture>.<key>" */
+typedef struct arch_key {
+    char text[FKV_MAX_ARCHITECTURE + 64];
+} arch_key;
+
+static arch_key key_of(const fkv_weights *weights, const char *key) {
+    arch_key full;
+    const int n = snprintf(full.text, sizeof full.text, "%s.%s", weights->architecture, key);
+    FKV_ASSERT(n > 0 && (size_t)n < sizeof full.text);
+    (void)n;
+    return full;
+}
+
+/* ---- tables of keys ---- */
+
+typedef struct number_key {
+    const char *key;
+    float *out;
+} number_key;
+
+/* Floats that are never negative. */
+static fkv_status get_numbers(const fkv_gguf_values *values, const fkv_weights *weights, const number_key *keys, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        const arch_key key = key_of(weights, keys[i].key);
+        FKV_TRY(fkv_gguf_get_f32(values, key.text, keys[i].out));
+        FKV_REQUIRE(*keys[i].out >= 0, FKV_FILE_FORMAT, "%s is negative: %s", key.text, values->path);
+    }
+    return FKV_OK;
+}
+
+static fkv_status get_u32(const fkv_gguf_values *values, const fkv_weights *weights, const char *key, uint32_t *out) {
+    return fkv_gguf_get_u32(values, key_of(weights, key).text, out);
+}
+
+/* A number that some files have once for each layer. */
+static fkv_status get_layer_u32(const fkv_gguf_values *values, const fkv_weights *weights, const char *name, uint32_t *out) {
+    const arch_key key = key_of(weights, name);
+    const fkv_gguf_value *value = fkv_gguf_find(values, key.text);
+    FKV_REQUIRE(value == NULL || value->type != FKV_GGUF_ARRAY, FKV_UNSUPPORTED,
+                "%s differs by layer, which is not supported: %s", key.text, values->path);
+    return fkv_gguf_get_u32(values, key.text, out);
+}
+
+/* ---- parts ---- */
+
+static fkv_status read_heads(const fkv_gguf_values *values, fkv_weights *weights) {
+    fkv_hparams *h = &weights->hparams;
+    uint32_t key_length = 0;
+    uint32_t value_length = 0;
+    FKV_TRY(get_layer_u32(values, weights, "attention.head_count", &h->n_q_heads));
+    h->n_kv_heads = h->n_q_heads;
+    FKV_TRY(get_layer_u32(values, weights, "attention.head_count_kv", &h->n_kv_heads));
+    if (h->n_q_heads > 0 && h->dim % h->n_q_heads == 0) key_length = h->dim / h->n_q_heads;
+    value_length = key_length;
+    FKV_TRY(get_u32(values, weights, "attention.key_length", &key_length));
+    FKV_TRY(get_u32(values, weights, "attention.value_length", &value_length));
+    FKV_REQUIRE(key_length == value_length, FKV_UNSUPPORTED, "keys of %u and values of %u numbers are not supported: %s",
+                key_length, value_length, values->path);
+    h->head_dim = key_length;
+    return FKV_OK;
+}
+
+static bool says(fkv_bytes text, const char *word) {
+    return text.size == strlen(word) && memcmp(text.data, word, text.size) == 0;
+}
+
+static fkv_status set_scaling(const fkv_gguf_values *values, fkv_rope *rope, fkv_bytes type, float factor, float size) {
+    const bool is_yarn = says(type, "yarn");
+    const bool is_long = says(type, "longrope");
+    FKV_REQUIRE(type.size == 0 || says(type, "none") || says(type, "linear") || is_yarn || is_long, FKV_UNSUPPORTED,
+                "RoPE scaling '%s' is not supported; linear, yarn and longrope are: %s", fkv_show(type).text, values->path);
+    if (says(type, "none")) return FKV_OK;
+    rope->scaling = is_yarn ? FKV_ROPE_YARN : is_long ? FKV_ROPE_LONG : FKV_ROPE_LINEAR;
+    if (factor > 0) rope->factor = factor;
+    if (is_yarn && size > 0 && size != 1) rope->attention_factor = size * (1 + 0.1f * logf(fmaxf(rope->factor, 1)));
+    if (!is_yarn && size > 0) rope->attention_factor = size;
+    return FKV_OK;
+}
+
+static fkv_status read_rope(const fkv_gguf_values *values, fkv_weights *weights) {
+    fkv_hparams *h = &weights->hparams;
+    fkv_rope *rope = &h->rope;
+    fkv_bytes type = {0};
+    float factor = 0;
+    float size = 0;
+    const number_key keys[] = {{"rope.freq_base", &rope->base},
+                               {"rope.freq_base_swa", &h->local_rope.base},
+                               {"rope.scale_linear", &factor}, /* of old files */
+                               {"rope.scaling.factor", &factor},
+                               {"rope.scaling.attn_factor", &size},
+                               {"rope.scaling.yarn_beta_fast", &rope->beta_fast},
+                               {"rope.scaling.yarn_beta_slow", &rope->beta_slow},
+                               {"rope.scaling.yarn_log_multiplier", &rope->mscale},
+                               {"attention.temperature_scale", &h->temperature}};
+    h->rope_dim = h->head_dim;
+    FKV_TRY(get_u32(values, weights, "rope.dimension_count", &h->rope_dim));
+    FKV_TRY(get_numbers(values, weights, keys, sizeof keys / sizeof keys[0]));
+    FKV_TRY(get_u32(values, weights, "rope.scaling.original_context_length", &rope->original_context));
+    FKV_TRY(fkv_gguf_get_string(values, key_of(weights, "rope.scaling.type").text, &type));
+    FKV_TRY(set_scaling(values, rope, type, factor, size));
+    rope->mscale_all = rope->mscale;
+    h->temperature_context = rope->original_context != 0 ? rope->original_context : h->context;
+    return FKV_OK;
+}
+
+/* "attention.sliding_window_pattern": how often a layer is full, or for each layer whether it has the window. */
+static fkv_status read_window(const fkv_gguf_values *values, fkv_weights *weights) {
+    fkv_hparams *h = &weights->hparams;
+    const arch_key key = key_of(weights, "attention.sliding_window_pattern");
+    const fkv_gguf_value *pattern = fkv_gguf_find(values, key.text);
+    const bool is_list = pattern != NULL && pattern->type == FKV_GGUF_ARRAY;
+    uint32_t window = 0;
+    FKV_TRY(get_layer_u32(values, weights, "attention.sliding_window", &window));
+    if (h->features.window_period != 0) h->window = window;
+    if (pattern != NULL && !is_list) FKV_TRY(fkv_gguf_get_u32(values, key.text, &h->features.window_period));
+    fkv_architecture_set_layers(h);
+    if (!is_list || h->window == 0) return FKV_OK;
+    FKV_REQUIRE(pattern->item == FKV_GGUF_BOOL && pattern->count == h->n_layers && h->n_layers <= FKV_MAX_LAYERS, FKV_FILE_FORMAT,
+                "%s is not one bool for each of %u layers: %s", key.text, h->n_layers, values->path);
+    for (uint32_t i = 0; i < h->n_layers; i++)
+        h->layers[i] = (uint8_t)((h->layers[i] & ~FKV_LAYER_WINDOW) | (pattern->data[i] != 0 ? FKV_LAYER_WINDOW : 0));
+    return FKV_OK;
+}
+
+static fkv_status read_experts(const fkv_gguf_values *values, fkv_weights *weights) {
+    enum { GATING_SIGMOID = 2 };
+    static const char *const unknown[] = {"expert_shared_count",
+                                          "expert_shared_feed_forward_length",
+                                          "leading_dense_block_count",
+                                          "expert_group_count",
+                                          "ssm.state_size",
+                                          "attention.kv_lora_rank"};
+    fkv_hparams *h = &weights->hparams;
+    uint32_t gating = 0;
+    FKV_TRY(get_u32(values, weights, "expert_count", &h->n_experts));
+    FKV_TRY(get_u32(values, weights, "expert_used_count", &h->n_experts_used));
+    if (h->n_experts != 0) FKV_TRY(get_u32(values, weights, "expert_feed_forward_length", &h->ffn_dim));
+    FKV_TRY(fkv_gguf_get_bool(values, key_of(weights, "expert_weights_norm").text, &h->features.norm_experts));
+    FKV_TRY(get_u32(values, weights, "expert_gating_func", &gating));
+    FKV_REQUIRE(gating != GATING_SIGMOID, FKV_UNSUPPORTED, "%s.expert_gating_func is sigmoid, which is not supported: %s",
+                weights->architecture, values->path);
+    for (size_t i = 0; i < sizeof unknown / sizeof unknown[0]; i++) {
+        uint32_t number = 0;
+        FKV_TRY(get_u32(values, weights, unknown[i], &number));
+        FKV_REQUIRE(number == 0, FKV_UNSUPPORTED, "%s is %u, which is not supported: %s", key_of(weights, unknown[i]).text,
+                    number, values->path);
+    }
+    return FKV_OK;
+}
+
+static fkv_status read_names(const fkv_gguf_values *values, fkv_weights *weights) {
+    fkv_bytes text = {0};
+    FKV_TRY(fkv_gguf_get_string(values, "general.architecture", &text));
+    FKV_REQUIRE(text.size < FKV_MAX_ARCHITECTURE && fkv_is_plain(text), FKV_FILE_FORMAT, "general.architecture is '%s': %s",
+                fkv_show(text).text, values->path);
+    fkv_show_into(text, weights->architecture, sizeof weights->architecture);
+    text = (fkv_bytes){0};
+    FKV_TRY(fkv_gguf_get_string(values, "general.name", &text));
+    fkv_show_into(text, weights->name, sizeof weights->name);
+    return FKV_OK;
+}
+
+/* The largest Gemmas scale scores by their width over their heads, the smaller ones by the head dimension; files say neither. */
+static void say_unsaid_scale(const fkv_architecture *architecture, fkv_hparams *h) {
+    bool large = architecture->layers_of_large != 0 && h->n_layers == architecture->layers_of_large;
+    if (large && h->query_scale == 0 && h->dim > 0) h->query_scale = sqrtf((float)h->n_q_heads / (float)h->dim);
+}
+
+fkv_status fkv_gguf_read_hparams(const fkv_gguf_values *values, fkv_weights *weights) {
+    fkv_hparams *h = &weights->hparams;
+    FKV_TRY(read_names(values, weights));
+    const fkv_architecture *architecture = fkv_architecture_find(weights->architecture); /* NULL is refused by model.c */
+    if (architecture != NULL) h->features = architecture->features;
+    const number_key keys[] = {{"attention.layer_norm_rms_epsilon", &h->norm_eps},
+                               {"attention.layer_norm_epsilon", &h->norm_eps},
+                               {"attn_logit_softcapping", &h->softcap},
+                               {"final_logit_softcapping", &h->final_softcap},
+                               {"attention.scale", &h->query_scale},
+                               {"embedding_scale", &h->embedding_scale},
+                               {"residual_scale", &h->residual_scale},
+                               {"logit_scale", &h->logit_scale}};
+    FKV_TRY(get_u32(values, weights, "block_count", &h->n_layers));
+    FKV_TRY(get_u32(values, weights, "embedding_length", &h->dim));
+    FKV_TRY(get_layer_u32(values, weights, "feed_forward_length", &h->ffn_dim));
+    FKV_TRY(get_u32(values, weights, "context_length", &h->context));
+    FKV_TRY(get_u32(values, weights, "vocab_size", &h->n_vocab));
+    FKV_TRY(get_numbers(values, weights, keys, sizeof keys / sizeof keys[0]));
+    FKV_TRY(read_heads(values, weights));
+    FKV_TRY(read_rope(values, weights));
+    FKV_TRY(read_window(values, weights));
+    FKV_TRY(read_experts(values, weights));
+    if (architecture != NULL) {
+        say_unsaid_scale(architecture, h);
+        h->rope_interleaved = architecture->gguf_interleaved;
+    }
+    fkv_architecture_finish(architecture, h);
+    return FKV_OK;
+}

@@ -1,0 +1,172 @@
+/* See quantization.h. The form is MLX's:
+ *
+ *   "quantization": {"bits": 4, "group_size": 64, "mode": "affine", "model.layers.0.mlp.gate": {"bits": 8, ...}, "x": false}
+ *
+ * A module M has M.weight (U32 words), M.scales and, if affine, M.biases. The three may lie in different files, so they are
+ * joined when all have been read.
+ */
+#include "quantization.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+static const char *const METHOD_HINT = "convert the model with mlx_lm.convert, or to GGUF";
+
+typedef struct mode {
+    const char *name;
+    fkv_tensor_type type;
+    uint32_t bits;  /* 0: as the file says */
+    uint32_t group; /* the same */
+} mode;
+
+static const mode MODES[] = {
+    {"affine", FKV_TENSOR_MLX_AFFINE, 0, 0}, {"mxfp4", FKV_TENSOR_MLX_MXFP4, 4, 32}, {"nvfp4", FKV_TENSOR_MLX_NVFP4, 4, 16}};
+
+/* ---- config.json ---- */
+
+static fkv_status read_one(const json_t *object, const char *path, struct fkv_quantization *out) {
+    const json_int_t bits = json_integer_value(json_object_get(object, "bits"));
+    const json_int_t group = json_integer_value(json_object_get(object, "group_size"));
+    const char *name = json_string_value(json_object_get(object, "mode"));
+    const mode *found = NULL;
+    if (name == NULL) name = "affine";
+    for (size_t i = 0; i < sizeof MODES / sizeof MODES[0]; i++)
+        if (strcmp(MODES[i].name, name) == 0) found = &MODES[i];
+    FKV_REQUIRE(found != NULL, FKV_UNSUPPORTED, "quantization of mode '%s'; affine, mxfp4 and nvfp4 are read; %s: %s",
+                fkv_show_text(name).text, METHOD_HINT, path);
+    if (found->bits != 0) {
+        FKV_REQUIRE(bits == found->bits && group == found->group, FKV_FILE_FORMAT,
+                    "quantization of mode %s with %" JSON_INTEGER_FORMAT " bits in groups of %" JSON_INTEGER_FORMAT
+                    "; it has %u in groups of %u: %s",
+                    name, bits, group, found->bits, found->group, path);
+    } else {
+        bool known = (bits >= 2 && bits <= 6) || bits == 8;
+        FKV_REQUIRE(known && (group == 32 || group == 64 || group == 128), FKV_UNSUPPORTED,
+                    "quantization with %" JSON_INTEGER_FORMAT " bits in groups of %" JSON_INTEGER_FORMAT
+                    "; 2, 3, 4, 5, 6 and 8 bits in groups of 32, 64 and 128 are read: %s",
+                    bits, group, path);
+    }
+    out->type = found->type;
+    out->bits = (uint32_t)bits;
+    out->group = (uint32_t)group;
+    return FKV_OK;
+}
+
+static fkv_status read_modules(json_t *object, const char *path, fkv_weights *weights) {
+    const char *key = NULL;
+    json_t *value = NULL;
+    json_object_foreach(object, key, value) {
+        if (!json_is_object(value)) continue;
+        struct fkv_quantization *one = &weights->quantized[weights->n_quantized];
+        char *module = fkv_weights_keep(weights, strlen(key) + 1);
+        FKV_REQUIRE(module != NULL, FKV_NO_MEMORY, "no memory for the quantization of %s: %s", fkv_show_text(key).text, path);
+        memcpy(module, key, strlen(key) + 1);
+        one->module = module;
+        FKV_TRY(read_one(value, path, one));
+        weights->n_quantized++;
+    }
+    return FKV_OK;
+}
+
+fkv_status fkv_quantization_read(fkv_weights *weights, const json_t *root, const char *path) {
+    json_t *object = json_object_get(root, "quantization");
+    if (!json_is_object(object)) object = json_object_get(root, "quantization_config");
+    if (object == NULL || json_is_null(object)) return FKV_OK;
+    FKV_REQUIRE(json_is_object(object), FKV_FILE_FORMAT, "quantization_config is no object: %s", path);
+    const char *method = json_string_value(json_object_get(object, "quant_method"));
+    FKV_REQUIRE(method == NULL, FKV_UNSUPPORTED, "weights quantized by '%s' are not read; %s: %s",
+                fkv_show_text(method == NULL ? "" : method).text, METHOD_HINT, path);
+    weights->quantized = fkv_weights_keep(weights, (json_object_size(object) + 1) * sizeof *weights->quantized);
+    FKV_REQUIRE(weights->quantized != NULL, FKV_NO_MEMORY, "no memory for the quantization of modules: %s", path);
+    FKV_TRY(read_one(object, path, &weights->quantized[0]));
+    weights->n_quantized = 1;
+    return read_modules(object, path, weights);
+}
+
+/* ---- tensors ---- */
+
+fkv_status fkv_quantization_describe(const fkv_weights *weights, const char *name, const char *path, fkv_tensor *tensor) {
+    const char *end = strrchr(name, '.');
+    const size_t n = end == NULL ? 0 : (size_t)(end - name);
+    FKV_REQUIRE(weights->n_quantized > 0, FKV_UNSUPPORTED,
+                "tensor %s is of type U32 and config.json has no \"quantization\"; F32, F16 and BF16 are read without: %s",
+                fkv_show_text(name).text, path);
+    const struct fkv_quantization *found = &weights->quantized[0];
+    for (uint32_t i = 1; i < weights->n_quantized; i++) {
+        const char *module = weights->quantized[i].module;
+        if (strlen(module) == n && memcmp(module, name, n) == 0) found = &weights->quantized[i];
+    }
+    const uint64_t n_bits = (uint64_t)tensor->n_cols * 32;
+    const uint64_t n_cols = n_bits / found->bits;
+    FKV_REQUIRE(n_bits % found->bits == 0 && n_cols % found->group == 0 && n_cols <= UINT32_MAX, FKV_FILE_DAMAGED,
+                "tensor %s has rows of %u words, which are no groups of %u codes of %u bits: %s", fkv_show_text(name).text,
+                tensor->n_cols, found->group, found->bits, path);
+    tensor->type = found->type;
+    tensor->n_cols = (uint32_t)n_cols;
+    tensor->bits = found->bits;
+    tensor->group = found->group;
+    return FKV_OK;
+}
+
+/* The tensor beside one of codes that has another end to its name. */
+static fkv_tensor *beside(fkv_weights *weights, const fkv_tensor *codes, const char *end) {
+    char name[FKV_MAX_TENSOR_NAME];
+    static const char weight[] = ".weight";
+    const size_t n = strlen(codes->name);
+    if (n < sizeof weight || strcmp(codes->name + n - (sizeof weight - 1), weight) != 0) return NULL;
+    const size_t stem = n - (sizeof weight - 1);
+    if (stem + strlen(end) >= sizeof name) return NULL;
+    memcpy(name, codes->name, stem);
+    memcpy(name + stem, end, strlen(end) + 1);
+    const fkv_tensor *found = fkv_weights_find(weights, name);
+    return found == NULL ? NULL : &weights->tensors[found - weights->tensors];
+}
+
+static bool is_codes(const fkv_tensor *tensor) { return tensor->bits != 0; }
+
+static fkv_status join_one(fkv_weights *weights, fkv_tensor *codes, bool *taken, const char *path) {
+    const bool is_affine = codes->type == FKV_TENSOR_MLX_AFFINE;
+    const uint32_t n_groups = codes->n_cols / codes->group;
+    fkv_tensor *parts[2] = {beside(weights, codes, ".scales"), is_affine ? beside(weights, codes, ".biases") : NULL};
+    FKV_REQUIRE(parts[0] != NULL && (!is_affine || parts[1] != NULL), FKV_FILE_DAMAGED,
+                "tensor %s is quantized and its scales%s are in no file: %s", codes->name, is_affine ? " or biases" : "", path);
+    for (uint32_t i = 0; i < 2 && parts[i] != NULL; i++) {
+        const fkv_tensor *part = parts[i];
+        FKV_REQUIRE(part->n_rows == codes->n_rows && part->n_cols == n_groups, FKV_FILE_DAMAGED,
+                    "tensor %s is %u x %u, for %u rows of %u groups: %s", part->name, part->n_rows, part->n_cols, codes->n_rows,
+                    n_groups, path);
+        bool fits = is_affine ? part->type <= FKV_TENSOR_BF16 && part->type == parts[0]->type : part->type == FKV_TENSOR_U8;
+        FKV_REQUIRE(fits, FKV_UNSUPPORTED, "tensor %s is of type %s, which scales of %s have not: %s", part->name,
+                    fkv_tensor_type_name(part->type), fkv_tensor_type_name(codes->type), path);
+        taken[part - weights->tensors] = true;
+    }
+    codes->scales = parts[0]->data;
+    codes->biases = is_affine ? parts[1]->data : NULL;
+    codes->scale_type = parts[0]->type;
+    return FKV_OK;
+}
+
+/* Leaves out what was taken; what is no weight by itself must have been. */
+static fkv_status keep_others(fkv_weights *weights, const bool *taken, const char *path) {
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < weights->n_tensors; i++) {
+        if (taken[i]) continue;
+        FKV_REQUIRE(weights->tensors[i].type != FKV_TENSOR_U8, FKV_UNSUPPORTED,
+                    "tensor %s is of type U8 and belongs to no quantized weight: %s", weights->tensors[i].name, path);
+        if (n != i) weights->tensors[n] = weights->tensors[i];
+        n++;
+    }
+    weights->n_tensors = n;
+    return fkv_weights_finish(weights, path);
+}
+
+fkv_status fkv_quantization_join(fkv_weights *weights, const char *path) {
+    bool *taken = calloc(weights->n_tensors + 1, sizeof *taken);
+    FKV_REQUIRE(taken != NULL, FKV_NO_MEMORY, "no memory to join %u tensors: %s", weights->n_tensors, path);
+    fkv_status status = FKV_OK;
+    for (uint32_t i = 0; i < weights->n_tensors && status == FKV_OK; i++)
+        if (is_codes(&weights->tensors[i])) status = join_one(weights, &weights->tensors[i], taken, path);
+    if (status == FKV_OK) status = keep_others(weights, taken, path);
+    free(taken);
+    return status;
+}
