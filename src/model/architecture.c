@@ -1,19 +1,77 @@
-/* The table. See architecture.h. A new architecture that differs in these ways only is one line here and nothing elsewhere. */
+/* The table. See architecture.h. A new architecture that differs in these ways only is one line here, its model_type in
+ * files/hf_config.c, and nothing elsewhere. */
 #include "architecture.h"
+
+#include "rope_scaling.h"
 
 #include <stdio.h>
 
+/* What a norm behind attention and one behind the feed-forward are called in safetensors. */
+#define NAMES_OF_GEMMA                                                                                                           \
+    {{"post_attention_layernorm", "post_attention_norm"},                                                                        \
+     {"pre_feedforward_layernorm", "ffn_norm"},                                                                                  \
+     {"post_feedforward_layernorm", "post_ffw_norm"}}
+#define NAMES_OF_OLMO {{"post_attention_layernorm", "post_attention_norm"}, {"post_feedforward_layernorm", "post_ffw_norm"}}
+
 static const fkv_architecture ARCHITECTURES[] = {
-    {.name = "llama"},
-    {.name = "qwen2", .qkv_bias = true},
-    {.name = "qwen3", .qk_norm = true},
+    {.name = "llama", .features = {.norm_experts = true}, .gguf_interleaved = true},
+    {.name = "mistral3", .gguf_interleaved = true},
+    {.name = "qwen2", .features = {.qkv_bias = true}},
+    {.name = "qwen3", .features = {.qk_norm = FKV_QK_NORM_HEADS}},
+    {.name = "qwen3vl", .features = {.qk_norm = FKV_QK_NORM_HEADS}},
+    {.name = "qwen3moe", .features = {.qk_norm = FKV_QK_NORM_HEADS, .norm_experts = true}},
+    {.name = "gemma", .features = {.activation = FKV_GELU_TANH, .embedding_sqrt_dim = true}, .hf_norm_plus_one = true},
+    {.name = "gemma2",
+     .features = {.activation = FKV_GELU_TANH, .embedding_sqrt_dim = true, .post_norms = true, .window_period = 2},
+     .hf_names = NAMES_OF_GEMMA,
+     .hf_norm_plus_one = true,
+     .layers_of_large = 46},
     {.name = "gemma3",
-     .qk_norm = true,
-     .post_norms = true,
-     .embedding_sqrt_dim = true,
-     .activation = FKV_GELU_TANH,
-     .window_pattern = 6,
-     .rope_base_local = 10000.0f},
+     .features = {.activation = FKV_GELU_TANH,
+                  .embedding_sqrt_dim = true,
+                  .post_norms = true,
+                  .qk_norm = FKV_QK_NORM_HEADS,
+                  .rope_by_kind = true,
+                  .window_period = 6},
+     .hf_names = NAMES_OF_GEMMA,
+     .hf_norm_plus_one = true,
+     .rope_base_local = 10000.0f,
+     .layers_of_large = 62},
+    {.name = "phi3", .features = {.window_period = FKV_NO_PERIOD}},
+    {.name = "smollm3", .features = {.no_rope_period = 4}, .gguf_interleaved = true, .rope_base = 2e6f},
+    {.name = "granite",
+     .hf_names = {{"shared_mlp.input_linear", "ffn_up"}, {"shared_mlp.output_linear", "ffn_down"}},
+     .gguf_interleaved = true,
+     .logits_divided = true},
+    {.name = "granitemoe", .features = {.norm_experts = true}, .gguf_interleaved = true, .logits_divided = true},
+    {.name = "olmo2",
+     .features =
+         {.no_pre_norms = true, .post_norms = true, .qk_norm = FKV_QK_NORM_ROWS, .rope_by_kind = true, .window_period = 4},
+     .hf_names = NAMES_OF_OLMO},
+    {.name = "command-r",
+     .features = {.norm = FKV_NORM_LAYER, .parallel = true},
+     .gguf_interleaved = true,
+     .hf_interleaved = true},
+    {.name = "cohere2",
+     .features = {.norm = FKV_NORM_LAYER, .parallel = true, .no_rope_full = true, .window_period = 4},
+     .gguf_interleaved = true,
+     .hf_interleaved = true},
+    {.name = "chatglm", .features = {.qkv_bias = true}, .gguf_interleaved = true, .hf_interleaved = true},
+    {.name = "glm4",
+     .features = {.post_norms = true},
+     .hf_names = {{"post_self_attn_layernorm", "post_attention_norm"}, {"post_mlp_layernorm", "post_ffw_norm"}},
+     .gguf_interleaved = true,
+     .hf_interleaved = true},
+    {.name = "seed_oss", .gguf_post_attn_is_ffn_norm = true},
+    {.name = "ernie4_5", .gguf_interleaved = true, .hf_interleaved = true},
+    {.name = "gpt-oss",
+     .features = {.activation = FKV_SWIGLU_CLAMPED,
+                  .qkv_bias = true,
+                  .sinks = true,
+                  .norm_experts = true,
+                  .keeps_fractions = true,
+                  .window_period = 2},
+     .gguf_post_attn_is_ffn_norm = true},
 };
 
 const fkv_architecture *fkv_architecture_find(const char *name) {
@@ -22,40 +80,134 @@ const fkv_architecture *fkv_architecture_find(const char *name) {
     return NULL;
 }
 
-const char *fkv_architecture_names(void) { return "llama, qwen2, qwen3 and gemma3"; }
-
-static bool has_windows(const fkv_architecture *architecture, const fkv_hparams *hparams) {
-    return architecture->window_pattern != 0 && hparams->window != 0;
+const char *fkv_architecture_names(void) {
+    return "llama, mistral3, qwen2, qwen3, qwen3vl, qwen3moe, gemma, gemma2, gemma3, phi3, smollm3, granite, granitemoe, olmo2, "
+           "command-r, cohere2, chatglm, glm4, seed_oss, ernie4_5 and gpt-oss";
 }
 
-uint32_t fkv_architecture_window(const fkv_architecture *architecture, const fkv_hparams *hparams, uint32_t layer) {
-    if (!has_windows(architecture, hparams)) return 0;
-    uint32_t pattern = hparams->window_pattern != 0 ? hparams->window_pattern : architecture->window_pattern;
-    return (layer + 1) % pattern == 0 ? 0 : hparams->window;
+#define RECURRENT "layers with a recurrent state (linear attention or state space) are not supported"
+#define LATENT "attention over latent keys and values (MLA) is not supported"
+
+const char *fkv_architecture_refusal(const char *name) {
+    static const struct {
+        const char *name;
+        const char *why;
+    } refused[] = {
+        {"qwen3next", RECURRENT},
+        {"qwen3_next", RECURRENT},
+        {"qwen35", RECURRENT},
+        {"qwen35moe", RECURRENT},
+        {"qwen3_5", RECURRENT},
+        {"qwen3_5_text", RECURRENT},
+        {"qwen3_5_moe", RECURRENT},
+        {"qwen3_5_moe_text", RECURRENT},
+        {"mamba", RECURRENT},
+        {"mamba2", RECURRENT},
+        {"falcon_mamba", RECURRENT},
+        {"falcon_h1", RECURRENT},
+        {"falcon-h1", RECURRENT},
+        {"jamba", RECURRENT},
+        {"bamba", RECURRENT},
+        {"nemotron_h", RECURRENT},
+        {"nemotron_h_moe", RECURRENT},
+        {"granitehybrid", RECURRENT},
+        {"plamo2", RECURRENT},
+        {"rwkv6", RECURRENT},
+        {"rwkv7", RECURRENT},
+        {"kimi_linear", RECURRENT},
+        {"kimi-linear", RECURRENT},
+        {"recurrent_gemma", RECURRENT},
+        {"lfm2", "layers of short convolutions are not supported"},
+        {"lfm2_moe", "layers of short convolutions are not supported"},
+        {"lfm2moe", "layers of short convolutions are not supported"},
+        {"deepseek2", LATENT},
+        {"deepseek_v2", LATENT},
+        {"deepseek_v3", LATENT},
+        {"deepseek_v32", LATENT},
+        {"kimi_k2", LATENT},
+        {"glm4_moe_lite", LATENT},
+        {"mistral4", LATENT},
+        {"minicpm3", LATENT},
+        {"gemma3n", "embeddings for each layer and layers that share pages are not supported"},
+        {"gemma3n_text", "embeddings for each layer and layers that share pages are not supported"},
+        {"gemma4", "embeddings for each layer and layers that share pages are not supported"},
+        {"gemma4_text", "embeddings for each layer and layers that share pages are not supported"},
+    };
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++)
+        if (strcmp(refused[i].name, name) == 0) return refused[i].why;
+    return NULL;
 }
 
-float fkv_architecture_local_base(const fkv_architecture *architecture, const fkv_hparams *hparams) {
-    if (!has_windows(architecture, hparams)) return hparams->rope_base;
-    if (hparams->rope_base_local != 0.0f) return hparams->rope_base_local;
-    return architecture->rope_base_local != 0.0f ? architecture->rope_base_local : hparams->rope_base;
+static bool is_of_period(uint32_t layer, uint32_t period) {
+    return period != 0 && period != FKV_NO_PERIOD && (layer + 1) % period == 0;
 }
 
-/* Not behind a norm, which would undo what is known of the bias, nor under a soft cap, which shifts do not pass. */
-bool fkv_architecture_centers_keys(const fkv_architecture *architecture, const fkv_hparams *hparams) {
-    return architecture->qkv_bias && !architecture->qk_norm && hparams->softcap == 0.0f;
+void fkv_architecture_set_layers(fkv_hparams *h) {
+    const fkv_features *f = &h->features;
+    for (uint32_t i = 0; i < h->n_layers && i < FKV_MAX_LAYERS; i++) {
+        bool windowed = h->window != 0 && f->window_period != 0 && !is_of_period(i, f->window_period);
+        h->layers[i] =
+            (uint8_t)((windowed ? FKV_LAYER_WINDOW : 0) | (is_of_period(i, f->no_rope_period) ? FKV_LAYER_NO_ROPE : 0));
+    }
 }
 
-fkv_status fkv_architecture_rope_id(const fkv_architecture *architecture, const fkv_hparams *hparams, char rope_id[64]) {
+void fkv_architecture_finish(const fkv_architecture *architecture, fkv_hparams *h) {
+    const fkv_features *f = &h->features;
+    for (uint32_t i = 0; f->no_rope_full && i < h->n_layers && i < FKV_MAX_LAYERS; i++)
+        if ((h->layers[i] & FKV_LAYER_WINDOW) == 0) h->layers[i] |= FKV_LAYER_NO_ROPE;
+    float base = architecture != NULL && architecture->rope_base != 0.0f ? architecture->rope_base : 10000.0f;
+    float local = architecture != NULL ? architecture->rope_base_local : 0.0f;
+    if (h->rope.base == 0.0f) h->rope.base = base;
+    if (f->rope_by_kind && h->local_rope.base == 0.0f) h->local_rope.base = local != 0.0f ? local : h->rope.base;
+    h->rope.keeps_fractions = h->rope.keeps_fractions || f->keeps_fractions;
+    if (architecture != NULL && architecture->logits_divided && h->logit_scale != 0.0f) h->logit_scale = 1.0f / h->logit_scale;
+}
+
+uint32_t fkv_architecture_window(const fkv_hparams *h, uint32_t layer) {
+    return (h->layers[layer] & FKV_LAYER_WINDOW) != 0 ? h->window : 0;
+}
+
+static bool has_windows(const fkv_hparams *h) {
+    bool has = false;
+    for (uint32_t i = 0; i < h->n_layers; i++) has = has || fkv_architecture_window(h, i) != 0;
+    return has;
+}
+
+/* Not behind a norm, which would undo what is known of the bias, nor under a soft cap or beside a learned logit, which shifts do
+ * not pass. */
+bool fkv_architecture_centers_keys(const fkv_hparams *h) {
+    const fkv_features *f = &h->features;
+    return f->qkv_bias && f->qk_norm == FKV_QK_PLAIN && !f->sinks && h->softcap == 0.0f;
+}
+
+/* Of frequencies as floats, by FNV-1a: names them, protects nothing. */
+static uint32_t frequencies_name(const fkv_hparams *h, bool is_long) {
+    double frequencies[FKV_MAX_HEAD_DIM / 2 + 1];
+    frequencies[h->rope_dim / 2] = fkv_rope_frequencies(&h->rope, h, is_long, frequencies);
+    uint32_t name = 2166136261u;
+    for (uint32_t i = 0; i <= h->rope_dim / 2; i++) {
+        float rounded = (float)frequencies[i];
+        uint8_t bytes[sizeof rounded];
+        memcpy(bytes, &rounded, sizeof rounded);
+        for (size_t b = 0; b < sizeof bytes; b++) name = (name ^ bytes[b]) * 16777619u;
+    }
+    return name;
+}
+
+fkv_status fkv_architecture_rope_id(const fkv_hparams *h, bool is_long, char rope_id[64]) {
+    static const char *const scalings[] = {"factors", "llama3", "yarn", "long"};
     char local[32] = "";
     char scale[32] = "";
     char center[24] = "";
-    if (has_windows(architecture, hparams))
-        (void)snprintf(local, sizeof local, " local=%.9g", (double)fkv_architecture_local_base(architecture, hparams));
-    if (hparams->rope_scale != 1.0f) (void)snprintf(scale, sizeof scale, " scale=%.9g", (double)hparams->rope_scale);
-    if (fkv_architecture_centers_keys(architecture, hparams))
-        (void)snprintf(center, sizeof center, " center=%u", hparams->context);
-    int length = snprintf(rope_id, 64, "%s dim=%u base=%.9g%s%s%s", hparams->rope_interleaved ? "pairs" : "neox",
-                          hparams->rope_dim, (double)hparams->rope_base, local, scale, center);
+    if (h->local_rope.base != 0.0f && has_windows(h))
+        (void)snprintf(local, sizeof local, " local=%.9g", (double)h->local_rope.base);
+    if (h->rope.scaling != FKV_ROPE_LINEAR || h->rope.short_factors != NULL)
+        (void)snprintf(scale, sizeof scale, " %s=%08x", scalings[h->rope.scaling], frequencies_name(h, is_long));
+    else if (h->rope.factor != 1.0f)
+        (void)snprintf(scale, sizeof scale, " scale=%.9g", (double)h->rope.factor);
+    if (fkv_architecture_centers_keys(h)) (void)snprintf(center, sizeof center, " center=%u", h->context);
+    int length = snprintf(rope_id, 64, "%s dim=%u base=%.9g%s%s%s", h->rope_interleaved ? "pairs" : "neox", h->rope_dim,
+                          (double)h->rope.base, local, scale, center);
     FKV_REQUIRE(length > 0 && length < 64, FKV_UNSUPPORTED, "the RoPE of this model takes %d characters to name and 63 are kept",
                 length);
     return FKV_OK;

@@ -7,13 +7,14 @@
 #include "model.h"
 
 #include "../base/workers.h"
+#include "files/tensor_rows.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { MAX_DIM = 1 << 20, MAX_VOCAB = 1 << 24, MAX_LAYER_TENSORS = 16, MAX_MODEL_TENSORS = 3 };
+enum { MAX_DIM = 1 << 20, MAX_VOCAB = 1 << 24, MAX_EXPERTS = 1024, N_EXPERT_PARTS = 3, LAYER_VIEWS = 16 };
 
 /* ---- sizes that can be ---- */
 
@@ -33,44 +34,86 @@ static fkv_status check_shape(const fkv_hparams *h) {
     return FKV_OK;
 }
 
-static fkv_status check_numbers(const fkv_hparams *h) {
-    FKV_REQUIRE(
-        isfinite(h->rms_eps) && h->rms_eps > 0.0f, FKV_FILE_FORMAT,
-        "the file has no RMS epsilon above 0: %s.attention.layer_norm_rms_epsilon of a GGUF file, rms_norm_eps of a config.json",
-        h->architecture);
+static fkv_status check_experts(const fkv_hparams *h) {
+    FKV_REQUIRE(h->n_experts <= MAX_EXPERTS, FKV_UNSUPPORTED, "a mixture of %u experts: at most %d", h->n_experts, MAX_EXPERTS);
+    FKV_REQUIRE(h->n_experts == 0 ||
+                    (h->n_experts_used > 0 && h->n_experts_used <= h->n_experts && h->n_experts_used <= FKV_MAX_EXPERTS_USED),
+                FKV_UNSUPPORTED, "%u of %u experts for each token: 1 to %d", h->n_experts_used, h->n_experts,
+                FKV_MAX_EXPERTS_USED);
+    return FKV_OK;
+}
+
+static fkv_status check_rope(const fkv_hparams *h) {
+    const fkv_rope *r = &h->rope;
     FKV_REQUIRE(h->rope_dim % 2 == 0 && h->rope_dim > 0 && h->rope_dim <= h->head_dim, FKV_UNSUPPORTED,
                 "RoPE over %u numbers of heads of %u: an even number of them", h->rope_dim, h->head_dim);
-    FKV_REQUIRE(isfinite(h->rope_base) && h->rope_base > 0.0f && isfinite(h->rope_base_local) && h->rope_base_local >= 0.0f &&
-                    isfinite(h->rope_scale) && h->rope_scale > 0.0f,
-                FKV_UNSUPPORTED, "RoPE with bases %g and %g and scale %g", (double)h->rope_base, (double)h->rope_base_local,
-                (double)h->rope_scale);
-    FKV_REQUIRE(isfinite(h->softcap) && h->softcap >= 0.0f && isfinite(h->query_scale) && h->query_scale >= 0.0f, FKV_UNSUPPORTED,
-                "scores with softcap %g and scale %g", (double)h->softcap, (double)h->query_scale);
-    FKV_REQUIRE(h->window <= INT32_MAX, FKV_UNSUPPORTED, "a window of %u tokens", h->window);
+    FKV_REQUIRE(isfinite(r->base) && r->base > 1.0f && isfinite(h->local_rope.base) &&
+                    (h->local_rope.base == 0.0f || h->local_rope.base > 1.0f) && isfinite(r->factor) && r->factor > 0.0f,
+                FKV_UNSUPPORTED, "RoPE with bases %g and %g and scale %g: bases above 1, a scale above 0", (double)r->base,
+                (double)h->local_rope.base, (double)r->factor);
+    FKV_REQUIRE(isfinite(r->attention_factor) && r->low_freq > 0.0f && r->high_freq > r->low_freq && isfinite(r->high_freq),
+                FKV_UNSUPPORTED, "RoPE with attention factor %g, low and high frequencies %g and %g", (double)r->attention_factor,
+                (double)r->low_freq, (double)r->high_freq);
+    FKV_REQUIRE(r->beta_slow > 0.0f && r->beta_fast > r->beta_slow && isfinite(r->beta_fast) && isfinite(r->mscale) &&
+                    isfinite(r->mscale_all),
+                FKV_UNSUPPORTED, "RoPE with betas %g and %g, mscale %g and %g", (double)r->beta_fast, (double)r->beta_slow,
+                (double)r->mscale, (double)r->mscale_all);
+    FKV_REQUIRE(r->original_context != 1, FKV_UNSUPPORTED, "RoPE stretched from a context of 1 token");
+    bool has_both = (r->short_factors == NULL) == (r->long_factors == NULL);
+    FKV_REQUIRE(has_both && (r->scaling != FKV_ROPE_LONG || r->long_factors != NULL), FKV_FILE_DAMAGED,
+                "the short or the long factors of RoPE are missing");
+    for (uint32_t i = 0; i < r->n_factors; i++)
+        FKV_REQUIRE(isfinite(r->short_factors[i]) && isfinite(r->long_factors[i]) && r->short_factors[i] > 0.0f &&
+                        r->long_factors[i] > 0.0f,
+                    FKV_FILE_DAMAGED, "factor %u of RoPE is not above 0", i);
     return FKV_OK;
+}
+
+static fkv_status check_numbers(const fkv_hparams *h) {
+    const struct {
+        const char *name;
+        float number;
+    } numbers[] = {{"softcap of scores", h->softcap},          {"softcap of logits", h->final_softcap},
+                   {"scale of scores", h->query_scale},        {"scale of embeddings", h->embedding_scale},
+                   {"scale of residuals", h->residual_scale},  {"scale of logits", h->logit_scale},
+                   {"temperature of queries", h->temperature}, {"limit of the activation", h->swiglu_limit}};
+    FKV_REQUIRE(isfinite(h->norm_eps) && h->norm_eps > 0.0f, FKV_FILE_FORMAT,
+                "the file has no epsilon of its norms above 0: %s.attention.layer_norm_rms_epsilon of a GGUF file, rms_norm_eps "
+                "of a config.json",
+                h->architecture);
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
+        FKV_REQUIRE(isfinite(numbers[i].number) && numbers[i].number >= 0.0f, FKV_UNSUPPORTED, "a %s of %g", numbers[i].name,
+                    (double)numbers[i].number);
+    FKV_REQUIRE(h->window <= INT32_MAX, FKV_UNSUPPORTED, "a window of %u tokens", h->window);
+    FKV_REQUIRE(h->temperature == 0.0f || h->temperature_context > 0, FKV_UNSUPPORTED, "a temperature by 0 tokens");
+    FKV_TRY(check_experts(h));
+    return check_rope(h);
 }
 
 /* ---- what a model is made of ---- */
 
 typedef struct search {
-    const fkv_model *model;
-    const fkv_tensor **found; /* [n_found] */
-    uint32_t n_found;
+    fkv_model *model;
+    bool *used; /* [n_tensors] of the file */
+    fkv_tensor *next_view;
+    const fkv_tensor **next_expert;
+    uint32_t layer;
 } search;
 
 /* The tensor of a name, of exactly that shape; *tensor is NULL where it is not there and need not be. */
-static fkv_status find(search *s, const char *name, uint32_t n_rows, uint32_t n_cols, bool needed, const fkv_tensor **tensor) {
-    const fkv_tensor *found = fkv_weights_find(s->model->weights, name);
+static fkv_status find(search *s, const char *name, uint64_t n_rows, uint32_t n_cols, bool needed, const fkv_tensor **tensor) {
+    const fkv_weights *weights = s->model->weights;
+    const fkv_tensor *found = fkv_weights_find(weights, name);
     *tensor = found;
     if (found == NULL) {
         FKV_REQUIRE(!needed, FKV_FILE_DAMAGED, "the file has no tensor %s, which a %s model needs", name,
                     s->model->architecture->name);
         return FKV_OK;
     }
-    s->found[s->n_found++] = found;
+    s->used[found - fkv_weights_tensor(weights, 0)] = true;
     FKV_REQUIRE(found->n_rows == n_rows && found->n_cols == n_cols, FKV_FILE_DAMAGED,
-                "tensor %s is %u x %u and the sizes the file states make it %u x %u", name, found->n_rows, found->n_cols, n_rows,
-                n_cols);
+                "tensor %s is %u x %u and the sizes the file states make it %" PRIu64 " x %u", name, found->n_rows, found->n_cols,
+                n_rows, n_cols);
     return FKV_OK;
 }
 
@@ -79,51 +122,222 @@ static const char *layer_name(char text[FKV_MAX_TENSOR_NAME], uint32_t layer, co
     return text;
 }
 
-static fkv_status find_layer(search *s, uint32_t i, fkv_layer_tensors *t) {
-    const fkv_hparams *h = s->model->hparams;
-    const fkv_architecture *a = s->model->architecture;
-    uint32_t q_dim = h->n_q_heads * h->head_dim;
-    uint32_t kv_dim = h->n_kv_heads * h->head_dim;
-    const struct {
-        const char *name;
-        uint32_t n_rows;
-        uint32_t n_cols;
-        bool known; /* to the architecture */
-        bool needed;
-        const fkv_tensor **out;
-    } parts[] = {
-        {"attn_q.weight", q_dim, h->dim, true, true, &t->q},
-        {"attn_k.weight", kv_dim, h->dim, true, true, &t->k},
-        {"attn_v.weight", kv_dim, h->dim, true, true, &t->v},
-        {"attn_output.weight", h->dim, q_dim, true, true, &t->o},
-        {"ffn_gate.weight", h->ffn_dim, h->dim, true, true, &t->gate},
-        {"ffn_up.weight", h->ffn_dim, h->dim, true, true, &t->up},
-        {"ffn_down.weight", h->dim, h->ffn_dim, true, true, &t->down},
-        {"attn_norm.weight", 1, h->dim, true, true, &t->attn_norm},
-        {"ffn_norm.weight", 1, h->dim, true, true, &t->ffn_norm},
-        {"attn_q.bias", 1, q_dim, true, a->qkv_bias, &t->q_bias},
-        {"attn_k.bias", 1, kv_dim, true, a->qkv_bias, &t->k_bias},
-        {"attn_v.bias", 1, kv_dim, true, a->qkv_bias, &t->v_bias},
-        {"attn_q_norm.weight", 1, h->head_dim, a->qk_norm, true, &t->q_norm},
-        {"attn_k_norm.weight", 1, h->head_dim, a->qk_norm, true, &t->k_norm},
-        {"post_attention_norm.weight", 1, h->dim, a->post_norms, true, &t->post_attn_norm},
-        {"post_ffw_norm.weight", 1, h->dim, a->post_norms, true, &t->post_ffn_norm},
-    };
+static fkv_status find_part(search *s, const char *name, uint64_t n_rows, uint32_t n_cols, bool needed,
+                            const fkv_tensor **tensor) {
     char text[FKV_MAX_TENSOR_NAME];
-    for (size_t p = 0; p < sizeof parts / sizeof parts[0]; p++) {
-        if (!parts[p].known) continue;
-        FKV_TRY(find(s, layer_name(text, i, parts[p].name), parts[p].n_rows, parts[p].n_cols, parts[p].needed, parts[p].out));
+    return find(s, layer_name(text, s->layer, name), n_rows, n_cols, needed, tensor);
+}
+
+static bool has_part(const search *s, const char *name) {
+    char text[FKV_MAX_TENSOR_NAME];
+    return fkv_weights_find(s->model->weights, layer_name(text, s->layer, name)) != NULL;
+}
+
+/* Some rows of a tensor. */
+static const fkv_tensor *rows_of(search *s, const fkv_tensor *whole, uint32_t first, uint32_t n) {
+    fkv_tensor *view = s->next_view++;
+    *view = fkv_tensor_rows(whole, first, n);
+    return view;
+}
+
+/* Some numbers of a vector; NULL of none. Vectors are floats. */
+static fkv_status numbers_of(search *s, const fkv_tensor *whole, uint32_t first, uint32_t n, const fkv_tensor **out) {
+    *out = NULL;
+    if (whole == NULL) return FKV_OK;
+    FKV_REQUIRE(whole->type <= FKV_TENSOR_BF16, FKV_UNSUPPORTED, "tensor %s is of type %s; biases are F32, F16 or BF16",
+                whole->name, fkv_tensor_type_name(whole->type));
+    uint64_t bytes = whole->row_bytes / whole->n_cols;
+    fkv_tensor *view = s->next_view++;
+    *view = *whole;
+    view->data += first * bytes;
+    view->n_cols = n;
+    view->row_bytes = n * bytes;
+    *out = view;
+    return FKV_OK;
+}
+
+/* q, k and v: three tensors, or rows of one. */
+static fkv_status find_qkv(search *s, fkv_layer_tensors *t) {
+    const fkv_hparams *h = s->model->hparams;
+    const uint32_t q_dim = h->n_q_heads * h->head_dim;
+    const uint32_t kv_dim = h->n_kv_heads * h->head_dim;
+    const bool needs_bias = h->features.qkv_bias;
+    const fkv_tensor *whole = NULL;
+    const fkv_tensor *bias = NULL;
+    if (!has_part(s, "attn_qkv.weight")) {
+        FKV_TRY(find_part(s, "attn_q.weight", q_dim, h->dim, true, &t->q));
+        FKV_TRY(find_part(s, "attn_k.weight", kv_dim, h->dim, true, &t->k));
+        FKV_TRY(find_part(s, "attn_v.weight", kv_dim, h->dim, true, &t->v));
+        FKV_TRY(find_part(s, "attn_q.bias", 1, q_dim, needs_bias, &t->q_bias));
+        FKV_TRY(find_part(s, "attn_k.bias", 1, kv_dim, needs_bias, &t->k_bias));
+        return find_part(s, "attn_v.bias", 1, kv_dim, needs_bias, &t->v_bias);
+    }
+    FKV_TRY(find_part(s, "attn_qkv.weight", q_dim + 2 * kv_dim, h->dim, true, &whole));
+    FKV_TRY(find_part(s, "attn_qkv.bias", 1, q_dim + 2 * kv_dim, needs_bias, &bias));
+    t->q = rows_of(s, whole, 0, q_dim);
+    t->k = rows_of(s, whole, q_dim, kv_dim);
+    t->v = rows_of(s, whole, q_dim + kv_dim, kv_dim);
+    FKV_TRY(numbers_of(s, bias, 0, q_dim, &t->q_bias));
+    FKV_TRY(numbers_of(s, bias, q_dim, kv_dim, &t->k_bias));
+    return numbers_of(s, bias, q_dim + kv_dim, kv_dim, &t->v_bias);
+}
+
+/* gate and up: two tensors, or rows of one. */
+static fkv_status find_ffn(search *s, fkv_layer_tensors *t) {
+    const fkv_hparams *h = s->model->hparams;
+    const fkv_tensor *whole = NULL;
+    const fkv_tensor *bias = NULL;
+    FKV_TRY(find_part(s, "ffn_down.weight", h->dim, h->ffn_dim, true, &t->down));
+    FKV_TRY(find_part(s, "ffn_down.bias", 1, h->dim, false, &t->down_bias));
+    char text[FKV_MAX_TENSOR_NAME];
+    const fkv_tensor *up = fkv_weights_find(s->model->weights, layer_name(text, s->layer, "ffn_up.weight"));
+    if (has_part(s, "ffn_gate.weight") || up == NULL || up->n_rows != 2 * h->ffn_dim) {
+        FKV_TRY(find_part(s, "ffn_gate.weight", h->ffn_dim, h->dim, true, &t->gate));
+        FKV_TRY(find_part(s, "ffn_up.weight", h->ffn_dim, h->dim, true, &t->up));
+        FKV_TRY(find_part(s, "ffn_gate.bias", 1, h->ffn_dim, false, &t->gate_bias));
+        return find_part(s, "ffn_up.bias", 1, h->ffn_dim, false, &t->up_bias);
+    }
+    FKV_TRY(find_part(s, "ffn_up.weight", 2 * h->ffn_dim, h->dim, true, &whole));
+    FKV_TRY(find_part(s, "ffn_up.bias", 1, 2 * h->ffn_dim, false, &bias));
+    t->gate = rows_of(s, whole, 0, h->ffn_dim);
+    t->up = rows_of(s, whole, h->ffn_dim, h->ffn_dim);
+    FKV_TRY(numbers_of(s, bias, 0, h->ffn_dim, &t->gate_bias));
+    return numbers_of(s, bias, h->ffn_dim, h->ffn_dim, &t->up_bias);
+}
+
+/* One part of all experts, [n_rows, n_cols] each: tensors of their own, or every `stride` rows of one that has them all. */
+static fkv_status find_expert_part(search *s, const char *part, const char *stacked, uint32_t n_rows, uint32_t n_cols,
+                                   uint32_t from, uint32_t stride, const fkv_tensor ***out) {
+    const uint32_t n_experts = s->model->hparams->n_experts;
+    const fkv_tensor **experts = s->next_expert;
+    const fkv_tensor *whole = NULL;
+    char text[64];
+    s->next_expert += n_experts;
+    *out = experts;
+    (void)snprintf(text, sizeof text, "%s_exps.weight", stacked);
+    if (has_part(s, text)) {
+        FKV_TRY(find_part(s, text, (uint64_t)n_experts * stride, n_cols, true, &whole));
+        for (uint32_t e = 0; e < n_experts; e++) experts[e] = rows_of(s, whole, e * stride + from, n_rows);
+        return FKV_OK;
+    }
+    for (uint32_t e = 0; e < n_experts; e++) {
+        (void)snprintf(text, sizeof text, "%s.%u.weight", part, e);
+        FKV_TRY(find_part(s, text, n_rows, n_cols, true, &experts[e]));
     }
     return FKV_OK;
 }
 
-static fkv_status find_all(search *s, fkv_model *m) {
+/* Every second number of the rows of a table of floats, as a view: [n_rows, n] */
+static const fkv_tensor *every_second(search *s, const fkv_tensor *whole, uint32_t first, uint32_t n) {
+    if (whole == NULL) return NULL;
+    fkv_tensor *view = s->next_view++;
+    uint64_t bytes = whole->row_bytes / whole->n_cols;
+    *view = *whole;
+    view->data += first * bytes;
+    view->n_cols = n;
+    view->col_step = 2 * bytes;
+    return view;
+}
+
+/* gpt-oss in safetensors: [E, columns, rows], and gate and up take turns in the rows. */
+static fkv_status find_turned_experts(search *s, fkv_layer_tensors *t) {
+    const fkv_hparams *h = s->model->hparams;
+    const uint32_t f = h->ffn_dim;
+    const fkv_tensor *up = NULL;
+    const fkv_tensor *down = NULL;
+    const fkv_tensor *bias = NULL;
+    FKV_TRY(find_part(s, "ffn_up_exps.weight", (uint64_t)h->n_experts * h->dim, 2 * f, true, &up));
+    FKV_TRY(find_part(s, "ffn_down_exps.weight", (uint64_t)h->n_experts * f, h->dim, true, &down));
+    FKV_TRY(find_part(s, "ffn_up_exps.bias", h->n_experts, 2 * f, true, &bias));
+    FKV_REQUIRE(up->type <= FKV_TENSOR_BF16 && down->type <= FKV_TENSOR_BF16 && bias->type <= FKV_TENSOR_BF16, FKV_UNSUPPORTED,
+                "tensor %s is of type %s; turned experts are F32, F16 or BF16", up->name, fkv_tensor_type_name(up->type));
+    t->gate_experts_bias = every_second(s, bias, 0, f);
+    t->up_experts_bias = every_second(s, bias, 1, f);
+    const fkv_tensor ***lists[] = {&t->gate_experts, &t->up_experts, &t->down_experts};
+    for (uint32_t part = 0; part < N_EXPERT_PARTS; part++) {
+        const fkv_tensor *whole = part < 2 ? up : down;
+        uint64_t bytes = whole->row_bytes / whole->n_cols;
+        *lists[part] = s->next_expert;
+        for (uint32_t e = 0; e < h->n_experts; e++) {
+            fkv_tensor *view = s->next_view++;
+            *view = *whole;
+            view->n_cols = whole->n_rows / h->n_experts;
+            view->n_rows = part < 2 ? f : h->dim;
+            view->data += (uint64_t)e * view->n_cols * whole->row_bytes + (part == 1 ? bytes : 0);
+            view->col_step = whole->row_bytes;
+            view->row_bytes = part < 2 ? 2 * bytes : bytes;
+            *s->next_expert++ = view;
+        }
+    }
+    return FKV_OK;
+}
+
+static fkv_status find_experts(search *s, fkv_layer_tensors *t) {
+    const fkv_hparams *h = s->model->hparams;
+    const uint32_t f = h->ffn_dim;
+    const bool fused = has_part(s, "ffn_up_exps.weight") && !has_part(s, "ffn_gate_exps.weight");
+    FKV_TRY(find_part(s, "ffn_gate_inp.weight", h->n_experts, h->dim, true, &t->router));
+    FKV_TRY(find_part(s, "ffn_gate_inp.bias", 1, h->n_experts, false, &t->router_bias));
+    FKV_TRY(find_part(s, "ffn_down_exps.bias", h->n_experts, h->dim, false, &t->down_experts_bias));
+    if (fused && h->features.activation == FKV_SWIGLU_CLAMPED) return find_turned_experts(s, t);
+    FKV_TRY(find_expert_part(s, "ffn_gate", fused ? "ffn_up" : "ffn_gate", f, h->dim, 0, fused ? 2 * f : f, &t->gate_experts));
+    FKV_TRY(find_expert_part(s, "ffn_up", "ffn_up", f, h->dim, fused ? f : 0, fused ? 2 * f : f, &t->up_experts));
+    FKV_TRY(find_expert_part(s, "ffn_down", "ffn_down", h->dim, f, 0, h->dim, &t->down_experts));
+    FKV_TRY(find_part(s, "ffn_gate_exps.bias", h->n_experts, f, false, &t->gate_experts_bias));
+    return find_part(s, "ffn_up_exps.bias", h->n_experts, f, false, &t->up_experts_bias);
+}
+
+static fkv_status find_norms(search *s, fkv_layer_tensors *t) {
+    const fkv_hparams *h = s->model->hparams;
+    const fkv_features *f = &h->features;
+    const bool by_row = f->qk_norm == FKV_QK_NORM_ROWS;
+    const bool has_bias = f->norm == FKV_NORM_LAYER;
+    const bool renamed = s->model->architecture->gguf_post_attn_is_ffn_norm && !has_part(s, "ffn_norm.weight");
+    const struct {
+        const char *name;
+        uint32_t n_cols;
+        bool known; /* to the model */
+        bool needed;
+        const fkv_tensor **out;
+    } parts[] = {
+        {"attn_norm.weight", h->dim, !f->no_pre_norms, true, &t->attn_norm},
+        {"attn_norm.bias", h->dim, has_bias, false, &t->attn_norm_bias},
+        {renamed ? "post_attention_norm.weight" : "ffn_norm.weight", h->dim, !f->no_pre_norms && !f->parallel, true,
+         &t->ffn_norm},
+        {"ffn_norm.bias", h->dim, has_bias && !f->parallel, false, &t->ffn_norm_bias},
+        {"attn_q_norm.weight", by_row ? h->n_q_heads * h->head_dim : h->head_dim, f->qk_norm != FKV_QK_PLAIN, true, &t->q_norm},
+        {"attn_k_norm.weight", by_row ? h->n_kv_heads * h->head_dim : h->head_dim, f->qk_norm != FKV_QK_PLAIN, true, &t->k_norm},
+        {"post_attention_norm.weight", h->dim, f->post_norms, true, &t->post_attn_norm},
+        {"post_ffw_norm.weight", h->dim, f->post_norms, true, &t->post_ffn_norm},
+        {"attn_sinks.weight", h->n_q_heads, f->sinks, true, &t->sinks},
+    };
+    for (size_t p = 0; p < sizeof parts / sizeof parts[0]; p++)
+        if (parts[p].known) FKV_TRY(find_part(s, parts[p].name, 1, parts[p].n_cols, parts[p].needed, parts[p].out));
+    return FKV_OK;
+}
+
+static fkv_status find_layer(search *s, fkv_layer_tensors *t) {
+    const fkv_hparams *h = s->model->hparams;
+    FKV_TRY(find_norms(s, t));
+    FKV_TRY(find_qkv(s, t));
+    FKV_TRY(find_part(s, "attn_output.weight", h->dim, h->n_q_heads * h->head_dim, true, &t->o));
+    FKV_TRY(find_part(s, "attn_output.bias", 1, h->dim, false, &t->o_bias));
+    return h->n_experts != 0 ? find_experts(s, t) : find_ffn(s, t);
+}
+
+static fkv_status find_all(search *s) {
+    static const char *const factors[] = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"};
+    fkv_model *m = s->model;
     const fkv_hparams *h = m->hparams;
+    const fkv_tensor *unread = NULL;
     FKV_TRY(find(s, "token_embd.weight", h->n_vocab, h->dim, true, &m->embedding));
     FKV_TRY(find(s, "output.weight", h->n_vocab, h->dim, false, &m->output));
     if (m->output == NULL) m->output = m->embedding;
     FKV_TRY(find(s, "output_norm.weight", 1, h->dim, true, &m->final_norm));
-    for (uint32_t i = 0; i < h->n_layers; i++) FKV_TRY(find_layer(s, i, &m->tensors[i]));
+    if (h->features.norm == FKV_NORM_LAYER) FKV_TRY(find(s, "output_norm.bias", 1, h->dim, false, &m->final_norm_bias));
+    for (size_t i = 0; i < sizeof factors / sizeof factors[0]; i++) /* their numbers are in hparams */
+        FKV_TRY(find(s, factors[i], 1, h->rope_dim / 2, false, &unread));
+    for (s->layer = 0; s->layer < h->n_layers; s->layer++) FKV_TRY(find_layer(s, &m->tensors[s->layer]));
     return FKV_OK;
 }
 
@@ -132,29 +346,37 @@ static fkv_status find_all(search *s, fkv_model *m) {
 /* Every tensor of the file was asked for: else a message with the first that was not. */
 static fkv_status check_all_known(const search *s) {
     const fkv_model *m = s->model;
-    uint32_t n_tensors = fkv_weights_n_tensors(m->weights);
-    if (s->n_found == n_tensors) return FKV_OK;
-    for (uint32_t i = 0; i < n_tensors; i++) {
-        const fkv_tensor *tensor = fkv_weights_tensor(m->weights, i);
-        uint32_t at = 0;
-        while (at < s->n_found && s->found[at] != tensor) at++;
-        FKV_REQUIRE(at < s->n_found, FKV_UNSUPPORTED,
+    for (uint32_t i = 0; i < fkv_weights_n_tensors(m->weights); i++)
+        FKV_REQUIRE(s->used[i], FKV_UNSUPPORTED,
                     "the file has a tensor %s, which a %s model as it is known here does not use: it would not run as trained",
-                    tensor->name, m->architecture->name);
-    }
+                    fkv_weights_tensor(m->weights, i)->name, m->architecture->name);
     return FKV_OK;
 }
 
 static fkv_status find_tensors(fkv_model *m) {
-    uint32_t n_layers = m->hparams->n_layers;
-    m->tensors = calloc(n_layers, sizeof *m->tensors);
-    search s = {.model = m, .found = calloc((size_t)n_layers * MAX_LAYER_TENSORS + MAX_MODEL_TENSORS, sizeof *s.found)};
-    fkv_status status = m->tensors != NULL && s.found != NULL
-                            ? find_all(&s, m)
-                            : fkv_fail(FKV_NO_MEMORY, "no memory for the tables of %u layers", n_layers);
-    if (status == FKV_OK) status = check_all_known(&s);
-    free(s.found);
+    const fkv_hparams *h = m->hparams;
+    const size_t n_experts = (size_t)h->n_layers * N_EXPERT_PARTS * h->n_experts;
+    m->tensors = calloc(h->n_layers, sizeof *m->tensors);
+    m->views = calloc((size_t)h->n_layers * LAYER_VIEWS + n_experts, sizeof *m->views);
+    m->experts = calloc(n_experts + 1, sizeof *m->experts);
+    bool *used = calloc((size_t)fkv_weights_n_tensors(m->weights) + 1, sizeof *used);
+    search s = {.model = m, .used = used, .next_view = m->views, .next_expert = m->experts};
+    fkv_status status = m->tensors != NULL && m->views != NULL && m->experts != NULL && used != NULL
+                            ? find_all(&s)
+                            : fkv_fail(FKV_NO_MEMORY, "no memory for the tables of %u layers", h->n_layers);
+    if (status == FKV_OK && used != NULL) status = check_all_known(&s);
+    free(used);
     return status;
+}
+
+/* The learned logits of every layer, which the cache is opened with. */
+static fkv_status read_sinks(fkv_model *m) {
+    const fkv_hparams *h = m->hparams;
+    if (!h->features.sinks) return FKV_OK;
+    m->sinks = calloc((size_t)h->n_layers * h->n_q_heads, sizeof *m->sinks);
+    FKV_REQUIRE(m->sinks != NULL, FKV_NO_MEMORY, "no memory for the sinks of %u layers", h->n_layers);
+    for (uint32_t i = 0; i < h->n_layers; i++) fkv_tensor_row_floats(m->tensors[i].sinks, 0, m->sinks + (size_t)i * h->n_q_heads);
+    return FKV_OK;
 }
 
 static fkv_status fill_info(fkv_model *m) {
@@ -170,8 +392,7 @@ static fkv_status fill_info(fkv_model *m) {
     info->n_q_heads = h->n_q_heads;
     info->n_kv_heads = h->n_kv_heads;
     info->head_dim = h->head_dim;
-    for (uint32_t i = 0; i < h->n_layers; i++)
-        info->window = fkv_max_u32(info->window, fkv_architecture_window(m->architecture, h, i));
+    for (uint32_t i = 0; i < h->n_layers; i++) info->window = fkv_max_u32(info->window, fkv_architecture_window(h, i));
     info->context = h->context;
     info->n_vocab = h->n_vocab;
     info->bos = vocab->bos;
@@ -184,7 +405,7 @@ static fkv_status fill_info(fkv_model *m) {
     }
     info->file_bytes = fkv_weights_file_bytes(m->weights);
     FKV_TRY(fkv_weights_id(m->weights, info->weights_id));
-    return fkv_architecture_rope_id(m->architecture, h, info->rope_id);
+    return fkv_architecture_rope_id(h, false, info->rope_id);
 }
 
 static fkv_status open_model(const char *path, fkv_model *m) {
@@ -192,16 +413,22 @@ static fkv_status open_model(const char *path, fkv_model *m) {
     const fkv_hparams *h = fkv_weights_hparams(m->weights);
     m->hparams = h;
     m->architecture = fkv_architecture_find(h->architecture);
+    const char *why = fkv_architecture_refusal(h->architecture);
+    FKV_REQUIRE(m->architecture != NULL || why == NULL, FKV_UNSUPPORTED, "%s is of architecture %s: %s", path, h->architecture,
+                why);
     FKV_REQUIRE(m->architecture != NULL, FKV_UNSUPPORTED, "%s is of architecture %s; known are %s", path, h->architecture,
                 fkv_architecture_names());
     FKV_TRY(check_shape(h));
     FKV_TRY(check_numbers(h));
-    m->embedding_scale = m->architecture->embedding_sqrt_dim ? sqrtf((float)h->dim) : 1.0f;
+    m->embedding_scale = h->features.embedding_sqrt_dim ? sqrtf((float)h->dim) : 1.0f;
+    if (h->embedding_scale != 0.0f) m->embedding_scale = h->embedding_scale;
+    m->residual_scale = h->residual_scale != 0.0f ? h->residual_scale : 1.0f;
     m->query_scale = h->query_scale != 0.0f ? h->query_scale : 1.0f / sqrtf((float)h->head_dim);
     FKV_TRY(fkv_tokenizer_open(fkv_weights_vocab(m->weights), &m->tokenizer));
     FKV_TRY(fkv_chat_open(fkv_weights_vocab(m->weights), m->tokenizer, &m->chat));
     FKV_TRY(fill_info(m));
     FKV_TRY(find_tensors(m));
+    FKV_TRY(read_sinks(m));
     FKV_TRY(m->backend->count_weights(m));
     return m->config.plan_only ? FKV_OK : m->backend->load_weights(m);
 }
@@ -242,6 +469,9 @@ void fkv_model_close(fkv_model *model) {
     fkv_tokenizer_close(model->tokenizer);
     fkv_weights_close(model->weights);
     free(model->tensors);
+    free(model->sinks);
+    free(model->views);
+    free(model->experts);
     free(model);
 }
 

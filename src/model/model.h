@@ -11,16 +11,23 @@
 #include "model_backend.h"
 #include "tokenizer/tokenizer.h"
 
-/* Of one layer; NULL where it has none. */
+/* Of one layer; NULL where it has none. Parts of a fused tensor are views of its rows. */
 typedef struct fkv_layer_tensors {
     const fkv_tensor *q, *k, *v; /* [H D, dim], [G D, dim], [G D, dim] */
     const fkv_tensor *o;         /* [dim, H D] */
     const fkv_tensor *gate, *up; /* [ffn_dim, dim] */
     const fkv_tensor *down;      /* [dim, ffn_dim] */
-    const fkv_tensor *q_bias, *k_bias, *v_bias;
-    const fkv_tensor *q_norm, *k_norm;      /* [D] */
+    const fkv_tensor *q_bias, *k_bias, *v_bias, *o_bias;
+    const fkv_tensor *gate_bias, *up_bias, *down_bias;
+    const fkv_tensor *q_norm, *k_norm;      /* [D], or [H D] and [G D] */
     const fkv_tensor *attn_norm, *ffn_norm; /* [dim] */
+    const fkv_tensor *attn_norm_bias, *ffn_norm_bias;
     const fkv_tensor *post_attn_norm, *post_ffn_norm;
+    const fkv_tensor *sinks;                                                   /* [H] */
+    const fkv_tensor *router;                                                  /* [E, dim]; gate, up and down are NULL then */
+    const fkv_tensor *router_bias;                                             /* [E] */
+    const fkv_tensor **gate_experts, **up_experts, **down_experts;             /* [E] of gate, up, down */
+    const fkv_tensor *gate_experts_bias, *up_experts_bias, *down_experts_bias; /* [E, ffn_dim], [E, ffn_dim], [E, dim] */
 } fkv_layer_tensors;
 
 typedef struct fkv_packed_weights fkv_packed_weights;
@@ -33,14 +40,19 @@ struct fkv_model {
     const fkv_architecture *architecture;
     const fkv_hparams *hparams;
     float embedding_scale;
+    float residual_scale;
     float query_scale;
     fkv_layer_tensors *tensors;   /* [n_layers] */
     const fkv_tensor *embedding;  /* [n_vocab, dim] */
     const fkv_tensor *output;     /* [n_vocab, dim]; the embedding where the file has none of its own */
     const fkv_tensor *final_norm; /* [dim] */
-    uint64_t mapped_bytes;        /* of what is used where the file is mapped */
-    fkv_packed_weights *packed;   /* the CPU's, else NULL */
-    fkv_array_weights *arrays;    /* MLX's, else NULL */
+    const fkv_tensor *final_norm_bias;
+    float *sinks;               /* [n_layers, H] learned logits, or NULL */
+    fkv_tensor *views;          /* [n_views] parts of fused tensors */
+    const fkv_tensor **experts; /* what the layers' lists of experts lie in */
+    uint64_t mapped_bytes;      /* of what is used where the file is mapped */
+    fkv_packed_weights *packed; /* the CPU's, else NULL */
+    fkv_array_weights *arrays;  /* MLX's, else NULL */
     fkv_weights *weights;
     fkv_tokenizer *tokenizer;
     fkv_chat *chat;

@@ -11,6 +11,7 @@
 #include "../../base/workers.h"
 
 #include <inttypes.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 
 typedef struct packing {
@@ -28,6 +29,7 @@ typedef struct repack_job {
     fkv_matrix *matrix;
     uint8_t *scratch;
     uint64_t scratch_bytes;
+    atomic_bool overflowed; /* a scale is beyond f16 */
 } repack_job;
 
 /* One row of either form, for the widest columns. Zeroed before each matrix: padded columns are zeros of any float type. */
@@ -35,15 +37,26 @@ static uint64_t row_scratch_bytes(uint32_t n_cols) {
     return fkv_align_up((uint64_t)n_cols * (sizeof(float) + 1), FKV_CARVE_ALIGN);
 }
 
+/* The floats of a row side by side, wherever they lie. */
+static void gather_row(const fkv_tensor *tensor, uint32_t row, uint8_t *out) {
+    const uint8_t *from = tensor->data + row * tensor->row_bytes;
+    size_t bytes = tensor->type == FKV_TENSOR_F32 ? sizeof(float) : sizeof(uint16_t);
+    if (tensor->col_step == 0) {
+        memcpy(out, from, tensor->row_bytes);
+        return;
+    }
+    for (uint32_t i = 0; i < tensor->n_cols; i++) memcpy(out + i * bytes, from + i * tensor->col_step, bytes);
+}
+
 static void repack_panel(void *context, uint32_t item, uint32_t thread) {
-    const repack_job *j = context;
+    repack_job *j = context;
     const fkv_tensor *tensor = j->tensor;
     fkv_matrix *matrix = j->matrix;
     uint8_t *scratch = j->scratch + thread * j->scratch_bytes;
     uint32_t end = fkv_min_u32((item + 1) * FKV_PANEL_ROWS, tensor->n_rows);
     for (uint32_t row = item * FKV_PANEL_ROWS; row < end; row++) {
         if (matrix->group == 0) {
-            memcpy(scratch, tensor->data + row * tensor->row_bytes, tensor->row_bytes);
+            gather_row(tensor, row, scratch);
             fkv_matrix_set_floats(matrix, row, scratch);
             continue;
         }
@@ -51,27 +64,30 @@ static void repack_panel(void *context, uint32_t item, uint32_t thread) {
         float *biases = scales + matrix->n_cols / matrix->group;
         uint8_t *codes = (uint8_t *)(biases + matrix->n_cols / matrix->group);
         fkv_tensor_row_codes(tensor, row, codes, scales, biases);
-        fkv_matrix_set_codes(matrix, row, codes, scales, biases);
+        if (!fkv_matrix_set_codes(matrix, row, codes, scales, biases))
+            atomic_store_explicit(&j->overflowed, true, memory_order_relaxed);
     }
 }
 
-static void repack(packing *p, const fkv_tensor *tensor, fkv_matrix *matrix) {
+static fkv_status repack(packing *p, const fkv_tensor *tensor, fkv_matrix *matrix) {
     FKV_ASSERT(p->scratch != NULL && p->workers != NULL);
     memset(p->scratch, 0, fkv_workers_count(p->workers) * p->scratch_bytes);
-    repack_job job = {tensor, matrix, p->scratch, p->scratch_bytes};
+    repack_job job = {.tensor = tensor, .matrix = matrix, .scratch = p->scratch, .scratch_bytes = p->scratch_bytes};
     fkv_workers_run(p->workers, repack_panel, &job, fkv_ceil_div(tensor->n_rows, FKV_PANEL_ROWS));
     fkv_weights_release(p->model->weights, tensor);
+    FKV_REQUIRE(!job.overflowed, FKV_UNSUPPORTED, "tensor %s has scales that are not finite as 16-bit floats", tensor->name);
+    return FKV_OK;
 }
 
 static fkv_status take_matrix(packing *p, const fkv_tensor *tensor, fkv_matrix *matrix) {
     uint32_t group = 0;
     fkv_matrix_kind kind = fkv_tensor_matrix_kind(tensor, &group);
     FKV_TRY(fkv_matrix_make(kind, group, tensor->n_rows, fkv_packed_pad(tensor->n_cols), matrix));
+    matrix->table = fkv_tensor_table(tensor);
     matrix->panels = fkv_carve_take(&p->carve, 1, fkv_matrix_bytes(matrix));
     uint64_t row = row_scratch_bytes(matrix->n_cols);
     if (row > p->scratch_bytes) p->scratch_bytes = row;
-    if (p->carve.base != NULL) repack(p, tensor, matrix);
-    return FKV_OK;
+    return p->carve.base != NULL ? repack(p, tensor, matrix) : FKV_OK;
 }
 
 /* ---- vectors ---- */
@@ -83,28 +99,68 @@ static float *take_norm(packing *p, const fkv_tensor *tensor) {
     return out;
 }
 
+/* Of one row, or of one for each expert. */
 static float *take_bias(packing *p, const fkv_tensor *tensor) {
     if (tensor == NULL) return NULL;
-    float *out = FKV_CARVE(&p->carve, tensor->n_cols, float);
-    if (p->carve.base != NULL) fkv_tensor_row_floats(tensor, 0, out);
+    float *out = FKV_CARVE(&p->carve, (uint64_t)tensor->n_rows * tensor->n_cols, float);
+    for (uint32_t row = 0; p->carve.base != NULL && row < tensor->n_rows; row++) {
+        fkv_tensor one = *tensor;
+        one.data += row * tensor->row_bytes;
+        if (tensor->col_step != 0) {
+            gather_row(tensor, row, p->scratch);
+            one.data = p->scratch;
+        }
+        fkv_tensor_row_floats(&one, 0, out + (size_t)row * tensor->n_cols);
+    }
     return out;
 }
 
 /* ---- the walk ---- */
+
+static fkv_status take_experts(packing *p, const fkv_layer_tensors *t, fkv_packed_layer *layer) {
+    uint32_t n = p->model->hparams->n_experts;
+    const struct {
+        const fkv_tensor **tensors;
+        fkv_matrix *matrices;
+    } parts[] = {
+        {t->gate_experts, layer->gate_experts}, {t->up_experts, layer->up_experts}, {t->down_experts, layer->down_experts}};
+    FKV_TRY(take_matrix(p, t->router, &layer->router));
+    for (size_t part = 0; part < sizeof parts / sizeof parts[0]; part++)
+        for (uint32_t e = 0; e < n; e++) {
+            fkv_matrix counted;
+            fkv_matrix *matrix = parts[part].matrices != NULL ? &parts[part].matrices[e] : &counted;
+            FKV_TRY(take_matrix(p, parts[part].tensors[e], matrix));
+        }
+    layer->router_bias = take_bias(p, t->router_bias);
+    layer->gate_experts_bias = take_bias(p, t->gate_experts_bias);
+    layer->up_experts_bias = take_bias(p, t->up_experts_bias);
+    layer->down_experts_bias = take_bias(p, t->down_experts_bias);
+    return FKV_OK;
+}
 
 static fkv_status take_layer(packing *p, const fkv_layer_tensors *t, fkv_packed_layer *layer) {
     FKV_TRY(take_matrix(p, t->q, &layer->q));
     FKV_TRY(take_matrix(p, t->k, &layer->k));
     FKV_TRY(take_matrix(p, t->v, &layer->v));
     FKV_TRY(take_matrix(p, t->o, &layer->o));
-    FKV_TRY(take_matrix(p, t->gate, &layer->gate));
-    FKV_TRY(take_matrix(p, t->up, &layer->up));
-    FKV_TRY(take_matrix(p, t->down, &layer->down));
+    if (t->router != NULL) {
+        FKV_TRY(take_experts(p, t, layer));
+    } else {
+        FKV_TRY(take_matrix(p, t->gate, &layer->gate));
+        FKV_TRY(take_matrix(p, t->up, &layer->up));
+        FKV_TRY(take_matrix(p, t->down, &layer->down));
+    }
     layer->attn_norm = take_norm(p, t->attn_norm);
+    layer->attn_norm_bias = take_bias(p, t->attn_norm_bias);
     layer->ffn_norm = take_norm(p, t->ffn_norm);
+    layer->ffn_norm_bias = take_bias(p, t->ffn_norm_bias);
     layer->q_bias = take_bias(p, t->q_bias);
     layer->k_bias = take_bias(p, t->k_bias);
     layer->v_bias = take_bias(p, t->v_bias);
+    layer->o_bias = take_bias(p, t->o_bias);
+    layer->gate_bias = take_bias(p, t->gate_bias);
+    layer->up_bias = take_bias(p, t->up_bias);
+    layer->down_bias = take_bias(p, t->down_bias);
     layer->q_norm = take_norm(p, t->q_norm);
     layer->k_norm = take_norm(p, t->k_norm);
     layer->post_attn_norm = take_norm(p, t->post_attn_norm);
@@ -116,8 +172,9 @@ static fkv_status take_all(packing *p, fkv_packed_weights *packed) {
     const fkv_model *m = p->model;
     FKV_TRY(take_matrix(p, m->output, &packed->output));
     packed->final_norm = take_norm(p, m->final_norm);
+    packed->final_norm_bias = take_bias(p, m->final_norm_bias);
     for (uint32_t i = 0; i < m->hparams->n_layers; i++) {
-        fkv_packed_layer counted;
+        fkv_packed_layer counted = {0};
         FKV_TRY(take_layer(p, &m->tensors[i], packed->layers != NULL ? &packed->layers[i] : &counted));
     }
     return FKV_OK;
@@ -170,12 +227,27 @@ static fkv_status repack_all(packing *p, fkv_packed_weights *packed) {
     return status;
 }
 
+static fkv_status make_experts(const fkv_hparams *h, fkv_packed_weights *packed) {
+    enum { N_PARTS = 3 };
+    size_t n = h->n_experts;
+    if (n == 0) return FKV_OK;
+    packed->experts = calloc(h->n_layers * N_PARTS * n, sizeof *packed->experts);
+    FKV_REQUIRE(packed->experts != NULL, FKV_NO_MEMORY, "no memory for the tables of %zu experts", n);
+    for (uint32_t i = 0; i < h->n_layers; i++) {
+        packed->layers[i].gate_experts = packed->experts + (i * N_PARTS) * n;
+        packed->layers[i].up_experts = packed->experts + (i * N_PARTS + 1) * n;
+        packed->layers[i].down_experts = packed->experts + (i * N_PARTS + 2) * n;
+    }
+    return FKV_OK;
+}
+
 fkv_status fkv_packed_weights_load(fkv_model *model) {
     fkv_packed_weights *packed = calloc(1, sizeof *packed);
     FKV_REQUIRE(packed != NULL, FKV_NO_MEMORY, "no memory for the tables of weights");
     model->packed = packed;
     packed->layers = calloc(model->hparams->n_layers, sizeof *packed->layers);
     FKV_REQUIRE(packed->layers != NULL, FKV_NO_MEMORY, "no memory for the tables of %u layers", model->hparams->n_layers);
+    FKV_TRY(make_experts(model->hparams, packed));
     packing p = {.model = model};
     FKV_TRY(count(&p)); /* and with it the scratch */
     FKV_TRY(check_fits(model->info.packed_bytes));
@@ -188,6 +260,7 @@ void fkv_packed_weights_unload(fkv_model *model) {
     fkv_packed_weights *packed = model->packed;
     if (packed == NULL) return;
     fkv_map_close(packed->map, model->info.packed_bytes);
+    free(packed->experts);
     free(packed->layers);
     free(packed);
     model->packed = NULL;

@@ -11,21 +11,30 @@
 
 enum { FKV_COLUMN_ALIGN = 32 };
 
+/* Vectors a layer has not are NULL. */
 typedef struct fkv_packed_layer {
     fkv_matrix q, k, v; /* [H D, dim], [G D, dim], [G D, dim] */
     fkv_matrix o;       /* [dim, H D] */
     fkv_matrix gate, up;
     fkv_matrix down;
-    float *q_bias, *k_bias, *v_bias; /* NULL: none */
-    float *q_norm, *k_norm;          /* [D]; NULL: none */
-    float *attn_norm, *ffn_norm;     /* [dim] */
-    float *post_attn_norm;           /* [dim]; NULL: none */
-    float *post_ffn_norm;
+    float *q_bias, *k_bias, *v_bias, *o_bias;
+    float *gate_bias, *up_bias, *down_bias;
+    float *q_norm, *k_norm;      /* [D], or [H D] and [G D] */
+    float *attn_norm, *ffn_norm; /* [dim] */
+    float *attn_norm_bias, *ffn_norm_bias;
+    float *post_attn_norm, *post_ffn_norm;
+    fkv_matrix router;                                    /* [E, dim]; without experts all zeros */
+    float *router_bias;                                   /* [E] */
+    fkv_matrix *gate_experts, *up_experts, *down_experts; /* [E]; gate, up and down are all zeros then */
+    float *gate_experts_bias, *up_experts_bias;           /* [E, ffn_dim] */
+    float *down_experts_bias;                             /* [E, dim] */
 } fkv_packed_layer;
 
 struct fkv_packed_weights {
     fkv_packed_layer *layers; /* [n_layers] */
+    fkv_matrix *experts;      /* what the layers' experts lie in, or NULL */
     float *final_norm;        /* [dim] */
+    float *final_norm_bias;   /* [dim] or NULL */
     fkv_matrix output;        /* [n_vocab, dim]; its rows are the embedding too where the model is tied */
     void *map;                /* one map, info.packed_bytes */
 };

@@ -7,6 +7,7 @@
 #include "../../base/cpu.h"
 #include "../../base/memory.h"
 #include "../files/tensor_rows.h"
+#include "../rope_scaling.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -44,12 +45,14 @@ static void bound_context(const fkv_runner_config *c, fkv_layer_config *layer) {
     layer->n_sinks = c->n_sinks;
 }
 
-/* Rotation spreads outliers over a group before it is rounded: where nothing is rounded it is left out. A value that is none is
+/* Rotation spreads outliers over a group before it is rounded: where nothing is rounded it is left out,
+ * and where a codec is made for it it is always there. A value that is none is
  * left to the cache's check. */
 static fkv_rotate rotation_of(const fkv_runner_config *c) {
     if ((unsigned)c->rotate > FKV_ROTATE_KV) return c->rotate;
     unsigned rotates = (about(c->k).rotates ? FKV_ROTATE_K : 0u) | (about(c->v).rotates ? FKV_ROTATE_V : 0u);
-    return (fkv_rotate)((unsigned)c->rotate & rotates);
+    unsigned needed = (about(c->k).needs_rotation ? FKV_ROTATE_K : 0u) | (about(c->v).needs_rotation ? FKV_ROTATE_V : 0u);
+    return (fkv_rotate)(((unsigned)c->rotate & rotates) | needed);
 }
 
 /* The configuration of the runner with its zeros resolved, and that of its cache. layers: [FKV_MAX_LAYERS], used by *cache. */
@@ -71,9 +74,10 @@ static fkv_status configure(const fkv_model *model, fkv_runner_config *c, fkv_la
         layers[i] = (fkv_layer_config){.n_q_heads = h->n_q_heads,
                                        .n_kv_heads = h->n_kv_heads,
                                        .head_dim = padded_head(h->head_dim, c),
-                                       .window = fkv_architecture_window(model->architecture, h, i),
+                                       .window = fkv_architecture_window(h, i),
                                        .scale = model->query_scale,
                                        .softcap = h->softcap,
+                                       .sink_logits = model->sinks != NULL ? model->sinks + (size_t)i * h->n_q_heads : NULL,
                                        .k = c->k,
                                        .v = c->v};
         bound_context(c, &layers[i]);
@@ -93,8 +97,7 @@ static fkv_status configure(const fkv_model *model, fkv_runner_config *c, fkv_la
     cache->log = c->log;
     cache->log_user = c->log_user;
     memcpy(cache->weights_id, model->info.weights_id, sizeof cache->weights_id);
-    memcpy(cache->rope_id, model->info.rope_id, sizeof cache->rope_id);
-    return FKV_OK;
+    return fkv_architecture_rope_id(h, fkv_rope_is_long(h, c->max_tokens), cache->rope_id);
 }
 
 /* ---- plan ---- */
@@ -108,7 +111,7 @@ static void layout(fkv_carve *carve, fkv_runner *r) {
     r->positions = FKV_CARVE(carve, t, uint32_t);
     r->asked = FKV_CARVE(carve, t, uint32_t);
     for (uint32_t i = 0; i < r->n_ropes; i++) r->frequencies[i] = FKV_CARVE(carve, r->n_pairs, double);
-    if (fkv_architecture_centers_keys(r->model->architecture, h))
+    if (fkv_architecture_centers_keys(h))
         r->k_centers = FKV_CARVE(carve, (uint64_t)h->n_layers * h->n_kv_heads * h->head_dim, float);
     r->logits = FKV_CARVE(carve, (uint64_t)r->config.max_logit_rows * h->n_vocab, float);
     r->model->backend->layout(carve, r);
@@ -119,7 +122,8 @@ static void shape(const fkv_model *model, const fkv_runner_config *c, fkv_runner
     const fkv_hparams *h = model->hparams;
     *r = (fkv_runner){.model = model, .config = *c};
     r->head_pad = padded_head(h->head_dim, c);
-    r->n_ropes = model->info.window != 0 ? FKV_N_ROPES : 1;
+    r->n_ropes = model->info.window != 0 && h->local_rope.base != 0.0f ? FKV_N_ROPES : 1;
+    r->is_long = fkv_rope_is_long(h, c->max_tokens);
     r->n_pairs = h->rope_dim / 2;
 }
 
@@ -180,17 +184,23 @@ static fkv_status check_fits(const fkv_model *model, const fkv_runner_config *c,
 
 static void fill_frequencies(fkv_runner *r) {
     const fkv_hparams *h = r->model->hparams;
-    double local = (double)fkv_architecture_local_base(r->model->architecture, h);
-    for (uint32_t i = 0; i < r->n_pairs; i++) {
-        double power = -2.0 * i / h->rope_dim;
-        r->frequencies[FKV_ROPE_GLOBAL][i] = pow((double)h->rope_base, power) / (double)h->rope_scale;
-        if (r->n_ropes > 1) r->frequencies[FKV_ROPE_LOCAL][i] = pow(local, power);
-    }
+    const fkv_rope *ropes[FKV_N_ROPES] = {&h->rope, &h->local_rope};
+    FKV_ASSERT(r->n_ropes <= FKV_N_ROPES);
+    for (uint32_t i = 0; i < r->n_ropes; i++)
+        r->rope_sizes[i] = (float)fkv_rope_frequencies(ropes[i], h, r->is_long, r->frequencies[i]);
 }
 
 uint32_t fkv_runner_rope(const fkv_runner *runner, uint32_t layer) {
-    const fkv_model *m = runner->model;
-    return fkv_architecture_window(m->architecture, m->hparams, layer) != 0 ? FKV_ROPE_LOCAL : FKV_ROPE_GLOBAL;
+    const fkv_hparams *h = runner->model->hparams;
+    if ((h->layers[layer] & FKV_LAYER_NO_ROPE) != 0) return FKV_ROPE_NONE;
+    return runner->n_ropes > 1 && fkv_architecture_window(h, layer) != 0 ? FKV_ROPE_LOCAL : FKV_ROPE_GLOBAL;
+}
+
+float fkv_runner_temperature(const fkv_runner *runner, uint32_t position) {
+    const fkv_hparams *h = runner->model->hparams;
+    if (h->temperature == 0.0f) return 1.0f;
+    const uint32_t n_contexts = position / h->temperature_context; /* whole ones */
+    return 1.0f + h->temperature * logf(1.0f + (float)n_contexts);
 }
 
 const float *fkv_runner_k_center(const fkv_runner *runner, uint32_t layer) {
@@ -207,15 +217,17 @@ static void fill_centers(fkv_runner *r) {
     float cosines[FKV_MAX_HEAD_DIM / 2];
     float sines[FKV_MAX_HEAD_DIM / 2];
     for (uint32_t i = 0; i < h->n_layers; i++) {
-        const double *frequencies = r->frequencies[fkv_runner_rope(r, i)];
+        uint32_t rope = fkv_runner_rope(r, i);
+        float *center = r->k_centers + (size_t)i * kv_dim;
+        fkv_tensor_row_floats(m->tensors[i].k_bias, 0, center);
+        if (rope == FKV_ROPE_NONE) continue;
+        const double *frequencies = r->frequencies[rope];
         for (uint32_t pair = 0; pair < r->n_pairs; pair++) {
             double a = frequencies[pair] * h->context / 2.0;
-            double size = a > 0.0 ? sin(a) / a : 1.0;
+            double size = (a > 0.0 ? sin(a) / a : 1.0) * (double)r->rope_sizes[rope];
             cosines[pair] = (float)(size * cos(a));
             sines[pair] = (float)(size * sin(a));
         }
-        float *center = r->k_centers + (size_t)i * kv_dim;
-        fkv_tensor_row_floats(m->tensors[i].k_bias, 0, center);
         for (uint32_t head = 0; head < h->n_kv_heads; head++)
             (h->rope_interleaved ? r->ops->rope_pairs : r->ops->rope_halves)(center + (size_t)head * h->head_dim, cosines, sines,
                                                                              r->n_pairs);

@@ -10,7 +10,7 @@
 #include "../model.h"
 #include "vector_ops.h"
 
-enum { FKV_ROPE_GLOBAL = 0, FKV_ROPE_LOCAL = 1, FKV_N_ROPES = 2 };
+enum { FKV_ROPE_GLOBAL = 0, FKV_ROPE_LOCAL = 1, FKV_N_ROPES = 2, FKV_ROPE_NONE = 2 };
 
 /* The CPU's activations; T = max_step_tokens. Rows are as wide as the columns of the matrices they meet, a multiple of 32 with
  * zeros behind. Heads lie in q, k and v as wide as pages hold them (head_pad), also with zeros behind: neither changes a score.
@@ -33,6 +33,15 @@ typedef struct fkv_cpu_runner {
     float *up;       /* [T, ffn_pad] */
     float *gathered; /* [T, q_pad] where heads lie apart, else NULL */
     void *input;     /* of products */
+
+    /* Of experts; NULL without. */
+    float *router;         /* [T, E] */
+    float *shares;         /* [T, n_experts_used] */
+    uint32_t *choices;     /* [T, n_experts_used], ascending */
+    uint32_t *expert_rows; /* [T n_experts_used] rows and places in them, by expert */
+    uint32_t *expert_from; /* [E + 1] */
+    float *expert_in;      /* [T, dim_pad] rows of one expert, then what it gives */
+    float *expert_sum;     /* [T, dim_pad] */
 } fkv_cpu_runner;
 
 typedef struct fkv_array_runner fkv_array_runner;
@@ -48,7 +57,10 @@ struct fkv_runner {
     uint32_t n_ropes;  /* 1, or 2 where windowed layers have a base of their own */
     uint32_t n_pairs;  /* of one head that rotate */
 
+    bool is_long; /* see fkv_rope_frequencies() */
+
     double *frequencies[FKV_N_ROPES]; /* [n_pairs] */
+    float rope_sizes[FKV_N_ROPES];    /* of cosines and sines */
     float *k_centers; /* [n_layers, G, D] what is taken off every key, or NULL: see fkv_architecture_centers_keys() */
     float *logits;    /* [max_logit_rows, n_vocab] */
 
@@ -64,8 +76,11 @@ struct fkv_runner {
     fkv_array_runner *arrays; /* MLX's, else NULL */
 };
 
-/* The RoPE of a layer: FKV_ROPE_ */
+/* The RoPE of a layer: FKV_ROPE_, the last where it does not rotate. */
 FKV_SEAM uint32_t fkv_runner_rope(const fkv_runner *runner, uint32_t layer);
+
+/* What queries at a position are multiplied by. */
+FKV_SEAM float fkv_runner_temperature(const fkv_runner *runner, uint32_t position);
 
 /* What is taken off every key of a layer: [G, D], or NULL. */
 FKV_SEAM const float *fkv_runner_k_center(const fkv_runner *runner, uint32_t layer);

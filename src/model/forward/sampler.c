@@ -1,14 +1,13 @@
-/* The next token from logits: greedy, or drawn after top-k, top-p, min-p and temperature, in this order.
+/* The next token from logits: bias and penalties, then greedy, or drawn after top-k, top-p, min-p and temperature, in this order.
  *
  * Candidates are a heap by (logit, lower token first), built in one pass and popped only as far as the filters look: the popped
  * ones end up sorted behind the heap, largest last. Memory is taken at open; drawing takes none.
  */
-#include "../../base/base.h"
-
-#include <flatkv/model.h>
+#include "../model.h"
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 typedef struct candidate {
     float logit;
@@ -19,31 +18,144 @@ struct fkv_sampler {
     fkv_sampler_config config;
     uint64_t state;
     uint32_t n_vocab;
+    bool adjusts;         /* there is a bias or a penalty */
+    fkv_logit_bias *bias; /* [config.n_bias] */
+    uint32_t *counts;     /* [n_vocab] how often a token was there; NULL without penalties */
+    uint32_t *recent;     /* [config.penalty_tokens] a ring of those that count */
+    uint32_t n_recent;
+    uint32_t next_recent;
     candidate candidates[]; /* [n_vocab] */
 };
 
 fkv_sampler_config fkv_sampler_config_default(void) { return (fkv_sampler_config){.top_p = 1.0f}; }
 
-fkv_status fkv_sampler_open(const fkv_sampler_config *config, uint32_t n_vocab, fkv_sampler **sampler) {
-    FKV_REQUIRE(config != NULL && sampler != NULL, FKV_BAD_ARGUMENT, "fkv_sampler_open: config or sampler is NULL");
+static bool has_penalties(const fkv_sampler_config *c) {
+    bool repetition = c->repetition_penalty != 0.0f && c->repetition_penalty != 1.0f;
+    return repetition || c->presence_penalty != 0.0f || c->frequency_penalty != 0.0f;
+}
+
+static fkv_status check_config(const fkv_sampler_config *c, uint32_t n_vocab) {
     FKV_REQUIRE(n_vocab > 0 && n_vocab <= INT32_MAX, FKV_BAD_ARGUMENT, "a vocabulary of %u tokens cannot be sampled from",
                 n_vocab);
-    FKV_REQUIRE(isfinite(config->temperature) && config->temperature >= 0.0f, FKV_BAD_ARGUMENT,
-                "temperature %g: 0 (greedy) or above", (double)config->temperature);
-    FKV_REQUIRE(config->top_p >= 0.0f && config->top_p <= 1.0f, FKV_BAD_ARGUMENT, "top_p %g: 0 to 1 (1: off)",
-                (double)config->top_p);
-    FKV_REQUIRE(config->min_p >= 0.0f && config->min_p <= 1.0f, FKV_BAD_ARGUMENT, "min_p %g: 0 (off) to 1",
-                (double)config->min_p);
-    fkv_sampler *made = malloc(sizeof *made + (size_t)n_vocab * sizeof *made->candidates);
+    FKV_REQUIRE(isfinite(c->temperature) && c->temperature >= 0.0f, FKV_BAD_ARGUMENT, "temperature %g: 0 (greedy) or above",
+                (double)c->temperature);
+    FKV_REQUIRE(c->top_p >= 0.0f && c->top_p <= 1.0f, FKV_BAD_ARGUMENT, "top_p %g: 0 to 1 (1: off)", (double)c->top_p);
+    FKV_REQUIRE(c->min_p >= 0.0f && c->min_p <= 1.0f, FKV_BAD_ARGUMENT, "min_p %g: 0 (off) to 1", (double)c->min_p);
+    FKV_REQUIRE(isfinite(c->repetition_penalty) && c->repetition_penalty >= 0.0f, FKV_BAD_ARGUMENT,
+                "a repetition penalty of %g: above 0 (1: off)", (double)c->repetition_penalty);
+    FKV_REQUIRE(isfinite(c->presence_penalty) && isfinite(c->frequency_penalty), FKV_BAD_ARGUMENT,
+                "a presence penalty of %g and a frequency penalty of %g: finite numbers (0: off)", (double)c->presence_penalty,
+                (double)c->frequency_penalty);
+    FKV_REQUIRE(c->bias != NULL || c->n_bias == 0, FKV_BAD_ARGUMENT, "fkv_sampler_open: bias is NULL");
+    for (uint32_t i = 0; i < c->n_bias; i++)
+        FKV_REQUIRE(c->bias[i].token < n_vocab && c->bias[i].bias < INFINITY, FKV_BAD_ARGUMENT,
+                    "a bias of %g for token %u of %u: a number or -infinity, for a token of the vocabulary",
+                    (double)c->bias[i].bias, c->bias[i].token, n_vocab);
+    return FKV_OK;
+}
+
+static fkv_sampler *take_sampler(const fkv_sampler_config *config, uint32_t n_vocab) {
+    fkv_sampler *s = calloc(1, sizeof *s + (size_t)n_vocab * sizeof *s->candidates);
+    if (s == NULL) return NULL;
+    bool good = true;
+    if (config->n_bias > 0) {
+        s->bias = malloc((size_t)config->n_bias * sizeof *s->bias);
+        good = s->bias != NULL;
+        if (good) memcpy(s->bias, config->bias, (size_t)config->n_bias * sizeof *s->bias);
+    }
+    if (good && has_penalties(config)) {
+        s->counts = calloc(n_vocab, sizeof *s->counts);
+        if (config->penalty_tokens > 0) s->recent = malloc((size_t)config->penalty_tokens * sizeof *s->recent);
+        good = s->counts != NULL && (s->recent != NULL || config->penalty_tokens == 0);
+    }
+    if (good) return s;
+    fkv_sampler_close(s);
+    return NULL;
+}
+
+fkv_status fkv_sampler_open(const fkv_sampler_config *config, uint32_t n_vocab, fkv_sampler **sampler) {
+    FKV_REQUIRE(config != NULL && sampler != NULL, FKV_BAD_ARGUMENT, "fkv_sampler_open: config or sampler is NULL");
+    FKV_TRY(check_config(config, n_vocab));
+    fkv_sampler *made = take_sampler(config, n_vocab);
     FKV_REQUIRE(made != NULL, FKV_NO_MEMORY, "no memory for a sampler over %u tokens", n_vocab);
     made->config = *config;
+    made->config.bias = made->bias;
     made->state = config->seed;
     made->n_vocab = n_vocab;
+    made->adjusts = config->n_bias > 0 || made->counts != NULL;
     *sampler = made;
     return FKV_OK;
 }
 
-void fkv_sampler_close(fkv_sampler *sampler) { free(sampler); }
+void fkv_sampler_close(fkv_sampler *sampler) {
+    if (sampler == NULL) return;
+    free(sampler->bias);
+    free(sampler->counts);
+    free(sampler->recent);
+    free(sampler);
+}
+
+fkv_sampler_config fkv_model_sampling(const fkv_model *model, bool *said) {
+    fkv_sampler_config c = {.temperature = 0.7f, .top_k = 40, .top_p = 0.95f, .min_p = 0.05f, .repetition_penalty = 1.0f};
+    const fkv_sampling_source none = {0};
+    const fkv_sampling_source *s = model != NULL ? &fkv_weights_vocab(model->weights)->sampling : &none;
+    if (said != NULL) *said = s->said != 0;
+    bool good_p = s->top_p > 0.0f && s->top_p <= 1.0f; /* files are not trusted: what cannot be is not said */
+    if ((s->said & FKV_SAID_TEMPERATURE) != 0 && s->temperature >= 0.0f && s->temperature <= 10.0f)
+        c.temperature = s->temperature;
+    if ((s->said & FKV_SAID_TOP_K) != 0) c.top_k = s->top_k;
+    if ((s->said & FKV_SAID_TOP_P) != 0 && good_p) c.top_p = s->top_p;
+    if ((s->said & FKV_SAID_MIN_P) != 0 && s->min_p >= 0.0f && s->min_p < 1.0f) c.min_p = s->min_p;
+    if ((s->said & FKV_SAID_REPETITION) != 0 && s->repetition > 0.0f && s->repetition <= 10.0f)
+        c.repetition_penalty = s->repetition;
+    return c;
+}
+
+/* ---- what was there ---- */
+
+static void note_one(fkv_sampler *s, uint32_t token) {
+    if (s->counts == NULL) return;
+    if (s->recent != NULL) {
+        if (s->n_recent == s->config.penalty_tokens)
+            s->counts[s->recent[s->next_recent]]--;
+        else
+            s->n_recent++;
+        s->recent[s->next_recent] = token;
+        s->next_recent = (s->next_recent + 1) % s->config.penalty_tokens;
+    }
+    if (s->counts[token] < UINT32_MAX) s->counts[token]++;
+}
+
+fkv_status fkv_sampler_note(fkv_sampler *sampler, const uint32_t *tokens, size_t n_tokens) {
+    FKV_REQUIRE(sampler != NULL && (tokens != NULL || n_tokens == 0), FKV_BAD_ARGUMENT,
+                "fkv_sampler_note: sampler or tokens is NULL");
+    for (size_t i = 0; i < n_tokens; i++)
+        FKV_REQUIRE(tokens[i] < sampler->n_vocab, FKV_BAD_ARGUMENT, "token %u of a vocabulary of %u", tokens[i],
+                    sampler->n_vocab);
+    for (size_t i = 0; i < n_tokens; i++) note_one(sampler, tokens[i]);
+    return FKV_OK;
+}
+
+void fkv_sampler_forget(fkv_sampler *sampler) {
+    if (sampler == NULL || sampler->counts == NULL) return;
+    memset(sampler->counts, 0, (size_t)sampler->n_vocab * sizeof *sampler->counts);
+    sampler->n_recent = 0;
+    sampler->next_recent = 0;
+}
+
+/* Bias and penalties, into the candidates. */
+static void adjust(fkv_sampler *s, const float *logits) {
+    const fkv_sampler_config *c = &s->config;
+    float repetition = c->repetition_penalty != 0.0f ? c->repetition_penalty : 1.0f;
+    for (uint32_t i = 0; i < s->n_vocab; i++) s->candidates[i] = (candidate){logits[i], i};
+    for (uint32_t i = 0; i < c->n_bias; i++) s->candidates[s->bias[i].token].logit += s->bias[i].bias;
+    for (uint32_t i = 0; i < s->n_vocab && s->counts != NULL; i++) {
+        if (s->counts[i] == 0) continue;
+        float logit = s->candidates[i].logit;
+        logit = logit > 0.0f ? logit / repetition : logit * repetition;
+        s->candidates[i].logit = logit - c->presence_penalty - (float)s->counts[i] * c->frequency_penalty;
+    }
+}
 
 /* splitmix64, its upper 53 bits: [0, 1) */
 static double draw(fkv_sampler *sampler) {
@@ -61,6 +173,16 @@ static fkv_status find_best(const float *logits, uint32_t n, uint32_t *best) {
         if (logits[i] > logits[found]) found = i;
     }
     FKV_REQUIRE(isfinite(logits[found]), FKV_BAD_ARGUMENT, "the largest logit, of token %u, is %g", found, (double)logits[found]);
+    *best = found;
+    return FKV_OK;
+}
+
+/* The same among the candidates. */
+static fkv_status find_best_candidate(const fkv_sampler *s, uint32_t *best) {
+    uint32_t found = 0;
+    for (uint32_t i = 0; i < s->n_vocab; i++)
+        if (s->candidates[i].logit > s->candidates[found].logit) found = i;
+    FKV_REQUIRE(isfinite(s->candidates[found].logit), FKV_BAD_ARGUMENT, "bias and penalties leave no token to draw");
     *best = found;
     return FKV_OK;
 }
@@ -135,19 +257,11 @@ static uint32_t draw_among(fkv_sampler *s, const candidate *among, uint32_t n, f
     return among[last].token; /* rounding may leave a crumb of `left`: the last that can be drawn takes it */
 }
 
-fkv_status fkv_sample(fkv_sampler *sampler, const float *logits, uint32_t *token) {
-    FKV_REQUIRE(sampler != NULL && logits != NULL && token != NULL, FKV_BAD_ARGUMENT,
-                "fkv_sample: sampler, logits or token is NULL");
-    fkv_sampler *s = sampler;
-    uint32_t best = 0;
-    FKV_TRY(find_best(logits, s->n_vocab, &best));
-    *token = best;
-    if (s->config.temperature == 0.0f) return FKV_OK;
-
-    float largest = logits[best];
+/* Filters and the draw, over candidates whose best is `best`. */
+static uint32_t draw_token(fkv_sampler *s, uint32_t best) {
+    float largest = s->candidates[best].logit;
     candidate *among = s->candidates;
     uint32_t n = s->n_vocab;
-    for (uint32_t i = 0; i < n; i++) among[i] = (candidate){logits[i], i};
     bool with_k = s->config.top_k != 0 && s->config.top_k < n;
     bool with_p = s->config.top_p < 1.0f;
     if (with_k || with_p)
@@ -165,6 +279,23 @@ fkv_status fkv_sample(fkv_sampler *sampler, const float *logits, uint32_t *token
             if ((double)among[i].logit >= least) among[kept++] = among[i];
         n = kept;
     }
-    *token = draw_among(s, among, n, largest);
+    return draw_among(s, among, n, largest);
+}
+
+fkv_status fkv_sample(fkv_sampler *sampler, const float *logits, uint32_t *token) {
+    FKV_REQUIRE(sampler != NULL && logits != NULL && token != NULL, FKV_BAD_ARGUMENT,
+                "fkv_sample: sampler, logits or token is NULL");
+    fkv_sampler *s = sampler;
+    bool greedy = s->config.temperature == 0.0f;
+    uint32_t best = 0;
+    FKV_TRY(find_best(logits, s->n_vocab, &best));
+    if (s->adjusts) {
+        adjust(s, logits);
+        FKV_TRY(find_best_candidate(s, &best));
+    } else if (!greedy) {
+        for (uint32_t i = 0; i < s->n_vocab; i++) s->candidates[i] = (candidate){logits[i], i};
+    }
+    *token = greedy ? best : draw_token(s, best);
+    note_one(s, *token);
     return FKV_OK;
 }

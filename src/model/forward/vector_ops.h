@@ -11,11 +11,18 @@ typedef struct fkv_vector_ops {
     /* out = x / sqrt(mean(x^2) + eps) * weight; out may be x. */
     void (*rms_norm)(const float *x, const float *weight, float eps, uint32_t n, float *out);
 
+    /* out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias; bias may be NULL, out may be x. */
+    void (*layer_norm)(const float *x, const float *weight, const float *bias, float eps, uint32_t n, float *out);
+
     void (*add)(float *x, const float *y, uint32_t n);
+    void (*add_scaled)(float *x, const float *y, float scale, uint32_t n);
 
     /* gate = silu(gate) * up, gate = gelu_tanh(gate) * up, with an exponential that is right to 2 units in the last place. */
     void (*silu_mul)(float *gate, const float *up, uint32_t n);
     void (*gelu_mul)(float *gate, const float *up, uint32_t n);
+
+    /* gate = g sigmoid(alpha g) (u + 1), with g at most limit and u between -limit and limit. */
+    void (*swiglu_mul)(float *gate, const float *up, float alpha, float limit, uint32_t n);
 
     /* Rotates the pairs of one head: (i, i + n_pairs), or (2 i, 2 i + 1). */
     void (*rope_halves)(float *x, const float *cosines, const float *sines, uint32_t n_pairs);

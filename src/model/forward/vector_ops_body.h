@@ -23,6 +23,29 @@ static void rms_norm(const float *x, const float *weight, float eps, uint32_t n,
     for (uint32_t i = 0; i < n; i++) out[i] = x[i] * factor * weight[i];
 }
 
+static float sum_of(const float *x, uint32_t n) {
+    float lanes[LANES] = {0};
+    uint32_t whole = n / LANES * LANES;
+    for (uint32_t i = 0; i < whole; i += LANES)
+        for (uint32_t l = 0; l < LANES; l++) lanes[l] += x[i + l];
+    for (uint32_t i = whole; i < n; i++) lanes[i - whole] += x[i];
+    for (uint32_t half = LANES / 2; half > 0; half /= 2)
+        for (uint32_t l = 0; l < half; l++) lanes[l] += lanes[l + half];
+    return lanes[0];
+}
+
+static void layer_norm(const float *x, const float *weight, const float *bias, float eps, uint32_t n, float *out) {
+    float mean = sum_of(x, n) / (float)n;
+    for (uint32_t i = 0; i < n; i++) out[i] = x[i] - mean;
+    float factor = 1.0f / sqrtf(sum_of_squares(out, n) / (float)n + eps);
+    for (uint32_t i = 0; i < n; i++) out[i] = out[i] * factor * weight[i];
+    for (uint32_t i = 0; bias != NULL && i < n; i++) out[i] += bias[i];
+}
+
+static void row_add_scaled(float *FKV_RESTRICT x, const float *FKV_RESTRICT y, float scale, uint32_t n) {
+    for (uint32_t i = 0; i < n; i++) x[i] += y[i] * scale;
+}
+
 static void row_add(float *FKV_RESTRICT x, const float *FKV_RESTRICT y, uint32_t n) {
     for (uint32_t i = 0; i < n; i++) x[i] += y[i];
 }
@@ -62,6 +85,15 @@ static void gelu_mul(float *FKV_RESTRICT gate, const float *FKV_RESTRICT up, uin
     }
 }
 
+static void swiglu_mul(float *FKV_RESTRICT gate, const float *FKV_RESTRICT up, float alpha, float limit, uint32_t n) {
+    for (uint32_t i = 0; i < n; i++) {
+        float g = gate[i] < limit ? gate[i] : limit;
+        float u = up[i] < limit ? up[i] : limit;
+        u = u > -limit ? u : -limit;
+        gate[i] = g / (1.0f + exponential(-alpha * g)) * (u + 1.0f);
+    }
+}
+
 static void rope_halves(float *x, const float *FKV_RESTRICT cosines, const float *FKV_RESTRICT sines, uint32_t n_pairs) {
     float *FKV_RESTRICT low = x;
     float *FKV_RESTRICT high = x + n_pairs;
@@ -83,4 +115,5 @@ static void rope_pairs(float *FKV_RESTRICT x, const float *FKV_RESTRICT cosines,
     }
 }
 
-const fkv_vector_ops VECTOR_OPS = {rms_norm, row_add, silu_mul, gelu_mul, rope_halves, rope_pairs};
+const fkv_vector_ops VECTOR_OPS = {rms_norm, layer_norm, row_add,     row_add_scaled, silu_mul,
+                                   gelu_mul, swiglu_mul, rope_halves, rope_pairs};

@@ -23,8 +23,9 @@ typedef struct pass {
     fkv_mlx_graph *g;
     fkv_step *step;
     const fkv_array_layer *layer;
-    mlx_array angles; /* of the layer's RoPE: complex [T, 1, n_pairs, 1] */
-    int n_rows;       /* T; in the last layer, behind attention, those asked for */
+    mlx_array angles;       /* of the layer's RoPE: complex [T, 1, n_pairs, 1]; empty: it does not rotate */
+    mlx_array temperatures; /* of queries: [T, 1, 1]; empty: 1 */
+    int n_rows;             /* T; in the last layer, behind attention, those asked for */
 } pass;
 
 /* Rows of activations in both types that products take; the one that is not used is never computed. */
@@ -56,8 +57,19 @@ static mlx_array plus(const pass *p, mlx_array x, mlx_array vector) {
     return vector.ctx == NULL ? x : fkv_mlx_add(p->g, x, vector);
 }
 
-static mlx_array norm(const pass *p, mlx_array x, mlx_array weight) {
-    return weight.ctx == NULL ? x : fkv_model_op_rms_norm(p->g, x, weight, p->r->model->hparams->rms_eps);
+static mlx_array rms_norm(const pass *p, mlx_array x, mlx_array weight) {
+    return weight.ctx == NULL ? x : fkv_model_op_rms_norm(p->g, x, weight, p->r->model->hparams->norm_eps);
+}
+
+static mlx_array norm(const pass *p, mlx_array x, mlx_array weight, mlx_array bias) {
+    const fkv_hparams *h = p->r->model->hparams;
+    if (weight.ctx == NULL || h->features.norm == FKV_NORM_RMS) return rms_norm(p, x, weight);
+    return fkv_model_op_layer_norm(p->g, x, weight, bias, h->norm_eps);
+}
+
+/* Of rows that a norm has bounded, or of any size where the model has no such norm. */
+static mlx_array product_of_input(const pass *p, rows x, const fkv_array_matrix *m) {
+    return p->r->model->hparams->features.no_pre_norms ? product_of_large(p, x.full, m) : product(p, x, m);
 }
 
 /* ---- heads ---- */
@@ -76,14 +88,22 @@ static mlx_array turn(const pass *p, mlx_array x, int n_heads) {
     return fkv_mlx_reshape(p->g, y, FKV_MLX_SHAPE(p->n_rows, n_heads, 2 * n));
 }
 
-/* Heads that a norm and RoPE have gone over, where the model has them: [T, n_heads, D] */
-static mlx_array turn_heads(const pass *p, mlx_array x, int n_heads, mlx_array weight) {
+static mlx_array rotate_heads(const pass *p, mlx_array heads, int n_heads) {
     int head_dim = (int)p->r->model->hparams->head_dim;
     int turning = 2 * (int)p->r->n_pairs;
-    mlx_array heads = norm(p, fkv_mlx_reshape(p->g, x, FKV_MLX_SHAPE(p->n_rows, n_heads, head_dim)), weight);
+    if (p->angles.ctx == NULL) return heads;
     if (turning == head_dim) return turn(p, heads, n_heads);
     mlx_array turned = turn(p, fkv_model_op_columns(p->g, heads, 0, turning), n_heads);
     return fkv_model_op_beside(p->g, turned, fkv_model_op_columns(p->g, heads, turning, head_dim));
+}
+
+/* Heads that a norm and RoPE have gone over, where the model has them: [T, n_heads, D] */
+static mlx_array turn_heads(const pass *p, mlx_array x, int n_heads, mlx_array weight) {
+    const fkv_hparams *h = p->r->model->hparams;
+    bool by_row = h->features.qk_norm == FKV_QK_NORM_ROWS;
+    if (by_row) x = rms_norm(p, x, weight);
+    mlx_array heads = fkv_mlx_reshape(p->g, x, FKV_MLX_SHAPE(p->n_rows, n_heads, (int)h->head_dim));
+    return rotate_heads(p, by_row ? heads : rms_norm(p, heads, weight), n_heads);
 }
 
 /* As wide as pages hold them. */
@@ -103,16 +123,17 @@ static mlx_array gather_heads(const pass *p, mlx_array heads) {
 static fkv_status write_and_attend(const pass *p, uint32_t i, mlx_array x, bool attends, mlx_array *out) {
     const fkv_hparams *h = p->r->model->hparams;
     const fkv_array_layer *l = p->layer;
-    rows in = rows_of(p, norm(p, x, l->attn_norm));
-    mlx_array k = turn_heads(p, plus(p, product(p, in, &l->k), l->k_bias), (int)h->n_kv_heads, l->k_norm);
+    rows in = rows_of(p, norm(p, x, l->attn_norm, l->attn_norm_bias));
+    mlx_array k = turn_heads(p, plus(p, product_of_input(p, in, &l->k), l->k_bias), (int)h->n_kv_heads, l->k_norm);
     if (p->r->arrays->k_centers != NULL) k = fkv_mlx_subtract(p->g, k, p->r->arrays->k_centers[i]);
-    mlx_array v = plus(p, product(p, in, &l->v), l->v_bias);
+    mlx_array v = plus(p, product_of_input(p, in, &l->v), l->v_bias);
     k = pad_heads(p, k);
     v = pad_heads(p, fkv_mlx_reshape(p->g, v, FKV_MLX_SHAPE(p->n_rows, (int)h->n_kv_heads, (int)h->head_dim)));
     FKV_TRY(fkv_mlx_graph_status(p->g, "fkv_runner_forward"));
     FKV_TRY(fkv_mlx_write(p->step, i, k, v));
     if (!attends) return FKV_OK;
-    mlx_array q = turn_heads(p, plus(p, product(p, in, &l->q), l->q_bias), (int)h->n_q_heads, l->q_norm);
+    mlx_array q = turn_heads(p, plus(p, product_of_input(p, in, &l->q), l->q_bias), (int)h->n_q_heads, l->q_norm);
+    if (p->temperatures.ctx != NULL) q = fkv_mlx_multiply(p->g, q, p->temperatures);
     q = pad_heads(p, q);
     FKV_TRY(fkv_mlx_graph_status(p->g, "fkv_runner_forward"));
     mlx_array attended = mlx_array_new();
@@ -121,15 +142,21 @@ static fkv_status write_and_attend(const pass *p, uint32_t i, mlx_array x, bool 
     return FKV_OK;
 }
 
+/* What a projection gave, normalized where the model does that and scaled, added to x. */
+static mlx_array add_given(const pass *p, mlx_array x, mlx_array given, mlx_array post_norm) {
+    mlx_array added = norm(p, given, post_norm, (mlx_array){NULL});
+    return fkv_mlx_add(p->g, x, fkv_model_op_scale(p->g, added, p->r->model->residual_scale));
+}
+
 static mlx_array add_attention(const pass *p, mlx_array x, mlx_array attended) {
-    mlx_array given = product(p, rows_of(p, gather_heads(p, attended)), &p->layer->o);
-    return fkv_mlx_add(p->g, x, norm(p, given, p->layer->post_attn_norm));
+    mlx_array given = plus(p, product(p, rows_of(p, gather_heads(p, attended)), &p->layer->o), p->layer->o_bias);
+    return add_given(p, x, given, p->layer->post_attn_norm);
 }
 
 /* gelu(x) by tanh is x sigmoid(2 u) with u = sqrt(2 / pi) (x + 0.044715 x^3). */
 static mlx_array activation(const pass *p, mlx_array x) {
     mlx_array inner = x;
-    if (p->r->model->architecture->activation == FKV_GELU_TANH) {
+    if (p->r->model->hparams->features.activation == FKV_GELU_TANH) {
         mlx_array cubic = fkv_mlx_adopt(p->g, mlx_array_new_float32(0x1.988454p+0f * 0.044715f));
         mlx_array linear = fkv_mlx_adopt(p->g, mlx_array_new_float32(0x1.988454p+0f));
         mlx_array square = fkv_mlx_multiply(p->g, x, x);
@@ -138,12 +165,15 @@ static mlx_array activation(const pass *p, mlx_array x) {
     return fkv_mlx_multiply(p->g, x, fkv_model_op_sigmoid(p->g, inner));
 }
 
-static mlx_array add_ffn(const pass *p, mlx_array x) {
+/* x: what attention was added to; before: what the layer read, which a parallel block reads again. */
+static mlx_array add_ffn(const pass *p, mlx_array x, mlx_array before) {
     const fkv_array_layer *l = p->layer;
-    rows in = rows_of(p, norm(p, x, l->ffn_norm));
-    mlx_array gate = activation(p, product(p, in, &l->gate));
-    mlx_array both = fkv_mlx_multiply(p->g, gate, product(p, in, &l->up));
-    return fkv_mlx_add(p->g, x, norm(p, product_of_large(p, both, &l->down), l->post_ffn_norm));
+    mlx_array read = p->r->model->hparams->features.parallel ? norm(p, before, l->attn_norm, l->attn_norm_bias)
+                                                             : norm(p, x, l->ffn_norm, l->ffn_norm_bias);
+    rows in = rows_of(p, read);
+    mlx_array gate = activation(p, plus(p, product_of_input(p, in, &l->gate), l->gate_bias));
+    mlx_array both = fkv_mlx_multiply(p->g, gate, plus(p, product_of_input(p, in, &l->up), l->up_bias));
+    return add_given(p, x, plus(p, product_of_large(p, both, &l->down), l->down_bias), l->post_ffn_norm);
 }
 
 /* ---- the step ---- */
@@ -177,11 +207,30 @@ static mlx_array upload_angles(const pass *p, uint32_t rope) {
             if (turns_on)
                 z = (fkv_turn){z.cosine * one[i].cosine - z.sine * one[i].sine, z.cosine * one[i].sine + z.sine * one[i].cosine};
             turns[i] = z;
-            to[0] = (float)z.cosine;
-            to[1] = (float)z.sine;
+            to[0] = (float)z.cosine * r->rope_sizes[rope];
+            to[1] = (float)z.sine * r->rope_sizes[rope];
         }
     }
     return fkv_model_op_upload(p->g, r->arrays->angles, FKV_MLX_SHAPE(p->n_rows, 1, (int)r->n_pairs, 1), MLX_COMPLEX64);
+}
+
+static mlx_array upload_temperatures(const pass *p) {
+    const fkv_runner *r = p->r;
+    float *to = r->arrays->angles; /* uploads copy: it is free again */
+    if (r->model->hparams->temperature == 0.0f) return (mlx_array){NULL};
+    for (uint32_t t = 0; t < r->n_tokens; t++) to[t] = fkv_runner_temperature(r, r->positions[t]);
+    return fkv_model_op_upload(p->g, to, FKV_MLX_SHAPE(p->n_rows, 1, 1), MLX_FLOAT32);
+}
+
+/* Logits as the model means them. */
+static mlx_array logits_of(const pass *p, mlx_array x) {
+    const fkv_hparams *h = p->r->model->hparams;
+    const fkv_array_weights *w = p->r->model->arrays;
+    mlx_array logits = product(p, rows_of(p, norm(p, x, w->final_norm, w->final_norm_bias)), &w->output);
+    if (h->logit_scale != 0.0f) logits = fkv_model_op_scale(p->g, logits, h->logit_scale);
+    if (h->final_softcap == 0.0f) return logits;
+    mlx_array capped = fkv_mlx_tanh(p->g, fkv_model_op_scale(p->g, logits, 1.0f / h->final_softcap));
+    return fkv_model_op_scale(p->g, capped, h->final_softcap);
 }
 
 static mlx_array embed(const pass *p) {
@@ -192,8 +241,11 @@ static mlx_array embed(const pass *p) {
     if (m->is_coded) {
         fkv_mlx_affine taken = m->affine;
         taken.codes = fkv_mlx_take_first(p->g, taken.codes, tokens);
-        taken.scales = fkv_mlx_astype(p->g, fkv_mlx_take_first(p->g, taken.scales, tokens), MLX_FLOAT32);
-        taken.biases = fkv_mlx_astype(p->g, fkv_mlx_take_first(p->g, taken.biases, tokens), MLX_FLOAT32);
+        taken.scales = fkv_mlx_take_first(p->g, taken.scales, tokens);
+        if (taken.mode == NULL) {
+            taken.scales = fkv_mlx_astype(p->g, taken.scales, MLX_FLOAT32);
+            taken.biases = fkv_mlx_astype(p->g, fkv_mlx_take_first(p->g, taken.biases, tokens), MLX_FLOAT32);
+        }
         x = fkv_model_op_dequantize(p->g, &taken);
     } else {
         x = fkv_mlx_astype(p->g, fkv_mlx_take_first(p->g, m->halves, tokens), MLX_FLOAT32);
@@ -215,7 +267,7 @@ static fkv_status run_layer(pass *p, uint32_t i, bool goes_on, bool keeps_asked,
         attended = fkv_mlx_take_first(p->g, attended, asked);
         p->n_rows = (int)r->n_asked;
     }
-    fkv_mlx_keep(p->g, x, add_ffn(p, add_attention(p, in, attended)));
+    fkv_mlx_keep(p->g, x, add_ffn(p, add_attention(p, in, attended), in));
     return fkv_mlx_graph_status(p->g, "fkv_runner_forward");
 }
 
@@ -226,16 +278,18 @@ static fkv_status run_layers(pass *p, mlx_array *x, mlx_array *logits) {
     uint32_t n_layers = r->model->hparams->n_layers;
     mlx_array angles[FKV_N_ROPES];
     for (uint32_t i = 0; i < r->n_ropes; i++) angles[i] = upload_angles(p, i);
+    p->temperatures = upload_temperatures(p);
     uint32_t mark = fkv_mlx_graph_mark(p->g);
     fkv_mlx_keep(p->g, x, embed(p));
     for (uint32_t i = 0; i < n_layers; i++) {
         bool last = i + 1 == n_layers;
         p->layer = &w->layers[i];
-        p->angles = angles[fkv_runner_rope(r, i)];
+        uint32_t rope = fkv_runner_rope(r, i);
+        p->angles = rope == FKV_ROPE_NONE ? (mlx_array){NULL} : angles[rope];
         FKV_TRY(run_layer(p, i, !last || r->n_asked > 0, last, x));
         fkv_mlx_graph_release(p->g, mark);
     }
-    if (r->n_asked > 0) fkv_mlx_keep(p->g, logits, product(p, rows_of(p, norm(p, *x, w->final_norm)), &w->output));
+    if (r->n_asked > 0) fkv_mlx_keep(p->g, logits, logits_of(p, *x));
     return fkv_mlx_graph_status(p->g, "fkv_runner_forward");
 }
 

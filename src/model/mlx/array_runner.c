@@ -46,7 +46,7 @@ static void layout(fkv_carve *carve, fkv_runner *r) {
     const fkv_hparams *h = r->model->hparams;
     uint32_t t = r->config.max_step_tokens;
     fkv_array_runner *a = FKV_CARVE(carve, 1, fkv_array_runner);
-    bool has_centers = fkv_architecture_centers_keys(r->model->architecture, h);
+    bool has_centers = fkv_architecture_centers_keys(h);
     mlx_array *k_centers = has_centers ? FKV_CARVE(carve, h->n_layers, mlx_array) : NULL;
     fkv_turn *one_turn[FKV_N_ROPES] = {NULL};
     for (uint32_t i = 0; i < r->n_ropes; i++) one_turn[i] = FKV_CARVE(carve, r->n_pairs, fkv_turn);

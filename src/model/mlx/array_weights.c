@@ -13,40 +13,41 @@ enum { GROUP = 32, WORD_BITS = 32 };
 
 /* ---- what a tensor becomes ---- */
 
-/* Bits of the codes, 0: half floats. */
-static int code_bits(fkv_tensor_type type) {
-    switch (type) {
-    case FKV_TENSOR_Q4_0:
-    case FKV_TENSOR_Q4_1:
-    case FKV_TENSOR_Q4_K: return 4;
-    case FKV_TENSOR_Q5_0: return 5;
-    case FKV_TENSOR_Q8_0: return 8;
-    case FKV_TENSOR_Q6_K: /* groups of 16 */
-    case FKV_TENSOR_F32:
-    case FKV_TENSOR_F16:
-    case FKV_TENSOR_BF16: return 0;
-    }
-    return 0;
+/* Bits of the codes, 0: half floats. MLX has no affine groups of 16; what a table says is a code of 8 bits. */
+static int code_bits(const fkv_tensor *tensor) {
+    if (tensor->bits != 0) return (int)tensor->bits;
+    uint32_t group = 0;
+    fkv_panel_layout layout = fkv_panel_layout_of(fkv_tensor_matrix_kind(tensor, &group));
+    if (group != GROUP) return 0;
+    return layout.table ? 8 : (int)layout.bits;
 }
 
 /* Columns of a coded tensor are a multiple of 32: whole words of codes of any width. */
-static uint64_t row_words(const fkv_tensor *tensor) {
-    return (uint64_t)tensor->n_cols / WORD_BITS * (uint64_t)code_bits(tensor->type);
-}
+static uint64_t row_words(const fkv_tensor *tensor) { return (uint64_t)tensor->n_cols / WORD_BITS * (uint64_t)code_bits(tensor); }
+
+/* MLX's CPU multiplies floats as fast as halves: those of a file of floats stay what they are. */
+static bool keeps_floats(const fkv_tensor *tensor, bool on_gpu) { return tensor->type == FKV_TENSOR_F32 && !on_gpu; }
+
+/* Columns that share a scale here. */
+static uint32_t scale_group(const fkv_tensor *tensor) { return tensor->bits != 0 ? tensor->group : GROUP; }
 
 static uint64_t matrix_bytes(const fkv_tensor *tensor, bool on_gpu) {
     uint64_t n_rows = tensor->n_rows;
-    if (code_bits(tensor->type) == 0) return n_rows * tensor->n_cols * sizeof(uint16_t);
+    if (keeps_floats(tensor, on_gpu)) return n_rows * tensor->n_cols * sizeof(float);
+    if (code_bits(tensor) == 0) return n_rows * tensor->n_cols * sizeof(uint16_t);
     uint64_t scale = on_gpu ? sizeof(uint16_t) : sizeof(float);
-    return n_rows * (row_words(tensor) * sizeof(uint32_t) + 2 * scale * (tensor->n_cols / GROUP));
+    uint64_t n_groups = tensor->n_cols / scale_group(tensor);
+    uint64_t of_scales = tensor->scale_type == FKV_TENSOR_U8 ? n_groups : 2 * scale * n_groups;
+    return n_rows * (row_words(tensor) * sizeof(uint32_t) + of_scales);
 }
 
 static uint64_t vector_bytes(const fkv_tensor *tensor) { return tensor != NULL ? (uint64_t)tensor->n_cols * sizeof(float) : 0; }
 
 static uint64_t layer_bytes(const fkv_layer_tensors *t, bool on_gpu) {
     const fkv_tensor *matrices[] = {t->q, t->k, t->v, t->o, t->gate, t->up, t->down};
-    const fkv_tensor *vectors[] = {t->q_bias,    t->k_bias,   t->v_bias,         t->q_norm,       t->k_norm,
-                                   t->attn_norm, t->ffn_norm, t->post_attn_norm, t->post_ffn_norm};
+    const fkv_tensor *vectors[] = {t->q_bias,   t->k_bias,         t->v_bias,        t->o_bias,         t->gate_bias,
+                                   t->up_bias,  t->down_bias,      t->q_norm,        t->k_norm,         t->attn_norm,
+                                   t->ffn_norm, t->attn_norm_bias, t->ffn_norm_bias, t->post_attn_norm, t->post_ffn_norm};
     uint64_t bytes = 0;
     for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++) bytes += matrix_bytes(matrices[i], on_gpu);
     for (size_t i = 0; i < sizeof vectors / sizeof vectors[0]; i++) bytes += vector_bytes(vectors[i]);
@@ -81,12 +82,20 @@ uint64_t fkv_array_available(const char **source) {
     return is_bound ? room : system;
 }
 
+/* What the pass on MLX does not do yet, by name. */
+static fkv_status check_known(const fkv_model *model) {
+    FKV_REQUIRE(model->hparams->n_experts == 0, FKV_UNSUPPORTED,
+                "mixtures of experts (%s) are not supported on MLX: run it on the CPU", model->architecture->name);
+    return FKV_OK;
+}
+
 fkv_status fkv_array_weights_count(fkv_model *model) {
+    FKV_TRY(check_known(model));
     mlx_device device;
     bool on_gpu = false;
     FKV_TRY(fkv_array_device(&device, &on_gpu));
     (void)mlx_device_free(device);
-    uint64_t bytes = matrix_bytes(model->output, on_gpu) + vector_bytes(model->final_norm);
+    uint64_t bytes = matrix_bytes(model->output, on_gpu) + vector_bytes(model->final_norm) + vector_bytes(model->final_norm_bias);
     if (model->embedding != model->output) bytes += matrix_bytes(model->embedding, on_gpu);
     for (uint32_t i = 0; i < model->hparams->n_layers; i++) bytes += layer_bytes(&model->tensors[i], on_gpu);
     model->info.packed_bytes = bytes;
@@ -121,8 +130,12 @@ static fkv_status copy_to(mlx_array *array, const void *data, uint64_t n_rows, u
 }
 
 static fkv_status take_halves(const fkv_tensor *tensor, const staging *s, mlx_stream stream, fkv_array_matrix *m) {
-    const void *data = tensor->data; /* F16: as it lies in the file */
-    if (tensor->type != FKV_TENSOR_F16) {
+    const void *data = tensor->data; /* as it lies in the file */
+    bool is_odd = (uintptr_t)data % mlx_dtype_size(m->rows) != 0;
+    if (m->rows == MLX_FLOAT32 && is_odd) {
+        memcpy(s->bytes, data, (size_t)(tensor->n_rows * tensor->row_bytes));
+        data = s->bytes;
+    } else if (m->rows == MLX_FLOAT16 && (tensor->type != FKV_TENSOR_F16 || is_odd)) {
         uint16_t *to = s->bytes;
         for (uint32_t r = 0; r < tensor->n_rows; r++) {
             fkv_tensor_row_floats(tensor, r, s->row);
@@ -130,7 +143,7 @@ static fkv_status take_halves(const fkv_tensor *tensor, const staging *s, mlx_st
         }
         data = s->bytes;
     }
-    FKV_TRY(copy_to(&m->halves, data, tensor->n_rows, tensor->n_cols, MLX_FLOAT16));
+    FKV_TRY(copy_to(&m->halves, data, tensor->n_rows, tensor->n_cols, m->rows));
     return said(mlx_swapaxes(&m->across, m->halves, 0, 1, stream) == 0 && mlx_array_eval(m->across) == 0);
 }
 
@@ -153,8 +166,36 @@ static void put_numbers(mlx_dtype type, const float *numbers, uint32_t n, void *
     for (uint32_t i = 0; i < n; i++) ((uint16_t *)table)[at + i] = fkv_f32_to_f16(numbers[i]);
 }
 
+/* scale * table[code] as scale * byte + bias. */
+static void look_up(const int8_t *table, uint32_t n_cols, uint8_t *codes, const float *scales, float *biases) {
+    for (uint32_t i = 0; i < n_cols; i++) codes[i] = (uint8_t)(table[codes[i]] + 128);
+    for (uint32_t g = 0; g < n_cols / GROUP; g++) biases[g] = -128 * scales[g];
+}
+
+/* MLX's own codes, as they lie in the file; bytes for scales too, others in the type of the rows. */
+static fkv_status take_arrays(const fkv_tensor *tensor, const staging *s, fkv_array_matrix *m) {
+    const uint32_t n_groups = tensor->n_cols / tensor->group;
+    memcpy(s->bytes, tensor->data, (size_t)(tensor->n_rows * tensor->row_bytes)); /* which may lie at an odd address */
+    FKV_TRY(copy_to(&m->affine.codes, s->bytes, tensor->n_rows, row_words(tensor), MLX_UINT32));
+    if (tensor->scale_type == FKV_TENSOR_U8)
+        return copy_to(&m->affine.scales, tensor->scales, tensor->n_rows, n_groups, MLX_UINT8);
+    const uint8_t *parts[] = {tensor->scales, tensor->biases};
+    mlx_array *arrays[] = {&m->affine.scales, &m->affine.biases};
+    for (size_t i = 0; i < 2; i++) {
+        fkv_tensor part = {.type = tensor->scale_type, .n_rows = tensor->n_rows, .n_cols = n_groups, .data = parts[i]};
+        part.row_bytes = (uint64_t)n_groups * fkv_tensor_format_of(part.type)->block_bytes;
+        for (uint32_t r = 0; r < part.n_rows; r++) {
+            fkv_tensor_row_floats(&part, r, s->row);
+            put_numbers(m->rows, s->row, n_groups, s->bytes, (size_t)r * n_groups);
+        }
+        FKV_TRY(copy_to(arrays[i], s->bytes, tensor->n_rows, n_groups, m->rows));
+    }
+    return FKV_OK;
+}
+
 static fkv_status take_codes(const fkv_tensor *tensor, const staging *s, fkv_array_matrix *m) {
     uint32_t n_groups = tensor->n_cols / GROUP;
+    const int8_t *table = fkv_tensor_table(tensor);
     size_t n_words = (size_t)row_words(tensor);
     size_t n_scales = (size_t)tensor->n_rows * n_groups;
     uint32_t *words = s->bytes;
@@ -163,6 +204,7 @@ static fkv_status take_codes(const fkv_tensor *tensor, const staging *s, fkv_arr
     memset(words, 0, n_words * tensor->n_rows * sizeof *words);
     for (uint32_t r = 0; r < tensor->n_rows; r++) {
         fkv_tensor_row_codes(tensor, r, s->codes, s->row, s->biases);
+        if (table != NULL) look_up(table, tensor->n_cols, s->codes, s->row, s->biases);
         pack_codes(s->codes, tensor->n_cols, (uint32_t)m->affine.bits, words + n_words * r);
         put_numbers(m->rows, s->row, n_groups, scales, (size_t)r * n_groups);
         put_numbers(m->rows, s->biases, n_groups, biases, (size_t)r * n_groups);
@@ -172,11 +214,17 @@ static fkv_status take_codes(const fkv_tensor *tensor, const staging *s, fkv_arr
     return copy_to(&m->affine.biases, biases, tensor->n_rows, n_groups, m->rows);
 }
 
+static const char *mode_of(const fkv_tensor *tensor) {
+    if (tensor->type == FKV_TENSOR_MLX_MXFP4) return "mxfp4";
+    return tensor->type == FKV_TENSOR_MLX_NVFP4 ? "nvfp4" : NULL;
+}
+
 fkv_status fkv_array_matrix_load(const fkv_tensor *tensor, bool on_gpu, mlx_stream stream, fkv_array_matrix *m) {
-    int bits = code_bits(tensor->type);
+    int bits = code_bits(tensor);
     *m = (fkv_array_matrix){.is_coded = bits != 0,
                             .rows = bits != 0 && !on_gpu ? MLX_FLOAT32 : MLX_FLOAT16,
-                            .affine = {.bits = bits, .group = GROUP}};
+                            .affine = {.bits = bits, .group = (int)scale_group(tensor), .mode = mode_of(tensor)}};
+    if (keeps_floats(tensor, on_gpu)) m->rows = MLX_FLOAT32;
     uint64_t bytes = matrix_bytes(tensor, on_gpu);
     staging s = {.bytes = malloc(bytes),
                  .codes = malloc(tensor->n_cols),
@@ -186,7 +234,9 @@ fkv_status fkv_array_matrix_load(const fkv_tensor *tensor, bool on_gpu, mlx_stre
     if (s.bytes == NULL || s.codes == NULL || s.row == NULL || s.biases == NULL)
         status = fkv_fail(FKV_NO_MEMORY, "no memory for %" PRIu64 " bytes of tensor %s on their way to MLX", bytes, tensor->name);
     else
-        status = m->is_coded ? take_codes(tensor, &s, m) : take_halves(tensor, &s, stream, m);
+        status = tensor->bits != 0 ? take_arrays(tensor, &s, m)
+                 : m->is_coded     ? take_codes(tensor, &s, m)
+                                   : take_halves(tensor, &s, stream, m);
     free(s.bytes);
     free(s.codes);
     free(s.row);
@@ -237,6 +287,12 @@ static void take_layer(loading *l, const fkv_layer_tensors *t, fkv_array_layer *
     take_vector(l, t->q_bias, false, &layer->q_bias);
     take_vector(l, t->k_bias, false, &layer->k_bias);
     take_vector(l, t->v_bias, false, &layer->v_bias);
+    take_vector(l, t->o_bias, false, &layer->o_bias);
+    take_vector(l, t->gate_bias, false, &layer->gate_bias);
+    take_vector(l, t->up_bias, false, &layer->up_bias);
+    take_vector(l, t->down_bias, false, &layer->down_bias);
+    take_vector(l, t->attn_norm_bias, false, &layer->attn_norm_bias);
+    take_vector(l, t->ffn_norm_bias, false, &layer->ffn_norm_bias);
     take_vector(l, t->q_norm, true, &layer->q_norm);
     take_vector(l, t->k_norm, true, &layer->k_norm);
     take_vector(l, t->attn_norm, true, &layer->attn_norm);
@@ -251,6 +307,7 @@ static fkv_status take_all(loading *l) {
     take_matrix(l, m->output, &w->output);
     if (m->embedding != m->output) take_matrix(l, m->embedding, &w->own_embedding);
     take_vector(l, m->final_norm, true, &w->final_norm);
+    take_vector(l, m->final_norm_bias, false, &w->final_norm_bias);
     for (uint32_t i = 0; i < m->hparams->n_layers; i++) take_layer(l, &m->tensors[i], &w->layers[i]);
     return l->status;
 }
@@ -278,8 +335,9 @@ fkv_status fkv_array_weights_load(fkv_model *model) {
 
 static void give_layer(fkv_array_layer *l) {
     fkv_array_matrix *matrices[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down};
-    mlx_array vectors[] = {l->q_bias,    l->k_bias,   l->v_bias,         l->q_norm,       l->k_norm,
-                           l->attn_norm, l->ffn_norm, l->post_attn_norm, l->post_ffn_norm};
+    mlx_array vectors[] = {l->q_bias,   l->k_bias,         l->v_bias,        l->o_bias,         l->gate_bias,
+                           l->up_bias,  l->down_bias,      l->q_norm,        l->k_norm,         l->attn_norm,
+                           l->ffn_norm, l->attn_norm_bias, l->ffn_norm_bias, l->post_attn_norm, l->post_ffn_norm};
     for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++) fkv_array_matrix_free(matrices[i]);
     for (size_t i = 0; i < sizeof vectors / sizeof vectors[0]; i++) (void)mlx_array_free(vectors[i]);
 }
@@ -290,6 +348,7 @@ void fkv_array_weights_unload(fkv_model *model) {
     fkv_array_matrix_free(&w->own_embedding);
     fkv_array_matrix_free(&w->output);
     (void)mlx_array_free(w->final_norm);
+    (void)mlx_array_free(w->final_norm_bias);
     for (uint32_t i = 0; w->layers != NULL && i < model->hparams->n_layers; i++) give_layer(&w->layers[i]);
     if (w->device.ctx != NULL) (void)mlx_device_free(w->device);
     free(w->layers);

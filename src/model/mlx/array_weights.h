@@ -1,12 +1,14 @@
 /* Weights as MLX runs them. A matrix of a file is either codes with a scale and a bias for every 32 of them, as MLX's affine
  * quantized products take it, or half floats; a model is never expanded to floats.
  *
- *   in the file               here                                   how exact
- *   Q4_0, Q4_1, Q5_0, Q8_0    4, 4, 5, 8 bits in groups of 32         to the bit
- *   Q4_K                      4 bits in groups of 32                  f16 scales: as on the CPU, 2^-11 of scale and bias; f32:
- * exact F16                       half floats                            to the bit BF16                      half floats to the
- * bit from 2^-14 to 65504; below that steps of 2^-24 F32, Q6_K                 half floats                            2^-11 of
- * each number (Q6_K has groups of 16, MLX has not)
+ *   in the file                       here                                how exact
+ *   Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, TQ  4, 4, 5, 5, 8, 2 bits, groups of 32   to the bit
+ *   Q4_K, Q5_K                        4, 5 bits, groups of 32               f16 scales: as on the CPU, 2^-11 of scale and bias;
+ * f32: exact IQ4, MXFP4, IQ1_S, IQ2_XXS, IQ3   8 bits, groups of 32                  the same F16 half floats to the bit BF16
+ * half floats                           to the bit from 2^-14 to 65504; below that steps of 2^-24 F32, all with groups of 16 half
+ * floats                           2^-11 of each number (MLX has no such groups)
+ *
+ * On MLX's CPU stream F32 stays F32, to the bit.
  *
  * Scales and biases have the type of the rows that a product takes: f16 on a GPU. On MLX's CPU stream they are f32, because its
  * quantized products add up in the type of their rows.
@@ -28,9 +30,11 @@ typedef struct fkv_array_matrix {
 /* Vectors are f32; those a model has not are empty. */
 typedef struct fkv_array_layer {
     fkv_array_matrix q, k, v, o, gate, up, down;
-    mlx_array q_bias, k_bias, v_bias;
+    mlx_array q_bias, k_bias, v_bias, o_bias;
+    mlx_array gate_bias, up_bias, down_bias;
     mlx_array q_norm, k_norm;
     mlx_array attn_norm, ffn_norm;
+    mlx_array attn_norm_bias, ffn_norm_bias;
     mlx_array post_attn_norm, post_ffn_norm;
 } fkv_array_layer;
 
@@ -39,6 +43,7 @@ struct fkv_array_weights {
     bool on_gpu;
     fkv_array_layer *layers; /* [n_layers] */
     mlx_array final_norm;
+    mlx_array final_norm_bias;
     fkv_array_matrix output;
     fkv_array_matrix own_embedding; /* empty where the output's rows are the embedding */
 };

@@ -29,6 +29,17 @@ mlx_array fkv_model_op_rms_norm(fkv_mlx_graph *g, mlx_array x, mlx_array weight,
     return made(g, code, out);
 }
 
+mlx_array fkv_model_op_layer_norm(fkv_mlx_graph *g, mlx_array x, mlx_array weight, mlx_array bias, float eps) {
+    mlx_array out = {NULL};
+    if (g->failed) return out;
+    int code = mlx_fast_layer_norm(&out, x, weight, bias, eps, g->stream);
+    return made(g, code, out);
+}
+
+mlx_array fkv_model_op_scale(fkv_mlx_graph *g, mlx_array a, float factor) {
+    return factor == 1.0f ? a : fkv_mlx_multiply(g, a, fkv_mlx_adopt(g, mlx_array_new_float32(factor)));
+}
+
 mlx_array fkv_model_op_row_size(fkv_mlx_graph *g, mlx_array a) {
     mlx_array sizes = {NULL};
     if (g->failed) return sizes;
@@ -71,6 +82,7 @@ mlx_array fkv_model_op_dequantize(fkv_mlx_graph *g, const fkv_mlx_affine *w) {
     const mlx_optional_int group = {w->group, true};
     const mlx_optional_int bits = {w->bits, true};
     const mlx_optional_dtype type = {MLX_FLOAT32, true};
-    int code = mlx_dequantize(&out, w->codes, w->scales, w->biases, group, bits, "affine", (mlx_array){NULL}, type, g->stream);
+    int code = mlx_dequantize(&out, w->codes, w->scales, w->biases, group, bits, w->mode != NULL ? w->mode : "affine",
+                              (mlx_array){NULL}, type, g->stream);
     return made(g, code, out);
 }

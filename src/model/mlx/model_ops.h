@@ -11,6 +11,11 @@ mlx_array fkv_model_op_upload(fkv_mlx_graph *g, const void *data, fkv_mlx_shape 
 
 mlx_array fkv_model_op_sigmoid(fkv_mlx_graph *g, mlx_array a);
 mlx_array fkv_model_op_rms_norm(fkv_mlx_graph *g, mlx_array x, mlx_array weight, float eps);
+mlx_array fkv_model_op_layer_norm(fkv_mlx_graph *g, mlx_array x, mlx_array weight, mlx_array bias,
+                                  float eps); /* no bias: empty */
+
+/* a times a number; a itself where that is 1. */
+mlx_array fkv_model_op_scale(fkv_mlx_graph *g, mlx_array a, float factor);
 
 /* The largest size of a number in each row, at least the smallest normal float. [.., n] -> [.., 1] */
 mlx_array fkv_model_op_row_size(fkv_mlx_graph *g, mlx_array a);
@@ -20,7 +25,7 @@ mlx_array fkv_model_op_columns(fkv_mlx_graph *g, mlx_array a, int from, int to);
 mlx_array fkv_model_op_widen(fkv_mlx_graph *g, mlx_array a, int n);
 mlx_array fkv_model_op_beside(fkv_mlx_graph *g, mlx_array a, mlx_array b);
 
-/* Rows of codes as float32. w: [R, words], scales and biases: float32 [R, C / group] */
+/* Rows of codes as float32. w: [R, words], scales and biases: float32 [R, C / group], or bytes of a mode that has such scales */
 mlx_array fkv_model_op_dequantize(fkv_mlx_graph *g, const fkv_mlx_affine *w);
 
 #endif

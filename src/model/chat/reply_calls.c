@@ -1,0 +1,346 @@
+/* Tool calls in the syntax of each family, and the messages of harmony. Every state says what it looks for; what comes otherwise
+ * is no call and becomes text (reply_call_fail()). See reply_parts.h.
+ */
+#include "reply_parts.h"
+
+#include <string.h>
+
+static void ignore(fkv_reply *r, char c) {
+    (void)r;
+    (void)c;
+}
+
+/* Between tags there is space only. */
+static void only_space(fkv_reply *r, char c) {
+    if (!reply_is_space(c)) reply_call_fail(r);
+}
+
+static void call_over(fkv_reply *r) {
+    reply_part_ended(r);
+    r->state = &r->text;
+}
+
+/* ---- JSON between <tool_call> and </tool_call> ---- */
+
+void reply_found_json_tag(fkv_reply *r) {
+    reply_call_open(r, "<tool_call>");
+    r->state = &REPLY_JSON_CALLS;
+}
+
+/* ---- <function=NAME> <parameter=KEY> value </parameter> </function> ---- */
+
+static const reply_state FUNCTION_BODY;
+static const reply_state FUNCTION_BEHIND;
+
+static void found_parameter_end(fkv_reply *r) {
+    reply_value_end(r);
+    r->state = &FUNCTION_BODY;
+}
+
+static const reply_state PARAMETER_VALUE = {.byte = reply_value_byte,
+                                            .markers = {{.text = "</parameter>", .found = found_parameter_end}}};
+
+static void parameter_key(fkv_reply *r, char c) {
+    if (c != '>') {
+        reply_word_add(&r->key, c);
+    } else if (r->key.n == 0 || r->key.too_long) {
+        reply_call_fail(r);
+    } else {
+        reply_value_begin(r);
+        r->state = &PARAMETER_VALUE;
+    }
+}
+
+static const reply_state PARAMETER_KEY = {.byte = parameter_key};
+
+static void found_parameter(fkv_reply *r) {
+    r->key = (reply_word){0};
+    r->state = &PARAMETER_KEY;
+}
+
+static void found_function_end(fkv_reply *r) {
+    reply_values_end(r);
+    r->state = &FUNCTION_BEHIND;
+}
+
+static const reply_state FUNCTION_BODY = {
+    .byte = only_space,
+    .markers = {{.text = "<parameter=", .found = found_parameter}, {.text = "</function>", .found = found_function_end}}};
+
+static void function_name(fkv_reply *r, char c) {
+    if (c != '>') {
+        reply_word_add(&r->name, c);
+        return;
+    }
+    r->state = &FUNCTION_BODY;
+    reply_call_named(r);
+}
+
+static const reply_state FUNCTION_NAME = {.byte = function_name};
+
+static void found_name_tag(fkv_reply *r) { r->state = &FUNCTION_NAME; }
+
+static const reply_state FUNCTION_TAG = {.byte = only_space, .markers = {{.text = "<function=", .found = found_name_tag}}};
+
+void reply_found_function(fkv_reply *r) {
+    reply_call_open(r, "<function=");
+    r->state = &FUNCTION_NAME;
+}
+
+void reply_found_function_tag(fkv_reply *r) {
+    reply_call_open(r, "<tool_call>");
+    r->state = &FUNCTION_TAG;
+}
+
+static void behind_function(fkv_reply *r, char c) {
+    if (!reply_is_space(c)) reply_to_text(r, c);
+}
+
+static const reply_state FUNCTION_BEHIND = {.byte = behind_function,
+                                            .markers = {{.text = "</tool_call>", .found = call_over},
+                                                        {.text = "<function=", .found = reply_found_function},
+                                                        {.text = "<tool_call>", .found = reply_found_function_tag}}};
+
+/* ---- <tool_call>NAME <arg_key>KEY</arg_key> <arg_value>value</arg_value> </tool_call> ---- */
+
+static const reply_state GLM_BODY;
+
+static void found_arg_value_end(fkv_reply *r) {
+    reply_value_end(r);
+    r->state = &GLM_BODY;
+}
+
+static const reply_state GLM_VALUE = {.byte = reply_value_byte,
+                                      .markers = {{.text = "</arg_value>", .found = found_arg_value_end}}};
+
+static void found_arg_value(fkv_reply *r) {
+    reply_value_begin(r);
+    r->one_value = true; /* line ends are the value's */
+    r->state = &GLM_VALUE;
+}
+
+static const reply_state GLM_BEHIND_KEY = {.byte = only_space, .markers = {{.text = "<arg_value>", .found = found_arg_value}}};
+
+static void found_arg_key_end(fkv_reply *r) {
+    r->state = &GLM_BEHIND_KEY;
+    if (r->key.n == 0 || r->key.too_long) reply_call_fail(r);
+}
+
+static void glm_key(fkv_reply *r, char c) { reply_word_add(&r->key, c); }
+
+static const reply_state GLM_KEY = {.byte = glm_key, .markers = {{.text = "</arg_key>", .found = found_arg_key_end}}};
+
+static void found_arg_key(fkv_reply *r) {
+    r->key = (reply_word){0};
+    r->state = &GLM_KEY;
+    if (r->phase == CALL_HELD) reply_call_named(r);
+}
+
+static void found_glm_end(fkv_reply *r) {
+    if (r->phase == CALL_HELD) reply_call_named(r);
+    if (r->phase != CALL_NAMED) return;
+    reply_values_end(r);
+    call_over(r);
+}
+
+static void glm_name(fkv_reply *r, char c) {
+    if (r->name.n > 0 || !reply_is_space(c)) reply_word_add(&r->name, c);
+    if (r->name.too_long) reply_call_fail(r);
+}
+
+static const reply_state GLM_NAME = {
+    .byte = glm_name,
+    .markers = {{.text = "<arg_key>", .found = found_arg_key}, {.text = "</tool_call>", .found = found_glm_end}}};
+static const reply_state GLM_BODY = {
+    .byte = only_space,
+    .markers = {{.text = "<arg_key>", .found = found_arg_key}, {.text = "</tool_call>", .found = found_glm_end}}};
+
+void reply_found_glm_tag(fkv_reply *r) {
+    reply_call_open(r, "<tool_call>");
+    r->state = &GLM_NAME;
+}
+
+/* ---- <|tool_call>call:NAME{key:<|"|>text<|"|>,key:1}<tool_call|> ---- */
+
+static const reply_state GEMMA_ARGS;
+static const reply_state GEMMA_STRING;
+
+static bool gemma_in_object(const fkv_reply *r) { return (r->objects >> (r->depth - 1) & 1) != 0; }
+
+/* A key, or a value without quotes: numbers and the like stay, other words become strings. */
+static void gemma_word_end(fkv_reply *r, bool is_key) {
+    reply_word *word = &r->key;
+    while (word->n > 0 && reply_is_space(word->bytes[word->n - 1])) word->n--;
+    if (word->n == 0) return;
+    json_t *value = is_key ? NULL : json_loadb(word->bytes, word->n, JSON_DECODE_ANY, NULL);
+    bool quoted = value == NULL && word->bytes[0] != '"';
+    json_decref(value);
+    if (quoted) reply_args(r, '"');
+    for (size_t i = 0; i < word->n; i++)
+        if (quoted)
+            reply_args_quoted(r, word->bytes[i]);
+        else
+            reply_args(r, word->bytes[i]);
+    if (quoted) reply_args(r, '"');
+    *word = (reply_word){0};
+}
+
+static void gemma_open(fkv_reply *r, char c) {
+    if (r->depth == REPLY_DEPTH) {
+        reply_call_fail(r);
+        return;
+    }
+    uint64_t bit = (uint64_t)1 << r->depth++;
+    r->objects = c == '{' ? r->objects | bit : r->objects & ~bit;
+    r->in_key = c == '{';
+    reply_args(r, c);
+}
+
+static void gemma_close(fkv_reply *r) {
+    reply_args(r, gemma_in_object(r) ? '}' : ']');
+    r->in_key = false;
+    if (--r->depth > 0) return;
+    reply_call_end(r, true);
+    r->state = &GEMMA_ARGS; /* until the closing tag */
+}
+
+static void gemma_args(fkv_reply *r, char c) {
+    if (r->phase == CALL_NONE) { /* behind the arguments */
+        if (!reply_is_space(c)) reply_to_text(r, c);
+        return;
+    }
+    bool in_quotes = r->key.n > 0 && r->key.bytes[0] == '"' && (r->key.n == 1 || r->key.bytes[r->key.n - 1] != '"');
+    bool structure = !in_quotes && strchr("{}[],:", c) != NULL && c != 0;
+    if (!structure || (c == ':' && !r->in_key)) {
+        if (r->key.n > 0 || !reply_is_space(c)) reply_word_add(&r->key, c);
+        if (r->key.too_long) reply_call_fail(r);
+        return;
+    }
+    gemma_word_end(r, c == ':');
+    if (c == '{' || c == '[') {
+        gemma_open(r, c);
+    } else if (c == '}' || c == ']') {
+        gemma_close(r);
+    } else {
+        reply_args(r, c);
+        r->in_key = c == ',' && gemma_in_object(r);
+    }
+}
+
+static void found_gemma_quote(fkv_reply *r) {
+    if (r->phase != CALL_NAMED) return;
+    gemma_word_end(r, false);
+    reply_args(r, '"');
+    r->state = &GEMMA_STRING;
+}
+
+static void found_gemma_unquote(fkv_reply *r) {
+    reply_args(r, '"');
+    r->state = &GEMMA_ARGS;
+}
+
+static void found_gemma_end(fkv_reply *r) {
+    if (r->phase != CALL_NONE) reply_call_fail(r);
+    call_over(r);
+}
+
+static const reply_state GEMMA_ARGS = {.byte = gemma_args,
+                                       .markers = {{.text = "<|\"|>", .found = found_gemma_quote},
+                                                   {.text = "<tool_call|>", .found = found_gemma_end},
+                                                   {.text = "<|tool_call>", .found = reply_found_gemma_tag}}};
+static const reply_state GEMMA_STRING = {.byte = reply_args_quoted,
+                                         .markers = {{.text = "<|\"|>", .found = found_gemma_unquote}}};
+
+static void gemma_name(fkv_reply *r, char c) {
+    static const char before[] = "call:";
+    if (c != '{') {
+        reply_word_add(&r->name, c);
+        return;
+    }
+    size_t n = strlen(before);
+    if (r->name.n <= n || memcmp(r->name.bytes, before, n) != 0) {
+        reply_call_fail(r);
+        return;
+    }
+    memmove(r->name.bytes, r->name.bytes + n, r->name.n - n + 1);
+    r->name.n -= n;
+    r->depth = 0;
+    r->objects = 0;
+    r->state = &GEMMA_ARGS;
+    reply_call_named(r);
+    if (r->phase == CALL_NAMED) gemma_open(r, c);
+}
+
+static const reply_state GEMMA_NAME = {.byte = gemma_name, .markers = {{.text = "<tool_call|>", .found = reply_call_fail}}};
+
+void reply_found_gemma_tag(fkv_reply *r) {
+    if (r->phase != CALL_NONE) reply_call_fail(r);
+    reply_call_open(r, "<|tool_call>");
+    r->state = &GEMMA_NAME;
+}
+
+/* ---- [TOOL_CALLS] and JSON, or NAME[CALL_ID]id[ARGS]{...} ---- */
+
+static void found_mistral_args(fkv_reply *r) {
+    r->scan = (reply_scan){0};
+    r->state = &REPLY_JSON_ARGS;
+    reply_call_named(r);
+}
+
+static const reply_state MISTRAL_ID = {.byte = ignore, .markers = {{.text = "[ARGS]", .found = found_mistral_args}}};
+
+static void found_mistral_id(fkv_reply *r) { r->state = &MISTRAL_ID; }
+
+static void mistral_name(fkv_reply *r, char c) {
+    if (r->name.n == 0 && (c == '[' || c == '{')) {
+        r->state = &REPLY_JSON_CALLS;
+        r->state->byte(r, c);
+    } else if (c == '{') {
+        found_mistral_args(r);
+        if (r->phase == CALL_NAMED) r->state->byte(r, c);
+    } else if (r->name.n > 0 || !reply_is_space(c)) {
+        reply_word_add(&r->name, c);
+        if (r->name.too_long) reply_call_fail(r);
+    }
+}
+
+static const reply_state MISTRAL_NAME = {
+    .byte = mistral_name,
+    .markers = {{.text = "[ARGS]", .found = found_mistral_args}, {.text = "[CALL_ID]", .found = found_mistral_id}}};
+
+void reply_found_mistral(fkv_reply *r) {
+    reply_call_open(r, "[TOOL_CALLS]");
+    r->state = &MISTRAL_NAME;
+}
+
+/* ---- <|python_tag|> and JSON, or code ---- */
+
+static const reply_state PYTHON_CODE = {.byte = reply_args_quoted};
+
+static void python_first(fkv_reply *r, char c) {
+    if (reply_is_space(c)) return;
+    if (c == '{' || c == '[') {
+        r->state = &REPLY_JSON_CALLS;
+        r->state->byte(r, c);
+        return;
+    }
+    for (const char *name = "python"; *name != 0; name++) reply_word_add(&r->name, *name);
+    r->state = &PYTHON_CODE;
+    reply_call_named(r);
+    reply_args_text(r, "{\"code\": \"");
+    reply_args_quoted(r, c);
+}
+
+static const reply_state PYTHON_FIRST = {.byte = python_first};
+
+void reply_found_python(fkv_reply *r) {
+    reply_call_open(r, "<|python_tag|>");
+    r->state = &PYTHON_FIRST;
+}
+
+bool reply_python_end(fkv_reply *r) {
+    if (r->state != &PYTHON_CODE || r->phase != CALL_NAMED) return false;
+    reply_args_text(r, "\"}");
+    reply_call_end(r, true);
+    return true;
+}

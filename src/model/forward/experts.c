@@ -1,0 +1,156 @@
+/* See experts.h. */
+#include "experts.h"
+
+#include <math.h>
+
+enum { ROWS_PER_ITEM = 8 };
+
+typedef struct mixture {
+    fkv_runner *r;
+    const fkv_packed_layer *layer;
+    uint32_t n_rows;
+    uint32_t expert; /* at work */
+    void (*run)(const struct mixture *m, uint32_t row);
+} mixture;
+
+void fkv_experts_layout(fkv_carve *carve, fkv_runner *r) {
+    const fkv_hparams *h = r->model->hparams;
+    fkv_cpu_runner *c = &r->cpu;
+    uint64_t t = r->config.max_step_tokens;
+    c->router = FKV_CARVE(carve, t * h->n_experts, float);
+    c->shares = FKV_CARVE(carve, t * h->n_experts_used, float);
+    c->choices = FKV_CARVE(carve, t * h->n_experts_used, uint32_t);
+    c->expert_rows = FKV_CARVE(carve, t * h->n_experts_used, uint32_t);
+    c->expert_from = FKV_CARVE(carve, (uint64_t)h->n_experts + 1, uint32_t);
+    c->expert_in = FKV_CARVE(carve, t * c->dim_pad, float);
+    c->expert_sum = FKV_CARVE(carve, t * c->dim_pad, float);
+}
+
+static void run_item(void *context, uint32_t item, uint32_t thread) {
+    (void)thread;
+    const mixture *m = context;
+    uint32_t end = fkv_min_u32((item + 1) * ROWS_PER_ITEM, m->n_rows);
+    for (uint32_t row = item * ROWS_PER_ITEM; row < end; row++) m->run(m, row);
+}
+
+static void run_rows(mixture *m, uint32_t n_rows, void (*run)(const mixture *m, uint32_t row)) {
+    m->n_rows = n_rows;
+    m->run = run;
+    fkv_workers_run(m->r->cpu.workers, run_item, m, fkv_ceil_div(n_rows, ROWS_PER_ITEM));
+}
+
+/* ---- who goes where ---- */
+
+/* The experts of the largest logits in ascending order of experts; of equal ones the lower. A NaN is never chosen before a
+ * number. */
+static void choose(const float *logits, uint32_t n_experts, uint32_t n_used, uint32_t *choices) {
+    uint32_t n = 0;
+    for (uint32_t e = 0; e < n_experts; e++) {
+        uint32_t worst = 0;
+        for (uint32_t i = 1; i < n; i++) /* the last of the smallest */
+            if (!(logits[choices[i]] > logits[choices[worst]])) worst = i;
+        if (n == n_used && !(logits[e] > logits[choices[worst]])) continue;
+        if (n == n_used) {
+            memmove(choices + worst, choices + worst + 1, (n - 1 - worst) * sizeof *choices);
+            n--;
+        }
+        choices[n++] = e;
+    }
+}
+
+/* Softmax over all experts, or over those taken: the same but for what the shares add up to. */
+static void share_row(const mixture *m, uint32_t row) {
+    const fkv_hparams *h = m->r->model->hparams;
+    const float *logits = m->r->cpu.router + (size_t)row * h->n_experts;
+    uint32_t *choices = m->r->cpu.choices + (size_t)row * h->n_experts_used;
+    float *shares = m->r->cpu.shares + (size_t)row * h->n_experts_used;
+    choose(logits, h->n_experts, h->n_experts_used, choices);
+    float largest = logits[choices[0]];
+    for (uint32_t i = 1; i < h->n_experts_used; i++) largest = fmaxf(largest, logits[choices[i]]);
+    float total = 0.0f;
+    for (uint32_t i = 0; i < h->n_experts_used; i++) {
+        shares[i] = expf(logits[choices[i]] - largest);
+        total += shares[i];
+    }
+    if (!h->features.norm_experts) {
+        total = 0.0f;
+        for (uint32_t e = 0; e < h->n_experts; e++) total += expf(logits[e] - largest);
+    }
+    for (uint32_t i = 0; i < h->n_experts_used; i++) shares[i] /= total;
+}
+
+/* Places (row * n_experts_used + i) by expert, rows ascending. */
+static void sort_places(const fkv_runner *r, uint32_t n_rows) {
+    const fkv_hparams *h = r->model->hparams;
+    uint32_t n = n_rows * h->n_experts_used;
+    uint32_t *from = r->cpu.expert_from;
+    memset(from, 0, ((size_t)h->n_experts + 1) * sizeof *from);
+    for (uint32_t i = 0; i < n; i++) from[r->cpu.choices[i] + 1]++;
+    for (uint32_t e = 0; e < h->n_experts; e++) from[e + 1] += from[e];
+    for (uint32_t i = 0; i < n; i++) r->cpu.expert_rows[from[r->cpu.choices[i]]++] = i;
+    for (uint32_t e = h->n_experts; e > 0; e--) from[e] = from[e - 1];
+    from[0] = 0;
+}
+
+/* ---- one expert ---- */
+
+static uint32_t place_of(const mixture *m, uint32_t row) { return m->r->cpu.expert_rows[m->r->cpu.expert_from[m->expert] + row]; }
+
+static void gather_row(const mixture *m, uint32_t row) {
+    const fkv_runner *r = m->r;
+    uint32_t from = place_of(m, row) / r->model->hparams->n_experts_used;
+    memcpy(r->cpu.expert_in + (size_t)row * r->cpu.dim_pad, r->cpu.h + (size_t)from * r->cpu.dim_pad,
+           r->cpu.dim_pad * sizeof(float));
+}
+
+static void activate_row(const mixture *m, uint32_t row) {
+    const fkv_runner *r = m->r;
+    fkv_activate(r, r->cpu.gate + (size_t)row * r->cpu.ffn_pad, r->cpu.up + (size_t)row * r->cpu.ffn_pad);
+}
+
+static void add_row(const mixture *m, uint32_t row) {
+    const fkv_runner *r = m->r;
+    uint32_t place = place_of(m, row);
+    uint32_t to = place / r->model->hparams->n_experts_used;
+    r->ops->add_scaled(r->cpu.expert_sum + (size_t)to * r->cpu.dim_pad, r->cpu.expert_in + (size_t)row * r->cpu.dim_pad,
+                       r->cpu.shares[place], r->model->hparams->dim);
+}
+
+static void multiply(const mixture *m, const fkv_product *products, uint32_t n_products, const float *x, uint32_t n_rows,
+                     uint32_t stride) {
+    fkv_product_run(m->r->cpu.workers, m->r->config.isa, products, n_products, x, n_rows, stride, m->r->cpu.input);
+}
+
+static const float *bias_of(const float *biases, uint32_t expert, uint32_t n) {
+    return biases != NULL ? biases + (size_t)expert * n : NULL;
+}
+
+static void run_expert(mixture *m, uint32_t n_rows) {
+    const fkv_hparams *h = m->r->model->hparams;
+    const fkv_cpu_runner *c = &m->r->cpu;
+    const fkv_packed_layer *l = m->layer;
+    uint32_t e = m->expert;
+    const fkv_product gate_up[] = {{&l->gate_experts[e], bias_of(l->gate_experts_bias, e, h->ffn_dim), c->gate, c->ffn_pad},
+                                   {&l->up_experts[e], bias_of(l->up_experts_bias, e, h->ffn_dim), c->up, c->ffn_pad}};
+    const fkv_product down = {&l->down_experts[e], bias_of(l->down_experts_bias, e, h->dim), c->expert_in, c->dim_pad};
+    run_rows(m, n_rows, gather_row);
+    multiply(m, gate_up, 2, c->expert_in, n_rows, c->dim_pad);
+    run_rows(m, n_rows, activate_row);
+    multiply(m, &down, 1, c->gate, n_rows, c->ffn_pad);
+    run_rows(m, n_rows, add_row);
+}
+
+void fkv_experts_run(fkv_runner *r, const fkv_packed_layer *layer, uint32_t n_rows) {
+    const fkv_hparams *h = r->model->hparams;
+    mixture m = {.r = r, .layer = layer};
+    const fkv_product route = {&layer->router, layer->router_bias, r->cpu.router, h->n_experts};
+    multiply(&m, &route, 1, r->cpu.h, n_rows, r->cpu.dim_pad);
+    run_rows(&m, n_rows, share_row);
+    sort_places(r, n_rows);
+    memset(r->cpu.expert_sum, 0, (size_t)n_rows * r->cpu.dim_pad * sizeof(float));
+    for (m.expert = 0; m.expert < h->n_experts; m.expert++) {
+        uint32_t n = r->cpu.expert_from[m.expert + 1] - r->cpu.expert_from[m.expert];
+        if (n > 0) run_expert(&m, n);
+    }
+    memcpy(r->cpu.h, r->cpu.expert_sum, (size_t)n_rows * r->cpu.dim_pad * sizeof(float));
+}

@@ -1,0 +1,29 @@
+/* A feed-forward of many experts of which each row meets a few: a router scores them, the best are taken, and what they give is
+ * added up by their shares.
+ *
+ * An expert is computed only where a row has chosen it, for all such rows of the step at once. A row's sum is taken in the order
+ * of its experts, so that it does not depend on what else is in the step.
+ */
+#ifndef FKV_EXPERTS_H
+#define FKV_EXPERTS_H
+
+#include "packed_weights.h"
+#include "runner.h"
+
+/* gate = activation(gate) * up; [ffn_dim] of one row. */
+FKV_INLINE void fkv_activate(const fkv_runner *runner, float *gate, const float *up) {
+    const fkv_hparams *h = runner->model->hparams;
+    switch (h->features.activation) {
+    case FKV_SILU: runner->ops->silu_mul(gate, up, h->ffn_dim); break;
+    case FKV_GELU_TANH: runner->ops->gelu_mul(gate, up, h->ffn_dim); break;
+    case FKV_SWIGLU_CLAMPED: runner->ops->swiglu_mul(gate, up, h->swiglu_alpha, h->swiglu_limit, h->ffn_dim); break;
+    }
+}
+
+/* The part of the runner's walk that experts need; dim_pad is set. */
+void fkv_experts_layout(fkv_carve *carve, fkv_runner *runner);
+
+/* The first n_rows of h go through the layer's experts; what they give replaces them. Uses gate and up. */
+void fkv_experts_run(fkv_runner *runner, const fkv_packed_layer *layer, uint32_t n_rows);
+
+#endif
