@@ -1,0 +1,85 @@
+/* See request.h. */
+#include "request.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+fkv_status fkv_request_check(const fkv_request *r, uint32_t n_vocab) {
+    FKV_REQUIRE(r->event != NULL, FKV_BAD_ARGUMENT, "a request without a callback has no answer");
+    FKV_REQUIRE(r->prompt != NULL && r->n_prompt > 0, FKV_BAD_ARGUMENT, "the prompt is empty");
+    for (uint32_t i = 0; i < r->n_prompt; i++)
+        FKV_REQUIRE(r->prompt[i] < n_vocab, FKV_BAD_ARGUMENT, "token %u of the prompt is %u, the vocabulary has %u", i,
+                    r->prompt[i], n_vocab);
+    FKV_REQUIRE(r->n <= FKV_MAX_ANSWERS, FKV_BAD_ARGUMENT, "%u answers: at most %d", r->n, FKV_MAX_ANSWERS);
+    FKV_REQUIRE(r->n_stops <= FKV_MAX_STOPS, FKV_BAD_ARGUMENT, "%u stop strings: at most %d", r->n_stops, FKV_MAX_STOPS);
+    FKV_REQUIRE(r->n_stops == 0 || r->stops != NULL, FKV_BAD_ARGUMENT, "the stop strings are NULL");
+    for (uint32_t i = 0; i < r->n_stops; i++) {
+        size_t n = r->stops[i] != NULL ? strlen(r->stops[i]) : 0;
+        FKV_REQUIRE(n > 0 && n <= FKV_MAX_STOP_BYTES, FKV_BAD_ARGUMENT, "stop string %u has %zu bytes: 1 to %d", i, n,
+                    FKV_MAX_STOP_BYTES);
+    }
+    FKV_REQUIRE(r->n_top <= FKV_MAX_LOGPROBS, FKV_BAD_ARGUMENT, "%u log probabilities: at most %d", r->n_top, FKV_MAX_LOGPROBS);
+    FKV_REQUIRE(isfinite(r->weight) && r->weight >= 0.0, FKV_BAD_ARGUMENT, "a weight of %g: 0 or above", r->weight);
+    FKV_REQUIRE(isfinite(r->deadline_s) && r->deadline_s >= 0.0, FKV_BAD_ARGUMENT, "a deadline of %g s: 0 or above",
+                r->deadline_s);
+    for (uint32_t i = 0; i < r->sampler.n_bias; i++)
+        FKV_REQUIRE(r->sampler.bias[i].token < n_vocab, FKV_BAD_ARGUMENT, "a bias for token %u, the vocabulary has %u",
+                    r->sampler.bias[i].token, n_vocab);
+    fkv_sampler_config options = r->sampler; /* the sampler knows its own */
+    fkv_sampler *probe = NULL;
+    options.n_bias = 0;
+    FKV_TRY(fkv_sampler_open(&options, 1, &probe));
+    fkv_sampler_close(probe);
+    return FKV_OK;
+}
+
+static size_t longest_stop(const fkv_request *r) {
+    size_t most = 4; /* a character */
+    for (uint32_t i = 0; i < r->n_stops; i++)
+        if (strlen(r->stops[i]) > most) most = strlen(r->stops[i]);
+    return most;
+}
+
+fkv_job *fkv_job_make(const fkv_request *r, uint32_t max_new, size_t max_token_bytes) {
+    uint32_t n = r->n != 0 ? r->n : 1;
+    size_t n_tokens = (size_t)r->n_prompt + max_new;
+    size_t held_bytes = longest_stop(r) + max_token_bytes;
+    size_t stop_bytes = 0;
+    for (uint32_t i = 0; i < r->n_stops; i++) stop_bytes += strlen(r->stops[i]) + 1;
+    size_t n_bias = r->sampler.n_bias;
+    size_t head = sizeof(fkv_job) + n * sizeof(fkv_answer) + r->n_stops * sizeof(char *) + n_bias * sizeof(fkv_logit_bias);
+    fkv_job *job = malloc(head + n * n_tokens * sizeof(uint32_t) + n * held_bytes + stop_bytes);
+    if (job == NULL) return NULL;
+    memset(job, 0, sizeof *job + n * sizeof(fkv_answer));
+    job->r = *r;
+    job->r.n = n;
+    job->r.max_new = max_new;
+    job->n_unfinished = n;
+    const char **stops = (const char **)(void *)(job->answers + n);
+    fkv_logit_bias *bias = (fkv_logit_bias *)(void *)(stops + r->n_stops);
+    uint32_t *tokens = (uint32_t *)(void *)(bias + n_bias);
+    if (n_bias > 0) memcpy(bias, r->sampler.bias, n_bias * sizeof *bias);
+    job->r.sampler.bias = bias;
+    char *bytes = (char *)(tokens + n * n_tokens);
+    for (uint32_t i = 0; i < n; i++) {
+        job->answers[i].tokens = tokens + i * n_tokens;
+        memcpy(job->answers[i].tokens, r->prompt, r->n_prompt * sizeof(uint32_t));
+        job->answers[i].text = (fkv_answer_text){.held = bytes, .capacity = held_bytes};
+        bytes += held_bytes;
+    }
+    for (uint32_t i = 0; i < r->n_stops; i++) {
+        size_t length = strlen(r->stops[i]) + 1;
+        stops[i] = memcpy(bytes, r->stops[i], length);
+        bytes += length;
+    }
+    job->r.prompt = job->answers[0].tokens;
+    job->r.stops = stops;
+    job->stops = (fkv_stop_list){stops, r->n_stops};
+    return job;
+}
+
+void fkv_job_free(fkv_job *job) {
+    if (job == NULL) return;
+    for (uint32_t i = 0; i < job->r.n; i++) fkv_sampler_close(job->answers[i].sampler);
+    free(job);
+}

@@ -1,0 +1,479 @@
+/* See scheduler.h. */
+#include "scheduler.h"
+
+#include "token_odds.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+enum { LEAST_CHUNK = 16 };               /* prefill goes on by this much in every step, however slow decode is */
+static const double RATE_SECONDS = 30.0; /* over which the served rate is taken */
+static const double USED_SHARE_STEP = 0.05;
+
+/* ---- open and check ---- */
+
+fkv_status fkv_scheduler_open(fkv_scheduler *s, const fkv_engine_config *config, const fkv_engine_device *device) {
+    const fkv_engine_device *d = device;
+    memset(s, 0, sizeof *s);
+    FKV_REQUIRE(isfinite(config->step_ms) && config->step_ms > 0.0, FKV_BAD_CONFIG, "steps of %g ms: more than 0",
+                config->step_ms);
+    FKV_REQUIRE(config->max_queue > 0 && config->max_tenants > 0 && config->default_new > 0, FKV_BAD_CONFIG,
+                "an engine needs room for a request that waits, a tenant and a new token");
+    FKV_REQUIRE(config->max_wait_s >= 0.0 && config->ageing_s >= 0.0 && config->output_weight >= 0.0, FKV_BAD_CONFIG,
+                "waits, ageing and weights are 0 or above");
+    FKV_REQUIRE(d->max_step_tokens > d->max_seqs, FKV_BAD_CONFIG,
+                "steps of %u tokens leave no room for prefill beside %u answers: raise max_step_tokens", d->max_step_tokens,
+                d->max_seqs);
+    s->config = *config;
+    s->device = *d;
+    s->cost = fkv_step_cost_start();
+    s->used_share = 0.5;
+    s->share = (fkv_fair_share){.tenants = calloc(config->max_tenants, sizeof(fkv_tenant)), .capacity = config->max_tenants};
+    s->running = calloc(d->max_seqs, sizeof *s->running);
+    s->rows = calloc(d->max_seqs, sizeof *s->rows);
+    s->owners = calloc(d->max_seqs, sizeof *s->owners);
+    s->masked = calloc(d->n_vocab, sizeof *s->masked);
+    if (s->share.tenants == NULL || s->running == NULL || s->rows == NULL || s->owners == NULL || s->masked == NULL) {
+        fkv_scheduler_close(s);
+        return fkv_fail(FKV_NO_MEMORY, "no memory for the engine's tables");
+    }
+    for (uint32_t i = 0; i < d->n_vocab; i++) {
+        size_t n = 0;
+        (void)d->token_text(d->user, i, &n);
+        if (n > s->max_token_bytes) s->max_token_bytes = n;
+    }
+    s->stats.max_request_tokens = fkv_min_u32(d->max_tokens, d->context);
+    s->stats.default_new = config->default_new;
+    s->stats.max_tokens = d->max_tokens;
+    return FKV_OK;
+}
+
+void fkv_scheduler_close(fkv_scheduler *s) {
+    FKV_ASSERT(s->n_running == 0 && s->line.n == 0);
+    free(s->share.tenants);
+    free(s->running);
+    free(s->rows);
+    free(s->owners);
+    free(s->masked);
+}
+
+/* What the forks of an answer take beyond the pages that they share: their own tokens, the page that is copied, and the one that
+ * they end in. */
+static uint32_t fork_tokens(const fkv_scheduler *s, uint32_t max_new) { return max_new + 2 * s->device.page_tokens; }
+
+fkv_status fkv_scheduler_check(const fkv_scheduler *s, const fkv_request *r, uint32_t *max_new) {
+    uint32_t n = r->n != 0 ? r->n : 1;
+    uint32_t most = s->stats.max_request_tokens;
+    FKV_TRY(fkv_request_check(r, s->device.n_vocab));
+    FKV_REQUIRE(r->n_prompt < most, FKV_POOL_FULL, "the prompt has %u tokens; a request has room for %u, its answer included",
+                r->n_prompt, most);
+    uint32_t wanted = r->max_new;
+    if (wanted == 0) wanted = fkv_min_u32(s->config.default_new, most - r->n_prompt);
+    FKV_REQUIRE(wanted <= most - r->n_prompt, FKV_POOL_FULL,
+                "%u prompt tokens and %u new ones are %llu; a request has room for %u: ask for at most %u new tokens",
+                r->n_prompt, wanted, (unsigned long long)r->n_prompt + wanted, most, most - r->n_prompt);
+    FKV_REQUIRE(n <= s->device.max_seqs, FKV_POOL_FULL, "%u answers at once; the engine runs at most %u", n, s->device.max_seqs);
+    uint64_t total = (uint64_t)r->n_prompt + wanted + (uint64_t)(n - 1) * fork_tokens(s, wanted);
+    FKV_REQUIRE(total <= s->device.max_tokens, FKV_POOL_FULL,
+                "%u answers of %u tokens take %llu tokens of the cache, which has %u", n, wanted, (unsigned long long)total,
+                s->device.max_tokens);
+    *max_new = wanted;
+    return FKV_OK;
+}
+
+/* ---- figures ---- */
+
+double fkv_scheduler_units(const fkv_scheduler *s, const fkv_job *job) {
+    double left = (double)job->r.n * job->r.max_new * s->used_share;
+    double prompt = job->r.n_prompt - (job->phase == FKV_PHASE_WAITING ? job->n_known : job->answers[0].n_fed);
+    if (job->phase == FKV_PHASE_DECODE) {
+        prompt = 0.0;
+        left = 0.0;
+        for (uint32_t i = 0; i < job->r.n; i++) {
+            const fkv_answer *a = &job->answers[i];
+            double rest = job->r.max_new * s->used_share - a->n_new;
+            if (!a->finished && rest > 0.0) left += rest;
+        }
+    }
+    return prompt + left * s->config.output_weight;
+}
+
+double fkv_scheduler_wait(const fkv_scheduler *s, double ahead) {
+    if (s->n_running == 0) return 0.0;
+    double running = 0.0;
+    double first = INFINITY; /* the job that ends first makes room */
+    for (uint32_t i = 0; i < s->n_running; i++) {
+        double units = fkv_scheduler_units(s, s->running[i]);
+        running += units;
+        if (units < first) first = units;
+    }
+    if (ahead <= 0.0 && s->n_seqs < s->device.max_seqs) return 0.0;
+    double rate = s->served_units / (s->served_seconds > 0.0 ? s->served_seconds : 1.0);
+    if (!(rate > 0.0)) rate = 1.0 / fkv_step_cost_predict(&s->cost, (fkv_step_work){.n_rows = 1});
+    double soon = first * s->n_running; /* all that run go on beside it */
+    return (ahead + (soon < running ? soon : running)) / rate;
+}
+
+uint32_t fkv_scheduler_list(const fkv_scheduler *s, fkv_request_info *list, uint32_t capacity) {
+    uint32_t n = 0;
+    double now = s->device.seconds(s->device.user);
+    const fkv_job *waiting = s->line.first;
+    while (n < capacity && (n < s->n_running || waiting != NULL)) {
+        const fkv_job *j = n < s->n_running ? s->running[n] : waiting;
+        if (n >= s->n_running) waiting = waiting->next;
+        uint32_t n_new = 0;
+        for (uint32_t i = 0; i < j->r.n; i++) n_new += j->answers[i].n_new;
+        list[n++] = (fkv_request_info){.id = j->id,
+                                       .tenant = j->r.tenant,
+                                       .phase = j->phase,
+                                       .n_prompt = j->r.n_prompt,
+                                       .n_cached = j->phase == FKV_PHASE_WAITING ? j->n_known : j->n_cached,
+                                       .n_computed = fkv_min_u32(j->answers[0].n_fed, j->r.n_prompt),
+                                       .n_new = n_new,
+                                       .max_new = j->r.max_new * j->r.n,
+                                       .age_s = now - j->arrived_at};
+    }
+    return n;
+}
+
+/* ---- ends ---- */
+
+static void tell(const fkv_job *job, fkv_event event) {
+    event.request = job->id;
+    event.n_prompt = job->r.n_prompt;
+    event.n_cached = job->n_cached;
+    event.waited_s = job->admitted_at - job->arrived_at;
+    if (event.text == NULL) event.text = "";
+    job->r.event(job->r.user, &event);
+}
+
+static void end_answer(fkv_scheduler *s, fkv_job *job, uint32_t i, fkv_event event) {
+    fkv_answer *a = &job->answers[i];
+    a->finished = true;
+    a->reason = event.reason;
+    job->n_unfinished--;
+    s->stats.finished[event.reason]++;
+    if (event.reason == FKV_FINISH_END || event.reason == FKV_FINISH_STOP || event.reason == FKV_FINISH_LENGTH)
+        s->used_share += USED_SHARE_STEP * ((double)a->n_new / job->r.max_new - s->used_share);
+    if (a->seq != 0) {
+        (void)fkv_seq_close(s->device.cache, a->seq);
+        a->seq = 0;
+        s->n_seqs--;
+    }
+    fkv_answer_text_end(&a->text);
+    event.kind = FKV_EVENT_ANSWERED;
+    event.answer = i;
+    event.text = a->text.held;
+    event.n_text = a->text.n_shown;
+    event.n_new = a->n_new;
+    tell(job, event);
+}
+
+/* The job is in no list any more. */
+static void end_job(fkv_scheduler *s, fkv_job *job, fkv_finish reason, const char *message) {
+    uint32_t n_new = 0;
+    for (uint32_t i = 0; i < job->r.n; i++) {
+        if (!job->answers[i].finished) end_answer(s, job, i, (fkv_event){.reason = reason, .message = message});
+        n_new += job->answers[i].n_new;
+    }
+    fkv_fair_share_leave(&s->share, job->place);
+    tell(job, (fkv_event){.kind = FKV_EVENT_DONE, .reason = job->answers[0].reason, .message = message, .n_new = n_new});
+    s->retire(s->retire_user, job);
+}
+
+static void end_running(fkv_scheduler *s, uint32_t at, fkv_finish reason, const char *message) {
+    fkv_job *job = s->running[at];
+    s->n_running--;
+    memmove(&s->running[at], &s->running[at + 1], (s->n_running - at) * sizeof(fkv_job *));
+    end_job(s, job, reason, message);
+}
+
+static bool must_end(const fkv_job *job, double now, fkv_finish *reason) {
+    *reason = FKV_FINISH_CANCELLED;
+    if (atomic_load_explicit(&job->cancelled, memory_order_acquire)) return true;
+    *reason = FKV_FINISH_DEADLINE;
+    return now >= job->deadline_at;
+}
+
+static void end_those_who_must(fkv_scheduler *s, double now) {
+    fkv_finish reason;
+    for (uint32_t i = s->n_running; i-- > 0;)
+        if (must_end(s->running[i], now, &reason)) end_running(s, i, reason, NULL);
+    for (fkv_job *job = s->line.first; job != NULL;) {
+        fkv_job *next = job->next;
+        if (must_end(job, now, &reason)) {
+            fkv_waiting_line_remove(&s->line, job);
+            job->admitted_at = now;
+            end_job(s, job, reason, NULL);
+        }
+        job = next;
+    }
+}
+
+/* ---- admission ---- */
+
+/* One token is left to compute, for its logits. */
+static fkv_seq_config prompt_config(const fkv_job *job) {
+    return (fkv_seq_config){.max_tokens = job->r.n_prompt + job->r.max_new,
+                            .tenant = job->r.tenant,
+                            .prompt = job->r.prompt,
+                            .n_prompt = job->r.n_prompt - 1};
+}
+
+static uint32_t cached_tokens(const fkv_scheduler *s, const fkv_job *job) {
+    fkv_seq_config config = prompt_config(job);
+    uint32_t n = 0;
+    return fkv_prefix_match(s->device.cache, &config, &n) == FKV_OK ? n : 0;
+}
+
+void fkv_scheduler_accept(fkv_scheduler *s, fkv_job *job) {
+    job->place = fkv_fair_share_join(&s->share, job->r.tenant, job->r.weight);
+    job->n_known = cached_tokens(s, job);
+    fkv_waiting_line_add(&s->line, job);
+}
+
+/* Whole pages at the front of both prompts that are the same. */
+static uint32_t common_tokens(const fkv_scheduler *s, const fkv_job *a, const fkv_job *b) {
+    uint32_t most = fkv_min_u32(a->r.n_prompt, b->r.n_prompt) - 1;
+    uint32_t n = 0;
+    while (n < most && a->r.prompt[n] == b->r.prompt[n]) n++;
+    return n - n % s->device.page_tokens;
+}
+
+/* Somebody is computing the next page of this prompt. */
+static bool waits_for_page(const fkv_scheduler *s, const fkv_job *job) {
+    for (uint32_t i = 0; i < s->n_running; i++) {
+        const fkv_job *other = s->running[i];
+        if (other->phase != FKV_PHASE_PREFILL || other->r.tenant != job->r.tenant) continue;
+        uint32_t common = common_tokens(s, job, other);
+        if (common > job->n_known && other->answers[0].n_fed < common) return true;
+    }
+    return false;
+}
+
+static void close_all(fkv_scheduler *s, fkv_job *job) {
+    for (uint32_t i = 0; i < job->r.n; i++) {
+        if (job->answers[i].seq == 0) continue;
+        (void)fkv_seq_close(s->device.cache, job->answers[i].seq);
+        job->answers[i].seq = 0;
+        s->n_seqs--;
+    }
+}
+
+/* A sequence for each answer. FKV_POOL_FULL and FKV_SEQS_FULL: not now. */
+static fkv_status open_all(fkv_scheduler *s, fkv_job *job) {
+    fkv_seq_config config = prompt_config(job);
+    uint32_t n_shared = 0;
+    fkv_status status = FKV_OK;
+    for (uint32_t i = 0; i < job->r.n && status == FKV_OK; i++) {
+        status = fkv_seq_open(s->device.cache, &config, &job->answers[i].seq, i == 0 ? &n_shared : NULL);
+        if (status == FKV_OK) s->n_seqs++;
+        config = (fkv_seq_config){.max_tokens = fork_tokens(s, job->r.max_new), .tenant = job->r.tenant};
+    }
+    for (uint32_t i = 0; i < job->r.n && status == FKV_OK; i++) {
+        fkv_sampler_config sampler = job->r.sampler;
+        sampler.seed += i;
+        if (job->answers[i].sampler != NULL) continue;
+        status = fkv_sampler_open(&sampler, s->device.n_vocab, &job->answers[i].sampler);
+        if (status == FKV_OK && sampler.repetition_penalty > 0.0f) /* the other penalties count what was written */
+            status = fkv_sampler_note(job->answers[i].sampler, job->r.prompt, job->r.n_prompt);
+    }
+    if (status != FKV_OK) close_all(s, job);
+    job->n_cached = n_shared;
+    job->answers[0].n_fed = job->answers[0].n_offered = n_shared;
+    return status;
+}
+
+static void start(fkv_scheduler *s, fkv_job *job, double now) {
+    fkv_waiting_line_remove(&s->line, job);
+    job->phase = FKV_PHASE_PREFILL;
+    job->admitted_at = now;
+    s->running[s->n_running++] = job;
+    s->stats.prompt_tokens += job->r.n_prompt;
+    s->stats.cached_tokens += job->n_cached;
+    s->stats.page_waits += job->waits_for_page;
+    fkv_fair_share_serve(&s->share, job->place, (double)(job->r.n_prompt - job->n_cached));
+    tell(job, (fkv_event){.kind = FKV_EVENT_STARTED});
+}
+
+static void admit(fkv_scheduler *s, double now) {
+    fkv_job *job;
+    while (s->n_seqs < s->device.max_seqs &&
+           (job = fkv_waiting_line_next(&s->line, &s->share, now, s->config.ageing_s, s->turn)) != NULL) {
+        job->n_known = cached_tokens(s, job);
+        if (waits_for_page(s, job)) {
+            job->waits_for_page = true;
+            job->passed_over = s->turn;
+            continue;
+        }
+        fkv_status status = s->n_seqs + job->r.n <= s->device.max_seqs ? open_all(s, job) : FKV_SEQS_FULL;
+        if (status == FKV_OK) {
+            start(s, job, now);
+        } else if (s->n_running > 0 && (status == FKV_POOL_FULL || status == FKV_SEQS_FULL)) {
+            break; /* nobody overtakes who is next: what runs will make room for it */
+        } else {
+            fkv_waiting_line_remove(&s->line, job);
+            job->admitted_at = now;
+            end_job(s, job, FKV_FINISH_FAILED, fkv_message());
+        }
+    }
+}
+
+/* ---- the step ---- */
+
+static void add_row(fkv_scheduler *s, fkv_job *job, uint32_t answer, uint32_t n, fkv_logits logits) {
+    const fkv_answer *a = &job->answers[answer];
+    s->rows[s->n_rows] = (fkv_tokens){a->seq, a->tokens + a->n_fed, n, logits};
+    s->owners[s->n_rows++] = (fkv_row_owner){job, answer};
+}
+
+/* Decode rows first, then prefill in the order of admission. */
+static fkv_step_work compose(fkv_scheduler *s) {
+    fkv_step_work work = {0};
+    s->n_rows = 0;
+    for (uint32_t i = 0; i < s->n_running; i++) {
+        fkv_job *job = s->running[i];
+        for (uint32_t k = 0; job->phase == FKV_PHASE_DECODE && k < job->r.n; k++) {
+            if (job->answers[k].finished) continue;
+            work.n_rows++;
+            work.history += fkv_step_history(job->answers[k].n_fed, 1);
+            add_row(s, job, k, 1, FKV_LOGITS_LAST);
+        }
+    }
+    uint32_t left = s->device.max_step_tokens - s->n_rows;
+    for (uint32_t i = 0; i < s->n_running && left > 0; i++) {
+        fkv_job *job = s->running[i];
+        if (job->phase != FKV_PHASE_PREFILL) continue;
+        uint32_t from = job->answers[0].n_fed;
+        uint32_t most = fkv_min_u32(left, job->r.n_prompt - from);
+        uint32_t n = fkv_step_cost_chunk(&s->cost, work, from, most, s->config.step_ms / 1000.0);
+        if (n == 0 && work.n_prefill == 0) n = fkv_min_u32(most, LEAST_CHUNK);
+        if (n == 0) break;
+        work.n_prefill += n;
+        work.history += fkv_step_history(from, n);
+        left -= n;
+        add_row(s, job, 0, n, from + n == job->r.n_prompt ? FKV_LOGITS_LAST : FKV_LOGITS_NONE);
+    }
+    return work;
+}
+
+/* Full pages go to the prefix tree as soon as they are full. A refusal costs later requests their hit and nothing else. */
+static void offer(fkv_scheduler *s, fkv_answer *a) {
+    uint32_t page = s->device.page_tokens;
+    if (a->n_fed / page == a->n_offered / page) return;
+    (void)fkv_prefix_insert(s->device.cache, a->seq, a->tokens, a->n_fed);
+    a->n_offered = a->n_fed;
+}
+
+static bool is_end(const fkv_scheduler *s, uint32_t token) {
+    for (uint32_t i = 0; i < s->device.n_end; i++)
+        if (s->device.end[i] == token) return true;
+    return false;
+}
+
+/* Draws the next token of an answer and tells it. */
+static void draw(fkv_scheduler *s, fkv_job *job, uint32_t i, const float *logits) {
+    fkv_answer *a = &job->answers[i];
+    fkv_logprob top[FKV_MAX_LOGPROBS];
+    fkv_event event = {.kind = FKV_EVENT_TOKEN, .answer = i, .top = top};
+    const float *from = logits;
+    if (job->r.mask != NULL) {
+        memcpy(s->masked, logits, s->device.n_vocab * sizeof *logits);
+        job->r.mask(job->r.mask_user, i, a->tokens + job->r.n_prompt, a->n_new, s->masked, s->device.n_vocab);
+        from = s->masked;
+    }
+    if (fkv_sample(a->sampler, from, &event.token) != FKV_OK) {
+        end_answer(s, job, i, (fkv_event){.reason = FKV_FINISH_FAILED, .message = fkv_message()});
+        return;
+    }
+    if (!job->r.ignore_end && is_end(s, event.token)) {
+        end_answer(s, job, i, (fkv_event){.reason = FKV_FINISH_END});
+        return;
+    }
+    a->tokens[job->r.n_prompt + a->n_new++] = event.token;
+    s->stats.new_tokens++;
+    fkv_fair_share_serve(&s->share, job->place, s->config.output_weight);
+    if (job->r.logprobs) {
+        event.logprob = fkv_token_odds(logits, s->device.n_vocab, event.token, top, job->r.n_top);
+        event.n_top = fkv_min_u32(job->r.n_top, s->device.n_vocab);
+    }
+    size_t n_bytes = 0;
+    const char *bytes = s->device.token_text(s->device.user, event.token, &n_bytes);
+    const char *stop = fkv_answer_text_add(&a->text, job->stops, bytes, n_bytes);
+    event.text = a->text.held;
+    event.n_text = a->text.n_shown;
+    event.n_new = a->n_new;
+    tell(job, event);
+    if (stop != NULL)
+        end_answer(s, job, i, (fkv_event){.reason = FKV_FINISH_STOP, .stop = stop});
+    else if (a->n_new == job->r.max_new)
+        end_answer(s, job, i, (fkv_event){.reason = FKV_FINISH_LENGTH});
+}
+
+/* The prompt is computed: the promises of the other answers become forks, and each draws its first token. */
+static void begin_answers(fkv_scheduler *s, fkv_job *job, const float *logits) {
+    job->phase = FKV_PHASE_DECODE;
+    for (uint32_t i = 1; i < job->r.n; i++) {
+        fkv_answer *a = &job->answers[i];
+        (void)fkv_seq_close(s->device.cache, a->seq);
+        a->seq = 0;
+        s->n_seqs--;
+        fkv_status status = fkv_seq_fork(s->device.cache, job->answers[0].seq, job->r.n_prompt + job->r.max_new, &a->seq);
+        if (status != FKV_OK) {
+            end_answer(s, job, i, (fkv_event){.reason = FKV_FINISH_FAILED, .message = fkv_message()});
+            continue;
+        }
+        s->n_seqs++;
+        a->n_fed = a->n_offered = job->r.n_prompt;
+    }
+    for (uint32_t i = 0; i < job->r.n; i++)
+        if (!job->answers[i].finished) draw(s, job, i, logits);
+}
+
+static void settle(fkv_scheduler *s, const float *logits) {
+    for (uint32_t i = 0; i < s->n_rows; i++) {
+        fkv_job *job = s->owners[i].job;
+        fkv_answer *a = &job->answers[s->owners[i].answer];
+        const float *row = logits;
+        if (s->rows[i].logits == FKV_LOGITS_LAST) logits += s->device.n_vocab;
+        a->n_fed += s->rows[i].n_tokens;
+        if (job->phase == FKV_PHASE_PREFILL) s->stats.computed_tokens += s->rows[i].n_tokens;
+        offer(s, a);
+        if (s->rows[i].logits != FKV_LOGITS_LAST) continue;
+        if (job->phase == FKV_PHASE_PREFILL)
+            begin_answers(s, job, row);
+        else
+            draw(s, job, s->owners[i].answer, row);
+    }
+    for (uint32_t i = s->n_running; i-- > 0;)
+        if (s->running[i]->n_unfinished == 0) end_running(s, i, FKV_FINISH_END, NULL);
+}
+
+static void fail_step(fkv_scheduler *s, const char *message) {
+    for (uint32_t i = s->n_running; i-- > 0;) end_running(s, i, FKV_FINISH_FAILED, message);
+}
+
+bool fkv_scheduler_turn(fkv_scheduler *s) {
+    double start_at = s->device.seconds(s->device.user);
+    s->turn++;
+    end_those_who_must(s, start_at);
+    admit(s, start_at);
+    fkv_step_work work = compose(s);
+    if (s->n_rows == 0) return false;
+    const float *logits = NULL;
+    start_at = s->device.seconds(s->device.user);
+    if (s->device.forward(s->device.user, s->rows, s->n_rows, &logits) != FKV_OK) {
+        fail_step(s, fkv_message());
+        return true;
+    }
+    double seconds = s->device.seconds(s->device.user) - start_at;
+    double keep = exp(-seconds / RATE_SECONDS);
+    s->stats.steps++;
+    s->stats.step_seconds += seconds;
+    s->stats.predicted_seconds += fkv_step_cost_predict(&s->cost, work);
+    s->served_units = s->served_units * keep + work.n_prefill + work.n_rows * s->config.output_weight;
+    s->served_seconds = s->served_seconds * keep + seconds;
+    fkv_step_cost_learn(&s->cost, work, seconds);
+    settle(s, logits);
+    return true;
+}

@@ -1,0 +1,419 @@
+/* See api_request.h. */
+#include "api_request.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static bool wrong(api_request *r, const char *param, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+static bool wrong(api_request *r, const char *param, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    (void)vsnprintf(r->error, sizeof r->error, format, args);
+    va_end(args);
+    (void)snprintf(r->param, sizeof r->param, "%s", param);
+    return false;
+}
+
+/* ---- JSON ---- */
+
+/* Brackets open at once, outside of strings. */
+static bool too_deep(const char *body, size_t n) {
+    int depth = 0;
+    bool quoted = false;
+    for (size_t i = 0; i < n; i++) {
+        if (quoted && body[i] == '\\')
+            i++;
+        else if (body[i] == '"')
+            quoted = !quoted;
+        else if (!quoted && (body[i] == '{' || body[i] == '['))
+            depth++;
+        else if (!quoted && (body[i] == '}' || body[i] == ']'))
+            depth--;
+        if (depth > API_MAX_DEPTH) return true;
+    }
+    return false;
+}
+
+json_t *api_json(const char *body, size_t n, char *error, size_t n_error) {
+    json_error_t why;
+    if (n == 0) return (void)snprintf(error, n_error, "the body is empty: a JSON object is expected"), NULL;
+    if (too_deep(body, n)) return (void)snprintf(error, n_error, "the body is nested deeper than %d levels", API_MAX_DEPTH), NULL;
+    json_t *root = json_loadb(body, n, JSON_REJECT_DUPLICATES, &why);
+    if (root == NULL) return (void)snprintf(error, n_error, "the body is not JSON: line %d: %s", why.line, why.text), NULL;
+    if (json_is_object(root)) return root;
+    json_decref(root);
+    return (void)snprintf(error, n_error, "the body is not a JSON object"), NULL;
+}
+
+/* The field, or NULL where it is missing or null. */
+static json_t *field(const json_t *object, const char *name) {
+    json_t *value = json_object_get(object, name);
+    return json_is_null(value) ? NULL : value;
+}
+
+static bool read_real(api_request *r, const char *name, double least, double most, double *out) {
+    const json_t *value = field(r->root, name);
+    if (value == NULL) return true;
+    double number = json_number_value(value);
+    if (!json_is_number(value) || !(number >= least && number <= most))
+        return wrong(r, name, "%s: a number from %g to %g is expected", name, least, most);
+    *out = number;
+    return true;
+}
+
+static bool read_whole(api_request *r, const char *name, json_int_t least, json_int_t most, json_int_t *out) {
+    const json_t *value = field(r->root, name);
+    if (value == NULL) return true;
+    json_int_t number = json_integer_value(value);
+    if (!json_is_integer(value) || number < least || number > most)
+        return wrong(r, name, "%s: a whole number from %lld to %lld is expected", name, (long long)least, (long long)most);
+    *out = number;
+    return true;
+}
+
+static bool read_bool(api_request *r, const char *name, bool *out) {
+    const json_t *value = field(r->root, name);
+    if (value == NULL) return true;
+    if (!json_is_boolean(value)) return wrong(r, name, "%s: true or false is expected", name);
+    *out = json_is_true(value);
+    return true;
+}
+
+/* ---- messages ---- */
+
+/* Claude Code puts a line into its system prompt that changes with every request: no prefix would ever be found again. */
+static char *without_billing(const char *text) {
+    static const char mark[] = "x-anthropic-billing-header";
+    char *out = malloc(strlen(text) + 1);
+    if (out == NULL) return NULL;
+    char *end = out;
+    while (*text != 0) {
+        const char *newline = strchr(text, '\n');
+        size_t n = newline != NULL ? (size_t)(newline - text) + 1 : strlen(text);
+        if (strncmp(text, mark, sizeof mark - 1) != 0) {
+            memcpy(end, text, n);
+            end += n;
+        }
+        text += n;
+    }
+    *end = 0;
+    return out;
+}
+
+/* The text of a content: a string, or parts of which only texts are read here. */
+static json_t *content_text(api_request *r, const json_t *content, const char *where) {
+    if (content == NULL || json_is_null(content)) return json_string("");
+    if (json_is_string(content)) return json_string(json_string_value(content));
+    if (!json_is_array(content)) return (void)wrong(r, "messages", "%s: a text or an array of parts is expected", where), NULL;
+    size_t i;
+    const json_t *part;
+    json_t *whole = json_string("");
+    json_array_foreach(content, i, part) {
+        const char *kind = json_string_value(json_object_get(part, "type"));
+        const char *text = json_string_value(json_object_get(part, "text"));
+        if (kind == NULL || text == NULL || strstr(kind, "text") == NULL) {
+            json_decref(whole);
+            return (void)wrong(r, "messages", "%s: part %zu is no text; this server reads text only", where, i), NULL;
+        }
+        json_t *longer = json_sprintf("%s%s", json_string_value(whole), text);
+        json_decref(whole);
+        whole = longer;
+    }
+    return whole;
+}
+
+/* Templates want the arguments of a call as an object; the API sends them as text. */
+static void open_arguments(json_t *calls) {
+    size_t i;
+    json_t *call;
+    json_array_foreach(calls, i, call) {
+        json_t *function = json_object_get(call, "function");
+        const char *text = json_string_value(json_object_get(function, "arguments"));
+        json_t *object = text != NULL ? json_loads(text, JSON_REJECT_DUPLICATES, NULL) : NULL;
+        if (json_is_object(object))
+            (void)json_object_set_new(function, "arguments", object);
+        else
+            json_decref(object);
+    }
+}
+
+static bool read_chat_messages(api_request *r, json_t *out) {
+    const json_t *messages = field(r->root, "messages");
+    size_t i;
+    const json_t *message;
+    if (!json_is_array(messages) || json_array_size(messages) == 0)
+        return wrong(r, "messages", "messages: an array with at least one message is expected");
+    json_array_foreach(messages, i, message) {
+        const char *role = json_string_value(json_object_get(message, "role"));
+        if (role == NULL) return wrong(r, "messages", "messages[%zu]: a role is expected", i);
+        json_t *content = content_text(r, json_object_get(message, "content"), "content");
+        if (content == NULL) return false;
+        json_t *copy = json_deep_copy(message);
+        if (strcmp(role, "developer") == 0) (void)json_object_set_new(copy, "role", json_string("system"));
+        (void)json_object_set_new(copy, "content", content);
+        open_arguments(json_object_get(copy, "tool_calls"));
+        (void)json_array_append_new(out, copy);
+    }
+    return true;
+}
+
+/* One block of an Anthropic message. text: of the message so far. */
+static bool read_block(api_request *r, const json_t *block, json_t *message, json_t *out) {
+    const char *type = json_string_value(json_object_get(block, "type"));
+    if (type == NULL) return wrong(r, "messages", "messages: a block without a type");
+    if (strcmp(type, "text") == 0) {
+        const char *before = json_string_value(json_object_get(message, "content"));
+        const char *text = json_string_value(json_object_get(block, "text"));
+        if (text == NULL) return wrong(r, "messages", "messages: a text block without text");
+        return json_object_set_new(message, "content", json_sprintf("%s%s", before != NULL ? before : "", text)) == 0;
+    }
+    if (strcmp(type, "thinking") == 0 || strcmp(type, "redacted_thinking") == 0) {
+        json_t *text = json_object_get(block, "thinking");
+        if (json_is_string(text)) (void)json_object_set(message, "reasoning_content", text);
+        return true;
+    }
+    if (strcmp(type, "tool_use") == 0) {
+        json_t *calls = json_object_get(message, "tool_calls");
+        json_t *call =
+            json_pack("{s:O?, s:s, s:{s:O?, s:O?}}", "id", json_object_get(block, "id"), "type", "function", "function", "name",
+                      json_object_get(block, "name"), "arguments", json_object_get(block, "input"));
+        if (calls == NULL) (void)json_object_set_new(message, "tool_calls", calls = json_array());
+        return json_array_append_new(calls, call) == 0;
+    }
+    if (strcmp(type, "tool_result") == 0) {
+        json_t *content = content_text(r, json_object_get(block, "content"), "tool_result");
+        if (content == NULL) return false;
+        return json_array_append_new(out, json_pack("{s:s, s:O?, s:o}", "role", "tool", "tool_call_id",
+                                                    json_object_get(block, "tool_use_id"), "content", content)) == 0;
+    }
+    return wrong(r, "messages", "messages: blocks of type %.40s are not read by this server", type);
+}
+
+static bool read_anthropic_message(api_request *r, const json_t *message, json_t *out) {
+    const char *role = json_string_value(json_object_get(message, "role"));
+    const json_t *content = json_object_get(message, "content");
+    if (role == NULL || (strcmp(role, "user") != 0 && strcmp(role, "assistant") != 0))
+        return wrong(r, "messages", "messages: the role of a message is user or assistant");
+    if (!json_is_array(content)) {
+        json_t *text = content_text(r, content, "content");
+        return text != NULL && json_array_append_new(out, json_pack("{s:s, s:o}", "role", role, "content", text)) == 0;
+    }
+    json_t *whole = json_pack("{s:s, s:s}", "role", role, "content", "");
+    size_t i;
+    const json_t *block;
+    bool good = true;
+    json_array_foreach(content, i, block) good = good && read_block(r, block, whole, out);
+    const char *text = json_string_value(json_object_get(whole, "content"));
+    bool empty = (text == NULL || *text == 0) && json_object_get(whole, "tool_calls") == NULL;
+    if (good && !empty)
+        (void)json_array_append_new(out, whole); /* behind the results of tools */
+    else
+        json_decref(whole);
+    return good;
+}
+
+static bool read_anthropic_messages(api_request *r, json_t *out) {
+    const json_t *messages = field(r->root, "messages");
+    const json_t *system = field(r->root, "system");
+    size_t i;
+    const json_t *message;
+    if (!json_is_array(messages) || json_array_size(messages) == 0)
+        return wrong(r, "messages", "messages: an array with at least one message is expected");
+    if (system != NULL) {
+        json_t *text = content_text(r, system, "system");
+        if (text == NULL) return false;
+        char *kept = without_billing(json_string_value(text));
+        json_decref(text);
+        if (kept != NULL && *kept != 0)
+            (void)json_array_append_new(out, json_pack("{s:s, s:s}", "role", "system", "content", kept));
+        free(kept);
+    }
+    json_array_foreach(messages, i, message) if (!read_anthropic_message(r, message, out)) return false;
+    return true;
+}
+
+/* ---- tools ---- */
+
+static json_t *anthropic_tools(const json_t *tools) {
+    json_t *out = json_array();
+    size_t i;
+    const json_t *tool;
+    json_array_foreach(tools, i, tool) {
+        json_t *schema = json_object_get(tool, "input_schema");
+        if (schema == NULL) continue; /* a tool that the service itself would run */
+        (void)json_array_append_new(out, json_pack("{s:s, s:{s:O?, s:O*, s:O}}", "type", "function", "function", "name",
+                                                   json_object_get(tool, "name"), "description",
+                                                   json_object_get(tool, "description"), "parameters", schema));
+    }
+    return out;
+}
+
+static bool read_tools(api_request *r) {
+    json_t *tools = field(r->root, "tools");
+    const json_t *choice = field(r->root, "tool_choice");
+    const char *word = json_is_object(choice) ? json_string_value(json_object_get(choice, "type")) : json_string_value(choice);
+    if (tools == NULL) return true;
+    if (!json_is_array(tools)) return wrong(r, "tools", "tools: an array is expected");
+    if (word != NULL && strcmp(word, "none") == 0) return true;
+    if (choice != NULL && (word == NULL || strcmp(word, "auto") != 0))
+        return wrong(r, "tool_choice", "tool_choice: auto and none are supported; a call cannot be forced");
+    tools = r->kind == API_MESSAGES ? anthropic_tools(tools) : json_incref(tools);
+    if (json_array_size(tools) == 0) return json_decref(tools), true;
+    return json_object_set_new(r->conversation, "tools", tools) == 0;
+}
+
+static bool read_conversation(api_request *r) {
+    json_t *messages = json_array();
+    r->conversation = json_pack("{s:o, s:b}", "messages", messages, "add_generation_prompt", 1);
+    if (r->conversation == NULL) return wrong(r, "messages", "no memory for the conversation");
+    bool good = r->kind == API_MESSAGES ? read_anthropic_messages(r, messages) : read_chat_messages(r, messages);
+    if (!good || !read_tools(r)) return false;
+    json_t *more = field(r->root, "chat_template_kwargs");
+    if (more != NULL && !json_is_object(more))
+        return wrong(r, "chat_template_kwargs", "chat_template_kwargs: an object is expected");
+    if (more != NULL) (void)json_object_update_missing(r->conversation, more);
+    json_t *effort = field(r->root, "reasoning_effort");
+    if (json_is_string(effort)) (void)json_object_set(r->conversation, "reasoning_effort", effort);
+    return true;
+}
+
+/* ---- options ---- */
+
+static bool read_stops(api_request *r) {
+    const char *name = r->kind == API_MESSAGES ? "stop_sequences" : "stop";
+    const json_t *stop = field(r->root, name);
+    if (stop == NULL) return true;
+    size_t n = json_is_array(stop) ? json_array_size(stop) : 1;
+    if (n > FKV_MAX_STOPS) return wrong(r, name, "%s: at most %d texts", name, FKV_MAX_STOPS);
+    for (size_t i = 0; i < n; i++) {
+        const json_t *one = json_is_array(stop) ? json_array_get(stop, i) : stop;
+        size_t length = json_string_length(one);
+        if (!json_is_string(one) || length == 0 || length > FKV_MAX_STOP_BYTES)
+            return wrong(r, name, "%s: texts of 1 to %d bytes are expected", name, FKV_MAX_STOP_BYTES);
+        r->stops[r->n_stops++] = json_string_value(one);
+    }
+    return true;
+}
+
+static bool read_logprobs(api_request *r) {
+    json_int_t n_top = 0;
+    if (r->kind == API_CHAT) {
+        if (!read_bool(r, "logprobs", &r->logprobs)) return false;
+        if (!read_whole(r, "top_logprobs", 0, FKV_MAX_LOGPROBS, &n_top)) return false;
+    } else if (r->kind == API_COMPLETIONS) {
+        n_top = -1;
+        if (!read_whole(r, "logprobs", 0, FKV_MAX_LOGPROBS, &n_top)) return false;
+        r->logprobs = n_top >= 0;
+        if (n_top < 0) n_top = 0;
+    }
+    r->n_top = (uint32_t)n_top;
+    return true;
+}
+
+/* What would change the answer and is not done here is refused, not forgotten. */
+static bool refuse_what_is_missing(api_request *r) {
+    const json_t *format = field(r->root, "response_format");
+    const char *kind = json_string_value(json_object_get(format, "type"));
+    if (format != NULL && (kind == NULL || strcmp(kind, "text") != 0))
+        return wrong(r, "response_format", "response_format: this build writes text; json_schema and json_object are not in it");
+    return true;
+}
+
+/* {"token": bias}; -100 and below: never. */
+static bool read_bias(api_request *r) {
+    const json_t *bias = field(r->root, "logit_bias");
+    const char *key;
+    const json_t *value;
+    r->sampler.bias = r->bias;
+    r->sampler.n_bias = 0;
+    if (bias != NULL && (!json_is_object(bias) || json_object_size(bias) > API_MAX_BIAS))
+        return wrong(r, "logit_bias", "logit_bias: an object of at most %d tokens is expected", API_MAX_BIAS);
+    json_object_foreach((json_t *)bias, key, value) {
+        char *end = NULL;
+        unsigned long token = strtoul(key, &end, 10);
+        if (end == key || *end != 0 || token > INT32_MAX || !json_is_number(value))
+            return wrong(r, "logit_bias", "logit_bias: numbers of tokens and numbers are expected");
+        double number = json_number_value(value);
+        r->bias[r->sampler.n_bias++] = (fkv_logit_bias){(uint32_t)token, number <= -100.0 ? -INFINITY : (float)number};
+    }
+    return true;
+}
+
+static bool read_sampler(api_request *r, const fkv_sampler_config *defaults) {
+    struct {
+        const char *name;
+        double least;
+        double most;
+        float *target;
+    } reals[] = {{"temperature", 0.0, 100.0, &r->sampler.temperature},
+                 {"top_p", 0.0, 1.0, &r->sampler.top_p},
+                 {"min_p", 0.0, 1.0, &r->sampler.min_p},
+                 {"repetition_penalty", 0.0, 10.0, &r->sampler.repetition_penalty},
+                 {"presence_penalty", -2.0, 2.0, &r->sampler.presence_penalty},
+                 {"frequency_penalty", -2.0, 2.0, &r->sampler.frequency_penalty}};
+    json_int_t top_k = defaults->top_k;
+    json_int_t seed = 0;
+    r->sampler = *defaults;
+    for (size_t i = 0; i < sizeof reals / sizeof reals[0]; i++) {
+        double number = (double)*reals[i].target;
+        if (!read_real(r, reals[i].name, reals[i].least, reals[i].most, &number)) return false;
+        *reals[i].target = (float)number;
+    }
+    if (!read_whole(r, "top_k", -1, INT32_MAX, &top_k) || !read_whole(r, "seed", INT64_MIN, INT64_MAX, &seed)) return false;
+    r->sampler.top_k = top_k > 0 ? (uint32_t)top_k : 0;
+    if (field(r->root, "seed") != NULL) r->sampler.seed = (uint64_t)seed;
+    return read_bias(r);
+}
+
+static bool read_lengths(api_request *r) {
+    json_int_t max_new = 0;
+    json_int_t n = 1;
+    json_int_t priority = 0;
+    if (!read_whole(r, "max_tokens", 1, INT32_MAX, &max_new)) return false;
+    if (r->kind == API_CHAT && !read_whole(r, "max_completion_tokens", 1, INT32_MAX, &max_new)) return false;
+    if (r->kind != API_MESSAGES && !read_whole(r, "n", 1, FKV_MAX_ANSWERS, &n)) return false;
+    if (!read_whole(r, "priority", -1000, 1000, &priority) || !read_real(r, "timeout", 0.0, 86400.0, &r->deadline_s))
+        return false;
+    if (r->kind == API_COMPLETIONS && max_new == 0) max_new = 16; /* the API's own default */
+    r->max_new = (uint32_t)max_new;
+    r->n = (uint32_t)n;
+    r->priority = (int32_t)priority;
+    return true;
+}
+
+static bool read_prompt(api_request *r) {
+    r->prompt = field(r->root, "prompt");
+    bool one_text = json_is_array(r->prompt) && json_array_size(r->prompt) == 1 && json_is_string(json_array_get(r->prompt, 0));
+    if (one_text) r->prompt = json_array_get(r->prompt, 0);
+    if (json_is_string(r->prompt)) return true;
+    size_t i;
+    const json_t *token;
+    if (!json_is_array(r->prompt) || json_array_size(r->prompt) == 0)
+        return wrong(r, "prompt", "prompt: a text or an array of tokens is expected");
+    json_array_foreach(r->prompt, i, token) {
+        if (!json_is_integer(token) || json_integer_value(token) < 0 || json_integer_value(token) > INT32_MAX)
+            return wrong(r, "prompt", "prompt: element %zu is no token; several texts in one request are not supported", i);
+    }
+    return true;
+}
+
+bool api_request_parse(api_kind kind, const char *body, size_t n_bytes, const fkv_sampler_config *defaults, api_request *r) {
+    *r = (api_request){.kind = kind};
+    r->root = api_json(body, n_bytes, r->error, sizeof r->error);
+    if (r->root == NULL) return false;
+    const json_t *options = field(r->root, "stream_options");
+    r->include_usage = json_is_true(json_object_get(options, "include_usage"));
+    return read_bool(r, "stream", &r->stream) && read_bool(r, "ignore_eos", &r->ignore_end) && read_lengths(r) &&
+           read_sampler(r, defaults) && read_stops(r) && read_logprobs(r) && refuse_what_is_missing(r) &&
+           (kind == API_COMPLETIONS ? read_prompt(r) : read_conversation(r));
+}
+
+void api_request_free(api_request *r) {
+    json_decref(r->conversation);
+    json_decref(r->root);
+    *r = (api_request){0};
+}

@@ -1,0 +1,78 @@
+/* See page_state.h. */
+#include "page_state.h"
+
+static const unsigned char html[] = {
+#include <page_html.h>
+};
+
+enum { MAX_LISTED = 64 };
+
+const char *page_html(size_t *n) {
+    *n = sizeof html;
+    return (const char *)html;
+}
+
+static json_t *requests_json(server *s) {
+    fkv_request_info list[MAX_LISTED];
+    uint32_t n = fkv_engine_requests(s->engine, list, MAX_LISTED);
+    json_t *out = json_array();
+    for (uint32_t i = 0; i < n; i++) {
+        const fkv_request_info *r = &list[i];
+        (void)json_array_append_new(out, json_pack("{s:I, s:I, s:i, s:I, s:I, s:I, s:I, s:I, s:f}", "id", (json_int_t)r->id,
+                                                   "tenant", (json_int_t)r->tenant, "phase", (int)r->phase, "n_prompt",
+                                                   (json_int_t)r->n_prompt, "n_cached", (json_int_t)r->n_cached, "n_computed",
+                                                   (json_int_t)r->n_computed, "n_new", (json_int_t)r->n_new, "max_new",
+                                                   (json_int_t)r->max_new, "age_s", r->age_s));
+    }
+    return out;
+}
+
+static json_t *groups_json(const fkv_stats *stats) {
+    json_t *out = json_array();
+    for (uint32_t i = 0; i < stats->n_groups; i++) {
+        const fkv_group_stats *g = &stats->groups[i];
+        (void)json_array_append_new(out,
+                                    json_pack("{s:I, s:I, s:I, s:I, s:I, s:I}", "pages", (json_int_t)g->pages, "free",
+                                              (json_int_t)g->free, "held", (json_int_t)g->held, "shared", (json_int_t)g->shared,
+                                              "cached", (json_int_t)g->cached, "promised", (json_int_t)g->promised));
+    }
+    return out;
+}
+
+json_t *page_state(server *s, uint64_t resident_bytes) {
+    const fkv_model_info *about = fkv_model_about(s->model);
+    fkv_engine_stats e;
+    fkv_engine_stats_now(s->engine, &e);
+    const struct {
+        const char *name;
+        double value;
+    } figures[] = {
+        {"now", exchange_now()},
+        {"resident_bytes", (double)resident_bytes},
+        {"planned_bytes", (double)e.plan.total_bytes},
+        {"packed_bytes", (double)e.plan.packed_bytes},
+        {"running", e.running},
+        {"waiting", e.waiting},
+        {"predicted_wait_s", e.predicted_wait_s},
+        {"new_tokens", (double)e.new_tokens},
+        {"prompt_tokens", (double)e.prompt_tokens},
+        {"computed_tokens", (double)e.computed_tokens},
+        {"cached_tokens", (double)e.cached_tokens},
+        {"finished", (double)(e.finished[FKV_FINISH_END] + e.finished[FKV_FINISH_STOP] + e.finished[FKV_FINISH_LENGTH])},
+        {"refused", (double)(e.refused_busy + e.refused_size)},
+        {"disconnects", (double)s->metrics.disconnects},
+        {"page_copies", (double)e.cache.page_copies},
+        {"evictions", (double)e.cache.evictions},
+        {"max_tokens", (double)e.max_tokens},
+        {"first_token_sum", s->metrics.first_token.sum},
+        {"first_token_n", (double)s->metrics.first_token.n},
+        {"between_sum", s->metrics.between_tokens.sum},
+        {"between_n", (double)s->metrics.between_tokens.n},
+    };
+    json_t *out =
+        json_pack("{s:s, s:s, s:s, s:o, s:o}", "model", s->config.model_name, "architecture", about->architecture, "isa",
+                  e.cache.isa != NULL ? e.cache.isa : "", "groups", groups_json(&e.cache), "requests", requests_json(s));
+    for (size_t i = 0; out != NULL && i < sizeof figures / sizeof figures[0]; i++)
+        (void)json_object_set_new(out, figures[i].name, json_real(figures[i].value));
+    return out;
+}

@@ -1,0 +1,375 @@
+/* The loop: connections, routes, keys, and the end. See serve.h.
+ *
+ * Limits: bodies by evhttp and max_body, headers to 16 KiB, silent connections to IDLE_SECONDS, unread output to max_unread.
+ */
+#include "serve.h"
+
+#include "../kit/process.h"
+#include "exchange.h"
+#include "page_state.h"
+#include "prompt_tokens.h"
+
+#include <errno.h>
+#include <event2/bufferevent.h>
+#include <event2/keyvalq_struct.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { IDLE_SECONDS = 300, MAX_HEADER_BYTES = 16 * 1024 };
+
+serve_config serve_config_default(void) {
+    return (serve_config){.host = "127.0.0.1",
+                          .port = 8080,
+                          .model_name = "model",
+                          .max_body = 8 << 20,
+                          .max_unread = 1 << 20,
+                          .ping_s = 5.0,
+                          .shutdown_s = 30.0};
+}
+
+/* ---- keys ---- */
+
+/* Takes the same time whatever differs. */
+static bool same_text(const char *a, const char *b) {
+    size_t n_a = strlen(a);
+    size_t n_b = strlen(b);
+    unsigned char different = n_a != n_b;
+    for (size_t i = 0; i < n_a; i++) different |= (unsigned char)(a[i] ^ b[n_b > 0 ? i % n_b : 0]);
+    return different == 0;
+}
+
+/* The tenant of the key that the request carries: 0 where no keys are set, UINT64_MAX: no such key. */
+static uint64_t tenant_of(const server *s, struct evhttp_request *req) {
+    if (s->config.n_keys == 0) return 0;
+    struct evkeyvalq *headers = evhttp_request_get_input_headers(req);
+    const char *key = evhttp_find_header(headers, "x-api-key");
+    const char *bearer = evhttp_find_header(headers, "Authorization");
+    if (key == NULL && bearer != NULL && strncasecmp(bearer, "Bearer ", 7) == 0) key = bearer + 7;
+    uint64_t found = UINT64_MAX;
+    for (uint32_t i = 0; key != NULL && i < s->config.n_keys; i++)
+        if (same_text(key, s->config.keys[i])) found = i + 1; /* every key is looked at */
+    return found;
+}
+
+/* A page of another site must not drive a server on this machine: browsers say where a request comes from. */
+static bool foreign_origin(struct evhttp_request *req) {
+    struct evkeyvalq *headers = evhttp_request_get_input_headers(req);
+    const char *origin = evhttp_find_header(headers, "Origin");
+    const char *host = evhttp_find_header(headers, "Host");
+    if (origin == NULL) return false;
+    const char *name = strstr(origin, "://");
+    return host == NULL || name == NULL || strcmp(name + 3, host) != 0;
+}
+
+/* ---- routes ---- */
+
+typedef struct call {
+    server *s;
+    struct evhttp_request *req;
+    const char *body;
+    size_t n_body;
+    uint64_t tenant;
+} call;
+
+static void generate(call *c, api_kind kind) {
+    api_request api;
+    prompt_tokens prompt = {0};
+    fkv_sampler_config defaults = fkv_model_sampling(c->s->model, NULL);
+    defaults.seed = c->s->next_seed++;
+    if (!api_request_parse(kind, c->body, c->n_body, &defaults, &api)) {
+        exchange_send_error(c->s, c->req, 400, api.param[0] != 0 ? api.param : NULL, "%s", api.error);
+        api_request_free(&api);
+        return;
+    }
+    fkv_status status = prompt_tokens_of(c->s->model, &api, &prompt);
+    if (status != FKV_OK || prompt.n > UINT32_MAX) {
+        exchange_send_error(c->s, c->req, status == FKV_NO_MEMORY ? 503 : 400, "messages", "%s", fkv_message());
+        api_request_free(&api);
+    } else if (prompt.n == 0) {
+        exchange_send_error(c->s, c->req, 400, "prompt", "the prompt is empty");
+        api_request_free(&api);
+    } else {
+        exchange_begin(c->s, c->req, &api, prompt.tokens, (uint32_t)prompt.n, c->tenant);
+    }
+    prompt_tokens_free(&prompt);
+}
+
+static void do_chat(call *c) { generate(c, API_CHAT); }
+static void do_completions(call *c) { generate(c, API_COMPLETIONS); }
+static void do_messages(call *c) { generate(c, API_MESSAGES); }
+
+static void do_count_tokens(call *c) {
+    api_request api;
+    fkv_sampler_config any = fkv_sampler_config_default();
+    prompt_tokens prompt = {0};
+    bool good = api_request_parse(API_MESSAGES, c->body, c->n_body, &any, &api);
+    if (good && prompt_tokens_of(c->s->model, &api, &prompt) == FKV_OK)
+        exchange_send_json(c->s, c->req, 200, json_pack("{s:I}", "input_tokens", (json_int_t)prompt.n));
+    else
+        exchange_send_error(c->s, c->req, 400, NULL, "%s", good ? fkv_message() : api.error);
+    prompt_tokens_free(&prompt);
+    api_request_free(&api);
+}
+
+static void do_apply_template(call *c) {
+    api_request api;
+    fkv_sampler_config any = fkv_sampler_config_default();
+    size_t n = 0;
+    bool good = api_request_parse(API_CHAT, c->body, c->n_body, &any, &api);
+    char *text = good ? prompt_text_of(c->s->model, api.conversation, &n) : NULL;
+    if (text != NULL)
+        exchange_send_json(c->s, c->req, 200, json_pack("{s:o}", "prompt", reply_sound_text(text, n)));
+    else
+        exchange_send_error(c->s, c->req, 400, NULL, "%s", good ? fkv_message() : api.error);
+    free(text);
+    api_request_free(&api);
+}
+
+static void do_tokenize(call *c) {
+    char error[240];
+    json_t *root = api_json(c->body, c->n_body, error, sizeof error);
+    json_t *text = json_object_get(root, "content") != NULL ? json_object_get(root, "content") : json_object_get(root, "prompt");
+    prompt_tokens t = {0};
+    unsigned flags = json_is_true(json_object_get(root, "add_special")) ? FKV_TOKENIZE_BOS : FKV_TOKENIZE_PLAIN;
+    if (root == NULL) {
+        exchange_send_error(c->s, c->req, 400, NULL, "%s", error);
+    } else if (!json_is_string(text)) {
+        exchange_send_error(c->s, c->req, 400, "content", "content: a text is expected");
+    } else if (prompt_tokens_of_text(c->s->model, json_string_value(text), json_string_length(text), flags, &t) != FKV_OK) {
+        exchange_send_error(c->s, c->req, 400, "content", "%s", fkv_message());
+    } else {
+        json_t *list = json_array();
+        for (size_t i = 0; i < t.n; i++) (void)json_array_append_new(list, json_integer(t.tokens[i]));
+        exchange_send_json(c->s, c->req, 200, json_pack("{s:o, s:I}", "tokens", list, "count", (json_int_t)t.n));
+    }
+    prompt_tokens_free(&t);
+    json_decref(root);
+}
+
+static void do_detokenize(call *c) {
+    char error[240];
+    json_t *root = api_json(c->body, c->n_body, error, sizeof error);
+    const json_t *tokens = json_object_get(root, "tokens");
+    struct evbuffer *text = evbuffer_new();
+    size_t i;
+    const json_t *token;
+    bool good = json_is_array(tokens);
+    json_array_foreach(tokens, i, token) {
+        size_t n = 0;
+        json_int_t number = json_integer_value(token);
+        good = good && json_is_integer(token) && number >= 0 && number < (json_int_t)fkv_model_about(c->s->model)->n_vocab;
+        if (!good) break;
+        const char *bytes = fkv_token_text(c->s->model, (uint32_t)number, true, &n);
+        (void)evbuffer_add(text, bytes, n);
+    }
+    size_t n = evbuffer_get_length(text);
+    if (good)
+        exchange_send_json(
+            c->s, c->req, 200,
+            json_pack("{s:o}", "content", reply_sound_text(n > 0 ? (const char *)evbuffer_pullup(text, -1) : "", n)));
+    else
+        exchange_send_error(c->s, c->req, 400, "tokens", "%s",
+                            root == NULL ? error : "tokens: an array of tokens of this model is expected");
+    evbuffer_free(text);
+    json_decref(root);
+}
+
+static void do_models(call *c) {
+    const fkv_model_info *about = fkv_model_about(c->s->model);
+    fkv_engine_stats stats;
+    fkv_engine_stats_now(c->s->engine, &stats);
+    json_t *model = json_pack("{s:s, s:s, s:s, s:I, s:s, s:I, s:I, s:b}", "id", c->s->config.model_name, "object", "model",
+                              "owned_by", "flatkv", "created", (json_int_t)0, "architecture", about->architecture,
+                              "max_model_len", (json_int_t)stats.max_request_tokens, "default_max_tokens",
+                              (json_int_t)stats.default_new, "chat", about->has_chat);
+    exchange_send_json(c->s, c->req, 200, json_pack("{s:s, s:[o]}", "object", "list", "data", model));
+}
+
+static void do_health(call *c) {
+    exchange_send_json(c->s, c->req, c->s->draining ? 503 : 200,
+                       json_pack("{s:s}", "status", c->s->draining ? "draining" : "ok"));
+}
+
+static uint64_t resident(void) {
+    process_memory now = {0};
+    (void)process_memory_now(&now);
+    return now.anonymous_bytes;
+}
+
+static void do_metrics(call *c) {
+    fkv_engine_stats stats;
+    struct evbuffer *out = evbuffer_new();
+    fkv_engine_stats_now(c->s->engine, &stats);
+    metrics_write(&c->s->metrics, &stats, c->s->config.model_name, resident(), out);
+    (void)evhttp_add_header(evhttp_request_get_output_headers(c->req), "Content-Type", "text/plain; version=0.0.4");
+    evhttp_send_reply(c->req, 200, NULL, out);
+    evbuffer_free(out);
+}
+
+static void do_state(call *c) { exchange_send_json(c->s, c->req, 200, page_state(c->s, resident())); }
+
+/* Needs no key: it holds nothing, and asks for one where the figures need it. */
+static void do_page(call *c) {
+    size_t n = 0;
+    const char *html = page_html(&n);
+    struct evbuffer *out = evbuffer_new();
+    struct evkeyvalq *headers = evhttp_request_get_output_headers(c->req);
+    (void)evbuffer_add_reference(out, html, n, NULL, NULL);
+    (void)evhttp_add_header(headers, "Content-Type", "text/html; charset=utf-8");
+    (void)evhttp_add_header(
+        headers, "Content-Security-Policy",
+        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
+        "frame-ancestors 'none'; base-uri 'none'; form-action 'none'");
+    (void)evhttp_add_header(headers, "X-Content-Type-Options", "nosniff");
+    evhttp_send_reply(c->req, 200, NULL, out);
+    evbuffer_free(out);
+}
+
+typedef struct route {
+    const char *path;
+    enum evhttp_cmd_type method;
+    bool open; /* without a key */
+    void (*serve)(call *c);
+} route;
+
+static const route ROUTES[] = {
+    {"/v1/chat/completions", EVHTTP_REQ_POST, false, do_chat},
+    {"/v1/completions", EVHTTP_REQ_POST, false, do_completions},
+    {"/v1/messages", EVHTTP_REQ_POST, false, do_messages},
+    {"/v1/messages/count_tokens", EVHTTP_REQ_POST, false, do_count_tokens},
+    {"/v1/models", EVHTTP_REQ_GET, false, do_models},
+    {"/tokenize", EVHTTP_REQ_POST, false, do_tokenize},
+    {"/detokenize", EVHTTP_REQ_POST, false, do_detokenize},
+    {"/apply-template", EVHTTP_REQ_POST, false, do_apply_template},
+    {"/metrics", EVHTTP_REQ_GET, false, do_metrics},
+    {"/health", EVHTTP_REQ_GET, true, do_health},
+    {"/flatkv/state", EVHTTP_REQ_GET, false, do_state},
+    {"/", EVHTTP_REQ_GET, true, do_page},
+};
+
+static const route *route_of(const char *path) {
+    for (size_t i = 0; path != NULL && i < sizeof ROUTES / sizeof ROUTES[0]; i++)
+        if (strcmp(path, ROUTES[i].path) == 0) return &ROUTES[i];
+    return NULL;
+}
+
+static void on_request(struct evhttp_request *req, void *user) {
+    server *s = user;
+    const struct evhttp_uri *uri = evhttp_request_get_evhttp_uri(req);
+    const route *r = route_of(uri != NULL ? evhttp_uri_get_path(uri) : NULL);
+    struct evbuffer *body = evhttp_request_get_input_buffer(req);
+    call c = {.s = s, .req = req, .n_body = evbuffer_get_length(body), .tenant = tenant_of(s, req)};
+    c.body = c.n_body > 0 ? (const char *)evbuffer_pullup(body, -1) : "";
+    if (r == NULL) {
+        exchange_send_error(s, req, 404, NULL, "there is nothing at this path; docs/serving.md lists the paths");
+    } else if (!r->open && c.tenant == UINT64_MAX) {
+        exchange_send_error(s, req, 401, NULL, "a key is needed: Authorization: Bearer KEY, or x-api-key");
+    } else if (evhttp_request_get_command(req) != r->method) {
+        (void)evhttp_add_header(evhttp_request_get_output_headers(req), "Allow", r->method == EVHTTP_REQ_POST ? "POST" : "GET");
+        exchange_send_error(s, req, 405, NULL, "this path takes %s", r->method == EVHTTP_REQ_POST ? "POST" : "GET");
+    } else if (foreign_origin(req)) {
+        exchange_send_error(s, req, 403, NULL, "requests from pages of other sites are not served");
+    } else if (s->draining && r->method == EVHTTP_REQ_POST) {
+        (void)evhttp_add_header(evhttp_request_get_output_headers(req), "Retry-After", "5");
+        exchange_send_error(s, req, 503, NULL, "the server is shutting down");
+    } else {
+        r->serve(&c);
+    }
+}
+
+/* ---- the loop ---- */
+
+static void on_wake(evutil_socket_t fd, short what, void *user) {
+    char bytes[64];
+    (void)what;
+    while (read(fd, bytes, sizeof bytes) > 0) {
+    }
+    exchange_read_mail(user);
+}
+
+static void on_time_is_up(evutil_socket_t fd, short what, void *user) {
+    (void)fd, (void)what;
+    (void)event_base_loopbreak(((server *)user)->base);
+}
+
+/* The first signal ends what listens and lets what runs finish, the second ends at once. */
+static void on_signal(evutil_socket_t fd, short what, void *user) {
+    server *s = user;
+    (void)fd, (void)what;
+    if (s->draining || s->n_open == 0) {
+        (void)event_base_loopbreak(s->base);
+        return;
+    }
+    s->draining = true;
+    evhttp_del_accept_socket(s->http, s->socket);
+    s->socket = NULL;
+    struct timeval limit = {(time_t)s->config.shutdown_s, 0};
+    (void)event_base_once(s->base, -1, EV_TIMEOUT, on_time_is_up, s, &limit);
+}
+
+static bool listen_on(server *s) {
+    s->http = evhttp_new(s->base);
+    if (s->http == NULL) return false;
+    evhttp_set_max_headers_size(s->http, MAX_HEADER_BYTES);
+    evhttp_set_max_body_size(s->http, (ev_ssize_t)s->config.max_body);
+    evhttp_set_timeout(s->http, IDLE_SECONDS);
+    evhttp_set_allowed_methods(s->http, EVHTTP_REQ_GET | EVHTTP_REQ_POST);
+    evhttp_set_gencb(s->http, on_request, s);
+    s->socket = evhttp_bind_socket_with_handle(s->http, s->config.host, s->config.port);
+    if (s->socket == NULL) return false;
+    struct sockaddr_storage at = {0};
+    socklen_t n = sizeof at;
+    uint16_t port = s->config.port;
+    if (getsockname(evhttp_bound_socket_get_fd(s->socket), (struct sockaddr *)&at, &n) == 0)
+        port = ntohs(at.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&at)->sin6_port : ((struct sockaddr_in *)&at)->sin_port);
+    printf("listening on http://%s:%u\n", s->config.host, port);
+    return fflush(stdout) == 0;
+}
+
+static void run_loop(server *s) {
+    struct event *wake = event_new(s->base, s->wake[0], EV_READ | EV_PERSIST, on_wake, s);
+    struct event *interrupt = evsignal_new(s->base, SIGINT, on_signal, s);
+    struct event *terminate = evsignal_new(s->base, SIGTERM, on_signal, s);
+    if (wake != NULL && interrupt != NULL && terminate != NULL && event_add(wake, NULL) == 0 && event_add(interrupt, NULL) == 0 &&
+        event_add(terminate, NULL) == 0)
+        (void)event_base_dispatch(s->base);
+    /* What is still running is told to stop, and its last events are read. */
+    s->draining = true;
+    for (int i = 0; i < 1000 && s->n_open > 0; i++) {
+        (void)fkv_engine_drain(s->engine, 0.01);
+        exchange_read_mail(s);
+        (void)event_base_loop(s->base, EVLOOP_NONBLOCK);
+        if (i == 0) exchange_cancel_all(s);
+    }
+    event_free(wake);
+    event_free(interrupt);
+    event_free(terminate);
+}
+
+bool serve_run(const fkv_model *model, fkv_engine *engine, const serve_config *config) {
+    server s = {.model = model, .engine = engine, .config = *config, .next_seed = (uint64_t)(exchange_now() * 1e9)};
+    (void)signal(SIGPIPE, SIG_IGN);
+    if (pipe(s.wake) != 0) return false;
+    for (int i = 0; i < 2; i++) {
+        (void)evutil_make_socket_nonblocking(s.wake[i]);
+        (void)evutil_make_socket_closeonexec(s.wake[i]);
+    }
+    (void)pthread_mutex_init(&s.lock, NULL);
+    s.base = event_base_new();
+    bool good = s.base != NULL && listen_on(&s);
+    int why = errno;
+    if (good) run_loop(&s);
+    if (s.http != NULL) evhttp_free(s.http);
+    if (s.base != NULL) event_base_free(s.base);
+    (void)pthread_mutex_destroy(&s.lock);
+    (void)close(s.wake[0]);
+    (void)close(s.wake[1]);
+    errno = why;
+    return good;
+}

@@ -1,0 +1,30 @@
+/* The HTTP server over an engine: one libevent loop for all connections, and the engine's thread.
+ *
+ * Who owns what: the loop's thread owns every connection, exchange and figure; the engine's thread only appends records to an
+ * exchange's mail, under the server's lock, and wakes the loop through a pipe. Nothing a client sends reaches a log.
+ */
+#ifndef FKV_SERVE_H
+#define FKV_SERVE_H
+
+#include <flatkv/engine.h>
+
+enum { SERVE_MAX_KEYS = 64 };
+
+typedef struct serve_config {
+    const char *host;
+    uint16_t port;                    /* 0: any; the one taken is printed */
+    const char *model_name;           /* what /v1/models calls it */
+    const char *keys[SERVE_MAX_KEYS]; /* each is a tenant of its own; none: everybody may ask */
+    uint32_t n_keys;
+    size_t max_body;   /* bytes of a request */
+    size_t max_unread; /* bytes that wait for a client that does not read; then it is dropped */
+    double ping_s;     /* between comments in a stream that has nothing to say */
+    double shutdown_s; /* what runs may take to end after SIGTERM */
+} serve_config;
+
+serve_config serve_config_default(void);
+
+/* Serves until SIGINT or SIGTERM. False: the address could not be had; errno says why. */
+bool serve_run(const fkv_model *model, fkv_engine *engine, const serve_config *config);
+
+#endif

@@ -1,0 +1,348 @@
+#!/usr/bin/env python3
+"""flatkv serve, driven over real sockets with the needle model: the two APIs, streams, hostile input, clients that leave, overload, the end.
+
+usage: serve_test.py <flatkv> [behaviour...]
+"""
+import concurrent.futures
+import contextlib
+import http.client
+import json
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+TREE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+with open(os.path.join(TREE, "models/needle/book.txt"), encoding="ascii") as file:
+    BOOK = " ".join(file.read().split())
+KEYS = ("first-key-0123456789", "second-key-987654321")
+
+
+class Server:
+    def __init__(self, *options):
+        self.process = subprocess.Popen([sys.argv[1], "serve", "-m", "needle", "--port", "0", *options], stdout=subprocess.PIPE,
+                                        stderr=subprocess.PIPE)
+        line = self.process.stdout.readline().decode()
+        assert line.startswith("listening on "), (line, self.process.stderr.read())
+        self.port = int(line.rsplit(":", 1)[1])
+
+    def connect(self, timeout=60):
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+
+    def raw(self, method, path, body=None, headers=None):
+        connection = self.connect()
+        connection.request(method, path, body if body is None or isinstance(body, bytes) else json.dumps(body), headers or {})
+        answer = connection.getresponse()
+        data = answer.read()
+        connection.close()
+        return answer.status, dict(answer.getheaders()), data
+
+    def post(self, path, body, headers=None, expect=200):
+        status, _, data = self.raw("POST", path, body, headers)
+        assert status == expect, (path, status, data[:500])
+        return json.loads(data)
+
+    def metrics(self, headers=None):
+        status, _, data = self.raw("GET", "/metrics", headers=headers)
+        assert status == 200, status
+        return {name: float(value) for name, value in re.findall(r"^flatkv:(\S+) (\S+)$", data.decode(), re.MULTILINE)}
+
+    def until(self, condition, what, seconds=30):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            figures = self.metrics()
+            if condition(figures):
+                return figures
+            time.sleep(0.02)
+        raise AssertionError(f"{what}: {figures}")
+
+    def stop(self, again=True):
+        if again and self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(30)
+        errors = self.process.stderr.read().decode()
+        assert code == 0, (code, errors)
+        return errors
+
+
+@contextlib.contextmanager
+def serving(*options):
+    server = Server(*options)
+    try:
+        yield server
+        server.stop()
+    finally:
+        if server.process.poll() is None:
+            server.process.kill()
+            server.process.wait()
+        server.process.stdout.close()
+        server.process.stderr.close()
+
+
+def chat(text, **more):
+    return {"messages": [{"role": "user", "content": text}], "max_tokens": 16, "temperature": 0, "ignore_eos": True, **more}
+
+
+def events_of(data):
+    """Server-sent events -> [(name or None, data)]"""
+    found = []
+    for block in data.decode().split("\n\n"):
+        lines = [line for line in block.split("\n") if line and not line.startswith(":")]
+        if lines:
+            fields = dict(line.split(": ", 1) for line in lines)
+            found.append((fields.get("event"), fields["data"]))
+    return found
+
+
+def nothing_is_held(figures):
+    return figures["num_requests_running"] == 0 and figures['pages{group="0",state="held"}'] == 0
+
+
+# ---- the APIs
+
+
+def openai_answers_whole_and_streamed():
+    with serving("-c", "8K") as server:
+        whole = server.post("/v1/chat/completions", chat(BOOK[:300]))
+        choice = whole["choices"][0]
+        assert choice["finish_reason"] == "length" and len(choice["message"]["content"]) == 16, whole
+        assert whole["usage"]["completion_tokens"] == 16 and whole["usage"]["prompt_tokens"] == 300, whole
+        again = server.post("/v1/chat/completions", chat(BOOK[:300]))
+        assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 256, again
+        assert again["choices"][0]["message"] == choice["message"], (whole, again)
+        status, headers, data = server.raw("POST", "/v1/chat/completions", chat(BOOK[:300], stream=True, n=2,
+                                                                               stream_options={"include_usage": True}))
+        events = events_of(data)
+        assert status == 200 and headers["Content-Type"] == "text/event-stream" and events[-1] == (None, "[DONE]"), data
+        chunks = [json.loads(event) for _, event in events[:-1]]
+        for answer in range(2):
+            text = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks
+                           if c["choices"] and c["choices"][0]["index"] == answer)
+            assert text == choice["message"]["content"], (text, choice)
+        assert chunks[-1]["choices"] == [] and chunks[-1]["usage"]["completion_tokens"] == 32, chunks[-1]
+        text = choice["message"]["content"]
+        stopped = server.post("/v1/chat/completions", chat(BOOK[:300], stop=[text[5:9], "never"]))["choices"][0]
+        assert stopped["finish_reason"] == "stop" and stopped["message"]["content"] == text[:text.index(text[5:9])], stopped
+        odds = server.post("/v1/completions", {"prompt": BOOK[:100], "max_tokens": 3, "temperature": 0, "logprobs": 2})
+        assert len(odds["choices"][0]["logprobs"]["token_logprobs"]) == 3, odds
+        drawn = [server.post("/v1/completions", {"prompt": BOOK[:100], "max_tokens": 9, "temperature": 1.5, "seed": 7})["choices"]
+                 for _ in range(2)]
+        assert drawn[0] == drawn[1], drawn
+        biased = server.post("/v1/completions", {"prompt": BOOK[:100], "max_tokens": 5, "temperature": 0, "logit_bias": {"120": 100}})
+        assert biased["choices"][0]["text"] == "xxxxx", biased
+        ask = {"prompt": "x" * 60, "max_tokens": 40, "temperature": 0, "ignore_eos": True}
+        plain, varied = (server.post("/v1/completions", {**ask, **more})["choices"][0]["text"]
+                         for more in ({}, {"frequency_penalty": 2.0, "presence_penalty": 2.0}))
+        assert len(set(varied)) > len(set(plain)), (plain, varied)
+        tokens = server.post("/tokenize", {"content": "a b"})["tokens"]
+        assert server.post("/detokenize", {"tokens": tokens})["content"] == "a b"
+        assert server.post("/apply-template", chat("hello"))["prompt"] == "hello"
+        assert json.loads(server.raw("GET", "/v1/models")[2])["data"][0]["id"] == "needle"
+        assert server.raw("GET", "/health")[0] == 200
+
+
+def anthropic_answers_whole_and_streamed():
+    with serving("-c", "8K") as server:
+        ask = {"messages": [{"role": "user", "content": [{"type": "text", "text": BOOK[:200]}]}], "max_tokens": 8, "temperature": 0,
+               "system": [{"type": "text", "text": "x-anthropic-billing-header: cch=1\n" + BOOK[300:500]}]}
+        whole = server.post("/v1/messages", ask)
+        assert whole["stop_reason"] in ("max_tokens", "end_turn") and whole["usage"]["output_tokens"] <= 8, whole
+        ask["system"][0]["text"] = "x-anthropic-billing-header: cch=another\n" + BOOK[300:500]
+        again = server.post("/v1/messages", ask)
+        assert again["usage"]["cache_read_input_tokens"] == 384, again # the line that changes is gone
+        assert again["content"] == whole["content"], (whole, again)
+        events = events_of(server.raw("POST", "/v1/messages", {**ask, "stream": True})[2])
+        names = [name for name, _ in events]
+        assert names[0] == "message_start" and names[-2:] == ["message_delta", "message_stop"], names
+        text = "".join(json.loads(data)["delta"]["text"] for name, data in events if name == "content_block_delta")
+        assert text == whole["content"][0]["text"], (text, whole)
+        assert server.post("/v1/messages/count_tokens", ask)["input_tokens"] == 401
+        error = server.post("/v1/messages", {**ask, "max_tokens": 10 ** 6}, expect=400)
+        assert error["type"] == "error" and "room for" in error["error"]["message"], error
+
+
+def tool_messages_reach_the_template():
+    with serving("-c", "8K") as server:
+        ask = {"max_tokens": 4, "messages": [
+            {"role": "user", "content": "weather?"},
+            {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "I look."},
+                                              {"type": "tool_use", "id": "t1", "name": "get", "input": {"city": "Paris"}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "rain"}]}],
+            "tools": [{"name": "get", "description": "d", "input_schema": {"type": "object"}}]}
+        assert server.post("/v1/messages", ask)["type"] == "message"
+        assert server.post("/v1/messages/count_tokens", ask)["input_tokens"] == len("weather?\nI look.\nrain")
+        image = {"max_tokens": 4, "messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}
+        assert "image" in server.post("/v1/messages", image, expect=400)["error"]["message"]
+
+
+def the_page_shows_what_there_is():
+    with serving("-c", "8K") as server:
+        status, headers, data = server.raw("GET", "/")
+        assert status == 200 and b"<title>flatkv</title>" in data and len(data) < 100000, status
+        assert "connect-src 'self'" in headers["Content-Security-Policy"]
+        assert not re.search(rb"(src|href)=.(https?:)?//", data), "the page asks others"
+        server.post("/v1/chat/completions", chat(BOOK[:300]))
+        state = json.loads(server.raw("GET", "/flatkv/state")[2])
+        asked = set(re.findall(r"\bs\.([a-z_]+)\b(?!\()", data.decode())) | set(re.findall(r'rate\("([a-z_]+)"\)', data.decode()))
+        assert asked <= set(state), asked - set(state)
+        group = state["groups"][0]
+        assert group["free"] + group["held"] + group["cached"] == group["pages"] and group["cached"] == 4, group
+
+
+# ---- who may ask
+
+
+def keys_are_tenants():
+    with serving("-c", "8K", "--api-key", KEYS[0], "--api-key", KEYS[1]) as server:
+        first, second = ({"Authorization": "Bearer " + KEYS[0]}, {"x-api-key": KEYS[1]})
+        for wrong in ({}, {"Authorization": "Bearer " + KEYS[0][:-1]}, {"x-api-key": KEYS[0] + "x"}, {"x-api-key": ""}):
+            assert server.raw("POST", "/v1/chat/completions", chat("x"), wrong)[0] == 401, wrong
+            assert server.raw("GET", "/metrics", headers=wrong)[0] == 401
+        assert server.raw("GET", "/health")[0] == 200
+        cached = [server.post("/v1/chat/completions", chat(BOOK[:300]), key)["usage"]["prompt_tokens_details"]["cached_tokens"]
+                  for key in (first, second, first, second)]
+        assert cached == [0, 0, 256, 256], cached # the second never sees the first one's pages
+        assert server.raw("POST", "/v1/chat/completions", chat("x"), {**first, "Origin": "http://evil.example"})[0] == 403
+    done = subprocess.run([sys.argv[1], "serve", "--host", "0.0.0.0", "--port", "0"], capture_output=True, check=False)
+    assert done.returncode == 2 and b"--no-auth" in done.stderr, done
+
+
+# ---- hostile input
+
+
+def hostile_requests_are_refused():
+    with serving("-c", "2K", "--queue", "4") as server:
+        chats = [b"", b"{", b"[]", b"null", b'"x"', b"\xff\xfe", b'{"messages": []}', b'{"messages": [1]}', b'{"messages": {}}',
+                 b'{"messages": [{"role": 1}]}', b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
+                 b"[" * 100000, b'{"a":' * 2000 + b"1" + b"}" * 2000, b'{"messages":[{"role":"user","content":"x"}],"n":99}',
+                 b'{"messages":[{"role":"user","content":"x"}],"temperature":"hot"}',
+                 b'{"messages":[{"role":"user","content":"x"}],"temperature":-1}',
+                 b'{"messages":[{"role":"user","content":"x"}],"max_tokens":1e99}',
+                 b'{"messages":[{"role":"user","content":"x"}],"max_tokens":99999999}',
+                 b'{"messages":[{"role":"user","content":"x"}],"stop":[""]}',
+                 b'{"messages":[{"role":"user","content":"x"}],"stop":' + json.dumps(["x"] * 99).encode() + b"}",
+                 b'{"messages":[{"role":"user","content":"x"}],"response_format":{"type":"json_object"}}',
+                 b'{"messages":[{"role":"user","content":"x"}],"tools":3}',
+                 b'{"messages":[{"role":"user","content":"x","content":"y"}]}']
+        for body in chats:
+            for path in ("/v1/chat/completions", "/v1/messages", "/v1/completions", "/tokenize", "/detokenize", "/apply-template",
+                         "/v1/messages/count_tokens"):
+                status, _, data = server.raw("POST", path, body)
+                assert status in (200, 400), (path, body[:80], status, data[:200])
+                assert status == 400 or path in ("/apply-template", "/v1/messages/count_tokens", "/v1/messages"), (path, body[:80], data)
+                json.loads(data)
+        assert server.raw("POST", "/v1/completions", {"prompt": [1, 2, 10 ** 9]})[0] == 400
+        assert server.raw("POST", "/v1/completions", {"prompt": ["a", "b"]})[0] == 400
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as sock: # too large, said before it is sent
+            sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\n\r\n")
+            assert b" 413 " in sock.recv(1000).split(b"\r\n")[0]
+        random.seed(1)
+        for packet in [b"GET / HTTP/1.1\r\n" + b"A: " + b"x" * 100000 + b"\r\n\r\n", b"\0\0\0\0\r\n\r\n", b"GET\r\n\r\n",
+                       b"POST /v1/completions HTTP/1.1\r\nContent-Length: -5\r\n\r\n", b"GET " + b"/" * 50000 + b" HTTP/1.1\r\n\r\n",
+                       b"POST /v1/completions HTTP/1.1\r\nContent-Length: 10\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+                       b"DELETE /v1/completions HTTP/1.1\r\n\r\n", *(random.randbytes(500) for _ in range(30))]:
+            with socket.create_connection(("127.0.0.1", server.port), timeout=20) as sock:
+                with contextlib.suppress(OSError):
+                    sock.sendall(packet)
+                    sock.shutdown(socket.SHUT_WR)
+                    sock.recv(1000)
+        assert server.raw("GET", "/health")[0] == 200
+        assert server.metrics()["num_requests_waiting"] == 0
+
+
+# ---- clients that leave, and too many of them
+
+
+def pages_come_back_when_clients_leave():
+    with serving("-c", "16K", "--parallel", "2", "--chunk", "64") as server:
+        def ask(stream, n_prompt, n_new):
+            connection = server.connect()
+            connection.request("POST", "/v1/chat/completions", json.dumps(chat(BOOK[:n_prompt], max_tokens=n_new, stream=stream)))
+            return connection
+        streams = [ask(True, 50 + i, 6000) for i in range(2)]
+        answers = [c.getresponse() for c in streams]
+        for answer in answers:
+            assert answer.readline().startswith(b"data: ")
+        queued = ask(False, 40, 100)
+        server.until(lambda f: f["num_requests_waiting"] == 1, "one waits")
+        queued.close()
+        server.until(lambda f: f["num_requests_waiting"] == 0, "a client left the queue")
+        for connection, answer in zip(streams, answers): # in decode
+            answer.close()
+            connection.close()
+        server.until(nothing_is_held, "clients left in decode")
+        prefill = ask(False, 8000, 10)
+        server.until(lambda f: f["prompt_tokens_computed_total"] > 200, "prefill goes on")
+        prefill.close()
+        figures = server.until(nothing_is_held, "a client left in prefill")
+        assert figures["prompt_tokens_computed_total"] < 8000 and figures["disconnects_total"] == 4, figures
+        assert server.post("/v1/chat/completions", chat("still there"))["choices"]
+
+
+def overload_is_refused_with_a_time():
+    with serving("-c", "16K", "--parallel", "2", "--queue", "3") as server:
+        def one(i):
+            return server.raw("POST", "/v1/chat/completions", chat(BOOK[i * 7:i * 7 + 200], max_tokens=150))
+        with concurrent.futures.ThreadPoolExecutor(24) as pool:
+            answers = list(pool.map(one, range(24)))
+        good = [json.loads(data) for status, _, data in answers if status == 200]
+        busy = [(headers, json.loads(data)) for status, headers, data in answers if status == 429]
+        assert len(good) >= 3 and len(busy) >= 1 and len(good) + len(busy) == 24, [a[0] for a in answers]
+        assert all(a["usage"]["completion_tokens"] == 150 for a in good), good
+        assert all(int(headers["Retry-After"]) >= 1 and body["error"]["type"] == "rate_limit_error" for headers, body in busy), busy
+        figures = server.until(nothing_is_held, "all pages are back")
+        assert figures['request_success_total{finished_reason="error"}'] == 0, figures
+
+
+def one_prefix_is_computed_once():
+    with serving("-c", "32K", "--parallel", "8") as server:
+        with concurrent.futures.ThreadPoolExecutor(32) as pool:
+            answers = list(pool.map(lambda i: server.post("/v1/chat/completions", chat(BOOK[:2048] + f" {i:02}", max_tokens=4)), range(32)))
+        assert len(answers) == 32
+        figures = server.metrics()
+        assert figures["prompt_tokens_computed_total"] == 2051 + 31 * 3, figures
+
+
+def a_slow_reader_is_dropped():
+    with serving("-c", "64K", "--parallel", "4") as server:
+        with socket.create_connection(("127.0.0.1", server.port)) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            body = json.dumps(chat("x", max_tokens=4000, n=4, stream=True, logprobs=True, top_logprobs=20)).encode()
+            sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            server.until(lambda f: f["slow_readers_total"] == 1 and nothing_is_held(f), "the reader is dropped", 60)
+
+
+# ---- the end
+
+
+def sigterm_finishes_what_runs():
+    with serving("-c", "8K") as server:
+        with concurrent.futures.ThreadPoolExecutor(3) as pool:
+            asks = [pool.submit(server.post, "/v1/chat/completions", chat(BOOK[i:i + 100], max_tokens=400)) for i in range(3)]
+            server.until(lambda f: f["num_requests_running"] == 3, "all run")
+            server.process.send_signal(signal.SIGTERM)
+            assert all(a.result()["usage"]["completion_tokens"] == 400 for a in asks)
+        errors = server.stop(again=False)
+        assert BOOK[:20] not in errors, errors
+
+
+BEHAVIOURS = [value for name, value in list(globals().items())
+              if callable(value) and getattr(value, "__module__", "") == "__main__" and name.islower() and value.__code__.co_argcount == 0
+              and name not in ("main", "serving")]
+
+
+def main():
+    wanted = sys.argv[2:]
+    for behaviour in BEHAVIOURS:
+        if not wanted or behaviour.__name__ in wanted:
+            start = time.monotonic()
+            behaviour()
+            print(f"ok {behaviour.__name__} {time.monotonic() - start:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

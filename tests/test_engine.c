@@ -1,0 +1,502 @@
+/* The engine's rules with a model that is arithmetic and a clock that only steps move: admission, order, shares, pages, ends.
+ *
+ * The next token is a function of the last one and its position, so every text is known without asking the engine. Sequences and
+ * pages are those of a real cache.
+ */
+#include "../src/engine/scheduler.h"
+#include "cache_world.h"
+#include "test.h"
+
+#include <math.h>
+#include <stdio.h>
+
+#ifdef FKV_HAVE_JEMALLOC
+#include <jemalloc/jemalloc.h>
+#endif
+
+enum { VOCAB = 64, PAGE = 16, MAX_TOKENS = 2048, MAX_SEQS = 8, STEP_TOKENS = 128, CONTEXT = 1024, END_TOKEN = VOCAB - 1 };
+
+typedef struct world {
+    fkv_cache *cache;
+    fkv_scheduler scheduler;
+    double clock;
+    double longest; /* step */
+    uint32_t n_decode;
+    float rows[STEP_TOKENS * 16];
+    float logits[MAX_SEQS * VOCAB];
+    uint64_t last_id;
+} world;
+
+static uint32_t next_token(uint32_t token, uint32_t position) { return (token * 7 + position * 3 + 5) % (VOCAB - 1); }
+
+static fkv_status fake_forward(void *user, const fkv_tokens *rows, uint32_t n_rows, const float **logits) {
+    world *w = user;
+    fkv_row cache_rows[MAX_SEQS];
+    fkv_step *step = NULL;
+    uint32_t n_logits = 0;
+    double seconds = 0.002;
+    for (uint32_t i = 0; i < n_rows; i++) {
+        uint32_t length = 0;
+        if (fkv_seq_length(w->cache, rows[i].seq, &length) != FKV_OK) abort();
+        cache_rows[i] = (fkv_row){rows[i].seq, rows[i].n_tokens};
+        seconds += rows[i].n_tokens == 1 ? 0.001 : 0.0005 * rows[i].n_tokens;
+        if (rows[i].logits == FKV_LOGITS_NONE) continue;
+        float *row = &w->logits[VOCAB * n_logits++];
+        for (uint32_t t = 0; t < VOCAB; t++) row[t] = 0.0f;
+        uint32_t last = length + rows[i].n_tokens - 1;
+        row[next_token(rows[i].tokens[rows[i].n_tokens - 1], last)] = 10.0f;
+    }
+    fkv_status status = fkv_step_begin(w->cache, cache_rows, n_rows, &step);
+    if (status == FKV_OK) status = fkv_write(step, 0, w->rows, w->rows);
+    if (status == FKV_OK) status = fkv_step_commit(step);
+    w->clock += seconds;
+    if (seconds > w->longest) w->longest = seconds;
+    *logits = w->logits;
+    return status;
+}
+
+static double fake_seconds(void *user) { return ((world *)user)->clock; }
+
+static const char *fake_text(void *user, uint32_t token, size_t *n_bytes) {
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.";
+    (void)user;
+    *n_bytes = 1;
+    return letters + token % (sizeof letters - 1);
+}
+
+static void free_job(void *user, fkv_job *job) {
+    (void)user;
+    fkv_job_free(job);
+}
+
+static void open_world(world *w, const fkv_engine_config *config) {
+    fkv_config c = fkv_config_default();
+    memset(w, 0, sizeof *w);
+    c.n_layers = 1;
+    c.layer = (fkv_layer_config){.n_q_heads = 1, .n_kv_heads = 1, .head_dim = 16, .k = {16}, .v = {16}};
+    c.page_tokens = PAGE;
+    c.max_tokens = MAX_TOKENS;
+    c.max_seqs = MAX_SEQS;
+    c.max_step_tokens = STEP_TOKENS;
+    c.n_threads = 1;
+    ck_ok(fkv_cache_open(&c, &w->cache));
+    fkv_engine_device d = {w,       fake_forward, fake_seconds, fake_text, w->cache, VOCAB,      MAX_TOKENS,
+                           CONTEXT, MAX_SEQS,     STEP_TOKENS,  PAGE,      1,        {END_TOKEN}};
+    ck_ok(fkv_scheduler_open(&w->scheduler, config, &d));
+    w->scheduler.retire = free_job;
+}
+
+static fkv_engine_config quick_config(void) {
+    fkv_engine_config c = fkv_engine_config_default();
+    c.step_ms = 30.0;
+    c.max_tenants = 4;
+    return c;
+}
+
+static void close_world(world *w) {
+    fkv_stats stats;
+    ck_assert(fkv_cache_consistent(w->cache));
+    ck_ok(fkv_cache_stats(w->cache, &stats));
+    ck_assert_uint_eq(stats.seqs, 0);
+    ck_assert_uint_eq(stats.groups[0].held, 0);
+    ck_assert_uint_eq(stats.groups[0].promised, 0);
+    ck_assert_uint_eq(stats.groups[0].free + stats.groups[0].cached, stats.groups[0].pages);
+    fkv_scheduler_close(&w->scheduler);
+    fkv_cache_close(w->cache);
+}
+
+/* ---- what a caller sees of a request ---- */
+
+enum { MAX_NEW = 48 };
+
+typedef struct seen {
+    world *w;
+    fkv_job *job; /* NULL: done */
+    uint32_t prompt[CONTEXT];
+    uint32_t n_prompt;
+    uint32_t max_new;
+    uint32_t n;
+    bool cancelled;
+    double deadline_at;
+    int started;
+    uint32_t n_cached;
+    uint32_t n_new[FKV_MAX_ANSWERS];
+    bool answered[FKV_MAX_ANSWERS];
+    char text[FKV_MAX_ANSWERS][MAX_NEW + 1];
+    uint32_t n_text[FKV_MAX_ANSWERS];
+    fkv_finish reason;
+    double done_at;
+    uint32_t order; /* of its start */
+} seen;
+
+static uint32_t n_started;
+
+static uint32_t expected_token(const seen *s, uint32_t i) {
+    uint32_t token = s->prompt[s->n_prompt - 1];
+    for (uint32_t k = 0; k <= i; k++) token = next_token(token, s->n_prompt - 1 + k);
+    return token;
+}
+
+static void see(void *user, const fkv_event *e) {
+    seen *s = user;
+    ck_assert_msg(s->job != NULL, "an event after the last one");
+    ck_assert_uint_eq(e->n_prompt, s->n_prompt);
+    if (e->kind == FKV_EVENT_STARTED) {
+        ck_assert_int_eq(s->started++, 0);
+        s->n_cached = e->n_cached;
+        s->order = n_started++;
+        return;
+    }
+    if (e->kind == FKV_EVENT_DONE) {
+        for (uint32_t i = 0; i < s->n; i++) ck_assert(s->answered[i]);
+        s->reason = e->reason;
+        s->done_at = s->w->clock;
+        s->job = NULL;
+        return;
+    }
+    ck_assert_uint_lt(e->answer, s->n);
+    ck_assert(!s->answered[e->answer]);
+    ck_assert_uint_le(s->n_text[e->answer] + e->n_text, MAX_NEW);
+    memcpy(s->text[e->answer] + s->n_text[e->answer], e->text, e->n_text);
+    s->n_text[e->answer] += (uint32_t)e->n_text;
+    if (e->kind == FKV_EVENT_TOKEN) {
+        ck_assert_int_eq(s->started, 1);
+        ck_assert_uint_eq(e->token, expected_token(s, s->n_new[e->answer]));
+        s->n_new[e->answer]++;
+        ck_assert_uint_eq(e->n_new, s->n_new[e->answer]);
+        return;
+    }
+    s->answered[e->answer] = true;
+    ck_assert_msg(e->reason != FKV_FINISH_FAILED, "an admitted request failed: %s", e->message);
+    ck_assert(e->reason != FKV_FINISH_CANCELLED || s->cancelled);
+    ck_assert(e->reason != FKV_FINISH_DEADLINE || s->w->clock >= s->deadline_at);
+    ck_assert(e->reason != FKV_FINISH_LENGTH || s->n_new[e->answer] == s->max_new);
+}
+
+/* Hands a request in; s has prompt, n_prompt, max_new and n. */
+static fkv_status submit(world *w, seen *s, fkv_request r) {
+    uint32_t max_new = 0;
+    r.prompt = s->prompt;
+    r.n_prompt = s->n_prompt;
+    r.max_new = s->max_new;
+    r.n = s->n;
+    r.sampler = fkv_sampler_config_default();
+    r.event = see;
+    r.user = s;
+    fkv_status status = fkv_scheduler_check(&w->scheduler, &r, &max_new);
+    if (status != FKV_OK) return status;
+    fkv_job *job = fkv_job_make(&r, max_new, w->scheduler.max_token_bytes);
+    ck_assert(job != NULL);
+    if (job == NULL) abort();
+    job->id = ++w->last_id;
+    job->arrived_at = w->clock;
+    job->deadline_at = r.deadline_s > 0 ? w->clock + r.deadline_s : INFINITY;
+    s->w = w;
+    s->job = job;
+    s->deadline_at = job->deadline_at;
+    fkv_scheduler_accept(&w->scheduler, job);
+    return FKV_OK;
+}
+
+static void tokens_of(seen *s, uint64_t seed, uint32_t from, uint32_t n) {
+    cache_tokens(seed, s->prompt + from, n);
+    for (uint32_t i = from; i < from + n; i++) s->prompt[i] %= VOCAB - 1;
+    s->n_prompt = from + n;
+}
+
+static uint32_t run_all(world *w) {
+    uint32_t turns = 0;
+    while (fkv_scheduler_turn(&w->scheduler)) ck_assert_uint_lt(++turns, 100000);
+    ck_assert_uint_eq(w->scheduler.line.n, 0);
+    ck_assert_uint_eq(w->scheduler.n_running, 0);
+    ck_assert_uint_eq(w->scheduler.n_seqs, 0);
+    return turns;
+}
+
+static uint32_t random_below(uint64_t *state, uint32_t n) {
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(*state >> 33) % n;
+}
+
+/* ---- tests ---- */
+
+enum { N_SEEN = 400 };
+static seen all[N_SEEN];
+
+static void random_request(world *w, seen *s, uint64_t *random) {
+    memset(s, 0, sizeof *s);
+    tokens_of(s, random_below(random, 3), 0, 16 * random_below(random, 12)); /* one of three families of prefixes */
+    tokens_of(s, random_below(random, 1000) + 10, s->n_prompt, 1 + random_below(random, 60));
+    s->max_new = 1 + random_below(random, MAX_NEW - 1);
+    s->n = random_below(random, 5) == 0 ? 1 + random_below(random, 4) : 1;
+    fkv_request r = {.tenant = random_below(random, 6), .priority = (int32_t)random_below(random, 3)};
+    if (random_below(random, 10) == 0) r.deadline_s = 0.01 * (1 + random_below(random, 100));
+    ck_ok(submit(w, s, r));
+}
+
+static void random_life(uint64_t seed) {
+    static world w;
+    fkv_engine_config config = quick_config();
+    uint64_t random = seed;
+    uint32_t n = 0;
+    open_world(&w, &config);
+    printf("seed %llu\n", (unsigned long long)seed);
+    while (n < N_SEEN) {
+        for (uint32_t k = random_below(&random, 4); k > 0 && n < N_SEEN; k--) random_request(&w, &all[n++], &random);
+        seen *victim = n > 0 ? &all[random_below(&random, n)] : NULL;
+        bool cancels = victim != NULL && victim->job != NULL && random_below(&random, 4) == 0;
+        if (cancels && victim != NULL) {
+            victim->cancelled = true;
+            atomic_store(&victim->job->cancelled, true);
+        }
+        (void)fkv_scheduler_turn(&w.scheduler);
+        ck_assert(!cancels || victim == NULL || victim->job == NULL); /* its pages are back after one step */
+        if (n % 16 == 0) ck_assert(fkv_cache_consistent(w.cache));
+    }
+    (void)run_all(&w);
+    for (uint32_t i = 0; i < n; i++) {
+        ck_assert_msg(all[i].job == NULL, "request %u was never answered", i);
+        if (all[i].reason == FKV_FINISH_LENGTH)
+            for (uint32_t k = 0; k < all[i].n; k++) ck_assert_uint_eq(all[i].n_new[k], all[i].max_new);
+    }
+    const fkv_engine_stats *stats = &w.scheduler.stats;
+    ck_assert_uint_ge(stats->prompt_tokens, stats->cached_tokens + stats->computed_tokens); /* more where some were cancelled */
+    ck_assert_uint_gt(stats->cached_tokens, 0);
+    ck_assert_uint_eq(stats->finished[FKV_FINISH_FAILED], 0);
+    close_world(&w);
+}
+
+START_TEST(random_requests_cancels_and_tenants_keep_every_rule) {
+    for (uint64_t seed = 1; seed <= 12; seed++) random_life(seed);
+}
+END_TEST
+
+START_TEST(one_prefix_of_32_requests_is_computed_once) {
+    static world w;
+    fkv_engine_config config = quick_config();
+    uint64_t computed = 0;
+    open_world(&w, &config);
+    for (uint32_t i = 0; i < 32; i++) {
+        all[i] = (seen){.max_new = 8, .n = 1};
+        tokens_of(&all[i], 5, 0, 512);
+        tokens_of(&all[i], 100 + i, 512, 5);
+        ck_ok(submit(&w, &all[i], (fkv_request){.tenant = 1}));
+        computed += i == 0 ? 517 : 5;
+    }
+    (void)run_all(&w);
+    ck_assert_uint_eq(w.scheduler.stats.computed_tokens, computed);
+    ck_assert_uint_eq(w.scheduler.stats.page_waits, 31);
+    all[0] = (seen){.max_new = 8, .n = 1};
+    tokens_of(&all[0], 5, 0, 517);
+    ck_ok(submit(&w, &all[0], (fkv_request){.tenant = 2}));
+    (void)run_all(&w);
+    ck_assert_uint_eq(all[0].n_cached, 0); /* another tenant shares nothing */
+    close_world(&w);
+}
+END_TEST
+
+START_TEST(a_tenant_that_sends_ten_times_as_much_gets_half) {
+    static world w;
+    fkv_engine_config config = quick_config();
+    double served[2] = {0};
+    open_world(&w, &config);
+    for (uint32_t i = 0; i < 330; i++) {
+        uint32_t tenant = i % 11 == 10;
+        all[i] = (seen){.max_new = 20, .n = 1};
+        tokens_of(&all[i], 1000 + i, 0, 40);
+        ck_ok(submit(&w, &all[i], (fkv_request){.tenant = tenant}));
+    }
+    while (all[10 + 11 * 25].job != NULL) (void)fkv_scheduler_turn(&w.scheduler); /* the small one still has some */
+    for (uint32_t i = 0; i < 330; i++)
+        if (all[i].started != 0) served[i % 11 == 10] += 40.0 + 2.0 * all[i].n_new[0];
+    printf("served %.0f and %.0f\n", served[0], served[1]);
+    ck_assert_double_le(served[0] / (served[0] + served[1]), 0.55);
+    (void)run_all(&w);
+    close_world(&w);
+}
+END_TEST
+
+START_TEST(a_tenant_that_comes_back_has_no_credit) {
+    fkv_tenant places[2] = {{0}};
+    fkv_fair_share share = {.tenants = places, .capacity = 2};
+    uint32_t a = fkv_fair_share_join(&share, 1, 1.0);
+    fkv_fair_share_serve(&share, a, 1000.0);
+    uint32_t b = fkv_fair_share_join(&share, 2, 2.0);
+    ck_assert_double_eq(places[b].counter, 1000.0);
+    fkv_fair_share_serve(&share, b, 100.0);
+    ck_assert_double_eq(places[b].counter, 1050.0);            /* twice the weight, half the count */
+    ck_assert_uint_lt(fkv_fair_share_join(&share, 3, 1.0), 2); /* one more than there are places: shares one */
+}
+END_TEST
+
+START_TEST(within_a_tenant_priority_then_deadline_then_age_decide) {
+    static world w;
+    fkv_engine_config config = quick_config();
+    open_world(&w, &config);
+    static seen s[MAX_SEQS + 4];
+    for (uint32_t i = 0; i < N_OF(s); i++) {
+        s[i] = (seen){.max_new = 4 + i, .n = 1};
+        tokens_of(&s[i], 50 + i, 0, 30);
+    }
+    fkv_request plain = {.tenant = 1};
+    for (uint32_t i = 0; i < MAX_SEQS; i++) ck_ok(submit(&w, &s[i], plain));
+    (void)fkv_scheduler_turn(&w.scheduler); /* all places are taken */
+    ck_ok(submit(&w, &s[MAX_SEQS], plain));
+    ck_ok(submit(&w, &s[MAX_SEQS + 1], (fkv_request){.tenant = 1, .deadline_s = 100.0}));
+    ck_ok(submit(&w, &s[MAX_SEQS + 2], (fkv_request){.tenant = 1, .priority = 1}));
+    ck_ok(submit(&w, &s[MAX_SEQS + 3], (fkv_request){.tenant = 1, .priority = 5}));
+    s[MAX_SEQS].job->arrived_at -= 20.5; /* two levels older */
+    (void)run_all(&w);
+    ck_assert_uint_lt(s[MAX_SEQS + 3].order, s[MAX_SEQS].order);
+    ck_assert_uint_lt(s[MAX_SEQS].order, s[MAX_SEQS + 2].order);
+    ck_assert_uint_lt(s[MAX_SEQS + 2].order, s[MAX_SEQS + 1].order);
+    close_world(&w);
+}
+END_TEST
+
+START_TEST(prefill_beside_decode_keeps_steps_short) {
+    static world w;
+    fkv_engine_config config = quick_config();
+    open_world(&w, &config);
+    for (uint32_t i = 0; i < 6; i++) {
+        all[i] = (seen){.max_new = MAX_NEW, .n = 1};
+        tokens_of(&all[i], 20 + i, 0, i < 3 ? 20 : 300);
+        ck_ok(submit(&w, &all[i], (fkv_request){0}));
+        for (int k = 0; k < 8; k++) (void)fkv_scheduler_turn(&w.scheduler);
+        if (i == 3) w.longest = 0.0; /* it has learned */
+    }
+    (void)run_all(&w);
+    printf("longest step %.1f ms of %.0f\n", w.longest * 1e3, config.step_ms);
+    ck_assert_double_le(w.longest * 1e3, 1.25 * config.step_ms);
+    close_world(&w);
+}
+END_TEST
+
+START_TEST(what_can_never_fit_is_refused_with_the_numbers) {
+    static world w;
+    fkv_engine_config config = quick_config();
+    open_world(&w, &config);
+    seen *s = &all[0];
+    *s = (seen){.max_new = 30, .n = 1};
+    tokens_of(s, 1, 0, CONTEXT - 29);
+    ck_status(submit(&w, s, (fkv_request){0}), FKV_POOL_FULL);
+    ck_assert(strstr(fkv_message(), "room for 1024") != NULL);
+    s->max_new = 29;
+    ck_ok(submit(&w, s, (fkv_request){0}));
+    all[1] = (seen){.max_new = 900, .n = 3};
+    tokens_of(&all[1], 1, 0, 30);
+    ck_status(submit(&w, &all[1], (fkv_request){0}), FKV_POOL_FULL);
+    all[1].prompt[3] = VOCAB;
+    all[1].n = 1;
+    ck_status(submit(&w, &all[1], (fkv_request){0}), FKV_BAD_ARGUMENT);
+    (void)run_all(&w);
+    close_world(&w);
+}
+END_TEST
+
+START_TEST(stop_strings_end_the_text_before_them) {
+    static world w;
+    fkv_engine_config config = quick_config();
+    open_world(&w, &config);
+    all[0] = (seen){.max_new = MAX_NEW - 1, .n = 2};
+    tokens_of(&all[0], 3, 0, 33);
+    ck_ok(submit(&w, &all[0], (fkv_request){0}));
+    (void)run_all(&w);
+    ck_assert_str_eq(all[0].text[0], all[0].text[1]);
+    char stop[4] = {0};
+    memcpy(stop, all[0].text[0] + 20, 3);
+    size_t at = (size_t)(strstr(all[0].text[0], stop) - all[0].text[0]);
+    const char *stops[] = {"nowhere", stop};
+    all[1] = (seen){.max_new = MAX_NEW - 1, .n = 1};
+    tokens_of(&all[1], 3, 0, 33);
+    ck_ok(submit(&w, &all[1], (fkv_request){.stops = stops, .n_stops = 2}));
+    (void)run_all(&w);
+    ck_assert_int_eq(all[1].reason, FKV_FINISH_STOP);
+    ck_assert_uint_eq(all[1].n_text[0], at);
+    ck_assert(memcmp(all[1].text[0], all[0].text[0], at) == 0);
+    close_world(&w);
+}
+END_TEST
+
+/* Every cut of a text into tokens, with stop strings of two letters' words, against the plain rule. */
+START_TEST(held_text_is_what_could_become_a_stop) {
+    uint64_t random = 9;
+    for (uint32_t round = 0; round < 20000; round++) {
+        char text[32] = {0};
+        char shown[64] = {0};
+        char held[64];
+        char words[2][5] = {{0}};
+        const char *stops[2] = {words[0], words[1]};
+        uint32_t n = 1 + random_below(&random, 24);
+        for (uint32_t i = 0; i < n; i++) text[i] = (char)('a' + random_below(&random, 2));
+        for (uint32_t k = 0; k < 2; k++)
+            for (uint32_t i = 0, m = 1 + random_below(&random, 4); i < m; i++)
+                words[k][i] = (char)('a' + random_below(&random, 2));
+        fkv_answer_text t = {.held = held, .capacity = sizeof held};
+        const char *found = NULL;
+        uint32_t fed = 0;
+        while (fed < n && found == NULL) {
+            uint32_t take = 1 + random_below(&random, 3);
+            if (take > n - fed) take = n - fed;
+            found = fkv_answer_text_add(&t, (fkv_stop_list){stops, 2}, text + fed, take);
+            strncat(shown, t.held, t.n_shown);
+            fed += take;
+        }
+        fkv_answer_text_end(&t);
+        if (found == NULL) strncat(shown, t.held, t.n_shown);
+        text[fed] = 0; /* a stop string that begins earlier but is not complete yet does not count */
+        char *first = NULL;
+        for (uint32_t k = 0; k < 2; k++) {
+            char *p = strstr(text, words[k]);
+            if (p != NULL && (first == NULL || p < first)) first = p;
+        }
+        ck_assert_int_eq(found != NULL, first != NULL);
+        if (first != NULL) *first = 0;
+        ck_assert_msg(strcmp(shown, text) == 0, "round %u: \"%s\" instead of \"%s\"", round, shown, text);
+    }
+    fkv_answer_text t = {.held = (char[16]){0}, .capacity = 16};
+    fkv_stop_list none = {0};
+    (void)fkv_answer_text_add(&t, none, "a\xe2\x82", 3);
+    ck_assert_uint_eq(t.n_shown, 1);
+    (void)fkv_answer_text_add(&t, none, "\xac", 1);
+    ck_assert_uint_eq(t.n_shown, 3);
+}
+END_TEST
+
+#ifdef FKV_HAVE_JEMALLOC
+static void quiet_event(void *user, const fkv_event *event) {
+    (void)user;
+    (void)event;
+}
+#endif
+
+START_TEST(steps_take_no_memory) {
+#ifdef FKV_HAVE_JEMALLOC
+    static world w;
+    fkv_engine_config config = quick_config();
+    uint64_t before = 0;
+    uint64_t after = 0;
+    size_t size = sizeof before;
+    open_world(&w, &config);
+    for (uint32_t i = 0; i < 4; i++) {
+        all[i] = (seen){.max_new = MAX_NEW, .n = 1};
+        tokens_of(&all[i], 20 + i, 0, 100 + 100 * i);
+        ck_ok(submit(&w, &all[i], (fkv_request){.logprobs = true, .n_top = 5}));
+        all[i].job->r.event = quiet_event; /* the marks of check take memory */
+    }
+    (void)fkv_scheduler_turn(&w.scheduler);
+    if (mallctl("thread.allocated", &before, &size, NULL, 0) != 0) abort();
+    for (int i = 0; i < 30; i++) (void)fkv_scheduler_turn(&w.scheduler);
+    if (mallctl("thread.allocated", &after, &size, NULL, 0) != 0) abort();
+    ck_assert_uint_eq(before, after);
+    (void)run_all(&w);
+    close_world(&w);
+#endif
+}
+END_TEST
+
+TEST_MAIN("engine", random_requests_cancels_and_tenants_keep_every_rule, one_prefix_of_32_requests_is_computed_once,
+          a_tenant_that_sends_ten_times_as_much_gets_half, a_tenant_that_comes_back_has_no_credit,
+          within_a_tenant_priority_then_deadline_then_age_decide, prefill_beside_decode_keeps_steps_short,
+          what_can_never_fit_is_refused_with_the_numbers, stop_strings_end_the_text_before_them,
+          held_text_is_what_could_become_a_stop, steps_take_no_memory)

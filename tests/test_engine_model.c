@@ -1,0 +1,258 @@
+/* The engine with its thread and the needle model: the same bits whatever runs beside a request, requests and cancels from many
+ * threads, memory that comes back.
+ */
+#include "model_world.h"
+#include "test.h"
+
+#include <flatkv/engine.h>
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { MAX_NEW = 24, PROMPT = 200, N_BATCH = 16 };
+
+typedef struct heard {
+    pthread_mutex_t lock;
+    pthread_cond_t told;
+    bool done;
+    uint32_t tokens[FKV_MAX_ANSWERS][MAX_NEW];
+    float logprobs[FKV_MAX_ANSWERS][MAX_NEW];
+    uint32_t n[FKV_MAX_ANSWERS];
+    uint32_t n_cached;
+    fkv_finish reason;
+} heard;
+
+static fkv_model *model;
+
+static void hear(void *user, const fkv_event *e) {
+    heard *h = user;
+    (void)pthread_mutex_lock(&h->lock);
+    if (e->kind == FKV_EVENT_TOKEN && h->n[e->answer] < MAX_NEW) {
+        h->logprobs[e->answer][h->n[e->answer]] = e->logprob;
+        h->tokens[e->answer][h->n[e->answer]++] = e->token;
+    }
+    if (e->kind == FKV_EVENT_STARTED) h->n_cached = e->n_cached;
+    if (e->kind == FKV_EVENT_DONE) {
+        h->reason = e->reason;
+        h->done = true;
+        (void)pthread_cond_signal(&h->told);
+    }
+    (void)pthread_mutex_unlock(&h->lock);
+}
+
+static void heard_start(heard *h) {
+    memset(h, 0, sizeof *h);
+    (void)pthread_mutex_init(&h->lock, NULL);
+    (void)pthread_cond_init(&h->told, NULL);
+}
+
+static void heard_wait(heard *h) {
+    (void)pthread_mutex_lock(&h->lock);
+    while (!h->done) (void)pthread_cond_wait(&h->told, &h->lock);
+    (void)pthread_mutex_unlock(&h->lock);
+    (void)pthread_cond_destroy(&h->told);
+    (void)pthread_mutex_destroy(&h->lock);
+}
+
+static fkv_engine *open_engine(uint32_t max_seqs) {
+    fkv_engine_config c = fkv_engine_config_default();
+    fkv_engine *engine = NULL;
+    if (model == NULL) {
+        fkv_model_config config = fkv_model_config_default();
+        ck_ok(fkv_model_load("models/needle", &config, &model));
+    }
+    c.runner.max_tokens = 8192;
+    c.runner.max_seqs = c.runner.max_logit_rows = max_seqs;
+    c.runner.max_step_tokens = 128;
+    c.runner.page_tokens = 16;
+    c.runner.n_threads = 2;
+    c.max_queue = 100;
+    c.step_ms = 20.0;
+    ck_ok(fkv_engine_open(model, &c, &engine));
+    return engine;
+}
+
+static void check_empty(fkv_engine *engine) {
+    fkv_engine_stats stats;
+    ck_assert(fkv_engine_drain(engine, 60.0));
+    fkv_engine_stats_now(engine, &stats);
+    ck_assert_uint_eq(stats.cache.seqs, 0);
+    for (uint32_t g = 0; g < stats.cache.n_groups; g++) {
+        ck_assert_uint_eq(stats.cache.groups[g].free + stats.cache.groups[g].cached, stats.cache.groups[g].pages);
+        ck_assert_uint_eq(stats.cache.groups[g].promised, 0);
+    }
+    ck_assert_uint_eq(stats.finished[FKV_FINISH_FAILED], 0);
+}
+
+static fkv_request request_of(const uint32_t *prompt, heard *h) {
+    return (fkv_request){.prompt = prompt,
+                         .n_prompt = PROMPT,
+                         .max_new = MAX_NEW,
+                         .sampler = fkv_sampler_config_default(),
+                         .ignore_end = true,
+                         .logprobs = true,
+                         .event = hear,
+                         .user = h};
+}
+
+static void check_same(const heard *a, const heard *b, uint32_t answer, const char *what) {
+    ck_assert_uint_eq(b->n[answer], MAX_NEW);
+    for (uint32_t i = 0; i < MAX_NEW; i++)
+        ck_assert_msg(a->tokens[0][i] == b->tokens[answer][i] && a->logprobs[0][i] == b->logprobs[answer][i],
+                      "%s: token %u is %u (%.9g) instead of %u (%.9g)", what, i, b->tokens[answer][i],
+                      (double)b->logprobs[answer][i], a->tokens[0][i], (double)a->logprobs[0][i]);
+}
+
+START_TEST(a_text_is_the_same_alone_in_a_batch_from_a_shared_and_a_forked_prefix) {
+    static heard alone[N_BATCH];
+    static heard batch[N_BATCH];
+    static heard again;
+    static heard forks;
+    uint32_t prompts[N_BATCH][PROMPT];
+    uint64_t id = 0;
+    for (uint32_t i = 0; i < N_BATCH; i++) model_book_tokens(300 * i, prompts[i], PROMPT);
+    fkv_engine *engine = open_engine(N_BATCH);
+    for (uint32_t i = 0; i < N_BATCH; i++) {
+        fkv_request r = request_of(prompts[i], &alone[i]);
+        heard_start(&alone[i]);
+        ck_ok(fkv_engine_submit(engine, &r, &id, NULL));
+        heard_wait(&alone[i]);
+        ck_assert_uint_eq(alone[i].n_cached, 0);
+    }
+    heard_start(&again);
+    fkv_request r = request_of(prompts[0], &again);
+    ck_ok(fkv_engine_submit(engine, &r, &id, NULL));
+    heard_wait(&again);
+    ck_assert_uint_eq(again.n_cached, (PROMPT - 1) / 16 * 16);
+    check_same(&alone[0], &again, 0, "from a shared prefix");
+    heard_start(&forks);
+    r = request_of(prompts[1], &forks);
+    r.n = 4;
+    r.tenant = 7; /* nothing is cached for it */
+    ck_ok(fkv_engine_submit(engine, &r, &id, NULL));
+    heard_wait(&forks);
+    for (uint32_t i = 0; i < 4; i++) check_same(&alone[1], &forks, i, "forked");
+    check_empty(engine);
+    fkv_engine_close(engine);
+
+    engine = open_engine(N_BATCH);
+    for (uint32_t i = 0; i < N_BATCH; i++) {
+        r = request_of(prompts[i], &batch[i]);
+        heard_start(&batch[i]);
+        ck_ok(fkv_engine_submit(engine, &r, &id, NULL));
+    }
+    for (uint32_t i = 0; i < N_BATCH; i++) heard_wait(&batch[i]);
+    for (uint32_t i = 0; i < N_BATCH; i++) check_same(&alone[i], &batch[i], 0, "in a batch");
+    check_empty(engine);
+    fkv_engine_close(engine);
+}
+END_TEST
+
+/* ---- many threads ---- */
+
+enum { N_THREADS = 4, N_EACH = 12 };
+
+static fkv_engine *shared;
+static _Atomic uint32_t n_cancelled;
+static uint32_t shared_prompts[3][PROMPT];
+
+static void *client(void *user) {
+    uint32_t number = *(const uint32_t *)user;
+    for (uint32_t i = 0; i < N_EACH; i++) {
+        heard h;
+        uint64_t id = 0;
+        fkv_engine_stats stats;
+        fkv_request_info list[8];
+        heard_start(&h);
+        fkv_request r = request_of(shared_prompts[i % 3], &h);
+        r.tenant = number % 2;
+        if (fkv_engine_submit(shared, &r, &id, NULL) != FKV_OK) abort();
+        if (i % 4 == 1) fkv_engine_cancel(shared, id);
+        fkv_engine_stats_now(shared, &stats);
+        (void)fkv_engine_requests(shared, list, 8);
+        heard_wait(&h);
+        if (h.reason == FKV_FINISH_CANCELLED) n_cancelled++;
+        if (h.reason != FKV_FINISH_CANCELLED && h.n[0] != MAX_NEW) abort();
+    }
+    return NULL;
+}
+
+START_TEST(requests_and_cancels_come_from_many_threads) {
+    pthread_t threads[N_THREADS];
+    uint32_t numbers[N_THREADS];
+    for (uint32_t i = 0; i < 3; i++) model_book_tokens(100 * i, shared_prompts[i], PROMPT);
+    shared = open_engine(4);
+    for (uint32_t i = 0; i < N_THREADS; i++) {
+        numbers[i] = i;
+        ck_assert_int_eq(pthread_create(&threads[i], NULL, client, &numbers[i]), 0);
+    }
+    for (uint32_t i = 0; i < N_THREADS; i++) (void)pthread_join(threads[i], NULL);
+    printf("%u of %u were cancelled in time\n", n_cancelled, N_THREADS * N_EACH / 4);
+    check_empty(shared);
+    fkv_engine_close(shared);
+}
+END_TEST
+
+static void no_a(void *user, uint32_t answer, const uint32_t *tokens, uint32_t n_tokens, float *logits, uint32_t n_vocab) {
+    (void)answer, (void)tokens, (void)n_tokens;
+    for (uint32_t i = 0; i < n_vocab; i++)
+        if (i != *(const uint32_t *)user) logits[i] = -1e30f;
+}
+
+START_TEST(a_mask_decides_what_may_be_written) {
+    static heard h;
+    uint32_t prompt[PROMPT];
+    uint32_t only = 'x';
+    uint64_t id = 0;
+    model_book_tokens(0, prompt, PROMPT);
+    fkv_engine *engine = open_engine(2);
+    fkv_request r = request_of(prompt, &h);
+    r.mask = no_a;
+    r.mask_user = &only;
+    heard_start(&h);
+    ck_ok(fkv_engine_submit(engine, &r, &id, NULL));
+    heard_wait(&h);
+    for (uint32_t i = 0; i < MAX_NEW; i++) ck_assert_uint_eq(h.tokens[0][i], only);
+    fkv_engine_close(engine);
+}
+END_TEST
+
+START_TEST(a_full_queue_says_when_to_come_back) {
+    static heard h[8];
+    uint32_t prompt[PROMPT];
+    uint64_t id = 0;
+    double retry = 0.0;
+    uint32_t n = 0;
+    model_book_tokens(0, prompt, PROMPT);
+    fkv_engine_config c = fkv_engine_config_default();
+    fkv_engine *engine = open_engine(1);
+    fkv_engine_close(engine); /* the model is loaded */
+    c.runner.max_tokens = 1024;
+    c.runner.max_seqs = c.runner.max_logit_rows = 1;
+    c.max_queue = 2;
+    ck_ok(fkv_engine_open(model, &c, &engine));
+    fkv_status status = FKV_OK;
+    while (n < 8 && status == FKV_OK) {
+        fkv_request r = request_of(prompt, &h[n]);
+        r.max_new = 700;
+        heard_start(&h[n]);
+        status = fkv_engine_submit(engine, &r, &id, &retry);
+        if (status == FKV_OK) n++;
+    }
+    ck_assert_int_eq(status, FKV_BUSY);
+    ck_assert(n >= 2 && n <= 3);
+    ck_assert_double_ge(retry, 1.0);
+    fkv_engine_close(engine); /* cancels what is left */
+    for (uint32_t i = 0; i < n; i++) {
+        heard_wait(&h[i]);
+        ck_assert_int_eq(h[i].reason, FKV_FINISH_CANCELLED);
+    }
+    fkv_model_close(model);
+    model = NULL;
+}
+END_TEST
+
+TEST_MAIN("engine_model", a_text_is_the_same_alone_in_a_batch_from_a_shared_and_a_forked_prefix,
+          requests_and_cancels_come_from_many_threads, a_mask_decides_what_may_be_written, a_full_queue_says_when_to_come_back)

@@ -1,0 +1,94 @@
+/* Answers as the two APIs shape them, from parts that no model had to write: text, reasoning and calls. */
+#include "../src/serve/exchange.h"
+#include "test.h"
+
+#include <string.h>
+
+static server host = {.config = {.model_name = "m"}};
+
+static void part(exchange *x, part_kind kind, const char *text) { reply_part(x, 0, kind, text, strlen(text)); }
+
+static exchange answer_with_a_call(api_kind kind) {
+    exchange x = {.s = &host, .api = {.kind = kind, .n = 1}, .id = "chatcmpl-01", .n_prompt = 10, .n_cached = 4, .n_new = 7};
+    part(&x, PART_REASONING, "hm");
+    part(&x, PART_REASONING, "m");
+    part(&x, PART_TEXT, "I look");
+    part(&x, PART_TEXT, "\xff.");
+    part(&x, PART_CALL, "get");
+    part(&x, PART_ARGUMENTS, "{\"city\": ");
+    part(&x, PART_ARGUMENTS, "\"Paris\"}");
+    part(&x, PART_CALL_END, "");
+    part(&x, PART_CALL, "put");
+    part(&x, PART_ARGUMENTS, "no JSON");
+    part(&x, PART_CALL_END, "");
+    x.answers[0].reason = FKV_FINISH_END;
+    return x;
+}
+
+static void check(json_t *got, const char *expected) {
+    json_t *wanted = json_loads(expected, 0, NULL);
+    ck_assert(wanted != NULL);
+    char *text = json_dumps(got, JSON_COMPACT);
+    ck_assert_msg(json_equal(got, wanted), "%s", text);
+    free(text);
+    json_decref(wanted);
+    json_decref(got);
+}
+
+static void let_go_of(exchange *x) {
+    for (uint32_t i = 0; i < x->answers[0].n_parts; i++) {
+        free(x->answers[0].parts[i].name);
+        evbuffer_free(x->answers[0].parts[i].bytes);
+    }
+}
+
+START_TEST(openai_gets_reasoning_text_and_calls_apart) {
+    exchange x = answer_with_a_call(API_CHAT);
+    check(
+        reply_answer(&x),
+        "{\"id\":\"chatcmpl-01\",\"object\":\"chat.completion\",\"created\":0,\"model\":\"m\",\"choices\":[{\"index\":0,"
+        "\"message\":{\"role\":\"assistant\",\"content\":\"I look\xef\xbf\xbd.\",\"reasoning_content\":\"hmm\",\"tool_calls\":["
+        "{\"id\":\"call_01_0_0\",\"type\":\"function\",\"function\":{\"name\":\"get\",\"arguments\":\"{\\\"city\\\": \\\"Paris\\\"}\"}},"
+        "{\"id\":\"call_01_0_1\",\"type\":\"function\",\"function\":{\"name\":\"put\",\"arguments\":\"no JSON\"}}]},"
+        "\"logprobs\":null,\"finish_reason\":\"tool_calls\"}],\"usage\":{\"prompt_tokens\":10,\"completion_tokens\":7,"
+        "\"total_tokens\":17,\"prompt_tokens_details\":{\"cached_tokens\":4}}}");
+    let_go_of(&x);
+}
+END_TEST
+
+START_TEST(anthropic_gets_blocks_in_their_order) {
+    exchange x = answer_with_a_call(API_MESSAGES);
+    check(reply_answer(&x),
+          "{\"id\":\"chatcmpl-01\",\"type\":\"message\",\"role\":\"assistant\",\"model\":\"m\",\"content\":["
+          "{\"type\":\"thinking\",\"thinking\":\"hmm\",\"signature\":\"\"},{\"type\":\"text\",\"text\":\"I look\xef\xbf\xbd.\"},"
+          "{\"type\":\"tool_use\",\"id\":\"toolu_01_0_0\",\"name\":\"get\",\"input\":{\"city\":\"Paris\"}},"
+          "{\"type\":\"tool_use\",\"id\":\"toolu_01_0_1\",\"name\":\"put\",\"input\":{}}],\"stop_reason\":\"tool_use\","
+          "\"stop_sequence\":null,\"usage\":{\"input_tokens\":6,\"cache_read_input_tokens\":4,\"cache_creation_input_tokens\":0,"
+          "\"output_tokens\":7}}");
+    let_go_of(&x);
+}
+END_TEST
+
+START_TEST(conversations_come_out_as_templates_want_them) {
+    static const char body[] =
+        "\x7b\"system\":\"x-anthropic-billing-header: 1\\nBe kind.\",\"messages\":[{\"role\":\"user\",\"content\":\"a\"},"
+        "{\"role\":\"assistant\",\"content\":[{\"type\":\"thinking\",\"thinking\":\"t\"},{\"type\":\"text\",\"text\":\"b\"},"
+        "{\"type\":\"tool_use\",\"id\":\"i\",\"name\":\"f\",\"input\":{\"x\":1}}]},"
+        "{\"role\":\"user\",\"content\":[{\"type\":\"tool_result\",\"tool_use_id\":\"i\",\"content\":\"r\"},{\"type\":\"text\",\"text\":\"c\"}]}],"
+        "\"tools\":[{\"name\":\"f\",\"description\":\"d\",\"input_schema\":{\"type\":\"object\"}}]}";
+    fkv_sampler_config defaults = fkv_sampler_config_default();
+    static api_request r;
+    ck_assert_msg(api_request_parse(API_MESSAGES, body, sizeof body - 1, &defaults, &r), "%s", r.error);
+    check(
+        json_incref(r.conversation),
+        "{\"add_generation_prompt\":true,\"messages\":[{\"role\":\"system\",\"content\":\"Be kind.\"},{\"role\":\"user\",\"content\":\"a\"},"
+        "{\"role\":\"assistant\",\"content\":\"b\",\"reasoning_content\":\"t\",\"tool_calls\":[{\"id\":\"i\",\"type\":\"function\","
+        "\"function\":{\"name\":\"f\",\"arguments\":{\"x\":1}}}]},{\"role\":\"tool\",\"tool_call_id\":\"i\",\"content\":\"r\"},"
+        "{\"role\":\"user\",\"content\":\"c\"}],\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"description\":\"d\","
+        "\"parameters\":{\"type\":\"object\"}}}]}");
+    api_request_free(&r);
+}
+END_TEST
+
+TEST_MAIN("serve_reply", openai_gets_reasoning_text_and_calls_apart, anthropic_gets_blocks_in_their_order,
+          conversations_come_out_as_templates_want_them)
