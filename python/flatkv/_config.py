@@ -1,0 +1,68 @@
+"""Layers, codecs and the configuration of a cache, from Python's words to the library's structs."""
+from __future__ import annotations
+
+import ctypes as C
+import dataclasses
+from typing import Any, Sequence as Many
+
+from . import _abi
+from ._library import check, held
+
+ROTATIONS = {None: 0, "none": 0, "k": 1, "v": 2, "kv": 3}
+TYPES = {"float32": _abi.FKV_F32, "float16": _abi.FKV_F16, "bfloat16": _abi.FKV_BF16}
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """One attention layer: its heads, and what a query sees."""
+
+    n_q_heads: int
+    n_kv_heads: int
+    head_dim: int
+    window: int = 0  #: a query sees itself and the window - 1 tokens before it; 0: all
+    n_sinks: int = 0  #: first tokens that a windowed layer keeps seeing
+    scale: float = 0.0  #: of the scores; 0: 1 / sqrt(head_dim)
+    softcap: float = 0.0  #: c * tanh(score / c); 0: none
+
+
+def _layer_struct(layer: Layer, codec: str, group: int | None) -> Any:
+    made = _abi.fkv_layer_config()
+    for field in dataclasses.fields(layer):
+        setattr(made, field.name, getattr(layer, field.name))
+    default = held.fkv_config_default().layer
+    made.k, made.v = default.k, default.v
+    if group is not None:
+        made.k.group = made.v.group = group
+    check(held.fkv_codec_parse(codec.encode(), C.addressof(made) + _abi.fkv_layer_config.k.offset,
+                               C.addressof(made) + _abi.fkv_layer_config.v.offset))
+    return made
+
+
+class Config:
+    """A fkv_config with the layers that it points to."""
+
+    def __init__(self, layers: Many[Layer] | Layer, *, max_tokens: int, codec: str | Many[str] = "8/4", n_layers: int | None = None,
+                 group: int | None = None, rotate: str | None = None, rotation_seed: int = 0, max_seqs: int = 1,
+                 max_step_tokens: int = 512, page_tokens: int = 64, page_type: str = "float16", row_type: str = "float32",
+                 n_threads: int = 0, lazy: bool = False, memory_limit: int = 0, weights_id: bytes = b"", rope_id: str = ""):
+        listed = [layers] * (n_layers or 1) if isinstance(layers, Layer) else list(layers)
+        codecs = [codec] * len(listed) if isinstance(codec, str) else list(codec)
+        if len(codecs) != len(listed):
+            raise ValueError(f"{len(codecs)} codecs for {len(listed)} layers: give one, or one for each")
+        self.layers = listed
+        self.codecs = codecs
+        self._structs = (_abi.fkv_layer_config * len(listed))(*[_layer_struct(l, c, group) for l, c in zip(listed, codecs)])
+        self.struct = struct = held.fkv_config_default()
+        struct.n_layers = len(listed)
+        struct.layers = C.addressof(self._structs)
+        struct.max_tokens, struct.max_seqs, struct.max_step_tokens = max_tokens, max_seqs, max_step_tokens
+        struct.page_tokens, struct.n_threads, struct.lazy, struct.memory_limit = page_tokens, n_threads, lazy, memory_limit
+        struct.page_type, struct.row_type = TYPES[page_type], TYPES[row_type]
+        struct.rotate, struct.rotation_seed = ROTATIONS[rotate], rotation_seed
+        struct.weights_id = (C.c_uint8 * 32)(*weights_id[:32])
+        struct.rope_id = rope_id.encode()[:63]
+        self.row_type = row_type
+
+    @property
+    def address(self) -> int:
+        return C.addressof(self.struct)

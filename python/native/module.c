@@ -1,0 +1,76 @@
+/* flatkv._native: an extension of the stable ABI that has libflatkv and its MLX device inside. Python reaches the library's C
+ * calls with ctypes (flatkv/_library.py); here are the calls that take and give mx.array, made for every layer of every step.
+ *
+ * Numbers of steps and vectors come from ctypes as addresses. Errors are statuses; the caller asks fkv_message().
+ */
+#include "python_mlx.h"
+
+#include <flatkv/mlx.h>
+
+static PyObject *mlx_open(PyObject *self, PyObject *none) {
+    (void)self;
+    (void)none;
+    if (fkv_python_mlx_open() != 0) return NULL;
+    Py_RETURN_NONE;
+}
+
+/* mlx_write(step, layer, k, v) -> status */
+static PyObject *mlx_write(PyObject *self, PyObject *args) {
+    unsigned long long step = 0;
+    unsigned layer = 0;
+    PyObject *k = NULL;
+    PyObject *v = NULL;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "KIOO", &step, &layer, &k, &v)) return NULL;
+    mlx_array keys = fkv_python_mlx_take(k);
+    mlx_array values = fkv_python_mlx_take(v);
+    PyObject *status = NULL;
+    if (keys.ctx != NULL && values.ctx != NULL)
+        status = PyLong_FromLong(fkv_mlx_write((fkv_step *)(uintptr_t)step, layer, keys, values));
+    (void)mlx_array_free(keys);
+    (void)mlx_array_free(values);
+    return status;
+}
+
+/* mlx_attend(step, layer, q) -> mx.array, or a status that is not 0 */
+static PyObject *mlx_attend(PyObject *self, PyObject *args) {
+    unsigned long long step = 0;
+    unsigned layer = 0;
+    PyObject *q = NULL;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "KIO", &step, &layer, &q)) return NULL;
+    mlx_array queries = fkv_python_mlx_take(q);
+    if (queries.ctx == NULL) return NULL;
+    mlx_array out = {NULL};
+    const fkv_status status = fkv_mlx_attend((fkv_step *)(uintptr_t)step, layer, queries, &out);
+    PyObject *answer = status == FKV_OK ? fkv_python_mlx_object(out) : NULL;
+    Py_XINCREF(answer);
+    (void)mlx_array_free(queries);
+    (void)mlx_array_free(out);
+    return answer != NULL ? answer : PyLong_FromLong(status);
+}
+
+/* mlx_pending(step) -> list of mx.array, or a status that is not 0 */
+static PyObject *mlx_pending(PyObject *self, PyObject *args) {
+    unsigned long long step = 0;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "K", &step)) return NULL;
+    mlx_vector_array arrays = mlx_vector_array_new();
+    if (arrays.ctx == NULL) return NULL;
+    const fkv_status status = fkv_mlx_step_pending((fkv_step *)(uintptr_t)step, arrays);
+    if (status == FKV_OK) return arrays.ctx;
+    (void)mlx_vector_array_free(arrays);
+    return PyLong_FromLong(status);
+}
+
+static PyMethodDef methods[] = {{"mlx_open", mlx_open, METH_NOARGS, "Find mlx.core; ImportError where it is missing or too old."},
+                                {"mlx_write", mlx_write, METH_VARARGS, "fkv_mlx_write()"},
+                                {"mlx_attend", mlx_attend, METH_VARARGS, "fkv_mlx_attend()"},
+                                {"mlx_pending", mlx_pending, METH_VARARGS, "fkv_mlx_step_pending()"},
+                                {NULL, NULL, 0, NULL}};
+
+static struct PyModuleDef module = {
+    .m_base = PyModuleDef_HEAD_INIT, .m_name = "flatkv._native", .m_size = -1, .m_methods = methods};
+
+PyMODINIT_FUNC PyInit__native(void);
+PyMODINIT_FUNC PyInit__native(void) { return PyModule_Create(&module); }

@@ -1,0 +1,39 @@
+"""Small models of mlx-lm with random weights, and texts for them."""
+import pytest
+
+mx = pytest.importorskip("mlx.core")
+
+
+def llama(layers=2, heads=4, kv_heads=2, dim=128, vocab=1000, seed=0):
+    from mlx_lm.models import llama as m
+    mx.random.seed(seed)
+    model = m.Model(m.ModelArgs(model_type="llama", hidden_size=dim, num_hidden_layers=layers, intermediate_size=2 * dim,
+                                num_attention_heads=heads, num_key_value_heads=kv_heads, rms_norm_eps=1e-5, vocab_size=vocab,
+                                head_dim=64, max_position_embeddings=32768))
+    mx.eval(model.parameters())
+    return model
+
+
+def gemma3(layers=4, window=32, seed=0):
+    """Every second layer has a window: rotating caches beside growing ones."""
+    from mlx_lm.models import gemma3_text as m
+    mx.random.seed(seed)
+    model = m.Model(m.ModelArgs(model_type="gemma3_text", hidden_size=128, num_hidden_layers=layers, intermediate_size=256,
+                                num_attention_heads=4, num_key_value_heads=2, head_dim=64, vocab_size=1000, sliding_window=window,
+                                sliding_window_pattern=2))
+    mx.eval(model.parameters())
+    return model
+
+
+def text(n, seed=1, vocab=1000):
+    mx.random.seed(seed)
+    return mx.random.randint(0, vocab, (n,))
+
+
+@pytest.fixture
+def flat():
+    """flatkv with 16-bit pages, installed for one test."""
+    import flatkv
+    flatkv.install(max_tokens=4096, codec="16/16", max_seqs=32, max_step_tokens=1024)
+    yield flatkv
+    flatkv.uninstall()

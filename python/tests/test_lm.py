@@ -1,0 +1,190 @@
+"""mlx-lm with flatkv installed, against mlx-lm with its own caches."""
+import copy
+import gc
+import warnings
+
+import pytest
+
+mx = pytest.importorskip("mlx.core")
+pytest.importorskip("mlx_lm")
+import mlx_lm.models.cache as caches  # noqa: E402
+from mlx_lm.generate import BatchGenerator, generate_step, speculative_generate_step  # noqa: E402
+
+import flatkv  # noqa: E402
+from conftest import gemma3, llama, text  # noqa: E402
+
+OWN = caches.make_prompt_cache
+LIMIT = 5e-3  # 16-bit pages against mlx-lm's cache
+
+
+def logits(model, cache, tokens, cuts):
+    out = [model(tokens[None, a:b], cache=cache) for a, b in zip(cuts, cuts[1:])]
+    return mx.concatenate(out, 1)
+
+
+def relative(a, b):
+    return (mx.linalg.norm(a - b) / mx.linalg.norm(b)).item()
+
+
+def generated(model, prompt, n=12, cache=None, **more):
+    return [int(t) for t, _ in generate_step(prompt, model, max_tokens=n, prompt_cache=cache, prefill_step_size=64, **more)]
+
+
+@pytest.mark.parametrize("make", [llama, gemma3])
+def test_logits_are_mlx_lms(flat, make):
+    model, tokens, cuts = make(), text(90), [0, 40, 80, *range(81, 91)]
+    cache = caches.make_prompt_cache(model)
+    assert {type(c).__name__ for c in cache} == {"FlatKVCache"}
+    own = OWN(model)
+    assert relative(logits(model, cache, tokens, cuts), logits(model, own, tokens, cuts)) < LIMIT
+    assert [c.offset for c in cache] == [c.offset for c in own] and cache[0].size() == own[0].size()
+
+
+def test_generate_is_mlx_lms_and_memory_stays(flat):
+    model, prompt = llama(), text(300)
+    own = generated(model, prompt, cache=OWN(model))
+    assert generated(model, prompt) == own
+    cache = caches.make_prompt_cache(model)
+    generated(model, prompt, 4, cache)
+    mx.clear_cache()
+    start = mx.get_active_memory()
+    generated(model, text(200, seed=5), 30, cache)
+    mx.clear_cache()
+    assert mx.get_active_memory() - start < 64 * 1024
+    assert flatkv.lm.pools()[0].consistent()
+
+
+def test_trim_and_deepcopy_are_truncate_and_fork(flat):
+    model, prompt = llama(), text(200)
+    cache = caches.make_prompt_cache(model)
+    generated(model, prompt, 5, cache)
+    twin = copy.deepcopy(cache)
+    assert len({id(c.texts[0]) for c in twin}) == 1 and twin[0].offset == cache[0].offset
+    pool = flatkv.lm.pools()[0]
+    assert pool.stats.groups[0].shared >= 3
+    assert caches.trim_prompt_cache(twin, twin[0].offset - 150) == cache[0].offset - 150
+    rest = text(30, seed=9)
+    fresh = generated(model, mx.concatenate([prompt[:150], rest]), cache=OWN(model))
+    assert generated(model, rest, cache=twin) == fresh
+    assert pool.consistent()
+
+
+def test_prompts_of_the_server_share_pages_and_make_room(flat):
+    model, tokens = llama(), text(256).tolist()
+    store, pool = caches.LRUPromptCache(max_size=100), None
+    first = caches.make_prompt_cache(model)
+    generated(model, mx.array(tokens), 1, first)
+    caches.trim_prompt_cache(first, first[0].offset - 256)
+    store.insert_cache("m", tokens, first)
+    kept = []
+    for i in range(20):
+        got, rest = store.fetch_nearest_cache("m", tokens + [i, i + 1, i + 2])
+        assert rest == [i, i + 1, i + 2]
+        generated(model, mx.array(rest), 1, got)
+        kept.append(got)
+    pool = flatkv.lm.pools()[0]
+    assert pool.stats.groups[0].held <= 4 + 2 * 21, "256 tokens are held once"
+    kept.clear()
+    gc.collect()
+    for seed in range(40):  # more prompts than there are sequences: the oldest are let go
+        cache = caches.make_prompt_cache(model)
+        other = text(150, seed=100 + seed)
+        generated(model, other, 1, cache)
+        store.insert_cache("m", other.tolist(), cache)
+    assert pool.consistent() and 0 < len(store) < 40
+
+
+def test_a_batch_gives_the_tokens_of_one_at_a_time(flat):
+    model = llama()
+    prompts = [text(n, seed=n).tolist() for n in (37, 211, 120, 3)]
+    lengths = [12, 5, 9, 7]
+    alone = [generated(model, mx.array(p), n) for p, n in zip(prompts, lengths)]
+    generator = BatchGenerator(model, max_tokens=12, prefill_batch_size=4, completion_batch_size=4, prefill_step_size=64)
+    uids = generator.insert(prompts, lengths)
+    out, kept = {u: [] for u in uids}, {}
+    while len(kept) < len(prompts):
+        _, responses = generator.next()
+        for r in responses:
+            out[r.uid].append(r.token)
+            if r.finish_reason is not None:
+                kept[r.uid] = r.prompt_cache
+    assert [out[u] for u in uids] == alone
+    assert all(type(c).__name__ == "FlatKVCache" for cache in kept.values() for c in cache)
+    generator.close()
+    del kept
+    gc.collect()
+    assert flatkv.lm.pools()[0].consistent()
+
+
+@pytest.mark.parametrize("make", [llama, gemma3])
+def test_saved_prompts_come_back(flat, make, tmp_path):
+    model, prompt, rest = make(), text(100), text(10, seed=4)
+    cache = caches.make_prompt_cache(model)
+    generated(model, prompt, 1, cache)
+    caches.save_prompt_cache(str(tmp_path / "p.safetensors"), cache, {"of": "a test"})
+    going_on = generated(model, rest, cache=cache)
+    loaded, metadata = caches.load_prompt_cache(str(tmp_path / "p.safetensors"), return_metadata=True)
+    assert metadata == {"of": "a test"} and loaded[0].offset == cache[0].offset - len(rest) - len(going_on)
+    assert generated(model, rest, cache=loaded) == going_on
+    del cache, loaded
+    gc.collect()
+    assert flatkv.lm.pools()[0].stats.seqs == 0
+
+
+def test_speculative_decoding(flat):
+    model, draft, prompt = llama(seed=0), llama(layers=1, seed=3), text(60)
+    own = generated(model, prompt, 16)
+    got = [int(t) for t, *_ in speculative_generate_step(prompt, model, draft, num_draft_tokens=3, max_tokens=16)]
+    assert got == own
+
+
+def test_a_pass_that_breaks_off_never_was(flat):
+    model, prompt = llama(), text(50)
+    cache = caches.make_prompt_cache(model)
+    generated(model, prompt, 1, cache)
+    keep, model.model.layers[0].mlp = model.model.layers[0].mlp, None
+    offset = cache[0].offset
+    with pytest.raises(TypeError):
+        model(prompt[None], cache=cache)
+    model.model.layers[0].mlp = keep
+    other = caches.make_prompt_cache(model)
+    model(prompt[None], cache=other)
+    assert cache[0].offset == offset and cache[1].offset == offset
+
+
+def test_a_model_that_cannot_be_kept_is_named_once():
+    class Odd:
+        model_type = "odd"
+        layers = [None]
+
+        def __call__(self, tokens, cache):
+            k, _ = cache[0].update_and_fetch(mx.zeros((1, 2, 3, 64)), mx.zeros((1, 2, 3, 64)))
+            return k @ k
+
+    flatkv.install(max_tokens=128)
+    model = Odd()
+    try:
+        with pytest.warns(UserWarning, match="odd: layer 0: has attention of its own"):
+            assert type(caches.make_prompt_cache(model)[0]) is caches.KVCache
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            caches.make_prompt_cache(model)
+    finally:
+        flatkv.uninstall()
+    assert caches.make_prompt_cache is OWN
+
+
+def test_the_plan_of_a_model_and_what_does_not_fit():
+    model = llama()
+    plan = flatkv.plan(model, 1024)
+    flatkv.install(max_tokens=1024, max_seqs=2)
+    try:
+        cache = caches.make_prompt_cache(model)
+        assert flatkv.plan(model, 1024, max_seqs=2).total_bytes == flatkv.lm.pools()[0].plan.total_bytes < plan.total_bytes
+        with pytest.raises(flatkv.DoesNotFit, match="max_tokens=1024"):
+            for _ in range(30):
+                model(text(64)[None], cache=cache)
+        cache = caches.make_prompt_cache(model)
+        assert len(generated(model, text(64), 4, cache)) == 4
+    finally:
+        flatkv.uninstall()
