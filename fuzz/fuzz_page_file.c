@@ -46,13 +46,14 @@ static void fix(const file_world *w, uint8_t flags, uint8_t *bytes, size_t n) {
         memcpy((uint8_t *)&header + first, (uint8_t *)&ours + first, offsetof(fkv_file_header, zero) - first);
         header.n_layers = ours.n_layers;
         header.n_groups = w->slab.n_groups;
-        if (n >= sizeof header + ours.n_layers * sizeof layers[0])
-            memcpy(bytes + sizeof header, layers, ours.n_layers * sizeof layers[0]);
+        const size_t layers_bytes = (size_t)ours.n_layers * ours.layer_bytes;
+        fkv_file_layers_pack(ours.version, layers, ours.n_layers);
+        if (n >= sizeof header + layers_bytes) memcpy(bytes + sizeof header, layers, layers_bytes);
     }
     if (flags & FIX_OFFSETS) {
         fkv_file_plan plan;
         header.file_bytes = n;
-        if (fkv_file_plan_offsets(header.n_layers, header.n_tokens, header.n_pages, &plan)) {
+        if (fkv_file_plan_offsets(&header, header.n_pages, &plan)) {
             header.tokens_offset = plan.tokens_offset;
             header.index_offset = plan.index_offset;
             header.data_offset = plan.data_offset;

@@ -1,6 +1,8 @@
 /* See attn_cases.h. */
 #include "attn_cases.h"
 
+#include "../src/attn/cpu/kernels.h"
+
 #include "../src/base/float16.h"
 
 #include <math.h>
@@ -22,7 +24,7 @@ float attn_gaussian(uint64_t *state) {
 }
 
 void attn_random_rows(uint64_t *state, fkv_type type, uint32_t dim, bool outliers, size_t n, void *out) {
-    float row[FKV_MAX_HEAD_DIM];
+    float row[FKV_MAX_HEAD_DIM] = {0};
     for (size_t done = 0; done < n; done += dim) {
         for (uint32_t d = 0; d < dim; d++) row[d] = attn_gaussian(state);
         if (outliers) {
@@ -55,9 +57,21 @@ static void *take(size_t bytes) {
     return block;
 }
 
-bool attn_world_describe(attn_world *w, const attn_case *c) {
+/* With the rotations that its codecs need. */
+static attn_case completed(attn_case c) {
+    fkv_codec_info k = {0};
+    fkv_codec_info v = {0};
+    (void)fkv_codec_about(attn_codecs[c.codec].k, &k);
+    (void)fkv_codec_about(attn_codecs[c.codec].v, &v);
+    unsigned needed = (k.needs_rotation ? FKV_ROTATE_K : 0u) | (v.needs_rotation ? FKV_ROTATE_V : 0u);
+    c.rotate = (fkv_rotate)((unsigned)c.rotate | needed);
+    return c;
+}
+
+bool attn_world_describe(attn_world *w, const attn_case *given) {
     memset(w, 0, sizeof *w);
-    w->c = *c;
+    w->c = completed(*given);
+    const attn_case *c = &w->c;
     fkv_layer_config shape = {.k = attn_codecs[c->codec].k, .v = attn_codecs[c->codec].v};
     fkv_codec k;
     fkv_codec v;
@@ -78,7 +92,37 @@ bool attn_world_describe(attn_world *w, const attn_case *c) {
     fkv_rotation_make(11, 1, c->shape.head_dim, &w->rotate_v);
     if (c->rotate & FKV_ROTATE_K) w->layer.rotate_k = &w->rotate_k;
     if (c->rotate & FKV_ROTATE_V) w->layer.rotate_v = &w->rotate_v;
+    uint64_t state = 13;
+    for (uint32_t h = 0; c->sinks != 0 && h < c->shape.n_q_heads; h++) w->sink_logits[h] = c->sinks * attn_gaussian(&state);
+    if (c->sinks != 0) w->layer.sink_logits = w->sink_logits;
     return true;
+}
+
+/* Pages are written open, in 8 bits (16 where no group divides the head dimension), and all of them sealed. */
+static void write_sealed(const attn_world *w, const fkv_cpu_kernels *kernels, fkv_workers *workers, const fkv_attn_row *whole,
+                         const void *k, const void *v) {
+    fkv_codec_config config = {8, 64};
+    while (config.group > 16 && w->c.shape.head_dim % config.group != 0) config.group /= 2;
+    if (config.group == 16) config = (fkv_codec_config){16, 0};
+    fkv_codec codec;
+    if (fkv_codec_make(config, w->c.shape.head_dim, w->c.page_type, &codec) != FKV_OK) abort();
+    fkv_attn_layer open = w->layer;
+    fkv_block_make(&codec, &codec, w->c.page_tokens, &open.block);
+    uint32_t n_kv_heads = w->c.shape.n_kv_heads;
+    uint32_t n_pages = whole->n_tokens / w->c.page_tokens;
+    open.pages = take((size_t)n_pages * n_kv_heads * open.block.bytes);
+    uint32_t *table = take(n_pages * sizeof *table);
+    for (uint32_t page = 0; page < n_pages; page++) table[page] = page;
+    fkv_attn_row row = *whole;
+    row.view = (fkv_page_view){table, n_pages, 1};
+    fkv_attn_write(kernels, &open, &row, 1, k, v, workers);
+    for (uint32_t i = 0; i < n_pages * n_kv_heads; i++) {
+        size_t page = fkv_page_at(whole->view, i / n_kv_heads);
+        kernels->seal(&open.block, open.pages + (size_t)i * open.block.bytes, &w->layer.block,
+                      w->pages + (page * n_kv_heads + i % n_kv_heads) * w->layer.block.bytes);
+    }
+    free(open.pages);
+    free(table);
 }
 
 static bool open_world(attn_world *w, const attn_case *c, const fkv_cpu_kernels *kernels, fkv_workers *workers, uint64_t seed,
@@ -105,11 +149,14 @@ static bool open_world(attn_world *w, const attn_case *c, const fkv_cpu_kernels 
     uint32_t used = 0;
     for (uint32_t r = 0; r < c->n_rows; r++) {
         uint32_t n_tokens = c->rows[r].start + c->rows[r].n_tokens;
+        bool sealed = c->codec >= FIRST_SEALED_CODEC;
+        if (sealed) n_tokens = (uint32_t)fkv_align_up(n_tokens, c->page_tokens); /* only full pages are */
         uint32_t n_table = fkv_ceil_div(n_tokens, c->page_tokens);
         w->rows[r] = (fkv_attn_row){{w->tables + used, n_table, 1}, c->rows[r].start, c->rows[r].n_tokens, w->n_new};
         used += n_table;
         w->n_new += c->rows[r].n_tokens;
         w->kv_bytes += (uint64_t)n_tokens * c->shape.n_kv_heads * w->layer.block.token_bytes;
+        w->kv_bytes += (uint64_t)n_table * c->shape.n_kv_heads * fkv_block_page_bytes(&w->layer.block);
 
         fkv_attn_row whole = w->rows[r];
         whole.start = 0;
@@ -121,7 +168,10 @@ static bool open_world(attn_world *w, const attn_case *c, const fkv_cpu_kernels 
         attn_random_rows(&state, c->row_type, c->shape.head_dim, c->outliers, n, v);
         resize_rows(c->k, c->row_type, c->shape.head_dim, 1, n, k);
         resize_rows(c->v, c->row_type, c->shape.head_dim, 1, n, v);
-        fkv_attn_write(kernels, &w->layer, &whole, 1, k, v, workers);
+        if (sealed)
+            write_sealed(w, kernels, workers, &whole, k, v);
+        else
+            fkv_attn_write(kernels, &w->layer, &whole, 1, k, v, workers);
         if (keep) {
             w->k[r] = k;
             w->v[r] = v;

@@ -20,14 +20,35 @@ typedef struct attn_codec {
     fkv_codec_config v;
 } attn_codec;
 
+#define SEALED_K(bits) {bits, 0, FKV_CODEC_SEALED}
+#define SEALED_V(bits) {bits, 0, FKV_CODEC_SEALED_V}
+
+/* Those of sealed blocks come last, from FIRST_SEALED_CODEC on. */
 static const attn_codec attn_codecs[] = {
-    {"16/16", {16, 0}, {16, 0}},      {"8/8", {8, 64}, {8, 64}},           {"8/4", {8, 64}, {4, 64}},
-    {"4/4", {4, 64}, {4, 64}},        {"8/2", {8, 64}, {2, 64}},           {"4/2", {4, 64}, {2, 64}},
-    {"2/2", {2, 64}, {2, 64}},        {"8/4 g32", {8, 32}, {4, 32}},       {"4/4 g32", {4, 32}, {4, 32}},
-    {"4/2 g128", {4, 128}, {2, 128}}, {"8/8 g128/g32", {8, 128}, {8, 32}}, {"16/4 g32", {16, 0}, {4, 32}},
+    {"16/16", {16, 0}, {16, 0}},
+    {"8/8", {8, 64}, {8, 64}},
+    {"8/4", {8, 64}, {4, 64}},
+    {"4/4", {4, 64}, {4, 64}},
+    {"8/2", {8, 64}, {2, 64}},
+    {"4/2", {4, 64}, {2, 64}},
+    {"2/2", {2, 64}, {2, 64}},
+    {"8/4 g32", {8, 32}, {4, 32}},
+    {"4/4 g32", {4, 32}, {4, 32}},
+    {"4/2 g128", {4, 128}, {2, 128}},
+    {"8/8 g128/g32", {8, 128}, {8, 32}},
+    {"16/4 g32", {16, 0}, {4, 32}},
     {"2/16 g32", {2, 32}, {16, 0}},
+    {"tq4/tq4", {4, 0, FKV_CODEC_TURBO}, {4, 0, FKV_CODEC_TURBO}},
+    {"tq3/tq3", {3, 0, FKV_CODEC_TURBO}, {3, 0, FKV_CODEC_TURBO}},
+    {"tq2/tq2", {2, 0, FKV_CODEC_TURBO}, {2, 0, FKV_CODEC_TURBO}},
+    {"8/tq4", {8, 64}, {4, 0, FKV_CODEC_TURBO}},
+    {"tq3/8", {3, 0, FKV_CODEC_TURBO}, {8, 64}},
+    {"s4/s4", SEALED_K(4), SEALED_V(4)},
+    {"s3/s3", SEALED_K(3), SEALED_V(3)},
+    {"s2/s2", SEALED_K(2), SEALED_V(2)},
+    {"s4/4", SEALED_K(4), {4, 64}},
 };
-enum { N_ATTN_CODECS = sizeof attn_codecs / sizeof attn_codecs[0] };
+enum { N_ATTN_CODECS = sizeof attn_codecs / sizeof attn_codecs[0], FIRST_SEALED_CODEC = N_ATTN_CODECS - 4 };
 
 /* One sequence of a step: `start` tokens are in the pages before it, n_tokens are new. */
 typedef struct attn_mix {
@@ -35,7 +56,7 @@ typedef struct attn_mix {
     uint32_t n_tokens;
 } attn_mix;
 
-enum { MAX_MIX = 6 };
+enum { MAX_MIX = 6, MAX_CASE_HEADS = 64 };
 
 /* How large the numbers of one side are. 0 means 1. */
 typedef struct attn_sizes {
@@ -60,6 +81,7 @@ typedef struct attn_case {
     attn_sizes q;
     attn_sizes k;
     attn_sizes v;
+    float sinks; /* learned, Gaussian, times this; 0: none */
 } attn_case;
 
 /* Everything a case needs, taken by attn_world_open(): pages under shuffled numbers, K and V of every token written through
@@ -70,6 +92,7 @@ typedef struct attn_world {
     fkv_attn_row rows[MAX_MIX];
     fkv_rotation rotate_k;
     fkv_rotation rotate_v;
+    float sink_logits[MAX_CASE_HEADS];
     uint32_t n_new;   /* T */
     uint8_t *pages;   /* the slab */
     uint32_t *tables; /* of all rows */
@@ -79,7 +102,7 @@ typedef struct attn_world {
     uint64_t kv_bytes; /* packed, of all tokens: what one pass reads */
 } attn_world;
 
-/* False where the shape cannot be (the group does not divide the head dimension). */
+/* False where the shape cannot be (the group does not divide the head dimension). A side whose codec needs it is rotated. */
 bool attn_world_open(attn_world *world, const attn_case *c, const fkv_cpu_kernels *kernels, fkv_workers *workers, uint64_t seed);
 
 /* The same, and the world keeps k and v of every row, for a second writer. */

@@ -249,7 +249,7 @@ static float *rows_of(const cache_world *w, cache_side side, const uint32_t *tok
 }
 
 /* One query head. k, v: the first row of its KV head, rows `stride` apart; scores: [position + 1] of scratch. */
-static void attend_head(const fkv_layer_config *l, const float *q, const float *k, const float *v, size_t stride,
+static void attend_head(const fkv_layer_config *l, uint32_t q_head, const float *q, const float *k, const float *v, size_t stride,
                         uint32_t position, double *scores, float *out) {
     double scale = l->scale != 0.0f ? (double)l->scale : 1.0 / sqrt((double)l->head_dim);
     double sum[FKV_MAX_HEAD_DIM] = {0};
@@ -264,6 +264,7 @@ static void attend_head(const fkv_layer_config *l, const float *q, const float *
         scores[t] = score;
         if (score > largest) largest = score;
     }
+    if (l->sink_logits != NULL) total = exp((double)l->sink_logits[q_head] - largest);
     for (uint32_t t = 0; t <= position; t++) {
         if (!seen(l, position, t)) continue;
         double weight = exp(scores[t] - largest);
@@ -284,7 +285,7 @@ void cache_world_truth(const cache_world *w, const uint32_t *tokens, uint32_t fr
             float q[FKV_MAX_HEAD_DIM];
             size_t at = (size_t)(head / (l->n_q_heads / l->n_kv_heads)) * l->head_dim;
             cache_world_row(w, CACHE_Q, tokens[position], position, layer, head, q);
-            attend_head(l, q, k + at, v + at, stride, position, scores, out);
+            attend_head(l, head, q, k + at, v + at, stride, position, scores, out);
         }
     }
     free(k);

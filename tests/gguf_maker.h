@@ -23,7 +23,7 @@ enum {
     U64 = 10,
     F64 = 12
 };
-enum { GGML_F32 = 0, GGML_F16 = 1, GGML_Q8_0 = 8, GGML_Q2_K = 10, GGML_Q4_K = 12, GGML_BF16 = 30 };
+enum { GGML_F32 = 0, GGML_F16 = 1, GGML_Q8_0 = 8, GGML_Q4_K = 12, GGML_I8 = 24, GGML_BF16 = 30 };
 
 typedef struct maker {
     alignas(64) uint8_t bytes[MAX_BYTES];

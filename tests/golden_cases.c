@@ -18,7 +18,8 @@ const golden_case GOLDEN_CASES[] = {
     {"text_transfer", false, GOLDEN_LOOK, FKV_FILE_FORMAT, "not a page file", .patches = {SET32(4, 0x0a1a0a0a)}},
 
     /* another version */
-    {"future_version", true, GOLDEN_LOOK, FKV_FILE_VERSION, "version 2", .patches = {SET32(8, 2)}},
+    {"future_version", true, GOLDEN_LOOK, FKV_FILE_VERSION, "version 3", .patches = {SET32(8, 3)}},
+    {"version_2_of_version_1", false, GOLDEN_LOOK, FKV_FILE_DAMAGED, "records of 256, 32", .patches = {SET32(8, 2)}},
     {"version_0", false, GOLDEN_LOOK, FKV_FILE_VERSION, "version 0", .patches = {SET32(8, 0)}},
     {"future_version_cut", false, GOLDEN_LOOK, FKV_FILE_VERSION, "version 3", .patches = {SET32(8, 3)}, .resize = true, .length = 12},
 

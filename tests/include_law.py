@@ -24,12 +24,15 @@ LAW = {
     "mlx": {"base", "codec", "store", "attn", "cache", "mlx", "public"},  # a device, behind src/cache/device.h
     "model": {"base", "matrix", "model", "src/cache/cache_workers.h", "public"},  # else a client of the cache like any other
     "model_mlx": {"base", "model", "model_mlx", "src/mlx/mlx_graph.h", "public"},  # src/model/mlx
+    "engine": {"base", "engine", "public"},  # a client of models and caches like any other
     "kit": {"kit"},  # what the programs share; knows nothing of flatkv
-    "cli": {"cli", "kit", "public"},
+    "serve": {"kit", "serve", "public"},  # the program's HTTP server
+    "cli": {"cli", "kit", "src/serve/serve.h", "public"},
     "bench": {"base", "codec", "attn", "matrix", "mlx", "bench", "kit", "tests", "public"},  # kernels beside their truth
     "tests": {"base", "codec", "pager", "store", "attn", "matrix", "cache", "mlx", "model", "model_mlx", "kit", "cli", "tests",
-              "public"},
-    "fuzz": {"base", "codec", "pager", "store", "attn", "cache", "matrix", "model", "fuzz", "tests", "public"},
+              "engine", "serve", "public"},
+    "python": {"python", "public"},  # the package's extension
+    "fuzz": {"base", "codec", "pager", "store", "attn", "cache", "matrix", "model", "engine", "serve", "fuzz", "tests", "public"},
 }
 
 # Headers of one instruction set or SDK, and the only folders that may name them.
@@ -38,10 +41,10 @@ FENCED = {
     "immintrin.h": SIMD, "x86intrin.h": SIMD, "arm_neon.h": SIMD, "arm_sve.h": SIMD,
     "mlx/": "src/mlx", "flatkv/mlx.h": "src/mlx or src/model/mlx", "Metal/": "src/mlx", "cuda": "src/attn/gpu/cuda",
     "jemalloc/": "no folder of the library", "mach/": "src/base", "isa-l": "src/base", "openssl/": "src/base", "xxhash.h": "src/pager",
-    "pcre2.h": "src/model", "jansson.h": "src/model", "utf8proc.h": "src/model",
+    "pcre2.h": "src/model", "jansson.h": "src/model", "utf8proc.h": "src/model", "event2/": "src/serve",
 }
 # Fences hold inside the library; tests and programs use what they like, and one public header speaks of mlx arrays.
-FENCE_EXEMPT = ("tests/", "bench/", "fuzz/", "src/cli/", "src/kit/", "include/flatkv/mlx.h")
+FENCE_EXEMPT = ("tests/", "bench/", "fuzz/", "src/cli/", "src/kit/", "src/serve/", "python/", "include/flatkv/mlx.h")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
@@ -59,7 +62,7 @@ def module_of(path):
 
 
 def source_files(root):
-    for top in ("include", "src", "tests", "bench", "fuzz"):
+    for top in ("include", "src", "tests", "bench", "fuzz", "python"):
         for folder, folders, names in os.walk(os.path.join(root, top)):
             folders.sort()
             for name in sorted(names):
@@ -158,6 +161,7 @@ BAD_FILES = [  # (file, its text, what must be said of it)
     ("src/model/seam.c", '#include "../cache/device.h"\n', "model includes src/cache/device.h"),
     ("src/model/reach_mlx.c", '#include "../mlx/mlx_graph.h"\n', "model includes src/mlx/mlx_graph.h"),
     ("src/model/public_mlx.c", "#include <flatkv/mlx.h>\n", "belongs inside src/mlx or src/model/mlx"),
+    ("src/engine/deep.c", '#include "../model/runner.h"\n', "engine includes src/model/runner.h"),
     ("src/model/mlx/device.c", '#include "../../cache/device.h"\n', "model_mlx includes src/cache/device.h"),
     ("include/flatkv/more.h", '#include "../../src/base/base.h"\n', "a public header includes src/base/base.h"),
 ]

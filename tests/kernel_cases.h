@@ -6,20 +6,21 @@
 
 #include "attn_cases.h"
 
-/* shape, codec (into attn_codecs), page_tokens, window, n_sinks, softcap, rotate, page type, row type, outliers, rows */
+/* shape, codec (into attn_codecs), page_tokens, window, n_sinks, softcap, rotate, page type, row type, outliers, rows; .sinks:
+ * learned ones */
 static const attn_case kernel_cases[] = {
     /* the default, and queries that cross a page, a tile and the end of a piece; 16-bit rows; several slabs. These have decode
      * compiled a second time, for one query: see N_KERNEL_CASES_ALONE */
     {{4, 1, 128}, 2, 64, 0, 0, 0, FKV_ROTATE_NONE, FKV_F16, FKV_F32, true, 3, {{130, 1}, {61, 5}, {700, 1}}},
     {{3, 1, 128}, 0, 64, 0, 0, 0, FKV_ROTATE_NONE, FKV_F16, FKV_F16, true, 1, {{40, 2}}},
-    {{8, 1, 256}, 2, 32, 0, 0, 0, FKV_ROTATE_K, FKV_BF16, FKV_BF16, true, 2, {{70, 1}, {31, 2}}},
-    {{4, 1, 128}, 3, 64, 0, 0, 0, FKV_ROTATE_KV, FKV_F16, FKV_F16, false, 2, {{130, 1}, {300, 1}}},
+    {{8, 1, 256}, 2, 32, 0, 0, 0, FKV_ROTATE_K, FKV_BF16, FKV_BF16, true, 2, {{70, 1}, {31, 2}}, .sinks = 4},
+    {{4, 1, 128}, 3, 64, 0, 0, 0, FKV_ROTATE_KV, FKV_F16, FKV_F16, false, 2, {{130, 1}, {300, 1}}, .sinks = 2},
     /* more slabs, more rows */
     {{7, 1, 512}, 2, 16, 0, 0, 30, FKV_ROTATE_NONE, FKV_F16, FKV_F32, true, 1, {{77, 1}}},
     {{16, 1, 64}, 3, 64, 0, 0, 0, FKV_ROTATE_K, FKV_BF16, FKV_F32, true, 2, {{130, 1}, {5, 2}}},
     /* masks */
-    {{6, 2, 64}, 2, 16, 7, 4, 0, FKV_ROTATE_NONE, FKV_F16, FKV_F32, true, 2, {{100, 1}, {14, 8}}},
-    {{2, 1, 128}, 7, 64, 200, 16, 30, FKV_ROTATE_NONE, FKV_F16, FKV_F32, false, 2, {{700, 1}, {63, 3}}},
+    {{6, 2, 64}, 2, 16, 7, 4, 0, FKV_ROTATE_NONE, FKV_F16, FKV_F32, true, 2, {{100, 1}, {14, 8}}, .sinks = 2},
+    {{2, 1, 128}, 7, 64, 200, 16, 30, FKV_ROTATE_NONE, FKV_F16, FKV_F32, false, 2, {{700, 1}, {63, 3}}, .sinks = 8},
     {{3, 1, 64}, 8, 32, 65, 70, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{300, 2}}},
     /* the other widths and groups */
     {{4, 1, 64}, 1, 64, 0, 0, 0, FKV_ROTATE_NONE, FKV_F16, FKV_F32, true, 1, {{130, 1}}},
@@ -35,12 +36,18 @@ static const attn_case kernel_cases[] = {
     {{32, 2, 128}, 3, 64, 0, 0, 0, FKV_ROTATE_NONE, FKV_BF16, FKV_F32, false, 1, {{70, 1}}},
     /* heads for the plain loops */
     {{6, 2, 80}, 0, 16, 0, 0, 0, FKV_ROTATE_KV, FKV_F16, FKV_F16, true, 2, {{40, 1}, {9, 3}}},
-    {{5, 1, 96}, 7, 64, 40, 3, 20, FKV_ROTATE_K, FKV_BF16, FKV_F32, true, 2, {{90, 2}, {300, 1}}},
+    {{5, 1, 96}, 7, 64, 40, 3, 20, FKV_ROTATE_K, FKV_BF16, FKV_F32, true, 2, {{90, 2}, {300, 1}}, .sinks = 4},
     {{4, 2, 32}, 8, 32, 0, 0, 0, FKV_ROTATE_KV, FKV_F16, FKV_BF16, false, 1, {{130, 1}}},
     {{2, 2, 16}, 0, 64, 0, 0, 0, FKV_ROTATE_NONE, FKV_BF16, FKV_F32, false, 1, {{300, 1}}},
     {{3, 1, 96}, 12, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{70, 1}}},
     /* 16-bit values behind a window */
     {{5, 1, 128}, 0, 32, 40, 4, 50, FKV_ROTATE_NONE, FKV_BF16, FKV_F32, true, 2, {{100, 1}, {60, 4}}},
+    /* codes of a book */
+    {{4, 1, 128}, 13, 64, 0, 0, 0, FKV_ROTATE_KV, FKV_F16, FKV_F32, true, 2, {{130, 1}, {61, 5}}},
+    {{10, 2, 64}, 14, 32, 40, 4, 30, FKV_ROTATE_KV, FKV_BF16, FKV_F32, false, 2, {{100, 1}, {60, 4}}, .sinks = 2},
+    {{5, 1, 96}, 15, 16, 0, 0, 0, FKV_ROTATE_KV, FKV_F16, FKV_F16, true, 2, {{70, 1}, {31, 2}}},
+    {{2, 1, 128}, 16, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{90, 2}}},
+    {{12, 2, 64}, 17, 64, 0, 0, 0, FKV_ROTATE_K, FKV_F16, FKV_F32, true, 1, {{70, 1}}},
 };
 enum { N_KERNEL_CASES = sizeof kernel_cases / sizeof kernel_cases[0] };
 
@@ -59,7 +66,9 @@ enum { KERNEL_SIMDGROUP_DECODE = 7, KERNEL_SIMDGROUP_PREFILL, KERNEL_PLAIN_PREFI
 static inline bool kernel_case_has(uint32_t i, int kernel) {
     const attn_shape *shape = &kernel_cases[i].shape;
     if (kernel == KERNEL_SIMDGROUP_DECODE) return shape->n_q_heads / shape->n_kv_heads > 4 && i % 2 == 0;
-    return kernel != KERNEL_PLAIN_PREFILL || i % 4 == 0;
+    const bool book = attn_codecs[kernel_cases[i].codec].k.kind == FKV_CODEC_TURBO ||
+                      attn_codecs[kernel_cases[i].codec].v.kind == FKV_CODEC_TURBO;
+    return kernel != KERNEL_PLAIN_PREFILL || (i % 4 == 0 && !book); /* CUDA's prefill of a book is in plain loops already */
 }
 
 /* The entry of one compiled case: in and out in the order of fkv_kernel_inputs(), without `after`. grid in blocks. */

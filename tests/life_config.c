@@ -21,6 +21,7 @@ const life_domain LIFE_DOMAIN = {
 };
 
 enum {
+    LIFE_MAX_HEADS_KV = 4,
     MOST_WORK = 3000000,          /* products of one query token over the longest history */
     MOST_TOKEN_FLOATS = 4096,     /* K and V of one token */
     MOST_FLOATS = 6 * 1000 * 1000 /* K and V of all tokens of a cache */
@@ -67,10 +68,19 @@ static void draw_shape(life_random *r, const life_config *c, fkv_layer_config *l
         return;
     }
     l->head_dim = life_chance(r, 60) ? usual[life_below(r, 5)] : 16 * life_mostly_small(r, 1, FKV_MAX_HEAD_DIM / 16);
-    l->n_kv_heads = life_mostly_small(r, 1, 4);
+    l->n_kv_heads = life_mostly_small(r, 1, LIFE_MAX_HEADS_KV);
     l->n_q_heads = l->n_kv_heads * life_mostly_small(r, 1, life_chance(r, 5) ? FKV_MAX_HEADS_PER_KV : 12);
     l->k = draw_codec(r, l->head_dim);
     l->v = draw_codec(r, l->head_dim);
+}
+
+/* Of as many heads as any layer has. Configurations are copied: these stay where they are. */
+static const float *draw_sink_logits(life_random *r) {
+    static float logits[8 * FKV_MAX_HEADS_PER_KV * LIFE_MAX_HEADS_KV];
+    enum { N = sizeof logits / sizeof logits[0], MOST = FKV_MAX_HEADS_PER_KV * LIFE_MAX_HEADS_KV };
+    life_random fixed = {.state = 5};
+    for (uint32_t i = 0; i < N && logits[N - 1] == 0; i++) logits[i] = (i < N / 2 ? 3.0f : 30.0f) * life_gaussian(&fixed);
+    return logits + life_below(r, N - MOST);
 }
 
 static void draw_scores(life_random *r, fkv_layer_config *l) {
@@ -80,6 +90,7 @@ static void draw_scores(life_random *r, fkv_layer_config *l) {
     l->softcap = 0;
     if (life_chance(r, 20)) l->softcap = log_uniform(r, 5, 60);
     if (life_chance(r, 10)) l->softcap = log_uniform(r, LIFE_DOMAIN.softcap_least, LIFE_DOMAIN.softcap_most);
+    l->sink_logits = life_chance(r, 20) ? draw_sink_logits(r) : NULL;
 }
 
 static void draw_window(life_random *r, uint32_t page_tokens, fkv_layer_config *l) {
@@ -241,9 +252,9 @@ const char *life_config_text(const life_config *c) {
         (double)c->outlier[1], (double)c->outlier[2], (double)c->query_size);
     for (uint32_t i = 0; i < c->base.n_layers && n < (int)sizeof text - 200; i++) {
         const fkv_layer_config *l = &c->layers[i];
-        n += snprintf(text + n, sizeof text - (size_t)n, " [%u/%u/%u K%u g%u V%u g%u window %u sinks %u scale %g cap %g]",
+        n += snprintf(text + n, sizeof text - (size_t)n, " [%u/%u/%u K%u g%u V%u g%u window %u sinks %u scale %g cap %g%s]",
                       l->n_q_heads, l->n_kv_heads, l->head_dim, l->k.bits, l->k.group, l->v.bits, l->v.group, l->window,
-                      l->n_sinks, (double)l->scale, (double)l->softcap);
+                      l->n_sinks, (double)l->scale, (double)l->softcap, l->sink_logits != NULL ? " learned sinks" : "");
     }
     return text;
 }

@@ -240,7 +240,7 @@ static void ask(const question *x, reply *to) {
         weights[t] = score;
         most = fmax(most, score);
     }
-    double total = 0;
+    double total = l->sink_logits != NULL ? exp((double)l->sink_logits[x->head] - most) : 0;
     for (uint32_t t = 0; t < x->n; t++) {
         if (!in_sight(l, x->n - 1, t)) continue;
         double p = exp(weights[t] - most);

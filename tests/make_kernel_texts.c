@@ -55,10 +55,14 @@ static void put_prefill_shape(FILE *file, fkv_kernel_device device, const fkv_at
  * loops, under Metal's launch. */
 static void put_ways(FILE *file, uint32_t i, const fkv_attn_layer *layer) {
     put_prefill_shape(file, FKV_KERNEL_HOST, layer);
+    fputs("#if FKV_K_BOOK || FKV_V_BOOK\n", file); /* as kernel_text.c has it for CUDA; decode's text has the tile */
+    fputs(fkv_kernel_file_prefill_plain, file);
+    fputs("#undef FKV_WARP_ROWS\n#undef FKV_PREFILL_WARPS\n#undef FKV_WARP_WORDS\n#undef FKV_PREFILL_SHARED\n#else\n", file);
     fputs(fkv_kernel_file_warpgroup_host, file);
     fputs(fkv_kernel_file_prefill_shape, file);
     fputs(fkv_kernel_file_prefill_unpack, file);
     fputs(fkv_kernel_file_prefill_wgmma, file);
+    fputs("#endif\n", file);
     fputs(fkv_kernel_file_prefill_beside, file);
 
     put_prefill_shape(file, FKV_KERNEL_METAL, layer);
@@ -76,7 +80,8 @@ static const char *host_type_of(const char *name) {
     static const char *const words[] = {"table", "pairs", "where", "ticket"};
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
         if (strcmp(name, words[i]) == 0) return "fkv_u32";
-    return strcmp(name, "parts") == 0 ? "float" : strcmp(name, "numbers") == 0 ? "fkv_u16" : "void";
+    if (strcmp(name, "parts") == 0 || strcmp(name, "sink_logits") == 0) return "float";
+    return strcmp(name, "numbers") == 0 ? "fkv_u16" : "void";
 }
 
 /* One kernel of the entry. number: of fkv_kernel, or of kernel_cases.h behind them. */
@@ -125,7 +130,7 @@ static void write_host(const char *folder, uint32_t i, const fkv_attn_layer *lay
 /* Element types as MLX would write them: pools are words, rows of the row type. */
 static const char *type_of(const char *name, fkv_type rows, fkv_kernel_device device) {
     static const char *const types[2][3] = {{"float", "__half", "__nv_bfloat16"}, {"float", "float16_t", "bfloat16_t"}};
-    if (strcmp(name, "parts") == 0) return "float";
+    if (strcmp(name, "parts") == 0 || strcmp(name, "sink_logits") == 0) return "float";
     if (strcmp(name, "numbers") == 0) return "uint16_t";
     bool is_row = strlen(name) == 1 || strcmp(name, "out") == 0;
     return is_row ? types[device == FKV_KERNEL_METAL][rows] : "uint32_t";

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* page_tokens, max_seqs, max_seq_tokens, max_step_tokens, n_groups, {window, n_sinks, n_pages} of each */
+/* page_tokens, max_seqs, max_seq_tokens, max_step_tokens, n_groups, {window, n_sinks, n_pages, n_spare} of each */
 const pager_model_spec pager_model_specs[] = {
     {"full", false, {16, 6, 256, 64, 1, {{0, 0, 32}}}},
     {"full, tiny pool", false, {16, 4, 96, 32, 1, {{0, 0, 7}}}},
@@ -17,6 +17,10 @@ const pager_model_spec pager_model_specs[] = {
     {"two windows only, tiny pools", true, {16, 3, 300, 24, 2, {{17, 0, 8}, {32, 33, 14}}}},
     {"window wider than any sequence", false, {16, 4, 128, 128, 2, {{0, 0, 20}, {4096, 8, 32}}}},
     {"pages of two tokens", false, {2, 5, 40, 9, 2, {{0, 0, 50}, {5, 3, 48}}}},
+    {"full and open", false, {16, 6, 256, 48, 2, {{0, 0, 32}, {1, 1, 48, 1}}}},
+    {"full, window and open", false, {16, 4, 256, 64, 3, {{0, 0, 30}, {40, 4, 40}, {1, 1, 32, 1}}}},
+    {"window and open, tiny pools", true, {16, 3, 300, 24, 2, {{33, 0, 14}, {1, 1, 13, 1}}}},
+    {"open with two spare pages of two tokens", false, {2, 5, 40, 9, 2, {{0, 0, 50}, {1, 1, 48, 2}}}},
     {"pages of one token", false, {1, 4, 24, 6, 2, {{0, 0, 40}, {3, 2, 44}}}},
 };
 const uint32_t pager_model_n_specs = sizeof pager_model_specs / sizeof pager_model_specs[0];
@@ -114,6 +118,17 @@ bool model_holds(const pager_model *m, uint32_t group, uint32_t position, uint32
     return false;
 }
 
+void model_keep_spare(const pager_model *m, model_seq *q) {
+    uint32_t n_spare = 0;
+    for (uint32_t g = 0; g < m->spec.n_groups; g++) n_spare = fkv_max_u32(n_spare, m->spec.groups[g].n_spare);
+    for (uint32_t page = 0; page < MAX_TOKENS; page++) {
+        bool there = page < model_pages(m, q->len);
+        bool needed = there && (page == 0 || page == q->len / m->spec.page_tokens);
+        bool near = there && page + n_spare >= q->len / m->spec.page_tokens;
+        q->spare[page] = needed || (near && q->spare[page]);
+    }
+}
+
 bool model_check_sequence(pager_model *m, uint32_t s, uint32_t position) {
     model_seq *q = &m->seqs[s];
     uint32_t slot = q->slot;
@@ -122,7 +137,8 @@ bool model_check_sequence(pager_model *m, uint32_t s, uint32_t position) {
     for (uint32_t g = 0; g < m->spec.n_groups; g++) {
         fkv_page_view view = fkv_pager_view(m->pager, g, slot);
         for (uint32_t i = 0; i < position; i++) {
-            if (!model_holds(m, g, position, i)) continue;
+            bool spare = m->spec.groups[g].n_spare > 0 && position == q->len && q->spare[i / m->spec.page_tokens];
+            if (!model_holds(m, g, position, i) && !spare) continue;
             uint32_t page = fkv_page_at(view, i / m->spec.page_tokens);
             EXPECT(page < m->spec.groups[g].n_pages, "sequence %u, group %u, token %u: no page", s, g, i);
             written found = m->memory[g][page * m->spec.page_tokens + i % m->spec.page_tokens];

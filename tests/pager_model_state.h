@@ -27,6 +27,7 @@ typedef struct model_seq {
     uint32_t tokens[MAX_TOKENS];
     uint64_t prefix[MAX_TOKENS + 1];             /* prefix[i + 1] depends on tokens 0 .. i; prefix[0] on the tenant */
     uint64_t writes[FKV_MAX_GROUPS][MAX_TOKENS]; /* what the sequence must find */
+    bool spare[MAX_TOKENS];                      /* by logical page: held in groups with spare pages, wanted or not */
 } model_seq;
 
 struct pager_model {
@@ -75,6 +76,9 @@ bool model_check_closed_only(pager_model *m);
 
 /* An expected status; where it is a failure, nothing may have changed. */
 bool model_answered(pager_model *m, const char *call, fkv_status got, fkv_status expected);
+
+/* The spare pages that sequence q is left with at its length: of the pages that it had, those within n_spare of what it needs. */
+void model_keep_spare(const pager_model *m, model_seq *q);
 
 /* Every token that a query at `position` of sequence s sees is found through the tables, as it was written. */
 bool model_check_sequence(pager_model *m, uint32_t s, uint32_t position);

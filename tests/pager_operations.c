@@ -94,6 +94,8 @@ static bool operate_open(pager_model *m, pager_choices *choices) {
     q->text = pager_choose(choices, N_TEXTS);
     q->prefix[0] = model_mix(tenant);
     for (uint32_t i = 0; i < n_shared; i++) model_extend(q, i, prompt[i]);
+    memset(q->spare, 0, sizeof q->spare);
+    model_keep_spare(m, q);
     /* whoever wrote it, it is theirs now: the text is checked against the tokens, the write must stay what it is */
     uint32_t slot = 0;
     EXPECT(seq != 0 && seq != m->closed && fkv_pager_slot(m->pager, seq, &slot) == FKV_OK, "open gave no sequence");
@@ -174,7 +176,9 @@ static bool operate_truncate(pager_model *m, pager_choices *choices) {
     fkv_status expected = FKV_OK;
     for (uint32_t g = 0; g < m->spec.n_groups; g++)
         for (uint32_t i = 0; i < n_tokens && i < q->len; i++)
-            if (model_holds(m, g, n_tokens, i) && !model_holds(m, g, q->len, i)) expected = FKV_GONE;
+            if (model_holds(m, g, n_tokens, i) && !model_holds(m, g, q->len, i) &&
+                !(m->spec.groups[g].n_spare > 0 && q->spare[i / m->spec.page_tokens]))
+                expected = FKV_GONE;
     if (n_tokens > q->len) expected = FKV_BAD_ARGUMENT;
     if (expected == FKV_OK && m->n_full < m->spec.n_groups) {
         uint32_t n = model_shadows(m, shadows);
@@ -196,6 +200,7 @@ static bool operate_truncate(pager_model *m, pager_choices *choices) {
     m->tally.gone += expected == FKV_GONE;
     if (expected != FKV_OK) return true;
     q->len = n_tokens;
+    model_keep_spare(m, q);
     q->n_known = fkv_min_u32(q->n_known, n_tokens / m->spec.page_tokens * m->spec.page_tokens);
     m->tally.truncated++;
     return true;
@@ -275,6 +280,8 @@ static bool operate_fill(pager_model *m, pager_choices *choices) {
         model_write(m, q, slot, i);
     }
     q->len = n_tokens;
+    memset(q->spare, 0, sizeof q->spare);
+    model_keep_spare(m, q);
     m->tally.filled++;
     return true;
 }
@@ -469,7 +476,12 @@ static bool operate_step(pager_model *m, pager_choices *choices) {
     }
     uint64_t n_tokens = m->pager->figures.tokens;
     if (!model_answered(m, "commit", fkv_pager_step_commit(m->pager), FKV_OK)) return false;
-    for (uint32_t r = 0; r < n_rows; r++) seq_of(m, rows[r].seq)->len += rows[r].n_tokens;
+    for (uint32_t r = 0; r < n_rows; r++) {
+        model_seq *q = seq_of(m, rows[r].seq);
+        for (uint32_t i = q->len; i < q->len + rows[r].n_tokens; i++) q->spare[i / m->spec.page_tokens] = true;
+        q->len += rows[r].n_tokens;
+        model_keep_spare(m, q);
+    }
     for (uint32_t r = 0; r < n_rows; r++) n_tokens += rows[r].n_tokens;
     n_tokens -= forget_closing(m, rows, n_rows);
     EXPECT(m->pager->figures.tokens == n_tokens, "a step counted tokens of sequences that were closed in it");

@@ -45,9 +45,10 @@ static const char *describe(const attn_case *c) {
                      c->shape.n_q_heads, c->shape.n_kv_heads, c->shape.head_dim, attn_codecs[c->codec].name, c->page_tokens,
                      c->window, c->n_sinks, (double)c->softcap, (int)c->rotate, (int)c->page_type, (int)c->row_type,
                      c->outliers ? " outliers" : "");
-    n += snprintf(text + n, sizeof text - (size_t)n, " scale %g, gain and peak: q %g %g, k %g %g, v %g %g; rows",
-                  (double)c->scale, (double)c->q.gain, (double)c->q.peak, (double)c->k.gain, (double)c->k.peak, (double)c->v.gain,
-                  (double)c->v.peak);
+    n +=
+        snprintf(text + n, sizeof text - (size_t)n, " scale %g, learned sinks %g, gain and peak: q %g %g, k %g %g, v %g %g; rows",
+                 (double)c->scale, (double)c->sinks, (double)c->q.gain, (double)c->q.peak, (double)c->k.gain, (double)c->k.peak,
+                 (double)c->v.gain, (double)c->v.peak);
     for (uint32_t r = 0; r < c->n_rows && n < (int)sizeof text - 16; r++)
         n += snprintf(text + n, sizeof text - (size_t)n, " %u+%u", c->rows[r].start, c->rows[r].n_tokens);
     return text;
@@ -174,11 +175,13 @@ static void every_length_and_mask(fkv_isa only) {
     } masks[] = {{0, 0}, {1, 0}, {7, 0}, {7, 4}, {64, 1}, {65, 70}, {200, 16}};
     for (size_t m = 0; m < sizeof masks / sizeof masks[0]; m++) {
         for (size_t s = 0; s < sizeof starts / sizeof starts[0]; s++) {
-            attn_case c = {.shape = {6, 2, 64}, .codec = 2 /* 8/4 */, .page_type = FKV_F16, .outliers = true, .n_rows = 2};
+            attn_case c = {.shape = {6, 2, 64}, .codec = 2 /* 8/4 */, .page_type = FKV_F16, .n_rows = 2};
             c.page_tokens = 16u << s % 5;
             c.window = masks[m].window;
             c.n_sinks = masks[m].n_sinks;
             c.softcap = s % 2 == 0 ? 0.0f : 30.0f;
+            c.sinks = s % 3 == 0 ? 0.0f : 4.0f;
+            c.outliers = c.sinks == 0; /* scores of hundreds below a sink are answers below all floats */
             c.rows[0] = (attn_mix){starts[s], 1};
             c.rows[1] = (attn_mix){starts[sizeof starts / sizeof starts[0] - 1 - s], 19};
             check_case(&c, only);
@@ -195,6 +198,7 @@ static void long_histories(fkv_isa only) {
     check_case(&c, only);
     c.window = 600;
     c.n_sinks = 5;
+    c.sinks = 6;
     check_case(&c, only);
     c.n_rows = 1;
     c.codec = 0;
@@ -206,9 +210,11 @@ static void long_histories(fkv_isa only) {
 
 static attn_case sweep_case(void) {
     static const attn_shape sweep_shapes[] = {{8, 2, 128}, {3, 1, 64}, {16, 1, 128}, {4, 1, 256}};
-    static const uint32_t codecs[] = {3, 2, 0, 8, 1, 6, 7}; /* 4/4, 8/4, 16/16, 4/4 g32, 8/8, 2/2, 8/4 g32 */
+    enum { S4 = FIRST_SEALED_CODEC, S3 };
+    static const uint32_t codecs[] = {3, 2, 0, 8, 1, 6, 7, S4, S3, 3, 2, 13, 8, 1, 15, 7, S4, S3};
+    /* 4/4, 8/4, 16/16, 4/4 g32, 8/8, 2/2, 8/4 g32, s4/s4, s3/s3; the second time with tq4 and tq2 for 16/16 and 2/2 */
     static uint32_t turn;
-    attn_case c = {.shape = sweep_shapes[turn % 4], .codec = codecs[turn % 7], .page_tokens = 64, .n_rows = 2};
+    attn_case c = {.shape = sweep_shapes[turn % 4], .codec = codecs[turn % 18], .page_tokens = 64, .n_rows = 2};
     c.page_type = turn / 2 % 2 == 0 ? FKV_F16 : FKV_BF16;
     c.rows[0] = (attn_mix){130, 1};
     c.rows[1] = (attn_mix){61, 5};
@@ -245,6 +251,23 @@ static void every_scale(fkv_isa only) {
     }
 }
 
+/* Sinks from where they hardly count to where they are nearly all, and beyond: then all that is left is 0. */
+static void every_sink(fkv_isa only) {
+    static const float sizes[] = {1e-38f, 1, 10, 30, 1e38f};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        attn_case c = sweep_case();
+        c.sinks = sizes[i];
+        c.softcap = i % 2 == 0 ? 0 : 5;
+        check_case(&c, only);
+    }
+}
+
+/* The open pages of a sealed layer share a scale among channels: a channel of 1e-9 has codes that are off by a thousandth, and
+ * times 1e9 that is more than a float can tell from its neighbour in a softmax. */
+static bool beyond_floats(const attn_case *c) {
+    return c->codec >= FIRST_SEALED_CODEC && c->q.peak * c->k.peak > 0 && c->q.peak > 1e6f;
+}
+
 /* One channel of some queries is many times larger: alone, with keys that hardly have that channel, and spread by a rotation. */
 static void every_peak_of_queries(fkv_isa only) {
     static const float peaks[] = {30, 100, 300, 600, 1000, 3000, 1e4f, 3e4f, 1e5f, 1e6f, 1e9f};
@@ -254,7 +277,7 @@ static void every_peak_of_queries(fkv_isa only) {
             c.q.peak = peaks[i];
             if (how == 1) c.k.peak = 1 / peaks[i];
             if (how == 2) c.rotate = FKV_ROTATE_K;
-            check_case(&c, only);
+            if (!beyond_floats(&c)) check_case(&c, only);
         }
     }
 }
@@ -305,14 +328,14 @@ static void hostile_row(uint64_t *state, uint32_t dim, float *x) {
     }
 }
 
-static void encoding_is_the_codecs(fkv_isa only) {
+static void encoding_of_a_kind(fkv_isa only, fkv_codec_kind kind) {
     uint64_t state = 7;
-    for (uint32_t bits = 2; bits <= 16; bits *= 2) {
+    for (uint32_t bits = 2; bits <= 16; bits = kind == FKV_CODEC_TURBO ? bits + 1 : 2 * bits) {
         for (uint32_t i = 0; i < 1500; i++) {
             attn_case c = {.shape = {1, 1, 32u << i % 5}, .page_type = i % 2 == 0 ? FKV_F16 : FKV_BF16};
             uint32_t dim = c.shape.head_dim;
             fkv_codec codec;
-            if (fkv_codec_make((fkv_codec_config){bits, 32u << i % 3}, dim, c.page_type, &codec) != FKV_OK) continue;
+            if (fkv_codec_make((fkv_codec_config){bits, 32u << i % 3, kind}, dim, c.page_type, &codec) != FKV_OK) continue;
             if (i / 3 % 2 == 1) fkv_codec_rotated(&codec);
             float x[FKV_MAX_HEAD_DIM];
             hostile_row(&state, dim, x);
@@ -332,6 +355,11 @@ static void encoding_is_the_codecs(fkv_isa only) {
     }
 }
 
+static void encoding_is_the_codecs(fkv_isa only) {
+    encoding_of_a_kind(only, FKV_CODEC_AUTO);
+    encoding_of_a_kind(only, FKV_CODEC_TURBO);
+}
+
 static bool all_nan(const float *x, size_t n) {
     for (size_t i = 0; i < n; i++)
         if (x[i] == x[i]) return false;
@@ -348,7 +376,9 @@ static bool all_finite(const float *x, size_t n) {
 static void not_a_number_is_never_hidden(fkv_isa only) {
     enum { HEADS = 4, TOKENS = 3 };
     fkv_workers *workers = workers_of(1);
-    for (uint32_t codec = 0; codec < 4; codec++) { /* 16/16, 8/8, 8/4, 4/4 */
+    static const uint32_t codecs[] = {0, 1, 2, 3, FIRST_SEALED_CODEC}; /* 16/16, 8/8, 8/4, 4/4, s4/s4 */
+    for (size_t i = 0; i < sizeof codecs / sizeof codecs[0]; i++) {
+        uint32_t codec = codecs[i];
         for (uint32_t what = 0; what < 5; what++) {
             attn_case c = {.shape = {HEADS, 1, 64}, .codec = codec, .page_tokens = 64, .page_type = FKV_F16, .n_rows = 2};
             c.rows[0] = (attn_mix){200, TOKENS};
@@ -404,7 +434,7 @@ static void check_poison(const fkv_cpu_kernels *kernels, const attn_world *w, po
     uint8_t *block = w->pages + (size_t)fkv_page_at(w->rows[0].view, what.token / c->page_tokens) * w->layer.block.bytes;
     uint8_t *part[FKV_N_PARTS];
     fkv_block_row(&w->layer.block, block, what.side, what.token % c->page_tokens, part);
-    uint8_t *at = part[w->layer.block.codec[what.side].kind == FKV_CODEC_AFFINE ? FKV_PART_SCALES : FKV_PART_CODES];
+    uint8_t *at = part[w->layer.block.codec[what.side].kind == FKV_CODEC_HALF ? FKV_PART_CODES : FKV_PART_SCALES];
     uint16_t kept;
     memcpy(&kept, at, sizeof kept);
     memcpy(at, &what.half, sizeof what.half);
@@ -428,10 +458,11 @@ static void check_poison(const fkv_cpu_kernels *kernels, const attn_world *w, po
 }
 
 static void what_is_not_seen_changes_nothing(fkv_isa only) {
-    static const uint32_t codecs[] = {0, 1, 2, 3, 6, 12};    /* 16/16, 8/8, 8/4, 4/4, 2/2, 2/16 */
+    static const uint32_t codecs[] = {0, 1, 2, 3, 6, 12, 14, 16, FIRST_SEALED_CODEC};
+    /* 16/16, 8/8, 8/4, 4/4, 2/2, 2/16, tq3, 8/tq4, s4/s4 */
     static const uint32_t tokens[] = {1, 20, 140, 150, 204}; /* a sink, behind all windows, behind some, and after some */
     static const uint16_t halves[2][2] = {{0x7e00, 0x7c00}, {0x7fc0, 0x7f00}}; /* NaN, and infinity or a scale of 2^127 */
-    for (uint32_t i = 0; i < 12; i++) {
+    for (uint32_t i = 0; i < 18; i++) {
         attn_case c = {.shape = {i % 2 == 0 ? 2 : 5, 1, 64}, .codec = codecs[i / 2], .page_tokens = 64, .n_rows = 1};
         c.window = 70;
         c.n_sinks = 3;
@@ -448,6 +479,7 @@ static void what_is_not_seen_changes_nothing(fkv_isa only) {
             for (uint32_t what = 0; what < 20; what++) {
                 poison p = {(fkv_side)(what % 2), tokens[what / 4], halves[c.page_type == FKV_BF16][what / 2 % 2],
                             what / 2 % 2 == 0};
+                if (c.codec >= FIRST_SEALED_CODEC && p.side == FKV_SIDE_K) continue; /* no scale is a single token's */
                 check_poison(kernels, &w, p, clean);
             }
         }
@@ -472,6 +504,7 @@ int main(int argc, char **argv) {
     long_histories(only);
     every_softcap(only);
     every_scale(only);
+    every_sink(only);
     every_peak_of_queries(only);
     every_peak_of_keys(only);
     saturated_rows(only);

@@ -22,7 +22,8 @@ static const double KERNEL_TOLERANCE = 1e-3;
 #if ALL_KERNEL_CASES
 #define EACH_CASE(x)                                                                                                             \
     FIRST_CASES(x)                                                                                                               \
-    x(3) x(4) x(5) x(6) x(7) x(8) x(9) x(10) x(11) x(12) x(13) x(14) x(15) x(16) x(17) x(18) x(19) x(20) x(21) x(22) x(23) x(24)
+    x(3) x(4) x(5) x(6) x(7) x(8) x(9) x(10) x(11) x(12) x(13) x(14) x(15) x(16) x(17) x(18) x(19) x(20) x(21) x(22) x(23) x(24) \
+        x(25) x(26) x(27) x(28) x(29)
 #else
 #define EACH_CASE(x) FIRST_CASES(x)
 #endif
@@ -186,7 +187,7 @@ static void decode(kernel_entry *entry, way how, uint32_t queries, const attn_wo
           threads / 4, /* the warps of a stream */
           (const void *const[]){q, layer->pages, table}, parts);
     launch(entry, layer, FKV_KERNEL_MERGE, table[FKV_STEP_N_ITEMS], layer->n_q_heads, table[FKV_STEP_ITEM_QUERIES],
-           (const void *const[]){parts, table}, out);
+           (const void *const[]){parts, table, layer->sink_logits}, out);
     free(parts);
     free(table);
 }
@@ -287,7 +288,7 @@ static void prefill(uint32_t i, way how, const fkv_attn_layer *layer, const fkv_
     uint32_t grid[3] = {table[FKV_STEP_N_TILES] + (decoded != NULL), layer->n_kv_heads, slices};
     int kernel = decoded != NULL ? (int)FKV_KERNEL_PREFILL_BESIDE : how.kernel;
     entries[i](kernel, grid, fkv_kernel_threads(how.shape, FKV_KERNEL_PREFILL, layer), 256, /* the warpgroups that multiply */
-               (const void *const[]){q, layer->pages, table, decoded}, out);
+               (const void *const[]){q, layer->pages, table, layer->sink_logits, decoded}, out);
     free(table);
 }
 

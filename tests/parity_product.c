@@ -31,11 +31,20 @@ typedef struct kind_case {
 static const kind_case kinds[] = {{"affine4", FKV_MATRIX_AFFINE4, 32},
                                   {"centered4", FKV_MATRIX_CENTERED4, 32},
                                   {"centered5", FKV_MATRIX_CENTERED5, 32},
-                                  {"centered6", FKV_MATRIX_CENTERED6, 16},
+                                  {"centered6", FKV_MATRIX_CENTERED6_16, 16},
                                   {"centered8", FKV_MATRIX_CENTERED8, 32},
                                   {"f16", FKV_MATRIX_F16, 0},
                                   {"bf16", FKV_MATRIX_BF16, 0},
-                                  {"f32", FKV_MATRIX_F32, 0}};
+                                  {"f32", FKV_MATRIX_F32, 0},
+                                  {"affine2", FKV_MATRIX_AFFINE2, 32},
+                                  {"affine2_16", FKV_MATRIX_AFFINE2_16, 16},
+                                  {"affine3", FKV_MATRIX_AFFINE3, 32},
+                                  {"affine5", FKV_MATRIX_AFFINE5, 32},
+                                  {"affine6", FKV_MATRIX_AFFINE6, 32},
+                                  {"affine8", FKV_MATRIX_AFFINE8, 32},
+                                  {"centered3", FKV_MATRIX_CENTERED3_16, 16},
+                                  {"table4", FKV_MATRIX_TABLE4, 32},
+                                  {"table4_16", FKV_MATRIX_TABLE4_16, 16}};
 enum { N_KINDS = sizeof kinds / sizeof kinds[0] };
 
 static double worst_of[N_ISAS];
@@ -73,10 +82,20 @@ static fkv_workers *workers_of(uint32_t n_threads) {
 
 /* ---- matrices and activations ---- */
 
+/* Both ends of a byte, and no order. */
+static const int8_t TABLE[16] = {0, -128, 127, 1, -1, 25, -104, 13, -49, 89, 53, -10, -65, 7, 113, -35};
+
 static uint32_t bits_of(fkv_matrix_kind kind) {
     switch (kind) {
+    case FKV_MATRIX_AFFINE2:
+    case FKV_MATRIX_AFFINE2_16: return 2;
+    case FKV_MATRIX_AFFINE3:
+    case FKV_MATRIX_CENTERED3_16: return 3;
+    case FKV_MATRIX_AFFINE5:
     case FKV_MATRIX_CENTERED5: return 5;
-    case FKV_MATRIX_CENTERED6: return 6;
+    case FKV_MATRIX_AFFINE6:
+    case FKV_MATRIX_CENTERED6_16: return 6;
+    case FKV_MATRIX_AFFINE8:
     case FKV_MATRIX_CENTERED8: return 8;
     default: return 4;
     }
@@ -106,11 +125,12 @@ static void set_random_row(fkv_matrix *m, uint32_t row, uint64_t *state, float *
         scales[g] = fkv_f16_to_f32(fkv_f32_to_f16((0.02f + 0.01f * fabsf(attn_gaussian(state))) / (float)top));
         float bias = -scales[g] * (float)top * (g % 5 == 4 ? 1.0f : 0.5f);
         biases[g] = fkv_f16_to_f32(fkv_f32_to_f16(bias));
-        if (m->kind != FKV_MATRIX_AFFINE4) biases[g] = -scales[g] * (float)(1u << (bits - 1));
-        for (uint32_t c = g * m->group; c < (g + 1) * m->group; c++) expected[c] = scales[g] * (float)codes[c] + biases[g];
+        if (m->kind > FKV_MATRIX_AFFINE8) biases[g] = -scales[g] * (float)(1u << (bits - 1));
+        for (uint32_t c = g * m->group; c < (g + 1) * m->group; c++)
+            expected[c] = m->table != NULL ? scales[g] * (float)m->table[codes[c]] : scales[g] * (float)codes[c] + biases[g];
     }
     if (m->group != 0)
-        fkv_matrix_set_codes(m, row, codes, scales, biases);
+        (void)fkv_matrix_set_codes(m, row, codes, scales, biases);
     else
         fkv_matrix_set_floats(m, row, scales);
     free(codes);
@@ -139,6 +159,7 @@ static void product_world_open(product_world *w, const kind_case *kind, uint32_t
     *w = (product_world){.kind = kind->name, .n_tokens = n_tokens, .x_stride = n_cols + MARGIN, .out_stride = n_rows + MARGIN};
     if (fkv_matrix_make(kind->kind, kind->group, n_rows, n_cols, &w->m) != FKV_OK) abort();
     w->m.panels = take(fkv_matrix_bytes(&w->m));
+    if (kind->kind == FKV_MATRIX_TABLE4 || kind->kind == FKV_MATRIX_TABLE4_16) w->m.table = TABLE;
     w->weights = take((size_t)n_rows * n_cols * sizeof(float));
     w->x = take((size_t)n_tokens * w->x_stride * sizeof(float));
     w->bias = take(n_rows * sizeof(float));
@@ -276,7 +297,7 @@ static void every_kind_and_shape(void) {
 static void shares_an_input(void) {
     enum { COLS = 320, TOKENS = 21 };
     product_world w[FKV_MAX_PRODUCTS];
-    for (uint32_t i = 0; i < FKV_MAX_PRODUCTS; i++) product_world_open(&w[i], &kinds[2 * i], 24 + 50 * i, COLS, TOKENS, true);
+    for (uint32_t i = 0; i < FKV_MAX_PRODUCTS; i++) product_world_open(&w[i], &kinds[3 * i], 24 + 50 * i, COLS, TOKENS, true);
     for (size_t i = 0; i < N_ISAS; i++) {
         if (!tried(i)) continue;
         fkv_product products[FKV_MAX_PRODUCTS];
@@ -309,7 +330,7 @@ static void not_a_number_is_never_hidden(void) {
                 uint8_t codes[COLS] = {0};
                 memset(numbers, 0xff, sizeof numbers); /* NaN in each of the three types */
                 if (w.m.group != 0)
-                    fkv_matrix_set_codes(&w.m, BAD_ROW, codes, numbers, numbers);
+                    (void)fkv_matrix_set_codes(&w.m, BAD_ROW, codes, numbers, numbers);
                 else
                     fkv_matrix_set_floats(&w.m, BAD_ROW, numbers);
             }
@@ -367,12 +388,13 @@ static void refuses(fkv_matrix_kind kind, uint32_t group, uint32_t n_rows, uint3
 static void refuses_what_has_no_layout(void) {
     refuses(FKV_MATRIX_AFFINE4, 32, 16, 48);
     refuses(FKV_MATRIX_AFFINE4, 16, 16, 64);
-    refuses(FKV_MATRIX_CENTERED6, 32, 16, 64);
+    refuses(FKV_MATRIX_CENTERED6_16, 32, 16, 64);
+    refuses(FKV_MATRIX_TABLE4, 16, 16, 64);
     refuses(FKV_MATRIX_CENTERED8, 0, 16, 64);
     refuses(FKV_MATRIX_F16, 32, 16, 64);
     refuses(FKV_MATRIX_F32, 0, 0, 64);
     refuses(FKV_MATRIX_F32, 0, 16, 0);
-    refuses((fkv_matrix_kind)17, 0, 16, 64);
+    refuses((fkv_matrix_kind)(FKV_MATRIX_F32 + 1), 0, 16, 64);
 }
 
 int main(int argc, char **argv) {

@@ -5,8 +5,11 @@ usage: program.py <flatkv> <behaviour>     program.py --list names them
 """
 import json
 import os
+import pty
+import select
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -15,7 +18,7 @@ import time
 TREE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 BOOK = os.path.join(TREE, "models/needle/book.txt")
 GOOD, FAILED, USAGE, NO_FIT, INTERRUPTED = 0, 1, 2, 3, 130
-COMMANDS = (["run"], ["plan"], ["ppl"], ["niah"], ["bench"], ["bench", "flat"], ["bench", "attn"], ["tokenize"], ["pages"], ["models"])
+COMMANDS = (["run"], ["serve"], ["plan"], ["ppl"], ["niah"], ["bench"], ["bench", "flat"], ["bench", "attn"], ["tokenize"], ["pages"], ["models"])
 
 program = ""
 
@@ -48,6 +51,45 @@ def refused(code, words, *arguments, **more):
         expect(word in err, f"\"{word}\" is not in:", err)
 
 
+class Terminal:
+    """The program with somebody at a terminal."""
+
+    def __init__(self, *arguments):
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.environ["TERM"] = "xterm"
+            os.execv(program, [program, *arguments])
+        self.shown = b""
+        self.read_to = 0
+
+    def wait(self, words, seconds=60):
+        """What was shown since the last wait, up to the words."""
+        end = time.monotonic() + seconds
+        while (at := self.shown.find(words, self.read_to)) < 0:
+            expect(time.monotonic() < end, words, "was not shown:", self.shown[self.read_to:])
+            if select.select([self.fd], [], [], 0.2)[0]:
+                try:
+                    self.shown += os.read(self.fd, 65536)
+                except OSError:
+                    expect(False, words, "was not shown before the end:", self.shown[self.read_to:])
+        before = self.read_to
+        self.read_to = at + len(words)
+        return self.shown[before:self.read_to]
+
+    def type(self, text):
+        self.wait(b">>> ")
+        os.write(self.fd, text)
+
+    def ended(self):
+        """The exit code."""
+        try:
+            while data := os.read(self.fd, 65536):
+                self.shown += data
+        except OSError:
+            pass
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
 def book(first, n):
     with open(BOOK, "rb") as file:
         return file.read()[first:first + n].decode("ascii")
@@ -78,6 +120,28 @@ def models_are_listed_with_place_and_licence():
     models = {m["name"]: m for m in answer("models")["models"]}
     expect(set(models) == {"needle", "smollm2", "qwen2.5-0.5b", "qwen2.5-1.5b", "gemma3-270m"}, models)
     expect(models["needle"]["present"] and models["smollm2"]["licence"] == "Apache-2.0", models)
+
+
+def models_on_disk_are_found_with_what_they_cost():
+    with tempfile.TemporaryDirectory() as folder:
+        snapshot = os.path.join(folder, "hub/models--some--needle/snapshots/abc")
+        shutil.copytree(os.path.join(TREE, "models/needle"), snapshot)
+        gguf_with(os.path.join(folder, "hub", "tales.gguf"))
+        shutil.copy(os.path.join(folder, "hub", "tales.gguf"), os.path.join(folder, "hub", "big-00002-of-00003.gguf"))
+        with open(os.path.join(folder, "hub", "broken.gguf"), "wb") as file:
+            file.write(b"GGUF")
+        os.symlink(folder, os.path.join(folder, "hub", "circle"))
+        result = answer("models", environment={"HF_HUB_CACHE": os.path.join(folder, "hub")})
+        found = {os.path.relpath(m["path"], folder): m for m in result["found"] if "circle" not in m["path"]}
+        expect(set(found) == {"hub/models--some--needle/snapshots/abc", "hub/tales.gguf", "hub/broken.gguf"}, set(found))
+        needle = found["hub/models--some--needle/snapshots/abc"]
+        plan = answer("plan", "-c", str(needle["plan_context"]))
+        expect(needle["loads"] and needle["total_with_weights_bytes"] == plan["total_with_weights_bytes"], needle, plan)
+        expect(not found["hub/broken.gguf"]["loads"] and found["hub/broken.gguf"]["reason"], found)
+        code, out, _ = flatkv("models", os.path.join(folder, "hub"))
+        expect(code == GOOD and b"some/needle" in out and b"does not load" in out and b"smollm2" not in out, out)
+    code, out, _ = flatkv("models", "--names")
+    expect(code == GOOD and out.split()[0] == b"needle", out)
 
 
 def a_missing_model_names_the_script_that_fetches_it():
@@ -183,6 +247,117 @@ def a_conversation_keeps_its_pages():
     refused(USAGE, ["cannot be combined"], "run", "-i", "--json")
 
 
+def a_conversation_goes_on_past_its_context():
+    lines = [f"The lucky number of town {i} is {i * 37}.\n".encode() for i in range(12)]
+    code, out, err = flatkv("run", "-i", "-c", "128", "-n", "8", stdin=b"".join(lines))
+    expect(code == GOOD and err.count("the context of 128 tokens is full") >= 2, code, err)
+
+
+def a_terminal_has_commands_and_ctrl_c_stops_an_answer_alone():
+    with tempfile.TemporaryDirectory() as folder:
+        name = os.path.join(folder, "talk").encode()
+        t = Terminal("run", "-i", "-c", "2048", "-n", "1500", "--ignore-end")
+        expect(b"2048 tokens" in t.wait(b"/? lists the commands"), t.shown)
+        t.type(b"\x03")
+        t.wait(b"leaves]")
+        t.type(b"The old sailor\n")
+        t.wait(b"sailor")
+        time.sleep(0.5)
+        os.write(t.fd, b"\x03")
+        t.wait(b"tokens/s")
+        t.type(b"/set new 5\n")
+        t.type(b"\"\"\"one\n")
+        t.wait(b"... ")
+        os.write(t.fd, b"two\"\"\"\n")
+        t.wait(b"[stopped after 5 tokens")
+        t.type(b"/plan\n")
+        t.wait(b"of 2048 tokens used")
+        t.type(b"/save " + name + b"\n")
+        saved = t.wait(b"tokens:").split()[-2]
+        t.type(b"/clear\n")
+        t.type(b"/load " + name + b"\n")
+        expect(saved + b" tokens, none of them computed" in t.wait(b"computed]"), t.shown)
+        t.type(b"/load /no/such\n")
+        t.wait(b"/no/such.fkv")
+        t.type(b"/nothing\n")
+        t.wait(b"no command /nothing")
+        t.type(b"/set temperature -3\n")
+        t.wait(b"0 or above")
+        t.type(b"/bye\n")
+        expect(t.ended() == GOOD, t.shown)
+
+
+def answers_stop_and_tokens_are_weighed():
+    plain = answer("run", "-p", "The old sailor", "-n", "40")
+    word = plain["text"][10:14]
+    stopped = answer("run", "-p", "The old sailor", "-n", "40", "--stop", word)
+    expect(stopped["stop"] == "stop" and stopped["text"] == plain["text"][:plain["text"].index(word)], stopped, plain)
+    first = plain["tokens"][0]
+    other = answer("run", "-p", "The old sailor", "-n", "4", "--logit-bias", f"{first}=-inf")
+    expect(other["tokens"][0] != first, other)
+    forced = answer("run", "-p", "The old sailor", "-n", "4", "--logit-bias", "65=100")
+    expect(forced["text"] == "AAAA", forced)
+    varied = answer("run", "-p", "aaaaaaaaaaaaaaaa", "-n", "20", "--presence-penalty", "100")
+    expect(len(set(varied["tokens"])) == 20 and ord("a") not in varied["tokens"], varied)
+    refused(USAGE, ["--logit-bias 300=1"], "run", "-p", "x", "--logit-bias", "300=1")
+    refused(USAGE, ["--logit-bias x"], "run", "-p", "x", "--logit-bias", "x")
+    _, _, err = flatkv("run", "-p", "x", "-n", "4", "--stats")
+    expect("4 new" in err, err)
+
+
+def gguf_with(path, strings=(), reals=()):
+    """The story teller's file with more values in its header, in front of the others."""
+    def text(value):
+        return struct.pack("<Q", len(value)) + value
+
+    more = b"".join(text(key) + struct.pack("<I", 8) + text(value) for key, value in strings)
+    more += b"".join(text(key) + struct.pack("<If", 6, value) for key, value in reals)
+    filler = text(b"test.fill") + struct.pack("<I", 8)
+    more += filler + text(b"x" * (-(len(more) + len(filler) + 8) % 32))
+    with open(os.path.join(TREE, "tests/data/stories260K.gguf"), "rb") as file:
+        sound = file.read()
+    n = struct.unpack_from("<Q", sound, 16)[0]
+    with open(path, "wb") as file:
+        file.write(sound[:16] + struct.pack("<Q", n + len(strings) + len(reals) + 1) + more + sound[24:])
+
+
+def a_chat_draws_as_the_model_says():
+    template = (b"tokenizer.chat_template", b"{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "chat.gguf")
+        gguf_with(path, [template])
+        expect(answer("run", "-m", path, "-p", "x", "-n", "4")["temperature"] == 0, "nothing is said")
+        gguf_with(path, [template], [(b"general.sampling.temp", 0.25)])
+        expect(answer("run", "-m", path, "-p", "x", "-n", "4", "--raw")["temperature"] == 0, "text is continued greedily")
+        expect(answer("run", "-m", path, "-p", "x", "-n", "4")["temperature"] == 0.25, "the file's")
+        expect(answer("run", "-m", path, "-p", "x", "-n", "4", "-t", "2")["temperature"] == 2, "the option")
+        gguf_with(path, [template], [(b"general.sampling.temp", -3.0)])
+        expect(abs(answer("run", "-m", path, "-p", "x", "-n", "4")["temperature"] - 0.7) < 1e-6, "no temperature")
+        t = Terminal("run", "-i", "-m", path, "-c", "128", "-n", "16", "--ignore-end")
+        for i in range(8):
+            t.type(f"Lily went to park {i}.\n".encode())
+            t.wait(b"tokens/s")
+        expect(b"% full" in t.shown and b"forgotten; -c" in t.shown, "a full context is not announced", t.shown)
+        name = os.path.join(folder, "talk")
+        t.type(f"/save {name}\n".encode())
+        t.wait(b"saved")
+        t.type(b"/system Be kind.\n")
+        t.type(b"Who is it?\n")
+        t.wait(b"tokens/s")
+        t.type(b"/bye\n")
+        expect(t.ended() == GOOD, t.shown)
+        with open(name + ".json", encoding="utf-8") as file:
+            roles = [m["role"] for m in json.load(file)["messages"]]
+        expect(roles[-2:] == ["user", "assistant"], roles)
+        t = Terminal("run", "-i", "-m", path, "-c", "128", "-n", "16")
+        t.type(f"/load {name}\n".encode())
+        t.wait(b"none of them computed")
+        t.type(b"And then?\n")
+        t.wait(b"tokens/s")
+        t.type(b"\x04")
+        expect(t.ended() == GOOD, t.shown)
+
+
 def ctrl_c_ends_with_what_there_is():
     process = subprocess.Popen([program, "run", "-p", "The old sailor", "-n", "1000000", "--max-kv", "256", "--ignore-end"],
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -266,13 +441,46 @@ def a_bounded_context_goes_past_its_bound():
 
 
 def a_plan_above_the_limit_is_refused():
-    refused(NO_FIT, ["memory_limit allows 10000000"], "run", "-p", "x", "-c", "32768", "--memory", "10000000")
+    refused(NO_FIT, ["--memory allows 10.0 MB", "lower -c from 32768"], "run", "-p", "x", "-c", "32768", "--memory", "10000000")
     code, out, err = flatkv("plan", "-c", "32768", "--memory", "10000000")
-    expect(code == NO_FIT and b"total" in out and "does not fit" in err, code, err)
+    expect(code == NO_FIT and b"total with weights" in out and b"It does not fit" in out and "-c" in err, code, out, err)
     plan = answer("plan", "-c", "4096")
     wide = answer("plan", "-c", "4096", "--k-bits", "16", "--v-bits", "16")
     expect(plan["total_bytes_16bit"] == wide["total_bytes"] > plan["total_bytes"], plan)
     expect(plan["longest_context"] > plan["longest_context_16bit"] > 4096 and plan["weights_packed_bytes"] > 7_000_000, plan)
+
+
+def a_plan_answers_for_another_machine_and_a_model_that_is_not_there():
+    here = answer("plan", "-c", "4096", "--machine", "4G")
+    expect(here["available_bytes"] == 2 * 2 ** 30 - here["weights_mapped_bytes"] - here["weights_packed_bytes"], here)
+    expect(here["fits"] and here["trained_context"] == 131072, here)
+    with tempfile.TemporaryDirectory() as folder:
+        config = {"model_type": "qwen3", "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
+                  "head_dim": 128, "intermediate_size": 12288, "vocab_size": 151936, "max_position_embeddings": 40960,
+                  "tie_word_embeddings": False, "torch_dtype": "bfloat16"}
+        path = os.path.join(folder, "config.json")
+
+        def plan(*more, code=GOOD, **changes):
+            with open(path, "w", encoding="utf-8") as file:
+                json.dump({**config, **changes}, file)
+            return answer("plan", "-m", folder, "-c", "32768", *more, code=code)
+
+        whole = plan("--machine", "32G")
+        expect(abs(whole["weights_packed_bytes"] / 2 / 8.19e9 - 1) < 0.01, "parameters of Qwen3 8B:", whole)
+        shape = answer("plan", "--layers", "36", "--heads", "32/8/128", "-c", "32768")
+        expect(whole["slab_bytes"] == shape["slab_bytes"] and whole["fits"], whole, shape)
+        expect(not plan("--machine", "16G", code=NO_FIT)["fits"], "16 GB of weights in 16 GB")
+        expect(plan("--machine", "16G", "--weight-bits", "4.8")["fits"], "Q4_K_M")
+        expect(plan("--machine", "16G", quantization={"bits": 4, "group_size": 64})["fits"], "4 bits")
+        windowed = plan("--machine", "32G", sliding_window=1024, layer_types=["sliding_attention", "full_attention"] * 18)
+        expect(windowed["slab_bytes"] < 0.6 * whole["slab_bytes"], windowed)
+        code, out, _ = flatkv("plan", "-m", path, "--machine", "16G", "--weight-bits", "4.8")
+        expect(code == GOOD and b"It fits" in out and b"trained for 40960" in out and b"estimates" in out, out)
+        plan_of = ("plan", "-m", path)
+        for broken in ("{", "[]", "{}", '{"num_hidden_layers": 1e9, "hidden_size": -1}', '{"kv_lora_rank": 512, "num_hidden_layers": 2}'):
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(broken)
+            refused(FAILED, ["config.json"], *plan_of)
 
 
 # ---- measures
@@ -395,7 +603,7 @@ def many_facts_hold_the_codecs_to_their_bounds():
 
 
 BEHAVIOURS = {name: f for name, f in list(globals().items())
-              if callable(f) and getattr(f, "__module__", "") == "__main__" and name not in ("flatkv", "expect", "answer", "refused", "book")}
+              if callable(f) and getattr(f, "__module__", "") == "__main__" and name not in ("flatkv", "expect", "answer", "refused", "book", "gguf_with", "Terminal")}
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--list"]:

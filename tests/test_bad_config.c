@@ -5,6 +5,7 @@
 #include "cache_world.h"
 #include "test.h"
 
+#include <math.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -75,7 +76,11 @@ static const struct {
     {"K of 0 bits", {SET(layer.k.bits, 0)}},
     {"V of 32 bits", {SET(layer.v.bits, 32)}},
     {"K in groups of 16", {SET(layer.k.group, 16)}},
-    {"K of a kind behind the last", {SET(layer.k.kind, FKV_CODEC_AFFINE + 1)}},
+    {"K of a kind behind the last", {SET(layer.k.kind, FKV_CODEC_TURBO + 1)}},
+    {"K as sealed values", {SET(layer.k.bits, 4), SET(layer.k.kind, FKV_CODEC_SEALED_V)}},
+    {"V as sealed keys", {SET(layer.v.bits, 4), SET(layer.v.kind, FKV_CODEC_SEALED)}},
+    {"sealed K of 5 bits", {SET(layer.k.bits, 5), SET(layer.k.kind, FKV_CODEC_SEALED)}},
+    {"V that is sealed beside K that is not", {SET(layer.v.bits, 4), SET(layer.v.kind, FKV_CODEC_SEALED_V)}},
     {"V of a kind far behind the last", {SET(layer.v.kind, UINT32_MAX)}},
     {"K of 8 bits as 16-bit rows", {SET(layer.k.kind, FKV_CODEC_HALF)}},
     {"V of 16 bits as affine codes", {SET(layer.v.bits, 16), SET(layer.v.kind, FKV_CODEC_AFFINE)}},
@@ -129,7 +134,7 @@ START_TEST(bad_configurations_are_refused_with_a_message) {
 END_TEST
 
 START_TEST(an_unknown_kind_of_codec_is_named_by_its_number) {
-    static const int kinds[] = {3, 77, -5};
+    static const int kinds[] = {FKV_CODEC_TURBO + 1, 77, -5};
     for (size_t i = 0; i < N_OF(kinds); i++) {
         char number[32];
         (void)snprintf(number, sizeof number, "kind %d:", kinds[i]);
@@ -187,6 +192,35 @@ START_TEST(scales_and_soft_caps_are_accepted_to_their_ends) {
     ck_status(fkv_plan_make(&config, &plan), FKV_BAD_CONFIG);
     ck_assert_msg(strstr(fkv_message(), "2e+06") != NULL && strstr(fkv_message(), "from 1e-06 to 1e+06") != NULL, "%s",
                   fkv_message());
+}
+END_TEST
+
+START_TEST(turboquant_without_its_rotation_is_refused) {
+    fkv_config config = plain_config();
+    fkv_cache *cache = NULL;
+    config.layer.v = (fkv_codec_config){.bits = 3, .kind = FKV_CODEC_TURBO};
+    check_refused(&config, FKV_BAD_CONFIG, "rows that are not rotated");
+    config.rotate = FKV_ROTATE_K;
+    check_refused(&config, FKV_BAD_CONFIG, "the other side is rotated");
+    config.rotate = FKV_ROTATE_V;
+    ck_ok(fkv_cache_open(&config, &cache));
+    fkv_cache_close(cache);
+}
+END_TEST
+
+START_TEST(learned_sinks_are_finite) {
+    float sink_logits[128] = {[2] = -3.4e38f, [3] = 3.4e38f};
+    fkv_config config = plain_config();
+    fkv_plan plan;
+    fkv_plan without;
+    ck_ok(fkv_plan_make(&config, &without));
+    config.layer.sink_logits = sink_logits;
+    ck_ok(fkv_plan_make(&config, &plan));
+    ck_assert_uint_ge(plan.tables_bytes, without.tables_bytes);
+    sink_logits[config.layer.n_q_heads - 1] = INFINITY;
+    check_refused(&config, FKV_BAD_CONFIG, "an infinite sink");
+    sink_logits[config.layer.n_q_heads - 1] = NAN;
+    check_refused(&config, FKV_BAD_CONFIG, "a sink that is not a number");
 }
 END_TEST
 
@@ -258,5 +292,5 @@ END_TEST
 
 TEST_MAIN("bad config", bad_configurations_are_refused_with_a_message, an_unknown_kind_of_codec_is_named_by_its_number,
           configurations_that_take_more_than_a_field_are_refused, scales_and_soft_caps_are_accepted_to_their_ends,
-          sizes_beyond_any_machine_are_refused, plans_that_pass_64_bits_by_a_little_are_refused,
-          kernels_of_another_machine_are_not_supported)
+          turboquant_without_its_rotation_is_refused, learned_sinks_are_finite, sizes_beyond_any_machine_are_refused,
+          plans_that_pass_64_bits_by_a_little_are_refused, kernels_of_another_machine_are_not_supported)

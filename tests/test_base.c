@@ -109,10 +109,10 @@ START_TEST(what_is_too_long_to_show_ends_in_dots) {
 END_TEST
 
 START_TEST(every_status_has_its_own_name) {
-    static const fkv_status all[] = {FKV_OK,           FKV_BAD_ARGUMENT, FKV_BAD_CONFIG,  FKV_BAD_SEQ,      FKV_BAD_STATE,
-                                     FKV_POOL_FULL,    FKV_SEQ_FULL,     FKV_SEQS_FULL,   FKV_STEP_FULL,    FKV_NO_MEMORY,
-                                     FKV_GONE,         FKV_IO,           FKV_FILE_FORMAT, FKV_FILE_VERSION, FKV_FILE_DAMAGED,
-                                     FKV_FILE_FOREIGN, FKV_UNSUPPORTED};
+    static const fkv_status all[] = {FKV_OK,           FKV_BAD_ARGUMENT, FKV_BAD_CONFIG, FKV_BAD_SEQ,     FKV_BAD_STATE,
+                                     FKV_POOL_FULL,    FKV_SEQ_FULL,     FKV_SEQS_FULL,  FKV_STEP_FULL,   FKV_NO_MEMORY,
+                                     FKV_GONE,         FKV_BUSY,         FKV_IO,         FKV_FILE_FORMAT, FKV_FILE_VERSION,
+                                     FKV_FILE_DAMAGED, FKV_FILE_FOREIGN, FKV_UNSUPPORTED};
     size_t n = sizeof all / sizeof all[0];
     for (size_t i = 0; i < n; i++) {
         ck_assert_int_eq(strncmp(fkv_status_name(all[i]), "FKV_", 4), 0);

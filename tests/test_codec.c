@@ -261,7 +261,12 @@ START_TEST(bad_configurations_are_refused_with_their_numbers) {
         {16, 64, 64, (fkv_type)9, "type 9"},
         {8, 64, 64, FKV_F16, "of 8 bits", FKV_CODEC_HALF},
         {16, 64, 64, FKV_F16, "of 16 bits", FKV_CODEC_AFFINE},
-        {8, 64, 64, FKV_F16, "kind 3", (fkv_codec_kind)3},
+        {8, 64, 64, FKV_F16, "kind 99", (fkv_codec_kind)99},
+        {8, 0, 64, FKV_F16, "8 bits", FKV_CODEC_SEALED},
+        {5, 0, 64, FKV_F16, "5 bits", FKV_CODEC_SEALED_V},
+        {4, 0, 24, FKV_F16, "dimension 24", FKV_CODEC_SEALED},
+        {8, 0, 64, FKV_F16, "of 8 bits", FKV_CODEC_TURBO},
+        {4, 0, 48, FKV_F16, "dimension 48", FKV_CODEC_TURBO},
         {16, 0, 64, FKV_F16, "kind -1", (fkv_codec_kind)-1},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
@@ -369,10 +374,35 @@ START_TEST(names_are_codecs_and_keep_the_groups_they_do_not_name) {
         check_config(k, good[i].k_bits == 16 ? FKV_CODEC_HALF : FKV_CODEC_AFFINE, good[i].k_bits, good[i].k_group);
         check_config(v, good[i].v_bits == 16 ? FKV_CODEC_HALF : FKV_CODEC_AFFINE, good[i].v_bits, good[i].v_group);
     }
-    static const char *const bad[] = {"",       "8",    "8/",     "/4",   "8/4/4",   "eight/four",
-                                      "3/4",    "4/3",  "8/4x",   "8/4g", "8/4gx",   "8/4g32x",
-                                      "8g32/4", " 8/4", "8/ 4",   "88/4", "8/4g-1",  "8/4 g32",
-                                      "8/4:kv", "08/4", "16/16/", "8\\4", "8/4g 32", "8/4g99999999999999999999"};
+    fkv_codec_config sealed[2] = {{.group = 64}, {.group = 64}};
+    ck_ok(fkv_codec_parse("sealed", &sealed[0], &sealed[1]));
+    check_config(sealed[0], FKV_CODEC_SEALED, 4, 64);
+    check_config(sealed[1], FKV_CODEC_SEALED_V, 4, 64);
+    check_config(fkv_codec_canonical(sealed[0]), FKV_CODEC_SEALED, 4, 0);
+    ck_ok(fkv_codec_parse("s3/s2", &sealed[0], &sealed[1]));
+    check_config(sealed[0], FKV_CODEC_SEALED, 3, 64);
+    check_config(sealed[1], FKV_CODEC_SEALED_V, 2, 64);
+    ck_ok(fkv_codec_parse("s4/4g32", &sealed[0], &sealed[1]));
+    check_config(sealed[0], FKV_CODEC_SEALED, 4, 32);
+    check_config(sealed[1], FKV_CODEC_AFFINE, 4, 32);
+    fkv_codec_info info;
+    ck_ok(fkv_codec_about((fkv_codec_config){4, 64, FKV_CODEC_SEALED_V}, &info));
+    ck_assert(strcmp(info.name, "s4") == 0 && info.group == 0 && info.dim_multiple == 16 && info.rotates);
+    fkv_codec_config turbo_k = {.group = 64};
+    fkv_codec_config turbo_v = {.group = 128};
+    ck_ok(fkv_codec_parse("8/tq4", &turbo_k, &turbo_v));
+    check_config(turbo_k, FKV_CODEC_AFFINE, 8, 64);
+    check_config(turbo_v, FKV_CODEC_TURBO, 4, 128);
+    ck_ok(fkv_codec_parse("tq3/tq2", &turbo_k, &turbo_v));
+    check_config(turbo_k, FKV_CODEC_TURBO, 3, 64);
+    check_config(turbo_v, FKV_CODEC_TURBO, 2, 128);
+    ck_ok(fkv_codec_about(turbo_k, &info));
+    ck_assert_str_eq(info.name, "tq3");
+    ck_assert(info.rotates && info.needs_rotation && info.dim_multiple == 32 && info.group == 0);
+    static const char *const bad[] = {
+        "",     "sealed/4", "s5/4",    "s/s",    "8",     "8/",      "/4",     "8/4/4",   "eight/four",
+        "3/4",  "4/3",      "8/4x",    "8/4g",   "8/4gx", "8/4g32x", "8g32/4", " 8/4",    "8/ 4",
+        "88/4", "8/4g-1",   "8/4 g32", "8/4:kv", "08/4",  "16/16/",  "8\\4",   "8/4g 32", "8/4g99999999999999999999"};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         fkv_codec_config k = {.bits = 5, .group = 6};
         fkv_codec_config v = {.bits = 7, .group = 8};
@@ -395,6 +425,7 @@ START_TEST(the_canonical_form_names_the_kind_and_no_group_that_is_not_there) {
     check_config(fkv_codec_canonical((fkv_codec_config){16, 5, FKV_CODEC_HALF}), FKV_CODEC_HALF, 16, 0);
     check_config(fkv_codec_canonical((fkv_codec_config){3, 5}), FKV_CODEC_AFFINE, 3, 5);
     check_config(fkv_codec_canonical((fkv_codec_config){3, 5, (fkv_codec_kind)9}), (fkv_codec_kind)9, 3, 5);
+    check_config(fkv_codec_canonical((fkv_codec_config){3, 5, FKV_CODEC_TURBO}), FKV_CODEC_TURBO, 3, 0);
 }
 END_TEST
 

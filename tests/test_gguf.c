@@ -28,12 +28,12 @@ START_TEST(a_sound_file_says_its_hyperparameters) {
     ck_assert_uint_eq(h->rope_dim, 16);
     ck_assert_uint_eq(h->n_vocab, 5);
     ck_assert_uint_eq(h->context, 128);
-    ck_assert_float_eq(h->rms_eps, 1e-5f);
-    ck_assert_float_eq(h->rope_base, 1e4f);
-    ck_assert_float_eq(h->rope_base_local, 0);
-    ck_assert_float_eq(h->rope_scale, 1);
+    ck_assert_float_eq(h->norm_eps, 1e-5f);
+    ck_assert_float_eq(h->rope.base, 1e4f);
+    ck_assert_float_eq(h->local_rope.base, 0);
+    ck_assert_float_eq(h->rope.factor, 1);
     ck_assert(h->rope_interleaved && !h->norm_plus_one);
-    ck_assert(h->window == 0 && h->window_pattern == 0 && h->softcap == 0 && h->query_scale == 0);
+    ck_assert(h->window == 0 && h->layers[0] == 0 && h->softcap == 0 && h->query_scale == 0);
     fkv_weights_close(weights);
 }
 END_TEST
@@ -111,7 +111,7 @@ START_TEST(what_a_file_does_not_say_is_zero) {
     const fkv_vocab_source *v = fkv_weights_vocab(weights);
     ck_assert_str_eq(h->name, "");
     ck_assert(h->n_layers == 0 && h->dim == 0 && h->n_q_heads == 0 && h->n_kv_heads == 0 && h->head_dim == 0 && h->n_vocab == 0);
-    ck_assert(h->rms_eps == 0 && h->rope_base == 0 && h->rope_scale == 1 && !h->rope_interleaved);
+    ck_assert(h->norm_eps == 0 && h->rope.base == 1e4f && h->rope.factor == 1 && !h->rope_interleaved);
     ck_assert(v->n_tokens == 0 && v->tokens == NULL && v->scores == NULL && v->types == NULL && v->merges == NULL);
     ck_assert(v->model.size == 0 && v->bos == FKV_NO_TOKEN && v->eos == FKV_NO_TOKEN && v->unk == FKV_NO_TOKEN);
     fkv_weights_close(weights);
@@ -137,8 +137,9 @@ START_TEST(gemma_says_windows_and_two_ropes) {
     key_f32(&shared, "gemma3.attn_logit_softcapping", 50);
     fkv_weights *weights = read_good(&shared);
     const fkv_hparams *h = fkv_weights_hparams(weights);
-    ck_assert(h->head_dim == 256 && h->n_kv_heads == 4 && h->window == 512 && h->window_pattern == 3);
-    ck_assert(h->rope_base_local == 1e4f && h->rope_scale == 8 && h->query_scale == 0.0625f && h->softcap == 50);
+    ck_assert(h->head_dim == 256 && h->n_kv_heads == 4 && h->window == 512);
+    for (uint32_t i = 0; i < 6; i++) ck_assert_uint_eq(h->layers[i], i % 3 == 2 ? 0 : FKV_LAYER_WINDOW);
+    ck_assert(h->local_rope.base == 1e4f && h->rope.factor == 8 && h->query_scale == 0.0625f && h->softcap == 50);
     ck_assert(!h->rope_interleaved && !h->norm_plus_one);
     fkv_weights_close(weights);
 }
@@ -157,7 +158,7 @@ START_TEST(numbers_may_be_wider_than_they_need) {
     put(&shared, &base, sizeof base);
     fkv_weights *weights = read_good(&shared);
     const fkv_hparams *h = fkv_weights_hparams(weights);
-    ck_assert(h->n_layers == 9 && h->context == 77 && h->rope_base == 5e5f);
+    ck_assert(h->n_layers == 9 && h->context == 77 && h->rope.base == 5e5f);
     fkv_weights_close(weights);
 }
 END_TEST

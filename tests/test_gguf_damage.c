@@ -278,31 +278,36 @@ END_TEST
 
 START_TEST(models_that_would_run_wrong_are_refused) {
     good_keys(&shared);
-    key_text(&shared, "llama.rope.scaling.type", "yarn");
-    ck_refused(&shared, FKV_UNSUPPORTED, "RoPE scaling 'yarn'");
+    key_text(&shared, "llama.rope.scaling.type", "dynamic");
+    ck_refused(&shared, FKV_UNSUPPORTED, "RoPE scaling 'dynamic'");
     good_keys(&shared);
     key_u32(&shared, "llama.attention.key_length", 16);
     key_u32(&shared, "llama.attention.value_length", 32);
     ck_refused(&shared, FKV_UNSUPPORTED, "keys of 16 and values of 32");
     good_keys(&shared);
-    key_u32(&shared, "llama.expert_count", 8);
-    ck_refused(&shared, FKV_UNSUPPORTED, "8 experts");
+    key_u32(&shared, "llama.expert_shared_count", 1);
+    ck_refused(&shared, FKV_UNSUPPORTED, "llama.expert_shared_count is 1");
     good_keys(&shared);
-    key_f32(&shared, "llama.final_logit_softcapping", 30);
-    ck_refused(&shared, FKV_UNSUPPORTED, "capped at 30");
+    key_u32(&shared, "llama.expert_gating_func", 2);
+    ck_refused(&shared, FKV_UNSUPPORTED, "llama.expert_gating_func is sigmoid");
+    good_keys(&shared);
+    key_f32(&shared, "llama.final_logit_softcapping", -30);
+    ck_refused(&shared, FKV_FILE_FORMAT, "llama.final_logit_softcapping is negative");
     good_keys(&shared);
     tensor(&shared, "rope_freqs.weight", GGML_F32, 32, 1, 128);
-    ck_refused(&shared, FKV_UNSUPPORTED, "rope_freqs.weight");
+    ck_refused(&shared, FKV_FILE_DAMAGED, "rope_freqs.weight is not one F32 for each of 8 pairs");
     maker_open(&shared);
     key_text(&shared, "general.architecture", "llama");
     key_array(&shared, "llama.attention.head_count_kv", U32, 2);
     put_u64(&shared, 0x400000004);
     ck_refused(&shared, FKV_UNSUPPORTED, "head_count_kv differs by layer");
-    const uint8_t irregular[] = {1, 0, 0};
-    good_keys(&shared);
-    key_array(&shared, "llama.attention.sliding_window_pattern", BOOL, 3);
-    put(&shared, irregular, 3);
-    ck_refused(&shared, FKV_UNSUPPORTED, "no regular order");
+    maker_open(&shared);
+    key_text(&shared, "general.architecture", "gemma3");
+    key_u32(&shared, "gemma3.block_count", 4);
+    key_u32(&shared, "gemma3.attention.sliding_window", 512);
+    key_array(&shared, "gemma3.attention.sliding_window_pattern", BOOL, 3);
+    put(&shared, "\1\0\0", 3);
+    ck_refused(&shared, FKV_FILE_FORMAT, "one bool for each of 4 layers");
 }
 END_TEST
 
@@ -342,8 +347,8 @@ static void one_tensor(const char *name, uint32_t type, uint64_t n_cols, uint64_
 }
 
 START_TEST(a_tensor_of_another_type_is_named) {
-    one_tensor("blk.0.ffn_up.weight", GGML_Q2_K, 256, 1, 0);
-    ck_refused(&shared, FKV_UNSUPPORTED, "blk.0.ffn_up.weight is of type Q2_K (10)");
+    one_tensor("blk.0.ffn_up.weight", GGML_I8, 256, 1, 0);
+    ck_refused(&shared, FKV_UNSUPPORTED, "blk.0.ffn_up.weight is of type I8 (24)");
     one_tensor("x", 4711, 256, 1, 0);
     ck_refused(&shared, FKV_UNSUPPORTED, "unknown (4711)");
 }

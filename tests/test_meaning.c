@@ -33,7 +33,9 @@ typedef struct meaning {
     double tolerance[3];
 } meaning;
 
-/* Layers: H, G, D, window, sinks, scale, softcap, k, v. */
+static const float SINK_LOGITS[] = {0.7f, 3.0f, -1.0f, 5.0f};
+
+/* Layers: H, G, D, window, sinks, scale, softcap, k, v, learned sinks. */
 static const meaning MEANINGS[] = {
     {"f32 rows in f16 pages: grouped, single and many KV heads",
      3,
@@ -68,6 +70,17 @@ static const meaning MEANINGS[] = {
      32,
      1.0f,
      {HALF_BF16, HALF_BF16, HALF_BF16}},
+    {"learned sinks: full, behind a window with kept tokens, above a soft cap",
+     3,
+     {{4, 2, 64, 0, 0, 0, 0, {16, 0}, {16, 0}, SINK_LOGITS},
+      {4, 1, 64, 30, 4, 0.5f, 0, {16, 0}, {16, 0}, SINK_LOGITS},
+      {2, 2, 32, 0, 0, 1.5f, 2.0f, {16, 0}, {16, 0}, SINK_LOGITS + 1}},
+     FKV_F32,
+     FKV_F16,
+     FKV_ROTATE_KV,
+     32,
+     1.0f,
+     {HALF_F16, HALF_F16, HALF_F16}},
     {"rotated 16 bits: the rotation cancels",
      2,
      {{4, 2, 96, 0, 0, 0, 0, {16, 0}, {16, 0}}, {2, 1, 112, 30, 4, 0, 0, {16, 0}, {16, 0}}},
@@ -126,6 +139,28 @@ static const meaning MEANINGS[] = {
      16,
      20.0f,
      {AFFINE_4, AFFINE_4_2}},
+    {"sealed: full, behind a window, values in affine groups, large channels",
+     3,
+     {{4, 2, 64, 0, 0, 0.02f, 0, {4, 0, FKV_CODEC_SEALED}, {4, 0, FKV_CODEC_SEALED_V}},
+      {4, 1, 96, 50, 4, 0.02f, 0, {4, 0, FKV_CODEC_SEALED}, {4, 0, FKV_CODEC_SEALED_V}},
+      {2, 2, 128, 0, 0, 0.02f, 0, {4, 0, FKV_CODEC_SEALED}, {4, 64}}},
+     FKV_F32,
+     FKV_F16,
+     FKV_ROTATE_KV,
+     16,
+     20.0f,
+     {AFFINE_8_4, AFFINE_8_4, AFFINE_8_4}},
+    {"TurboQuant of 4 and 3 bits, and V of 4 beside K8, large channels",
+     3,
+     {{4, 2, 64, 0, 0, 0.02f, 0, {4, 0, FKV_CODEC_TURBO}, {4, 0, FKV_CODEC_TURBO}},
+      {4, 2, 128, 50, 3, 0.02f, 0, {3, 0, FKV_CODEC_TURBO}, {3, 0, FKV_CODEC_TURBO}},
+      {4, 2, 64, 0, 0, 0.02f, 0, {8, 64}, {4, 0, FKV_CODEC_TURBO}}},
+     FKV_F32,
+     FKV_F16,
+     FKV_ROTATE_KV,
+     16,
+     20.0f,
+     {AFFINE_4, 2 * AFFINE_4, AFFINE_8_4}},
 };
 
 static fkv_config config_of(const meaning *m) {
@@ -336,6 +371,32 @@ START_TEST(the_truth_can_tell_a_wrong_mask) {
     other.config.layer.window = WINDOW - 1;
     cache_world_truth(&other, tokens, 200, 201, 0, wrong);
     ck_assert_double_gt(relative_l2(wrong, right, 4 * 64), 10 * HALF_F16);
+    other.config.layer.window = WINDOW;
+    other.config.layer.sink_logits = SINK_LOGITS;
+    cache_world_truth(&other, tokens, 200, 201, 0, wrong);
+    ck_assert_double_gt(relative_l2(wrong, right, 4 * 64), 10 * HALF_F16);
+    cache_world_close(&w);
+}
+END_TEST
+
+/* What the caller does with its array behind fkv_cache_open() does not matter. */
+START_TEST(learned_sinks_are_copied_at_open) {
+    float sink_logits[4];
+    memcpy(sink_logits, SINK_LOGITS, sizeof sink_logits);
+    fkv_layer_config layer = {4, 2, 64, 0, 0, 0, 0, {16, 0}, {16, 0}, sink_logits};
+    fkv_config config = bounded_config(&layer);
+    cache_world w;
+    ck_ok(cache_world_open(&w, &config));
+    for (size_t h = 0; h < N_OF(sink_logits); h++) sink_logits[h] = 50;
+    uint32_t tokens[20];
+    cache_tokens(3, tokens, N_OF(tokens));
+    uint8_t *outputs = malloc(N_OF(tokens) * w.output_bytes);
+    ck_assert_ptr_nonnull(outputs);
+    cache_world_run(&w, cache_world_seq(&w, N_OF(tokens)), tokens, 0, N_OF(tokens), 7, outputs);
+    w.config.layer.sink_logits = SINK_LOGITS;
+    double error = error_of(&w, tokens, outputs, 0, N_OF(tokens), 0, HALF_F16, "copied");
+    ck_assert_double_le(error, HALF_F16);
+    free(outputs);
     cache_world_close(&w);
 }
 END_TEST
@@ -386,4 +447,4 @@ END_TEST
 
 TEST_MAIN("meaning", outputs_are_attention_over_the_rows_as_given, every_setting_of_codec_and_rotation_reaches_the_pages,
           steps_past_a_bounded_context_see_the_kept_tokens_and_the_window, the_truth_can_tell_a_wrong_mask,
-          rows_that_are_not_numbers_stay_with_their_sequence)
+          learned_sinks_are_copied_at_open, rows_that_are_not_numbers_stay_with_their_sequence)

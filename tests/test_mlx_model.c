@@ -50,11 +50,16 @@ typedef struct tensor_case {
 } tensor_case;
 
 static const tensor_case TENSORS[] = {
-    {FKV_TENSOR_Q4_0, 32, 18, {0, -1}, 0},     {FKV_TENSOR_Q4_1, 32, 20, {0, 2}, 0},
-    {FKV_TENSOR_Q5_0, 32, 22, {0, -1}, 0},     {FKV_TENSOR_Q8_0, 32, 34, {0, -1}, 0},
-    {FKV_TENSOR_Q4_K, 256, 144, {0, 2}, 1e-3}, {FKV_TENSOR_Q6_K, 256, 210, {208, -1}, 5e-4},
-    {FKV_TENSOR_F16, 1, 2, {0, -1}, 0},        {FKV_TENSOR_BF16, 1, 2, {-1, -1}, 0},
-    {FKV_TENSOR_F32, 1, 4, {-1, -1}, 5e-4},
+    {FKV_TENSOR_Q4_0, 32, 18, {0, -1}, 0},        {FKV_TENSOR_Q4_1, 32, 20, {0, 2}, 0},
+    {FKV_TENSOR_Q5_0, 32, 22, {0, -1}, 0},        {FKV_TENSOR_Q8_0, 32, 34, {0, -1}, 0},
+    {FKV_TENSOR_Q4_K, 256, 144, {0, 2}, 1e-3},    {FKV_TENSOR_Q6_K, 256, 210, {208, -1}, 5e-4},
+    {FKV_TENSOR_F16, 1, 2, {0, -1}, 0},           {FKV_TENSOR_BF16, 1, 2, {-1, -1}, 0},
+    {FKV_TENSOR_F32, 1, 4, {-1, -1}, 5e-4},       {FKV_TENSOR_Q5_1, 32, 24, {0, 2}, 0},
+    {FKV_TENSOR_Q5_K, 256, 176, {0, 2}, 1e-3},    {FKV_TENSOR_Q2_K, 256, 84, {80, 82}, 5e-4},
+    {FKV_TENSOR_Q3_K, 256, 110, {108, -1}, 5e-4}, {FKV_TENSOR_IQ4_NL, 32, 18, {0, -1}, 0},
+    {FKV_TENSOR_IQ4_XS, 256, 136, {0, -1}, 5e-4}, {FKV_TENSOR_NVFP4, 64, 36, {-1, -1}, 0},
+    {FKV_TENSOR_IQ2_XXS, 256, 66, {0, -1}, 5e-4}, {FKV_TENSOR_IQ2_S, 256, 82, {0, -1}, 5e-4},
+    {FKV_TENSOR_IQ3_S, 256, 110, {0, -1}, 5e-4},  {FKV_TENSOR_TQ2_0, 256, 66, {64, -1}, 0},
 };
 
 static void random_tensor(const tensor_case *c, uint8_t *bytes, fkv_tensor *tensor) {

@@ -21,10 +21,12 @@ enum { PAGE = 16, MAX_TOKENS = 2048, MAX_SEQS = 6, STEP_TOKENS = 64, N_TOKENS = 
 /* What the C library of a process may touch of its own. */
 static const uint64_t SLACK_BYTES = 64 * 1024;
 
+static const float SINK_LOGITS[] = {0.5f, 2.0f};
+
 static const fkv_layer_config LAYERS[] = {
     {.n_q_heads = 4, .n_kv_heads = 2, .head_dim = 64, .k = {8, 64}, .v = {4, 64}},
     {.n_q_heads = 4, .n_kv_heads = 1, .head_dim = 64, .window = 40, .n_sinks = 4, .k = {16, 0}, .v = {16, 0}},
-    {.n_q_heads = 2, .n_kv_heads = 2, .head_dim = 128, .softcap = 20.0f, .k = {4, 32}, .v = {2, 64}},
+    {.n_q_heads = 2, .n_kv_heads = 2, .head_dim = 128, .softcap = 20.0f, .k = {4, 32}, .v = {2, 64}, .sink_logits = SINK_LOGITS},
 };
 
 static fkv_config small_config(void) {

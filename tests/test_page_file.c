@@ -42,9 +42,19 @@ static const file_world_spec SPECS[] = {
       {1, 64, 3, 0, {16, 0}, {16, 0}}}},
     /* a window that sees only the query itself; sinks beyond the window's reach */
     {16, WORLD_PAGES, FKV_F16, FKV_ROTATE_NONE, 2, {{1, 32, 1, 0, {8, 32}, {8, 32}}, {1, 32, 17, 33, {8, 32}, {8, 32}}}},
+    /* TurboQuant: version 2 */
+    {16,
+     WORLD_PAGES,
+     FKV_F16,
+     FKV_ROTATE_KV,
+     3,
+     {{2, 64, 0, 0, {4, 0, FKV_CODEC_TURBO}, {4, 0, FKV_CODEC_TURBO}},
+      {1, 96, 0, 0, {3, 0, FKV_CODEC_TURBO}, {2, 0, FKV_CODEC_TURBO}},
+      {1, 64, 0, 0, {8, 64}, {4, 0, FKV_CODEC_TURBO}}}},
     /* runs larger than the buffer */
     {64, WORLD_PAGES, FKV_F16, FKV_ROTATE_V, 2, {{3, 512, 0, 0, {16, 0}, {16, 0}}, {2, 512, 0, 0, {16, 0}, {8, 64}}}},
 };
+enum { SPEC_TURBO = 5 };
 static const uint32_t LENGTHS[] = {0, 1, 15, 16, 17, 31, 32, 33, 64, 100, 130};
 
 #define N_OF(array) (sizeof(array) / sizeof((array)[0]))
@@ -199,6 +209,27 @@ START_TEST(inspect_and_tokens_tell_what_the_file_was_saved_with) {
     ck_assert_uint_eq(tokens[3], 0);
     ck_ok(fkv_file_tokens(path, tokens, 70, &n_tokens));
     for (uint32_t i = 0; i < 70; i++) ck_assert_uint_eq(tokens[i], file_world_token(11, i));
+    file_world_close(&w);
+}
+END_TEST
+
+START_TEST(turboquant_is_told_by_version_2_and_is_foreign_to_codes_of_as_many_bits) {
+    const char *path = file_world_path("turbo.fkv");
+    file_world_spec spec = SPECS[SPEC_TURBO];
+    fkv_file_info info;
+    file_world w;
+    file_world_open(&w, &spec, 0);
+    ck_ok(file_world_save(&w, file_world_fill(&w, 3, 40, 40), 3, 40, path));
+    file_world_close(&w);
+    ck_ok(fkv_file_inspect(path, true, &info));
+    ck_assert_uint_eq(info.version, 2);
+    ck_assert_uint_eq(info.first_layer.k.bits, 4);
+    ck_assert_int_eq(info.first_layer.k.kind, FKV_CODEC_TURBO);
+    ck_assert_int_eq(info.first_layer.v.kind, FKV_CODEC_TURBO);
+    fkv_seq loaded = 0;
+    spec.layers[0].k = (fkv_file_side){4, 64, FKV_CODEC_AFFINE};
+    file_world_open(&w, &spec, 0);
+    ck_status(file_world_load(&w, 40, path, &loaded), FKV_FILE_FOREIGN);
     file_world_close(&w);
 }
 END_TEST
@@ -573,7 +604,8 @@ END_TEST
 TEST_MAIN("page_file", a_sequence_comes_back_bit_for_bit_in_other_pages, a_loaded_sequence_goes_on_as_if_it_had_never_left,
           the_first_tokens_of_a_longer_sequence_are_a_file_of_their_own,
           the_same_state_gives_the_same_bytes_whatever_lies_around_it, a_window_group_saves_only_the_pages_the_next_query_sees,
-          inspect_and_tokens_tell_what_the_file_was_saved_with, an_index_of_many_pieces_comes_back,
+          inspect_and_tokens_tell_what_the_file_was_saved_with,
+          turboquant_is_told_by_version_2_and_is_foreign_to_codes_of_as_many_bits, an_index_of_many_pieces_comes_back,
           crc32c_and_sha256_are_the_standard_ones, a_load_that_does_not_fit_the_call_changes_nothing,
           what_is_not_a_regular_file_is_refused_without_waiting,
           a_file_that_changes_between_the_two_readings_is_refused_and_the_sequence_closed, a_save_that_cannot_start_says_why,

@@ -302,7 +302,8 @@ START_TEST(a_plan_beyond_what_a_file_or_the_library_can_have_is_refused) {
     ck_ok(fkv_file_plan_make(&header, layers, "huge and empty", &plan));
     ck_assert_uint_eq(plan.n_pages, 0);
     ck_assert_uint_eq(plan.file_bytes, plan.data_offset);
-    ck_assert(!fkv_file_plan_offsets(1, 1, UINT64_MAX / 24, &plan));
+    header = (fkv_file_header){.version = FKV_FILE_VERSION_1, .n_layers = 1, .n_tokens = 1};
+    ck_assert(!fkv_file_plan_offsets(&header, UINT64_MAX / 24, &plan));
 }
 END_TEST
 

@@ -22,10 +22,17 @@ typedef struct shape {
     float outliers;
 } shape;
 
-/* Layers: H, G, D, window, sinks, scale, softcap, k, v. History crosses the first piece boundary of attention (256 tokens). */
+#define SEALED(bits) {bits, 0, FKV_CODEC_SEALED}
+#define SEALED_V(bits) {bits, 0, FKV_CODEC_SEALED_V}
+#define TURBO(bits) {bits, 0, FKV_CODEC_TURBO}
+
+static const float SINK_LOGITS[] = {1.5f, -2.0f, 6.0f, 0.25f};
+
+/* Layers: H, G, D, window, sinks, scale, softcap, k, v, learned sinks. History crosses the first piece boundary of attention (256
+ * tokens). */
 static const shape SHAPES[] = {
     {"K8/V4",
-     {{4, 2, 64, 0, 0, 0, 0, {8, 64}, {4, 64}}, {3, 1, 64, 0, 0, 0.2f, 0, {8, 32}, {4, 64}}},
+     {{4, 2, 64, 0, 0, 0, 0, {8, 64}, {4, 64}}, {3, 1, 64, 0, 0, 0.2f, 0, {8, 32}, {4, 64}, SINK_LOGITS}},
      FKV_F32,
      FKV_F16,
      FKV_ROTATE_NONE,
@@ -46,7 +53,7 @@ static const shape SHAPES[] = {
      32,
      20.0f},
     {"full beside a window with sinks",
-     {{4, 2, 32, 0, 0, 0, 0, {8, 32}, {4, 32}}, {4, 1, 64, 40, 5, 0, 15.0f, {16, 0}, {16, 0}}},
+     {{4, 2, 32, 0, 0, 0, 0, {8, 32}, {4, 32}}, {4, 1, 64, 40, 5, 0, 15.0f, {16, 0}, {16, 0}, SINK_LOGITS}},
      FKV_BF16,
      FKV_F16,
      FKV_ROTATE_K,
@@ -56,6 +63,41 @@ static const shape SHAPES[] = {
      {{2, 1, 32, 24, 0, 0, 0, {8, 32}, {8, 32}}, {2, 2, 32, 70, 20, 0, 0, {8, 32}, {2, 32}}},
      FKV_F32,
      FKV_BF16,
+     FKV_ROTATE_V,
+     16,
+     1.0f},
+    {"TurboQuant",
+     {{4, 2, 64, 0, 0, 0, 0, TURBO(4), TURBO(4)}, {3, 1, 96, 40, 5, 0, 20.0f, TURBO(3), TURBO(2), SINK_LOGITS}},
+     FKV_F32,
+     FKV_F16,
+     FKV_ROTATE_KV,
+     16,
+     20.0f},
+    {"TurboQuant of V beside K of 8 bits and sealed keys",
+     {{2, 1, 64, 0, 0, 0, 0, {8, 64}, TURBO(4)}, {2, 1, 128, 0, 0, 0, 0, SEALED(4), TURBO(3)}},
+     FKV_F32,
+     FKV_BF16,
+     FKV_ROTATE_V,
+     32,
+     20.0f},
+    {"sealed",
+     {{4, 2, 64, 0, 0, 0, 0, SEALED(4), SEALED_V(4)}, {3, 1, 80, 0, 0, 0, 20.0f, SEALED(3), SEALED_V(2), SINK_LOGITS}},
+     FKV_F32,
+     FKV_F16,
+     FKV_ROTATE_KV,
+     16,
+     20.0f},
+    {"sealed beside affine, pages of 128",
+     {{2, 1, 128, 0, 0, 0, 0, SEALED(4), {4, 64}}, {4, 2, 64, 0, 0, 0, 0, {8, 64}, {4, 64}}},
+     FKV_BF16,
+     FKV_BF16,
+     FKV_ROTATE_V,
+     128,
+     1.0f},
+    {"sealed windows",
+     {{2, 1, 64, 70, 20, 0, 0, SEALED(4), SEALED_V(4)}, {2, 2, 32, 24, 0, 0, 0, SEALED(2), SEALED_V(3)}},
+     FKV_F32,
+     FKV_F16,
      FKV_ROTATE_V,
      16,
      1.0f},
@@ -165,6 +207,10 @@ static void each_subject(void (*look_at)(const subject *s)) {
 }
 
 static bool has_windows(const subject *s) { return s->shape->layers[0].window != 0 || s->shape->layers[1].window != 0; }
+
+static bool is_sealed(const subject *s) {
+    return s->shape->layers[0].k.kind == FKV_CODEC_SEALED || s->shape->layers[1].k.kind == FKV_CODEC_SEALED;
+}
 
 /* ---- steps of any size, beside other sequences, on any number of threads ---- */
 
@@ -328,7 +374,7 @@ static void with_shared_prefix(const subject *s) {
         uint32_t n_shared = 0;
         fkv_seq_config opened = {.max_tokens = N_TOKENS, .prompt = s->tokens, .n_prompt = N_TOKENS - 1};
         ck_ok(fkv_seq_open(w.cache, &opened, &seq, &n_shared));
-        ck_assert_uint_eq(n_shared, 192);
+        ck_assert_uint_eq(n_shared, 192 / s->shape->page_tokens * s->shape->page_tokens);
         uint8_t *got = fresh(s);
         cache_world_run(&w, seq, s->tokens, n_shared, N_TOKENS, 7, got);
         check_same(s, got, n_shared, N_TOKENS, round == 0 ? "on a shared prefix" : "on a cached prefix");
@@ -416,8 +462,13 @@ static void truncated(const subject *s) {
         if (ways[i].detour > 10 && has_windows(s)) continue; /* what it would have to see again is gone */
         cache_world_run(&w, seq, s->tokens, at, ways[i].to, 11, got);
         cache_world_run(&w, seq, s->strange, ways[i].to, ways[i].to + ways[i].detour, STEP_TOKENS, NULL);
-        ck_ok(fkv_seq_truncate(w.cache, seq, ways[i].back));
         at = ways[i].back;
+        uint32_t last = (ways[i].to + ways[i].detour) / s->shape->page_tokens;
+        if (is_sealed(s) && at / s->shape->page_tokens + 1 < last) { /* its page is sealed: back to where that begins */
+            ck_status(fkv_seq_truncate(w.cache, seq, at), FKV_GONE);
+            at = at / s->shape->page_tokens * s->shape->page_tokens;
+        }
+        ck_ok(fkv_seq_truncate(w.cache, seq, at));
     }
     cache_world_run(&w, seq, s->tokens, at, N_TOKENS, 11, got);
     check_same(s, got, 0, N_TOKENS, "after truncating");

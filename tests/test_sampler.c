@@ -137,6 +137,130 @@ START_TEST(the_same_seed_gives_the_same_tokens) {
 }
 END_TEST
 
+/* ---- against a reference that sorts everything and shares no code with the sampler ---- */
+
+enum { REF_VOCAB = 300 };
+
+typedef struct reference {
+    double logit[REF_VOCAB];
+    uint32_t order[REF_VOCAB]; /* kept, the best first */
+    uint32_t n;
+} reference;
+
+static reference *sorted; /* for qsort() */
+
+static int by_logit(const void *a, const void *b) {
+    uint32_t x = *(const uint32_t *)a;
+    uint32_t y = *(const uint32_t *)b;
+    if (sorted->logit[x] != sorted->logit[y]) return sorted->logit[x] > sorted->logit[y] ? -1 : 1;
+    return x < y ? -1 : 1;
+}
+
+/* Which tokens can be drawn, by the definitions: history[] are all tokens that were there, the last one last. */
+static void reference_keep(reference *r, const fkv_sampler_config *c, const float *logits, const uint32_t *history,
+                           size_t n_history) {
+    size_t first = c->penalty_tokens != 0 && n_history > c->penalty_tokens ? n_history - c->penalty_tokens : 0;
+    for (uint32_t t = 0; t < REF_VOCAB; t++) {
+        float x = logits[t];
+        for (uint32_t i = 0; i < c->n_bias; i++)
+            if (c->bias[i].token == t) x += c->bias[i].bias;
+        uint32_t count = 0;
+        for (size_t i = first; i < n_history; i++) count += history[i] == t;
+        if (count > 0) {
+            float p = c->repetition_penalty == 0.0f ? 1.0f : c->repetition_penalty;
+            x = x > 0.0f ? x / p : x * p;
+            x = x - c->presence_penalty - (float)count * c->frequency_penalty;
+        }
+        r->logit[t] = (double)x;
+        r->order[t] = t;
+    }
+    sorted = r;
+    qsort(r->order, REF_VOCAB, sizeof r->order[0], by_logit);
+    r->n = c->top_k != 0 && c->top_k < REF_VOCAB ? c->top_k : REF_VOCAB;
+    double best = r->logit[r->order[0]];
+    double total = 0.0;
+    for (uint32_t i = 0; i < r->n; i++) total += exp(r->logit[r->order[i]] - best);
+    double sum = 0.0;
+    for (uint32_t i = 0; i < r->n && c->top_p < 1.0f; i++) {
+        sum += exp(r->logit[r->order[i]] - best);
+        if (sum >= (double)c->top_p * total) r->n = i + 1;
+    }
+    while (c->min_p > 0.0f && r->n > 1 && exp(r->logit[r->order[r->n - 1]] - best) < (double)c->min_p * (1.0 - 1e-12)) r->n--;
+}
+
+static uint32_t random_below(uint32_t *state, uint32_t n) {
+    *state = *state * 1664525u + 1013904223u;
+    return (*state >> 10) % n;
+}
+
+START_TEST(bias_penalties_and_filters_agree_with_a_naive_reference) {
+    enum { ROUNDS = 300, STEPS = 40 };
+    uint32_t state = 5;
+    for (int round = 0; round < ROUNDS; round++) {
+        fkv_logit_bias bias[3];
+        for (int i = 0; i < 3; i++)
+            bias[i] = (fkv_logit_bias){random_below(&state, REF_VOCAB),
+                                       i == 2 ? -INFINITY : (float)(random_below(&state, 80)) * 0.1f - 4.0f};
+        fkv_sampler_config c = {.temperature = round % 3 == 0 ? 0.0f : 0.9f,
+                                .top_k = round % 4 == 0 ? 0 : random_below(&state, 40),
+                                .top_p = round % 5 == 0 ? 1.0f : 0.8f,
+                                .min_p = round % 2 == 0 ? 0.0f : 0.02f,
+                                .seed = (uint64_t)round,
+                                .repetition_penalty = round % 7 == 0 ? 1.0f : 1.3f,
+                                .presence_penalty = round % 6 == 0 ? 0.5f : 0.0f,
+                                .frequency_penalty = round % 4 == 1 ? 0.25f : 0.0f,
+                                .penalty_tokens = round % 8 == 0 ? 0 : 16,
+                                .bias = bias,
+                                .n_bias = random_below(&state, 4)};
+        fkv_sampler *sampler = open_sampler(c, REF_VOCAB);
+        uint32_t history[STEPS + 20];
+        size_t n_history = 20;
+        for (size_t i = 0; i < n_history; i++) history[i] = random_below(&state, REF_VOCAB);
+        ck_ok(fkv_sampler_note(sampler, history, n_history));
+        for (int step = 0; step < STEPS; step++) {
+            float logits[REF_VOCAB];
+            static reference r;
+            for (int i = 0; i < REF_VOCAB; i++) logits[i] = (float)(random_below(&state, 4001)) * 0.002f - 3.0f;
+            reference_keep(&r, &c, logits, history, n_history);
+            uint32_t token = 0;
+            ck_ok(fkv_sample(sampler, logits, &token));
+            uint32_t place = 0;
+            while (place < r.n && r.order[place] != token) place++;
+            ck_assert_msg(place < r.n && (c.temperature > 0.0f || place == 0), "round %d, step %d: token %u is at %u of %u",
+                          round, step, token, place, r.n);
+            history[n_history++] = token;
+        }
+        fkv_sampler_close(sampler);
+    }
+}
+END_TEST
+
+START_TEST(what_was_there_can_be_forgotten_and_only_the_last_tokens_count) {
+    float logits[3] = {1.0f, 0.9f, 0.0f};
+    uint32_t token = 9;
+    fkv_sampler *sampler = open_sampler((fkv_sampler_config){.top_p = 1.0f, .presence_penalty = 0.5f, .penalty_tokens = 1}, 3);
+    const uint32_t expected[] = {0, 1, 0, 1};
+    for (int i = 0; i < 4; i++) {
+        ck_ok(fkv_sample(sampler, logits, &token));
+        ck_assert_uint_eq(token, expected[i]);
+    }
+    fkv_sampler_forget(sampler);
+    ck_ok(fkv_sample(sampler, logits, &token));
+    ck_assert_uint_eq(token, 0);
+    fkv_sampler_forget(sampler);
+    ck_ok(fkv_sample(sampler, logits, &token));
+    ck_assert_uint_eq(token, 0);
+    token = 3;
+    ck_status(fkv_sampler_note(sampler, &token, 1), FKV_BAD_ARGUMENT);
+    fkv_sampler_forget(NULL);
+    fkv_sampler_close(sampler);
+    const fkv_logit_bias never[] = {{0, -INFINITY}, {1, -INFINITY}, {2, -INFINITY}};
+    sampler = open_sampler((fkv_sampler_config){.top_p = 1.0f, .bias = never, .n_bias = 3}, 3);
+    ck_status(fkv_sample(sampler, logits, &token), FKV_BAD_ARGUMENT);
+    fkv_sampler_close(sampler);
+}
+END_TEST
+
 START_TEST(what_cannot_be_sampled_from_is_refused) {
     float logits[3] = {0.0f, NAN, 1.0f};
     uint32_t token = 99;
@@ -164,6 +288,12 @@ START_TEST(configurations_that_cannot_be_are_refused) {
         {.top_p = NAN},
         {.top_p = 1.0f, .min_p = 2.0f},
         {.top_p = 1.0f, .min_p = NAN},
+        {.top_p = 1.0f, .repetition_penalty = -1.0f},
+        {.top_p = 1.0f, .presence_penalty = INFINITY},
+        {.top_p = 1.0f, .frequency_penalty = NAN},
+        {.top_p = 1.0f, .n_bias = 1},
+        {.top_p = 1.0f, .n_bias = 1, .bias = (const fkv_logit_bias[]){{10, 0.0f}}},
+        {.top_p = 1.0f, .n_bias = 1, .bias = (const fkv_logit_bias[]){{1, NAN}}},
     };
     fkv_sampler *sampler = NULL;
     fkv_sampler_config good = fkv_sampler_config_default();
@@ -177,4 +307,6 @@ END_TEST
 
 TEST_MAIN("sampler", greedy_takes_the_largest_and_of_equals_the_lowest, without_filters_tokens_come_by_their_shares,
           top_k_keeps_the_best, top_p_keeps_the_fewest_that_reach_it, top_p_follows_top_k, min_p_keeps_what_is_near_the_best,
-          the_same_seed_gives_the_same_tokens, what_cannot_be_sampled_from_is_refused, configurations_that_cannot_be_are_refused)
+          the_same_seed_gives_the_same_tokens, bias_penalties_and_filters_agree_with_a_naive_reference,
+          what_was_there_can_be_forgotten_and_only_the_last_tokens_count, what_cannot_be_sampled_from_is_refused,
+          configurations_that_cannot_be_are_refused)

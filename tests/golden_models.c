@@ -1,0 +1,191 @@
+/* See golden_models.h. */
+#include "golden_models.h"
+
+#include "../src/base/float16.h"
+#include "model_world.h"
+#include "relative_l2.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define MODELS_FOLDER "tests/data/models"
+
+static void must(bool good, const char *what) {
+    if (good) return;
+    (void)fprintf(stderr, "golden_models: %s failed: %s (%s)\n", what, fkv_message(), strerror(errno));
+    abort();
+}
+
+static int compare(const void *a, const void *b) { return strcmp(a, b); }
+
+uint32_t golden_model_names(char names[GOLDEN_MAX_MODELS][GOLDEN_NAME]) {
+    DIR *folder = opendir(MODELS_FOLDER);
+    must(folder != NULL, MODELS_FOLDER);
+    uint32_t n = 0;
+    for (struct dirent *entry = readdir(folder); entry != NULL; entry = readdir(folder)) {
+        size_t length = strlen(entry->d_name);
+        if (length < 6 || length >= GOLDEN_NAME || strcmp(entry->d_name + length - 5, ".json") != 0) continue;
+        must(n < GOLDEN_MAX_MODELS, "room for one more model");
+        memcpy(names[n], entry->d_name, length - 5);
+        names[n++][length - 5] = 0;
+    }
+    (void)closedir(folder);
+    qsort(names, n, GOLDEN_NAME, compare);
+    return n;
+}
+
+/* ---- numbers ---- */
+
+void golden_model_numbers(const char *model, const char *tensor, float middle, float spread, float *out, size_t n) {
+    char name[256];
+    (void)snprintf(name, sizeof name, "%s/%s", model, tensor);
+    uint64_t state = 14695981039346656037u;
+    for (const char *c = name; *c != 0; c++) state = (state ^ (uint8_t)*c) * 1099511628211u;
+    for (size_t i = 0; i < n; i++) {
+        uint64_t z = state += 0x9e3779b97f4a7c15u;
+        z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+        z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+        z ^= z >> 31;
+        float unit = (float)((int64_t)(z >> 40) - (1 << 23)) / (float)(1 << 23);
+        out[i] = fkv_f16_to_f32(fkv_f32_to_f16(unit * spread + middle));
+    }
+}
+
+static uint32_t digit_of(char c) {
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    const char *found = c != 0 ? strchr(digits, c) : NULL;
+    return found != NULL ? (uint32_t)(found - digits) : 0;
+}
+
+static void read_base64(const char *text, void *out, size_t n_bytes) {
+    uint8_t *to = out;
+    must((strlen(text) + 3) / 4 * 3 >= n_bytes, "the length of the logits");
+    for (size_t i = 0; i < n_bytes; i++) {
+        size_t bit = i * 8;
+        uint32_t two = digit_of(text[bit / 6]) << 6 | digit_of(text[bit / 6 + 1]);
+        to[i] = (uint8_t)(two >> (4 - bit % 6));
+    }
+}
+
+static uint32_t read_list(const json_t *json, const char *key, uint32_t *out, uint32_t max) {
+    const json_t *list = json_object_get(json, key);
+    uint32_t n = (uint32_t)json_array_size(list);
+    must(n > 0 && n <= max, key);
+    for (uint32_t i = 0; i < n; i++) out[i] = (uint32_t)json_integer_value(json_array_get(list, i));
+    return n;
+}
+
+/* ---- files ---- */
+
+static const char *path_of(const golden_model *g, const char *file, char path[1024]) {
+    (void)snprintf(path, 1024, "%s/%s", g->folder, file);
+    return path;
+}
+
+static size_t count_of(const json_t *shape) {
+    size_t n = 1;
+    for (size_t i = 0; i < json_array_size(shape); i++) n *= (size_t)json_integer_value(json_array_get(shape, i));
+    return n;
+}
+
+/* The header of a safetensors file, padded to a multiple of 8. */
+static char *make_header(const json_t *tensors) {
+    json_t *header = json_object();
+    size_t at = 0;
+    size_t i = 0;
+    json_t *tensor = NULL;
+    json_array_foreach(tensors, i, tensor) {
+        json_t *shape = json_array_get(tensor, 1);
+        size_t bytes = count_of(shape) * sizeof(float);
+        json_t *about = json_pack("{s:s, s:O, s:[I, I]}", "dtype", "F32", "shape", shape, "data_offsets", (json_int_t)at,
+                                  (json_int_t)at + (json_int_t)bytes);
+        must(json_object_set_new(header, json_string_value(json_array_get(tensor, 0)), about) == 0, "a header");
+        at += bytes;
+    }
+    char *text = json_dumps(header, JSON_COMPACT);
+    must(text != NULL, "a header");
+    json_decref(header);
+    size_t n = strlen(text);
+    char *padded = malloc(n + 9);
+    must(padded != NULL, "malloc");
+    memcpy(padded, text, n);
+    free(text);
+    while (n % 8 != 0) padded[n++] = ' ';
+    padded[n] = 0;
+    return padded;
+}
+
+static void write_tensors(const golden_model *g) {
+    char path[1024];
+    const json_t *tensors = json_object_get(g->json, "tensors");
+    char *header = make_header(tensors);
+    uint64_t n_header = strlen(header);
+    FILE *file = fopen(path_of(g, "model.safetensors", path), "wb");
+    must(file != NULL && fwrite(&n_header, 8, 1, file) == 1 && fwrite(header, 1, n_header, file) == n_header, "the header");
+    free(header);
+    size_t i = 0;
+    json_t *tensor = NULL;
+    json_array_foreach(tensors, i, tensor) {
+        size_t n = count_of(json_array_get(tensor, 1));
+        float *numbers = malloc(n * sizeof *numbers);
+        must(numbers != NULL, "malloc");
+        golden_model_numbers(g->name, json_string_value(json_array_get(tensor, 0)),
+                             (float)json_number_value(json_array_get(tensor, 2)),
+                             (float)json_number_value(json_array_get(tensor, 3)), numbers, n);
+        must(fwrite(numbers, sizeof *numbers, n, file) == n, "a tensor");
+        free(numbers);
+    }
+    must(fclose(file) == 0, "model.safetensors");
+}
+
+void golden_model_open(golden_model *g, const char *name) {
+    char path[1024];
+    memset(g, 0, sizeof *g);
+    (void)snprintf(g->name, sizeof g->name, "%s", name);
+    (void)snprintf(path, sizeof path, MODELS_FOLDER "/%s.json", name);
+    g->json = json_load_file(path, 0, NULL);
+    must(g->json != NULL, path);
+    g->n_tokens = read_list(g->json, "tokens", g->tokens, GOLDEN_MAX_TOKENS);
+    g->n_rows = read_list(g->json, "rows", g->rows, GOLDEN_MAX_ROWS);
+    g->max_tokens = (uint32_t)json_integer_value(json_object_get(g->json, "max_tokens"));
+    const char *logits = json_string_value(json_object_get(g->json, "logits"));
+    must(logits != NULL, "logits");
+    read_base64(logits, g->logits, g->n_rows * GOLDEN_VOCAB * sizeof(float));
+    const char *parent = getenv("TMPDIR");
+    (void)snprintf(g->folder, sizeof g->folder, "%s/flatkv-golden-XXXXXX", parent != NULL && parent[0] != 0 ? parent : "/tmp");
+    must(mkdtemp(g->folder) != NULL, "a folder for the model");
+    must(json_dump_file(json_object_get(g->json, "config"), path_of(g, "config.json", path), 0) == 0, "config.json");
+    write_tensors(g);
+}
+
+void golden_model_close(golden_model *g) {
+    char path[1024];
+    json_decref(g->json);
+    (void)unlink(path_of(g, "config.json", path));
+    (void)unlink(path_of(g, "model.safetensors", path));
+    (void)rmdir(g->folder);
+}
+
+/* ---- running ---- */
+
+double golden_model_distance(const golden_model *g, const fkv_model *model, uint32_t chunk, uint32_t n_single) {
+    float *logits = malloc((size_t)g->n_tokens * GOLDEN_VOCAB * sizeof *logits);
+    float *kept = malloc((size_t)g->n_rows * GOLDEN_VOCAB * sizeof *kept);
+    must(logits != NULL && kept != NULL && n_single <= g->n_tokens, "malloc");
+    fkv_runner *runner = model_runner(model, model_runner_config(16, g->max_tokens, chunk));
+    fkv_seq seq = model_seq(runner, g->n_tokens);
+    uint32_t n_chunked = g->n_tokens - n_single;
+    model_run(runner, seq, g->tokens, n_chunked, chunk, GOLDEN_VOCAB, logits);
+    model_run(runner, seq, g->tokens + n_chunked, n_single, 1, GOLDEN_VOCAB, logits + (size_t)n_chunked * GOLDEN_VOCAB);
+    for (uint32_t i = 0; i < g->n_rows; i++)
+        memcpy(kept + (size_t)i * GOLDEN_VOCAB, logits + (size_t)g->rows[i] * GOLDEN_VOCAB, GOLDEN_VOCAB * sizeof *kept);
+    double distance = relative_l2(kept, g->logits, (size_t)g->n_rows * GOLDEN_VOCAB);
+    fkv_runner_close(runner);
+    free(kept);
+    free(logits);
+    return distance;
+}

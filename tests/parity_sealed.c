@@ -1,0 +1,208 @@
+/* Sealed blocks against a second implementation, byte for byte: reads the vectors that scripts/make-sealed-vectors wrote (its
+ * header describes the file) and seals every block of them with each instruction set that this machine runs; then blocks of
+ * random bits, where plain C is the truth. What is sealed must be near what it was sealed from.
+ *
+ * No test library: it is cross-compiled and run under an emulator. usage: parity_sealed [vectors]
+ */
+#include "../src/attn/attn.h"
+#include "../src/attn/cpu/kernels.h"
+#include "../src/base/float16.h"
+#include "../src/codec/sealed.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static uint32_t n_passed;
+static uint32_t n_failed;
+
+static const fkv_isa isas[] = {FKV_ISA_SCALAR, FKV_ISA_NEON, FKV_ISA_AVX2, FKV_ISA_AVX512, FKV_ISA_AVX512VNNI, FKV_ISA_AMX};
+
+/* Head of a case, as it lies in the file. */
+typedef struct seal_case {
+    uint32_t type;
+    uint32_t dim;
+    uint32_t page_tokens;
+    uint32_t bits;
+    uint32_t open_bits;
+    uint32_t open_group;
+    uint32_t open_bytes;
+    uint32_t sealed_bytes;
+} seal_case;
+
+static void count(bool good, const char *what, const seal_case *c, const char *isa) {
+    if (good) {
+        n_passed++;
+        return;
+    }
+    n_failed++;
+    printf("FAIL %s: %s, type %u, D %u, pages of %u, %u bits from %u\n", what, isa, c->type, c->dim, c->page_tokens, c->bits,
+           c->open_bits);
+}
+
+static bool make_blocks(const seal_case *c, fkv_block *open, fkv_block *sealed) {
+    fkv_codec from;
+    fkv_codec k;
+    fkv_codec v;
+    fkv_type type = (fkv_type)c->type;
+    if (fkv_codec_make((fkv_codec_config){c->open_bits, c->open_group}, c->dim, type, &from) != FKV_OK) return false;
+    if (fkv_codec_make((fkv_codec_config){c->bits, 0, FKV_CODEC_SEALED}, c->dim, type, &k) != FKV_OK) return false;
+    if (fkv_codec_make((fkv_codec_config){c->bits, 0, FKV_CODEC_SEALED_V}, c->dim, type, &v) != FKV_OK) return false;
+    fkv_block_make(&from, &from, c->page_tokens, open);
+    fkv_block_make(&k, &v, c->page_tokens, sealed);
+    return true;
+}
+
+static void *zeroes(size_t bytes) {
+    void *block = calloc(1, bytes + 1);
+    if (block == NULL) abort();
+    return block;
+}
+
+static void check_isas(const seal_case *c, const fkv_block *open, const fkv_block *sealed, const uint8_t *from,
+                       const uint8_t *truth) {
+    uint8_t *got = zeroes(sealed->bytes);
+    for (size_t i = 0; i < sizeof isas / sizeof isas[0]; i++) {
+        const fkv_cpu_kernels *kernels = fkv_cpu_kernels_for(isas[i]);
+        if (kernels == NULL) continue;
+        memset(got, 0, sealed->bytes);
+        kernels->seal(open, from, sealed, got);
+        count(memcmp(got, truth, sealed->bytes) == 0, "other bytes", c, kernels->name);
+    }
+    free(got);
+}
+
+/* ---- the vectors ---- */
+
+static uint8_t *read_file(const char *path, size_t *bytes) {
+    enum { MOST = 1 << 20 };
+    FILE *file = fopen(path, "rb");
+    if (file == NULL) {
+        printf("%s cannot be opened\n", path);
+        exit(EXIT_FAILURE);
+    }
+    uint8_t *data = zeroes(MOST);
+    *bytes = fread(data, 1, MOST, file);
+    (void)fclose(file);
+    return data;
+}
+
+static void vectors(const char *path) {
+    size_t left = 0;
+    uint8_t *data = read_file(path, &left);
+    uint32_t n_cases = 0;
+    if (left < 16 || memcmp(data, "FKVSEALS", 8) != 0) {
+        printf("%s: no vectors\n", path);
+        exit(EXIT_FAILURE);
+    }
+    memcpy(&n_cases, data + 12, sizeof n_cases);
+    const uint8_t *at = data + 16;
+    left -= 16;
+    for (uint32_t i = 0; i < n_cases; i++) {
+        seal_case c = {0};
+        fkv_block open;
+        fkv_block sealed;
+        if (left >= sizeof c) memcpy(&c, at, sizeof c);
+        uint64_t bytes = sizeof c + (uint64_t)c.open_bytes + c.sealed_bytes;
+        if (left < bytes || !make_blocks(&c, &open, &sealed) || open.bytes != c.open_bytes || sealed.bytes != c.sealed_bytes) {
+            count(false, "the vectors are of other blocks", &c, "case");
+            break;
+        }
+        check_isas(&c, &open, &sealed, at + sizeof c, at + sizeof c + c.open_bytes);
+        at += bytes;
+        left -= bytes;
+    }
+    count(left == 0, "the vectors go on", &(seal_case){0}, "end");
+    free(data);
+}
+
+/* ---- blocks of random numbers ---- */
+
+static uint64_t draw(uint64_t *state) { /* splitmix64 */
+    uint64_t z = *state += 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+/* Rows whose channels differ in size and place, as keys have them. */
+static void fill_open(uint64_t *state, const fkv_block *open, uint8_t *bytes) {
+    for (int side = 0; side < FKV_N_SIDES; side++) {
+        for (uint32_t t = 0; t < open->page_tokens; t++) {
+            float x[FKV_MAX_HEAD_DIM];
+            for (uint32_t c = 0; c < open->codec[side].dim; c++) {
+                float sum = -2.0f;
+                for (int i = 0; i < 4; i++) sum += (float)(draw(state) >> 40) * 0x1p-24f;
+                x[c] = side == FKV_SIDE_K ? sum * (float)(1 + c % 7) + (float)(c % 5) : sum;
+            }
+            uint8_t *part[FKV_N_PARTS];
+            fkv_block_row(open, bytes, (fkv_side)side, t, part);
+            fkv_codec_encode(&open->codec[side], x, part);
+        }
+    }
+}
+
+/* Squared error of a side of a page to the squared size of what it was sealed from; of K, of what it varies by. */
+static double error_of(const fkv_block *open, const uint8_t *from, const fkv_block *sealed, const uint8_t *to, fkv_side side) {
+    double error = 0;
+    double size = 0;
+    float mean[FKV_MAX_HEAD_DIM] = {0};
+    uint32_t dim = open->codec[side].dim;
+    float x[FKV_MAX_HEAD_DIM];
+    float y[FKV_MAX_HEAD_DIM];
+    for (uint32_t t = 0; side == FKV_SIDE_K && t < open->page_tokens; t++) {
+        fkv_block_decode(open, from, side, t, x);
+        for (uint32_t c = 0; c < dim; c++) mean[c] += x[c] / (float)open->page_tokens;
+    }
+    for (uint32_t t = 0; t < open->page_tokens; t++) {
+        fkv_block_decode(open, from, side, t, x);
+        fkv_block_decode(sealed, to, side, t, y);
+        for (uint32_t c = 0; c < dim; c++) {
+            error += pow((double)(y[c] - x[c]), 2);
+            size += pow((double)(x[c] - mean[c]), 2);
+        }
+    }
+    return error / size;
+}
+
+static void random_blocks(void) {
+    static const uint32_t dims[] = {16, 32, 64, 80, 96, 128, 256, 512};
+    static const double most[FKV_N_SIDES][5] = {{0, 0, 0.35, 0.07, 0.015}, {0, 0, 0.14, 0.04, 0.012}}; /* by bits */
+    uint64_t state = 3;
+    for (uint32_t i = 0; i < 160; i++) {
+        seal_case c = {
+            .type = 1 + i % 2, .dim = dims[i / 2 % 8], .page_tokens = 16u << i / 3 % 5, .bits = 2 + i % 3, .open_bits = 8};
+        c.open_group = c.dim % 64 == 0 ? 64 : 32;
+        if (c.dim % 32 != 0) c.open_bits = 16;
+        bool hostile = i % 4 == 3; /* any bits at all */
+        fkv_block open;
+        fkv_block sealed;
+        if (!make_blocks(&c, &open, &sealed)) abort();
+        uint8_t *from = zeroes(open.bytes);
+        uint8_t *truth = zeroes(sealed.bytes);
+        fill_open(&state, &open, from);
+        for (uint32_t at = 0; hostile && at < open.bytes; at++) from[at] = (uint8_t)draw(&state);
+        fkv_seal_block(&open, from, &sealed, truth);
+        check_isas(&c, &open, &sealed, from, truth);
+        for (int side = 0; !hostile && side < FKV_N_SIDES; side++)
+            count(error_of(&open, from, &sealed, truth, (fkv_side)side) < most[side][c.bits],
+                  side == 0 ? "far keys" : "far values", &c, "C");
+        for (uint32_t t = 0; t < c.page_tokens; t++) { /* whatever came, what is sealed is finite */
+            float x[FKV_N_SIDES][FKV_MAX_HEAD_DIM] = {{0}};
+            fkv_block_decode(&sealed, truth, FKV_SIDE_K, t, x[0]);
+            fkv_block_decode(&sealed, truth, FKV_SIDE_V, t, x[1]);
+            bool good = true;
+            for (uint32_t d = 0; d < c.dim; d++) good = good && isfinite(x[0][d]) && isfinite(x[1][d]);
+            count(good, "not finite", &c, "C");
+        }
+        free(from);
+        free(truth);
+    }
+}
+
+int main(int argc, char **argv) {
+    vectors(argc > 1 ? argv[1] : "tests/vectors/sealed.bin");
+    random_blocks();
+    printf("%u passed, %u failed\n", n_passed, n_failed);
+    return n_failed == 0 && n_passed > 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}

@@ -1,0 +1,276 @@
+/* The life of sealed pages in a cache: which page a query sees in which form, how far back one can truncate, what the plan
+ * counts, what a file holds. That the bits do not depend on the way is test_same_answer's, that they mean attention
+ * test_meaning's.
+ */
+#include "cache_world.h"
+#include "test.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SEALED_LAYER                                                                                                             \
+    {                                                                                                                            \
+        .n_q_heads = 4, .n_kv_heads = 2, .head_dim = 64, .k = {.bits = 4, .kind = FKV_CODEC_SEALED}, .v = {                      \
+            .bits = 4,                                                                                                           \
+            .kind = FKV_CODEC_SEALED_V                                                                                           \
+        }                                                                                                                        \
+    }
+
+enum { PAGE = 16, N_TOKENS = 150 };
+
+static fkv_config config_of(fkv_layer_config layer) {
+    fkv_config config = fkv_config_default();
+    config.n_layers = 2;
+    config.layer = layer;
+    config.rotate = FKV_ROTATE_V;
+    config.page_tokens = PAGE;
+    config.max_tokens = 400;
+    config.max_seqs = 2;
+    config.max_step_tokens = 40;
+    config.n_threads = 1;
+    return config;
+}
+
+static void open_sealed(cache_world *w, uint32_t tokens[N_TOKENS]) {
+    fkv_config config = config_of((fkv_layer_config)SEALED_LAYER);
+    ck_ok(cache_world_open(w, &config));
+    cache_tokens(7, tokens, N_TOKENS);
+}
+
+/* ---- who sees what ---- */
+
+/* All outputs of N_TOKENS tokens under the layer; the caller frees them. */
+static uint8_t *outputs_under(fkv_layer_config layer, uint32_t chunk, size_t *token_bytes) {
+    cache_world w;
+    uint32_t tokens[N_TOKENS];
+    fkv_config config = config_of(layer);
+    ck_ok(cache_world_open(&w, &config));
+    cache_tokens(7, tokens, N_TOKENS);
+    uint8_t *outputs = malloc(N_TOKENS * w.output_bytes);
+    ck_assert_ptr_nonnull(outputs);
+    cache_world_run(&w, cache_world_seq(&w, N_TOKENS), tokens, 0, N_TOKENS, chunk, outputs);
+    *token_bytes = w.output_bytes;
+    cache_world_close(&w);
+    return outputs;
+}
+
+/* Queries of the first two pages see nothing sealed: they have the bits of 8/8. All behind them see one sealed page at least. */
+START_TEST(the_first_page_and_the_own_one_are_seen_in_8_bits) {
+    fkv_layer_config eight = SEALED_LAYER;
+    eight.k = eight.v = (fkv_codec_config){.bits = 8, .group = 64};
+    size_t bytes = 0;
+    uint8_t *open = outputs_under(eight, 1, &bytes);
+    uint8_t *sealed = outputs_under((fkv_layer_config)SEALED_LAYER, 29, &bytes);
+    for (uint32_t t = 0; t < N_TOKENS; t++) {
+        bool same = memcmp(open + t * bytes, sealed + t * bytes, bytes) == 0;
+        ck_assert_msg(same == (t < 2 * PAGE), "token %u has %s bits of 8/8", t, same ? "the" : "other");
+    }
+    free(open);
+    free(sealed);
+}
+END_TEST
+
+/* ---- going back ---- */
+
+START_TEST(truncating_is_exact_in_the_last_two_pages_and_to_starts_of_pages_before_them) {
+    cache_world w;
+    uint32_t tokens[N_TOKENS];
+    open_sealed(&w, tokens);
+    fkv_seq seq = cache_world_seq(&w, N_TOKENS);
+    cache_world_run(&w, seq, tokens, 0, 100, 40, NULL); /* pages 0 to 6: 0, 5 and 6 are open */
+    ck_status(fkv_seq_truncate(w.cache, seq, 79), FKV_GONE);
+    ck_assert_ptr_nonnull(strstr(fkv_message(), "truncate to 64"));
+    ck_assert_ptr_nonnull(strstr(fkv_message(), "to 80 or more"));
+    ck_assert_uint_eq(cache_world_length(&w, seq), 100);
+    ck_ok(fkv_seq_truncate(w.cache, seq, 81));
+    ck_status(fkv_seq_truncate(w.cache, seq, 70), FKV_GONE); /* page 4 does not come back */
+    ck_ok(fkv_seq_truncate(w.cache, seq, 64));
+    ck_status(fkv_seq_truncate(w.cache, seq, 63), FKV_GONE);
+    ck_ok(fkv_seq_truncate(w.cache, seq, 7)); /* the first page is always open */
+    cache_world_run(&w, seq, tokens, 7, 40, 11, NULL);
+    ck_ok(fkv_seq_truncate(w.cache, seq, 17)); /* pages 1 and 2 are */
+    cache_world_close(&w);
+}
+END_TEST
+
+START_TEST(a_prefix_and_a_file_bring_the_first_page_and_the_last_part) {
+    char path[512];
+    (void)cache_path(path, "sealed.fkv");
+    cache_world w;
+    uint32_t tokens[N_TOKENS];
+    open_sealed(&w, tokens);
+    fkv_seq seq = cache_world_seq(&w, N_TOKENS);
+    cache_world_run(&w, seq, tokens, 0, 100, 40, NULL);
+    ck_ok(fkv_prefix_insert(w.cache, seq, tokens, 100));
+    ck_status(fkv_seq_save(w.cache, seq, tokens, 70, path), FKV_GONE);
+    ck_ok(fkv_seq_save(w.cache, seq, tokens, 90, path));
+    ck_ok(fkv_seq_close(w.cache, seq));
+
+    uint32_t n_shared = 0;
+    fkv_seq_config opened = {.max_tokens = N_TOKENS, .prompt = tokens, .n_prompt = N_TOKENS};
+    ck_ok(fkv_seq_open(w.cache, &opened, &seq, &n_shared));
+    ck_assert_uint_eq(n_shared, 96);
+    ck_status(fkv_seq_truncate(w.cache, seq, 95), FKV_GONE);
+    ck_ok(fkv_seq_truncate(w.cache, seq, 80));
+    ck_ok(fkv_seq_close(w.cache, seq));
+
+    ck_ok(fkv_seq_load(w.cache, &(fkv_seq_config){.max_tokens = N_TOKENS}, path, &seq));
+    ck_ok(fkv_seq_truncate(w.cache, seq, 81));
+    ck_status(fkv_seq_truncate(w.cache, seq, 79), FKV_GONE);
+    ck_ok(fkv_seq_truncate(w.cache, seq, 32));
+    ck_assert(fkv_cache_consistent(w.cache));
+    cache_world_close(&w);
+}
+END_TEST
+
+/* The first page of a prefix stays open though another sequence has been promised all that one can have. */
+START_TEST(a_prefix_can_be_shared_after_a_full_life_beside_it) {
+    cache_world w;
+    uint32_t tokens[N_TOKENS];
+    uint32_t others[N_TOKENS];
+    open_sealed(&w, tokens);
+    cache_tokens(8, others, N_TOKENS);
+    fkv_seq seq = cache_world_seq(&w, N_TOKENS);
+    cache_world_run(&w, seq, tokens, 0, 64, 40, NULL);
+    ck_ok(fkv_prefix_insert(w.cache, seq, tokens, 64));
+    ck_ok(fkv_seq_close(w.cache, seq));
+    fkv_seq two[2] = {cache_world_seq(&w, N_TOKENS), cache_world_seq(&w, N_TOKENS)};
+    for (int i = 0; i < 2; i++) cache_world_run(&w, two[i], others, 0, 140, 40, NULL);
+    uint32_t n_shared = 0;
+    fkv_seq_config asked = {.max_tokens = N_TOKENS, .prompt = tokens, .n_prompt = N_TOKENS};
+    ck_ok(fkv_prefix_match(w.cache, &asked, &n_shared));
+    ck_assert_uint_eq(n_shared, 64);
+    cache_world_close(&w);
+}
+END_TEST
+
+/* ---- bytes ---- */
+
+static uint64_t planned(fkv_codec_config k, fkv_codec_config v) {
+    fkv_config config = fkv_config_default();
+    config.n_layers = 32;
+    config.layer = (fkv_layer_config){.n_q_heads = 32, .n_kv_heads = 8, .head_dim = 128, .k = k, .v = v};
+    config.max_tokens = 131072;
+    config.n_threads = 2;
+    fkv_plan plan;
+    ck_ok(fkv_plan_make(&config, &plan));
+    return plan.total_bytes;
+}
+
+START_TEST(a_long_context_takes_at_most_71_percent_of_what_8_4_takes) {
+    uint64_t eight = planned((fkv_codec_config){8, 64}, (fkv_codec_config){4, 64});
+    uint64_t sealed = planned((fkv_codec_config){.bits = 4, .kind = FKV_CODEC_SEALED},
+                              (fkv_codec_config){.bits = 4, .kind = FKV_CODEC_SEALED_V});
+    printf("131072 tokens of 32 layers: sealed %.1f bytes a token, 8/4 %.1f, ratio %.4f\n", (double)sealed / 131072,
+           (double)eight / 131072, (double)sealed / (double)eight);
+    ck_assert_double_le((double)sealed, 0.71 * (double)eight);
+}
+END_TEST
+
+/* ---- files ---- */
+
+enum { FILE_BYTES = 1 << 20 };
+
+static size_t read_file(const char *path, uint8_t *bytes) {
+    FILE *file = fopen(path, "rb");
+    ck_assert_msg(file != NULL, "cannot open %s", path);
+    size_t n = fread(bytes, 1, FILE_BYTES, file);
+    ck_assert_int_eq(fclose(file), 0);
+    return n;
+}
+
+static void write_file(const char *path, const uint8_t *bytes, size_t n) {
+    FILE *file = fopen(path, "wb");
+    ck_assert_ptr_nonnull(file);
+    ck_assert_uint_eq(fwrite(bytes, 1, n, file), n);
+    ck_assert_int_eq(fclose(file), 0);
+}
+
+/* One sealed layer, one that is not, a windowed one that is. */
+static void open_golden(cache_world *w, uint32_t tokens[N_TOKENS]) {
+    static const fkv_layer_config layers[] = {{2, 1, 32, 0, 0, 0, 0, {4, 0, FKV_CODEC_SEALED}, {4, 0, FKV_CODEC_SEALED_V}},
+                                              {2, 2, 32, 0, 0, 0, 0, {8, 32}, {4, 32}},
+                                              {1, 1, 48, 20, 3, 0, 0, {3, 0, FKV_CODEC_SEALED}, {2, 0, FKV_CODEC_SEALED_V}}};
+    fkv_config config = config_of(layers[0]);
+    config.n_layers = N_OF(layers);
+    config.layers = layers;
+    config.rotation_seed = 7;
+    (void)snprintf(config.rope_id, sizeof config.rope_id, "neox base=10000");
+    ck_ok(cache_world_open(w, &config));
+    cache_tokens(7, tokens, N_TOKENS);
+}
+
+/* tests/golden/sealed.fkv is the file that this test saved when the format got its second version. */
+START_TEST(the_golden_file_of_version_2_is_written_and_read_as_ever) {
+    static uint8_t golden[FILE_BYTES];
+    static uint8_t now[FILE_BYTES];
+    char path[512];
+    (void)cache_path(path, "now.fkv");
+    cache_world w;
+    uint32_t tokens[N_TOKENS];
+    open_golden(&w, tokens);
+    fkv_seq seq = cache_world_seq(&w, N_TOKENS);
+    cache_world_run(&w, seq, tokens, 0, 55, 40, NULL);
+    ck_ok(fkv_seq_save(w.cache, seq, tokens, 0, path));
+    size_t n = read_file(path, now);
+    const char *keep = getenv("FKV_TEST_KEEP_GOLDEN");
+    if (keep != NULL) write_file(keep, now, n);
+    ck_assert_uint_eq(read_file("tests/golden/sealed.fkv", golden), n);
+    ck_assert_mem_eq(golden, now, n);
+    fkv_file_info info;
+    ck_ok(fkv_file_inspect("tests/golden/sealed.fkv", true, &info));
+    ck_assert_uint_eq(info.version, 2);
+    ck_assert_int_eq(info.first_layer.k.kind, FKV_CODEC_SEALED);
+    ck_assert_int_eq(info.first_layer.v.kind, FKV_CODEC_SEALED_V);
+    ck_ok(fkv_seq_close(w.cache, seq));
+    ck_ok(fkv_seq_load(w.cache, &(fkv_seq_config){.max_tokens = N_TOKENS}, "tests/golden/sealed.fkv", &seq));
+    ck_ok(fkv_seq_save(w.cache, seq, tokens, 0, path)); /* what was loaded is saved to the same bytes */
+    ck_assert_uint_eq(read_file(path, now), n);
+    ck_assert_mem_eq(golden, now, n);
+    cache_world_close(&w);
+}
+END_TEST
+
+START_TEST(every_flipped_bit_of_a_file_of_version_2_is_found) {
+    static uint8_t bytes[FILE_BYTES];
+    char path[512];
+    (void)cache_path(path, "flipped.fkv");
+    size_t n = read_file("tests/golden/sealed.fkv", bytes);
+    for (size_t at = 0; at < n; at += at < 512 ? 1 : 37) {
+        uint8_t bit = (uint8_t)(1u << at % 8);
+        bytes[at] ^= bit;
+        write_file(path, bytes, n);
+        bytes[at] ^= bit;
+        fkv_file_info info;
+        fkv_status expected = at < 8 ? FKV_FILE_FORMAT : at < 12 ? FKV_FILE_VERSION : FKV_FILE_DAMAGED;
+        fkv_status got = fkv_file_inspect(path, true, &info);
+        ck_assert_msg(got == expected, "byte %zu: %s", at, fkv_status_name(got));
+    }
+}
+END_TEST
+
+START_TEST(a_file_of_a_sealed_layer_is_foreign_to_one_that_is_not) {
+    cache_world w;
+    uint32_t tokens[N_TOKENS];
+    open_golden(&w, tokens);
+    fkv_layer_config layers[3];
+    memcpy(layers, w.layers, sizeof layers);
+    fkv_config config = w.config;
+    cache_world_close(&w);
+    layers[0].k = (fkv_codec_config){.bits = 4, .group = 32};
+    layers[0].v = (fkv_codec_config){.bits = 4, .group = 32};
+    config.layers = layers;
+    ck_ok(cache_world_open(&w, &config));
+    fkv_seq seq = 0;
+    ck_status(fkv_seq_load(w.cache, &(fkv_seq_config){.max_tokens = N_TOKENS}, "tests/golden/sealed.fkv", &seq),
+              FKV_FILE_FOREIGN);
+    cache_world_close(&w);
+}
+END_TEST
+
+TEST_MAIN("sealed life", the_first_page_and_the_own_one_are_seen_in_8_bits,
+          truncating_is_exact_in_the_last_two_pages_and_to_starts_of_pages_before_them,
+          a_prefix_and_a_file_bring_the_first_page_and_the_last_part, a_prefix_can_be_shared_after_a_full_life_beside_it,
+          a_long_context_takes_at_most_71_percent_of_what_8_4_takes, the_golden_file_of_version_2_is_written_and_read_as_ever,
+          every_flipped_bit_of_a_file_of_version_2_is_found, a_file_of_a_sealed_layer_is_foreign_to_one_that_is_not)
