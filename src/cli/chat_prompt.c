@@ -38,9 +38,37 @@ void chat_add_document(chat *c, const char *document, size_t n_document, const c
     c->has_cut = true;
 }
 
+void chat_pop(chat *c) {
+    size_t n = json_array_size(c->messages);
+    if (n > 0) json_array_remove(c->messages, n - 1);
+}
+
 static bool is_of(const json_t *messages, size_t at, const char *role) {
     const char *is = json_string_value(json_object_get(json_array_get(messages, at), "role"));
     return is != NULL && strcmp(is, role) == 0;
+}
+
+void chat_clear(chat *c) {
+    size_t at = is_of(c->messages, 0, "system") ? 1 : 0;
+    while (json_array_size(c->messages) > at) json_array_remove(c->messages, at);
+    c->has_cut = false;
+    c->base.n = 0;
+}
+
+void chat_set_system(chat *c, const char *text) {
+    if (is_of(c->messages, 0, "system")) json_array_remove(c->messages, 0);
+    if (text[0] == 0) return;
+    json_t *message = json_pack("{s:s, s:s}", "role", "system", "content", text);
+    if (message == NULL || json_array_insert_new(c->messages, 0, message) != 0) kit_die(EXIT_FAILED, "no memory for a message");
+}
+
+void chat_replace(chat *c, const void *messages) {
+    json_t *copy = json_deep_copy(messages);
+    if (copy == NULL) kit_die(EXIT_FAILED, "no memory for a conversation");
+    json_decref(c->messages);
+    c->messages = copy;
+    c->has_cut = false;
+    c->base.n = 0;
 }
 
 bool chat_drop_oldest(chat *c) {
@@ -68,6 +96,8 @@ typedef struct rendered {
 
 static int render(const chat *c, rendered *out) {
     json_t *conversation = json_pack("{s:O, s:b}", "messages", (json_t *)c->messages, "add_generation_prompt", 1);
+    if (conversation != NULL && c->think != CHAT_THINK_UNSAID)
+        (void)json_object_set_new(conversation, "enable_thinking", json_boolean(c->think == CHAT_THINK_ON));
     char *json = conversation != NULL ? json_dumps(conversation, JSON_COMPACT) : NULL;
     json_decref(conversation);
     if (json == NULL) kit_die(EXIT_FAILED, "no memory for a conversation");

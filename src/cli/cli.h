@@ -19,6 +19,9 @@
 /* The library's words about the call that just returned `status`, which is not FKV_OK; returns the exit code that fits. */
 int cli_fail_status(fkv_status status);
 
+/* A message of the library in the words of the program: options instead of fields, MB and GB instead of long numbers. */
+void cli_in_options(const char *message, char *out, size_t room);
+
 /* Ctrl-C. From the first call on an interrupt sets a flag instead of ending the program; a second one ends it. */
 void cli_catch_interrupts(void);
 bool cli_interrupted(void);
@@ -31,6 +34,7 @@ int cli_pages(int argc, char **argv);
 int cli_plan(int argc, char **argv);
 int cli_ppl(int argc, char **argv);
 int cli_run(int argc, char **argv);
+int cli_serve(int argc, char **argv);
 int cli_tokenize(int argc, char **argv);
 
 #endif

@@ -9,13 +9,14 @@ static const struct {
     const char *help;
 } commands[] = {
     {"run", cli_run, "completes a prompt or holds a conversation"},
+    {"serve", cli_serve, "serves a model over HTTP: OpenAI's and Anthropic's APIs, many requests over one cache"},
     {"plan", cli_plan, "memory that a model or a cache will take, beside 16 bits and what this machine has"},
     {"ppl", cli_ppl, "perplexity of a text, and the KL divergence from a 16-bit cache"},
     {"niah", cli_niah, "needle in a haystack: plants facts in a long text and asks for them"},
     {"bench", cli_bench, "flat: memory while the context fills; attn: time of attention"},
     {"tokenize", cli_tokenize, "tokens of a text"},
     {"pages", cli_pages, "verifies or shows a saved page file"},
-    {"models", cli_models, "lists the models known by name"},
+    {"models", cli_models, "lists models by name and on this machine, and what each would cost"},
 };
 
 static void usage(FILE *out) {

@@ -1,25 +1,131 @@
-/* flatkv models: the models that have names, what they are and whether they are on this machine. */
-#include "cli.h"
-#include "model_names.h"
+/* flatkv models: the models that have names, those that are on this machine, and what each would cost. */
+#include "../kit/utf8.h"
+#include "model_files.h"
+#include "model_options.h"
+
+#include <string.h>
 
 static const char usage[] =
-    "usage: flatkv models [--json]\n"
-    "Lists the models that -m knows by name. flatkv-get-model NAME (scripts/get-model in a source tree) fetches a missing one.\n";
+    "usage: flatkv models [FOLDER...] [--json]\n"
+    "Lists the models that -m knows by name, and those in the Hugging Face cache or in FOLDER: what each would cost to run.\n"
+    "flatkv-get-model NAME (scripts/get-model in a source tree) fetches a missing one that has a name.\n";
 
-static int print_table(void) {
+enum { USUAL_CONTEXT = 32768 };
+
+/* What a model would cost with the usual options. */
+typedef struct model_cost {
+    bool good;
+    char architecture[32];
+    uint32_t trained;     /* tokens */
+    uint32_t context;     /* the ones that are counted: trained, at most USUAL_CONTEXT */
+    uint64_t whole_bytes; /* weights and plan */
+    uint64_t token_bytes;
+    char reason[512]; /* why it does not load */
+} model_cost;
+
+static model_cost cost_of(const char *path) {
+    model_cost cost = {0};
+    fkv_model *model = NULL;
+    fkv_runner_plan plan;
+    fkv_model_config config = fkv_model_config_default();
+    model_options usual = model_options_default();
+    config.plan_only = true;
+    fkv_status status = fkv_model_load(path, &config, &model);
+    if (status == FKV_OK) {
+        const fkv_model_info *about = fkv_model_about(model);
+        (void)snprintf(cost.architecture, sizeof cost.architecture, "%s", about->architecture);
+        cost.trained = about->context;
+        cost.context = about->context < USUAL_CONTEXT ? about->context : USUAL_CONTEXT;
+        fkv_runner_config runner = model_options_runner(&usual, cost.context);
+        status = fkv_runner_plan_make(model, &runner, &plan);
+    }
+    cost.good = status == FKV_OK;
+    if (cost.good) {
+        cost.whole_bytes = plan.total_bytes + plan.packed_bytes + plan.mapped_bytes;
+        cost.token_bytes = plan.cache.token_bytes;
+    } else {
+        (void)snprintf(cost.reason, sizeof cost.reason, "%s", fkv_message());
+    }
+    fkv_model_close(model);
+    return cost;
+}
+
+/* "models--org--name/snapshots/..." is known as org/name. */
+static void print_path(const char *path) {
+    const char *hub = strstr(path, "/models--");
+    if (hub != NULL) {
+        for (const char *p = hub + strlen("/models--"); *p != 0 && *p != '/'; p++) {
+            bool split = p[0] == '-' && p[1] == '-';
+            (void)putchar(split ? '/' : *p);
+            if (split) p++;
+        }
+        (void)putchar(' ');
+    }
+    utf8_print_shown(stdout, path);
+}
+
+static void print_cost(const model_cost *cost) {
+    char whole[32];
+    char token[32];
+    if (cost->good) {
+        printf("%s, trained for %u tokens; with -c %u it takes %s in all, %s for each token\n", cost->architecture, cost->trained,
+               cost->context, kit_bytes(cost->whole_bytes, whole), kit_bytes(cost->token_bytes, token));
+        return;
+    }
+    printf("does not load: ");
+    utf8_print_shown(stdout, cost->reason);
+    (void)putchar('\n');
+}
+
+static void print_named(void) {
     for (unsigned i = 0; i < n_model_names; i++) {
         const model_name *m = &model_names[i];
         char path[MODEL_PATH];
         char size[32];
         bool present = model_name_path(m, path);
-        printf("%-14s %9s  %-8s %s\n%14s %9s  %-8s %s; context %u; %s\n", m->name, kit_bytes(m->bytes, size),
-               present ? "present" : "missing", m->what, "", "", "", path, m->context, m->licence);
+        printf("%-14s %9s  %-8s %s; %s\n", m->name, kit_bytes(m->bytes, size), present ? "present" : "missing", m->what,
+               m->licence);
+        if (!present) continue;
+        model_cost cost = cost_of(path);
+        printf("%35s%s\n%35s", "", path, "");
+        print_cost(&cost);
     }
     printf("\n%s NAME fetches what is missing\n", model_fetcher());
+}
+
+/* For completions: nothing is opened. */
+static int print_names(void) {
+    for (unsigned i = 0; i < n_model_names; i++) puts(model_names[i].name);
     return EXIT_GOOD;
 }
 
-static int print_json(void) {
+static void print_found(const model_files *found) {
+    char size[32];
+    for (uint32_t i = 0; i < found->n; i++) {
+        model_cost cost = cost_of(found->files[i].path);
+        printf("\n%9s  ", kit_bytes(found->files[i].bytes, size));
+        print_path(found->files[i].path);
+        printf("\n%11s", "");
+        print_cost(&cost);
+    }
+    if (found->n > 0) printf("\n-m takes these paths\n");
+}
+
+static void json_cost(kit_json *json, const char *path) {
+    model_cost cost = cost_of(path);
+    kit_json_bool(json, "loads", cost.good);
+    if (!cost.good) {
+        kit_json_bytes(json, "reason", cost.reason, strlen(cost.reason));
+        return;
+    }
+    kit_json_text(json, "architecture", cost.architecture);
+    kit_json_integer(json, "trained_context", cost.trained);
+    kit_json_integer(json, "plan_context", cost.context);
+    kit_json_integer(json, "total_with_weights_bytes", cost.whole_bytes);
+    kit_json_integer(json, "token_bytes", cost.token_bytes);
+}
+
+static int print_json(const model_files *found) {
     kit_json *json = kit_json_begin();
     kit_json_array(json, "models");
     for (unsigned i = 0; i < n_model_names; i++) {
@@ -34,6 +140,16 @@ static int print_json(void) {
         kit_json_integer(json, "bytes", m->bytes);
         kit_json_integer(json, "context", m->context);
         kit_json_text(json, "licence", m->licence);
+        if (present) json_cost(json, path);
+        kit_json_close(json);
+    }
+    kit_json_close(json);
+    kit_json_array(json, "found");
+    for (uint32_t i = 0; i < found->n; i++) {
+        kit_json_object(json, NULL);
+        kit_json_bytes(json, "path", found->files[i].path, strlen(found->files[i].path));
+        kit_json_integer(json, "bytes", found->files[i].bytes);
+        json_cost(json, found->files[i].path);
         kit_json_close(json);
     }
     return kit_json_print(json);
@@ -41,9 +157,27 @@ static int print_json(void) {
 
 int cli_models(int argc, char **argv) {
     bool as_json = false;
-    const kit_option own[] = {{"json", 0, OPTION_FLAG, &as_json, 0, NULL, "one JSON object on standard output"}, {0}};
+    bool names = false;
+    static kit_texts folders;
+    const kit_option own[] = {
+        {"folder", 0, OPTION_WORDS, &folders, 0, "FOLDER", "looked through for models, and the folders below it"},
+        {"names", 0, OPTION_FLAG, &names, 0, NULL, "the names alone, one on each line"},
+        {"json", 0, OPTION_FLAG, &as_json, 0, NULL, "one JSON object on standard output"},
+        {0}};
     const kit_option *const tables[] = {own, NULL};
     int code = EXIT_GOOD;
     if (!kit_options_parse(usage, tables, argc, argv, &code)) return code;
-    return as_json ? print_json() : print_table();
+    if (names) return print_names();
+    model_files found = {0};
+    char hub[MODEL_PATH];
+    if (folders.n == 0 && model_files_hub(hub)) model_files_add(&found, hub);
+    for (uint32_t i = 0; i < folders.n; i++) model_files_add(&found, folders.texts[i]);
+    if (as_json) {
+        code = print_json(&found);
+    } else {
+        if (folders.n == 0) print_named();
+        print_found(&found);
+    }
+    model_files_free(&found);
+    return code;
 }

@@ -60,8 +60,8 @@ static int64_t room_for_text(uint32_t length, size_t around) {
 
 static int answer_cell(grid *g, cell *c, const float *logits) {
     generation_clear(&g->generation);
-    int code = generation_run(&g->generation, logits);
-    if (code == EXIT_GOOD && g->generation.stop == STOP_INTERRUPTED) code = EXIT_INTERRUPTED;
+    int code = generation_run(&g->generation, NULL, 0, logits);
+    if (code == EXIT_GOOD && g->generation.stopped == STOP_INTERRUPTED) code = EXIT_INTERRUPTED;
     if (code != EXIT_GOOD) return code;
     c->answer = text_sound(g->generation.text.bytes != NULL ? g->generation.text.bytes : "", g->generation.text.n);
     const char *at = strstr(c->answer, c->fact.number);

@@ -6,8 +6,7 @@
  */
 #include "../kit/numbers.h"
 #include "../kit/process.h"
-#include "conversation.h"
-#include "model_options.h"
+#include "talk.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -17,7 +16,7 @@
 
 static const char usage[] =
     "usage: flatkv run [-m MODEL] [-p TEXT] [-f FILE] [options]     completes a prompt, or one from standard input\n"
-    "       flatkv run -i [-m MODEL] [options]                      a conversation, one line for each turn\n";
+    "       flatkv run -i [-m MODEL] [options]                      a conversation; /? lists its commands\n";
 
 typedef struct run_options {
     model_options model;
@@ -28,10 +27,9 @@ typedef struct run_options {
     bool interactive;
     bool raw;
     bool ignore_end;
-    double temperature;
-    uint32_t top_k;
-    double top_p;
-    double min_p;
+    bool no_think;
+    bool stats;
+    sampling_options sampling;
     const char *save_prefix;
     const char *prefix;
 } run_options;
@@ -48,6 +46,9 @@ typedef struct run {
     uint32_t n_loaded; /* tokens whose pages came from a file */
     model_session session;
     generation generation;
+    fkv_runner_config runner;
+    talk_settings settings;
+    fkv_logit_bias biases[SAMPLING_BIASES];
     double prefill_seconds;
     uint32_t n_prefilled;
     uint64_t start_bytes; /* anonymous memory before the model was loaded */
@@ -145,6 +146,7 @@ static int make_prompt(run *r, const prompt_parts *parts) {
     token_list saved = {0};
     int code = EXIT_GOOD;
     if (r->has_chat) r->chat = chat_open(r->model, r->o->system);
+    if (r->o->no_think) r->chat.think = CHAT_THINK_OFF;
     if (parts->document.n + parts->question.n == 0 && r->o->prefix == NULL)
         return EXIT_GOOD; /* a conversation that begins with its first turn */
     if (r->o->prefix != NULL) code = read_prefix_tokens(r, &saved);
@@ -155,11 +157,14 @@ static int make_prompt(run *r, const prompt_parts *parts) {
 
 /* ---- room ---- */
 
+enum { MOST_TALK = 32768 }; /* what a conversation reserves of a long context where nothing is said */
+
 /* The tokens to reserve. A bounded context has no end of its own: its pages do not grow with the tokens. */
 static int choose_context(const run *r, uint32_t *max_tokens) {
     const model_options *o = &r->o->model;
     uint64_t most = INT32_MAX;
     if (o->max_kv == 0 || o->context != 0) most = o->context != 0 ? o->context : r->about->context;
+    if (r->o->interactive && o->context == 0 && most > MOST_TALK) most = r->prompt.n < MOST_TALK / 2 ? MOST_TALK : most;
     if (r->prompt.n > most) {
         if (o->context != 0)
             return kit_fail(
@@ -208,13 +213,11 @@ static int save_prefix(run *r) {
 /* ---- work ---- */
 
 static int open_sampler(run *r) {
-    fkv_sampler_config config = fkv_sampler_config_default();
-    config.temperature = (float)r->o->temperature;
-    config.top_k = r->o->top_k;
-    config.top_p = (float)r->o->top_p;
-    config.min_p = (float)r->o->min_p;
-    config.seed = r->o->model.seed;
-    fkv_status status = fkv_sampler_open(&config, r->about->n_vocab, &r->generation.sampler);
+    fkv_sampler_config *config = &r->settings.sampling;
+    sampling_use how = !r->has_chat ? SAMPLE_TEXT : r->o->interactive ? SAMPLE_TALK : SAMPLE_ANSWER;
+    int code = sampling_options_config(&r->o->sampling, r->model, how, r->o->model.seed, r->biases, config);
+    if (code != EXIT_GOOD) return code;
+    fkv_status status = fkv_sampler_open(config, r->about->n_vocab, &r->generation.sampler);
     return status == FKV_OK ? EXIT_GOOD : cli_fail_status(status);
 }
 
@@ -222,8 +225,9 @@ static int open_session(run *r) {
     uint32_t max_tokens = 0;
     int code = choose_context(r, &max_tokens);
     if (code != EXIT_GOOD) return code;
-    fkv_runner_config config = model_options_runner(&r->o->model, max_tokens);
-    code = session_open_empty(&r->session, r->model, &config);
+    r->runner = model_options_runner(&r->o->model, max_tokens);
+    r->settings.runner = &r->runner;
+    code = session_open_empty(&r->session, r->model, &r->runner);
     if (code != EXIT_GOOD) return code;
     look_at_memory(r);
     return r->o->prefix != NULL ? load_prefix(r) : session_begin(&r->session);
@@ -260,12 +264,12 @@ static double rate(uint32_t n, double seconds) { return n > 0 && seconds > 0 ? n
 
 static int report(const run *r, int code) {
     const generation *g = &r->generation;
-    const char *stop = code == EXIT_INTERRUPTED ? "interrupted" : stop_reason_name(g->stop);
+    const char *stop = code == EXIT_INTERRUPTED ? "interrupted" : stop_reason_name(g->stopped);
     double prefill_tps = rate(r->n_prefilled, r->prefill_seconds);
     double decode_tps = rate(g->n_steps, g->seconds);
     if (!r->o->model.json) {
         (void)putchar('\n');
-        if (isatty(STDERR_FILENO) == 0) return code;
+        if (isatty(STDERR_FILENO) == 0 && !r->o->stats) return code;
         char pages[32];
         (void)fprintf(stderr, "\n%zu prompt tokens", r->prompt.n);
         if (r->n_loaded > 0) (void)fprintf(stderr, ", %u of them reloaded", r->n_loaded);
@@ -278,6 +282,9 @@ static int report(const run *r, int code) {
     kit_json *json = kit_json_begin();
     model_options_json(&r->o->model, r->about, json);
     kit_json_bytes(json, "text", g->text.bytes, g->text.n);
+    if (g->reasoning.n > 0) kit_json_bytes(json, "reasoning", g->reasoning.bytes, g->reasoning.n);
+    if (g->calls.n > 0) kit_json_bytes(json, "tool_calls", g->calls.bytes, g->calls.n);
+    kit_json_real(json, "temperature", (double)r->settings.sampling.temperature);
     kit_json_integer(json, "prompt_tokens", r->prompt.n);
     kit_json_integer(json, "prefix_tokens", r->n_loaded);
     kit_json_integer(json, "new_tokens", g->tokens.n);
@@ -297,27 +304,27 @@ static int report(const run *r, int code) {
 static int complete(run *r) {
     const float *logits = NULL;
     int code = prefill(r, &logits);
-    if (code == EXIT_GOOD) code = generation_run(&r->generation, logits);
+    if (code == EXIT_GOOD) code = generation_run(&r->generation, r->prompt.tokens, r->prompt.n, logits);
     look_at_memory(r);
-    if (code == EXIT_GOOD && r->generation.stop == STOP_INTERRUPTED) code = EXIT_INTERRUPTED;
+    if (code == EXIT_GOOD && r->generation.stopped == STOP_INTERRUPTED) code = EXIT_INTERRUPTED;
     return code == EXIT_GOOD || code == EXIT_INTERRUPTED ? report(r, code) : code;
 }
 
 /* A conversation may begin with a prompt or a saved prefix, which is answered before the first turn. */
 static int converse(run *r) {
-    conversation c = {.generation = &r->generation, .chat = r->has_chat ? &r->chat : NULL};
+    conversation c = {.generation = &r->generation, .chat = r->has_chat ? &r->chat : NULL, .model = r->o->model.model};
     int code = EXIT_GOOD;
     r->generation.last_is_fed = true;
     if (r->prompt.n > 0) {
         const float *logits = NULL;
         code = prefill(r, &logits);
-        if (code == EXIT_GOOD) code = generation_run(&r->generation, logits);
+        if (code == EXIT_GOOD) code = generation_run(&r->generation, r->prompt.tokens, r->prompt.n, logits);
         (void)putchar('\n');
         token_list_add(&c.fed, r->prompt.tokens, r->prompt.n);
         conversation_answered(&c);
         cli_forget_interrupt();
     }
-    if (code == EXIT_GOOD) code = conversation_hold(&c);
+    if (code == EXIT_GOOD) code = talk_hold(&c, &r->settings);
     conversation_free(&c);
     return code;
 }
@@ -331,7 +338,7 @@ static int work(run *r, const prompt_parts *parts) {
     if (code != EXIT_GOOD) return code;
     r->about = fkv_model_about(r->model);
     r->has_chat = r->about->has_chat && !o->raw;
-    if (!r->about->has_chat && isatty(STDERR_FILENO) != 0)
+    if (!r->about->has_chat && !o->raw && isatty(STDERR_FILENO) != 0)
         (void)fprintf(stderr, "[this model has no chat template: it continues the text]\n");
     look_at_memory(r);
     code = make_prompt(r, parts);
@@ -340,6 +347,10 @@ static int work(run *r, const prompt_parts *parts) {
     if (code != EXIT_GOOD) return code;
     r->generation.session = &r->session;
     r->generation.max_new = o->n_new;
+    r->generation.plain = !r->has_chat;
+    r->generation.hide_reasoning = o->sampling.reasoning != 0;
+    r->generation.stop = o->sampling.stop.texts;
+    r->generation.n_stop = o->sampling.stop.n;
     r->generation.ignore_end = o->ignore_end;
     r->generation.out = text_stream_open(o->model.json ? NULL : stdout);
     return o->interactive ? converse(r) : complete(r);
@@ -352,31 +363,31 @@ static bool good_options(const run_options *o) {
 }
 
 int cli_run(int argc, char **argv) {
-    run_options o = {.model = model_options_default(), .n_new = 256, .top_p = 1};
+    run_options o = {.model = model_options_default(), .n_new = UINT32_MAX, .sampling = sampling_options_default()};
     kit_option common[N_MODEL_OPTIONS];
+    kit_option sampling[N_SAMPLING_OPTIONS];
     model_options_list(&o.model, common);
+    sampling_options_list(&o.sampling, sampling);
     const kit_option own[] = {
         {"prompt", 'p', OPTION_TEXT, &o.prompt, 0, "TEXT", "the prompt; with -f it follows the text of the file"},
         {"file", 'f', OPTION_TEXT, &o.file, 0, "FILE", "read the prompt from a file; \"-\" is standard input"},
         {"interactive", 'i', OPTION_FLAG, &o.interactive, 0, NULL, "a conversation; its history stays in the cache"},
-        {"new", 'n', OPTION_U32, &o.n_new, INT32_MAX, "N", "at most N new tokens for each answer (default 256)"},
+        {"new", 'n', OPTION_U32, &o.n_new, INT32_MAX, "N", "at most N new tokens for each answer (default 256, with -i 2048)"},
         {"raw", 0, OPTION_FLAG, &o.raw, 0, NULL, "continue the text as it is, without the model's chat template"},
         {"system", 0, OPTION_TEXT, &o.system, 0, "TEXT", "system message of a chat"},
         {"ignore-end", 0, OPTION_FLAG, &o.ignore_end, 0, NULL, "do not stop at the model's end token"},
-        {"temperature", 't', OPTION_REAL, &o.temperature, 0, "X",
-         "sampling temperature; 0 takes the most likely token (default 0)"},
-        {"top-k", 0, OPTION_U32, &o.top_k, INT32_MAX, "N", "sample from the N most likely tokens; 0: all (default 0)"},
-        {"top-p", 0, OPTION_REAL, &o.top_p, 0, "X",
-         "sample from the most likely tokens with total probability X (default 1: all)"},
-        {"min-p", 0, OPTION_REAL, &o.min_p, 0, "X", "drop tokens less likely than X times the most likely (default 0: none)"},
+        {"no-think", 0, OPTION_FLAG, &o.no_think, 0, NULL,
+         "asks models that can (Qwen3, SmolLM3) to answer without thinking first"},
+        {"stats", 0, OPTION_FLAG, &o.stats, 0, NULL, "tokens and rates on standard error, also where that is no terminal"},
         {"save-prefix", 0, OPTION_TEXT, &o.save_prefix, 0, "FILE",
          "save the cache of the document (-f), or of the prompt, to a file"},
         {"prefix", 0, OPTION_TEXT, &o.prefix, 0, "FILE",
          "load a saved cache instead of computing it: -p asks about what was saved, no\nprompt continues from it"},
         {0}};
-    const kit_option *const tables[] = {own, common, NULL};
+    const kit_option *const tables[] = {own, sampling, common, NULL};
     int code = EXIT_GOOD;
     if (!kit_options_parse(usage, tables, argc, argv, &code)) return code;
+    if (o.n_new == UINT32_MAX) o.n_new = o.interactive ? 2048 : 256;
     if (!good_options(&o)) return EXIT_USAGE;
     cli_catch_interrupts();
     run r = {.o = &o};

@@ -3,12 +3,19 @@
 
 #include "cli.h"
 
+#include <unistd.h>
+
 int session_open_empty(model_session *s, const fkv_model *model, const fkv_runner_config *config) {
     s->model = model;
     s->max_tokens = config->max_tokens;
     s->chunk = config->max_step_tokens;
+    s->page_tokens = config->page_tokens;
     fkv_status status = fkv_runner_plan_make(model, config, &s->plan);
+    bool slow = status == FKV_OK && s->plan.total_bytes > (uint64_t)1 << 30 && isatty(STDERR_FILENO) != 0;
+    char bytes[32];
+    if (slow) (void)fprintf(stderr, "reserving %s for %u tokens ...", kit_bytes(s->plan.total_bytes, bytes), s->max_tokens);
     if (status == FKV_OK) status = fkv_runner_open(model, config, &s->runner);
+    if (slow) (void)fputs("\r\x1b[K", stderr);
     if (status != FKV_OK) return cli_fail_status(status);
     s->cache = fkv_runner_cache(s->runner);
     return EXIT_GOOD;
@@ -53,6 +60,10 @@ int session_feed_all(model_session *s, const uint32_t *tokens, uint32_t n, const
 
 int session_truncate(model_session *s, uint32_t n) {
     fkv_status status = fkv_seq_truncate(s->cache, s->seq, n);
+    if (status == FKV_GONE) { /* inside a sealed page one can go back to its start */
+        n -= n % s->page_tokens;
+        status = fkv_seq_truncate(s->cache, s->seq, n);
+    }
     if (status == FKV_GONE) {
         n = 0;
         status = fkv_seq_truncate(s->cache, s->seq, 0);

@@ -15,6 +15,7 @@ typedef struct model_session {
     fkv_seq seq;
     uint32_t max_tokens;
     uint32_t chunk;
+    uint32_t page_tokens;
     uint32_t length; /* tokens fed */
 
     void (*after_step)(void *user); /* NULL, or called after every step */
@@ -36,7 +37,8 @@ int session_feed(model_session *s, const uint32_t *tokens, size_t n, const float
 /* One step of at most `chunk` tokens with the logits of every one: [n, n_vocab]. */
 int session_feed_all(model_session *s, const uint32_t *tokens, uint32_t n, const float **logits);
 
-/* Back to the first n tokens; where a windowed layer has let go of what that needs, back to none. */
+/* Back to the first n tokens: to the start of their page where that is sealed, to none where a windowed layer has let go of what
+ * they need. The caller feeds again what lies between s->length and n. */
 int session_truncate(model_session *s, uint32_t n);
 
 void session_close(model_session *s);

@@ -24,7 +24,7 @@ _flatkv() {
     -*) choices=$(sed -n "s/^  .*$before \([^ ]*|[^ ]*\).*/\1/p" <<<"$help" | tr '|' ' ') ;;
     esac
     case $before in
-    -m | --model) words=$("$program" models 2>/dev/null | sed -n 's/^\([a-z][a-z0-9.-]*\)  .*/\1/p') ;;
+    -m | --model) words=$("$program" models --names 2>/dev/null) ;;
     *) words=$choices ;;
     esac
     if [ -z "$words" ] && [ "$COMP_CWORD" = 2 ]; then

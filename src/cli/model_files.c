@@ -1,0 +1,95 @@
+/* See model_files.h. Folders are walked to a fixed depth, so that a circle of links ends. */
+#include "model_files.h"
+
+#include "../kit/program.h"
+
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+enum { MAX_DEPTH = 5, MAX_FOUND = 4096 };
+
+static bool ends_with(const char *text, const char *end) {
+    size_t n = strlen(text);
+    size_t n_end = strlen(end);
+    return n >= n_end && strcmp(text + n - n_end, end) == 0;
+}
+
+/* Of a model in several files the first stands for all: "-00002-of-00005.gguf" is none of its own. */
+static bool is_later_part(const char *name) {
+    const char *of = strstr(name, "-of-");
+    return of != NULL && of - name > 6 && of[-6] == '-' && strncmp(of - 5, "00001", 5) != 0;
+}
+
+static void add_file(model_files *list, const char *path, uint64_t bytes) {
+    if (list->n == MAX_FOUND) return;
+    if (list->n == list->room) {
+        list->room = 2 * list->room + 16;
+        list->files = kit_take_more(list->files, list->room * sizeof *list->files);
+    }
+    model_file *file = &list->files[list->n++];
+    (void)snprintf(file->path, sizeof file->path, "%s", path);
+    file->bytes = bytes;
+}
+
+/* What a folder itself holds. */
+typedef struct folder_sums {
+    bool has_config;
+    uint64_t safetensors_bytes;
+} folder_sums;
+
+static void walk(model_files *list, const char *folder, int depth);
+
+static void look_at(model_files *list, const char *folder, const char *name, int depth, folder_sums *sums) {
+    char path[MODEL_PATH];
+    struct stat about;
+    if (name[0] == '.' || snprintf(path, sizeof path, "%s/%s", folder, name) >= (int)sizeof path || stat(path, &about) != 0)
+        return;
+    if (S_ISDIR(about.st_mode)) {
+        if (depth < MAX_DEPTH && strcmp(name, "blobs") != 0) walk(list, path, depth + 1);
+        return;
+    }
+    if (!S_ISREG(about.st_mode)) return;
+    if (strcmp(name, "config.json") == 0) sums->has_config = true;
+    if (ends_with(name, ".safetensors")) sums->safetensors_bytes += (uint64_t)about.st_size;
+    if (ends_with(name, ".gguf") && !is_later_part(name)) add_file(list, path, (uint64_t)about.st_size);
+}
+
+static void walk(model_files *list, const char *folder, int depth) {
+    folder_sums sums = {0};
+    DIR *entries = opendir(folder);
+    if (entries == NULL) return;
+    for (const struct dirent *entry = NULL; (entry = readdir(entries)) != NULL;)
+        look_at(list, folder, entry->d_name, depth, &sums);
+    (void)closedir(entries);
+    if (sums.has_config && sums.safetensors_bytes > 0) add_file(list, folder, sums.safetensors_bytes);
+}
+
+static int by_path(const void *a, const void *b) { return strcmp(((const model_file *)a)->path, ((const model_file *)b)->path); }
+
+void model_files_add(model_files *list, const char *folder) {
+    uint32_t before = list->n;
+    walk(list, folder, 0);
+    if (list->n > before) qsort(list->files + before, list->n - before, sizeof *list->files, by_path);
+}
+
+bool model_files_hub(char path[MODEL_PATH]) {
+    const char *hub = getenv("HF_HUB_CACHE");
+    const char *home_of_hf = getenv("HF_HOME");
+    const char *home = getenv("HOME");
+    int n = -1;
+    if (hub != NULL && hub[0] != 0)
+        n = snprintf(path, MODEL_PATH, "%s", hub);
+    else if (home_of_hf != NULL && home_of_hf[0] != 0)
+        n = snprintf(path, MODEL_PATH, "%s/hub", home_of_hf);
+    else if (home != NULL)
+        n = snprintf(path, MODEL_PATH, "%s/.cache/huggingface/hub", home);
+    return n > 0 && n < MODEL_PATH;
+}
+
+void model_files_free(model_files *list) {
+    free(list->files);
+    *list = (model_files){0};
+}

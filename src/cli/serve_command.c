@@ -1,0 +1,144 @@
+/* flatkv serve: a model behind the OpenAI and Anthropic APIs. Options become a model, an engine and a server. */
+#include "../serve/serve.h"
+#include "cli.h"
+#include "model_options.h"
+#include "text.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char usage[] =
+    "usage: flatkv serve [-m MODEL] [--port N] [options]\n"
+    "Serves the model over HTTP: /v1/chat/completions, /v1/completions, /v1/messages, /metrics and more.\n"
+    "Without a key only this machine can ask. docs/serving.md has the paths and figures.\n";
+
+typedef struct serve_options {
+    model_options model;
+    serve_config http;
+    uint32_t port;
+    kit_texts keys;
+    const char *key_file;
+    bool no_auth;
+    const char *alias;
+    uint32_t parallel;
+    uint32_t queue;
+    uint32_t default_new;
+    double step_ms;
+    double max_wait;
+} serve_options;
+
+static bool is_local(const char *host) {
+    return strcmp(host, "127.0.0.1") == 0 || strcmp(host, "::1") == 0 || strcmp(host, "localhost") == 0;
+}
+
+static int add_key(serve_options *o, const char *key) {
+    if (strlen(key) < 8) return kit_fail(EXIT_USAGE, "a key of %zu characters: at least 8", strlen(key));
+    if (o->http.n_keys == SERVE_MAX_KEYS) return kit_fail(EXIT_USAGE, "more than %d keys", SERVE_MAX_KEYS);
+    o->http.keys[o->http.n_keys++] = key;
+    return EXIT_GOOD;
+}
+
+/* One key a line. file: lives as long as the keys. */
+static int read_keys(serve_options *o, text_buffer *file) {
+    int code = EXIT_GOOD;
+    for (uint32_t i = 0; i < o->keys.n && code == EXIT_GOOD; i++) code = add_key(o, o->keys.texts[i]);
+    if (o->key_file == NULL || code != EXIT_GOOD) return code;
+    code = text_read(file, o->key_file);
+    if (code != EXIT_GOOD) return code;
+    text_add(file, "", 1);
+    for (char *key = strtok(file->bytes, "\r\n"); key != NULL && code == EXIT_GOOD; key = strtok(NULL, "\r\n"))
+        code = add_key(o, key);
+    return code;
+}
+
+static int check_options(serve_options *o) {
+    if (o->port > 65535) return kit_fail(EXIT_USAGE, "--port %u: 0 to 65535", o->port);
+    if (o->http.n_keys == 0 && !o->no_auth && !is_local(o->http.host))
+        return kit_fail(EXIT_USAGE, "--host %s lets other machines ask: give --api-key KEY, or say --no-auth", o->http.host);
+    if (o->parallel == 0 || o->parallel >= o->model.chunk)
+        return kit_fail(EXIT_USAGE, "--parallel %u: 1 to %u, less than --chunk", o->parallel, o->model.chunk - 1);
+    if (o->step_ms == 0.0) o->step_ms = o->model.device == FKV_BACKEND_MLX ? 40.0 : 100.0;
+    o->http.port = (uint16_t)o->port;
+    return EXIT_GOOD;
+}
+
+static fkv_engine_config engine_config(const serve_options *o, const fkv_model_info *about) {
+    fkv_engine_config c = fkv_engine_config_default();
+    uint64_t tokens = o->model.context;
+    if (tokens == 0) tokens = (uint64_t)about->context * o->parallel;
+    c.runner = model_options_runner(&o->model, (uint32_t)(tokens < INT32_MAX ? tokens : INT32_MAX));
+    c.runner.max_seqs = c.runner.max_logit_rows = o->parallel;
+    c.step_ms = o->step_ms;
+    c.max_queue = o->queue;
+    c.max_wait_s = o->max_wait;
+    c.default_new = o->default_new;
+    return c;
+}
+
+static const char *last_part(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash != NULL && slash[1] != 0 ? slash + 1 : path;
+}
+
+static int serve(serve_options *o) {
+    fkv_model *model = NULL;
+    fkv_engine *engine = NULL;
+    int code = model_options_load(&o->model, false, &model);
+    if (code != EXIT_GOOD) return code;
+    fkv_engine_config config = engine_config(o, fkv_model_about(model));
+    fkv_status status = fkv_engine_open(model, &config, &engine);
+    if (status == FKV_OK) {
+        fkv_engine_stats stats;
+        char bytes[32];
+        fkv_engine_stats_now(engine, &stats);
+        o->http.model_name = o->alias != NULL ? o->alias : last_part(o->model.model);
+        (void)fprintf(stderr, "%u tokens of cache for %u answers at once, %s; a request may have %u tokens\n",
+                      config.runner.max_tokens, o->parallel, kit_bytes(stats.plan.total_bytes, bytes), stats.max_request_tokens);
+        if (!serve_run(model, engine, &o->http))
+            code = kit_fail(EXIT_FAILED, "%s port %u cannot be listened on: %s", o->http.host, o->port, strerror(errno));
+    } else {
+        code = cli_fail_status(status);
+    }
+    fkv_engine_close(engine);
+    fkv_model_close(model);
+    return code;
+}
+
+int cli_serve(int argc, char **argv) {
+    serve_options o = {.model = model_options_default(),
+                       .http = serve_config_default(),
+                       .port = 8080,
+                       .parallel = 8,
+                       .queue = 256,
+                       .default_new = 1024,
+                       .step_ms = 0.0,
+                       .max_wait = 120.0};
+    kit_option common[N_MODEL_OPTIONS];
+    model_options_list(&o.model, common);
+    const kit_option own[] = {
+        {"host", 0, OPTION_TEXT, &o.http.host, 0, "ADDRESS", "where to listen (default 127.0.0.1: this machine alone)"},
+        {"port", 0, OPTION_U32, &o.port, 65535, "N", "0 takes any free one (default 8080)"},
+        {"api-key", 0, OPTION_TEXTS, &o.keys, 0, "KEY",
+         "who may ask; may be given several times, each key is a tenant of its own"},
+        {"api-key-file", 0, OPTION_TEXT, &o.key_file, 0, "FILE", "keys, one a line"},
+        {"no-auth", 0, OPTION_FLAG, &o.no_auth, 0, NULL, "let other machines ask without a key"},
+        {"alias", 0, OPTION_TEXT, &o.alias, 0, "NAME", "the name of the model in answers (default: its file)"},
+        {"parallel", 0, OPTION_COUNT, &o.parallel, 1024, "N", "answers computed at once (default 8)"},
+        {"queue", 0, OPTION_COUNT, &o.queue, 1 << 20, "N", "requests that may wait (default 256)"},
+        {"max-wait", 0, OPTION_REAL, &o.max_wait, 0, "SECONDS",
+         "refuse a request that would wait longer; 0: no bound (default 120)"},
+        {"default-new", 0, OPTION_COUNT, &o.default_new, INT32_MAX, "N",
+         "new tokens of a request without max_tokens (default 1024)"},
+        {"step-ms", 0, OPTION_REAL, &o.step_ms, 0, "MS", "predicted time of a step with prefill in it (default 100, on MLX 40)"},
+        {0}};
+    const kit_option *const tables[] = {own, common, NULL};
+    text_buffer file = {0};
+    int code = EXIT_GOOD;
+    if (!kit_options_parse(usage, tables, argc, argv, &code)) return code;
+    code = read_keys(&o, &file);
+    if (code == EXIT_GOOD) code = check_options(&o);
+    if (code == EXIT_GOOD) code = serve(&o);
+    text_free(&file);
+    return code;
+}
