@@ -29,9 +29,13 @@ typedef struct kind {
 } kind;
 
 static const kind kinds[] = {{"affine4", FKV_MATRIX_AFFINE4, 4, 32},     {"centered4", FKV_MATRIX_CENTERED4, 4, 32},
-                             {"centered5", FKV_MATRIX_CENTERED5, 5, 32}, {"centered6", FKV_MATRIX_CENTERED6, 6, 16},
+                             {"centered5", FKV_MATRIX_CENTERED5, 5, 32}, {"centered6", FKV_MATRIX_CENTERED6_16, 6, 16},
                              {"centered8", FKV_MATRIX_CENTERED8, 8, 32}, {"f16", FKV_MATRIX_F16, 16, 0},
-                             {"bf16", FKV_MATRIX_BF16, 16, 0},           {"f32", FKV_MATRIX_F32, 32, 0}};
+                             {"bf16", FKV_MATRIX_BF16, 16, 0},           {"f32", FKV_MATRIX_F32, 32, 0},
+                             {"affine5", FKV_MATRIX_AFFINE5, 5, 32},     {"table4", FKV_MATRIX_TABLE4, 4, 32}};
+
+/* Of IQ4_NL. */
+static const int8_t TABLE[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 enum { N_KINDS = sizeof kinds / sizeof kinds[0] };
 
 typedef struct shape {
@@ -137,7 +141,7 @@ static void parse(options *o, int argc, char **argv) {
         {"shape", 0, OPTION_TEXTS, &shapes, 0, "RxC",
          "rows (outputs) and columns (inputs, a multiple of 32); may be repeated\n(default 8960x1536, 1536x8960, 1536x1536)"},
         {"kind", 0, OPTION_TEXT, &names, 0, "LIST",
-         "of affine4, centered4, centered5, centered6, centered8, f16, bf16, f32 (default all)"},
+         "of affine4, centered4, centered5, centered6, centered8, f16, bf16, f32, affine5, table4 (default all)"},
         {"tokens", 0, OPTION_TEXT, &tokens, 0, "LIST", "rows of activations (default 1,4,512)"},
         {"threads", 0, OPTION_TEXT, &threads, 0, "LIST", "thread counts (default 1 and one for each core)"},
         {"isa", 0, OPTION_TEXT, &isa, 0, "NAME",
@@ -168,6 +172,7 @@ static void matrix_open(fkv_matrix *m, const kind *k, shape s) {
         fkv_map_open(fkv_matrix_bytes(m), true, &map) != FKV_OK)
         kit_die(EXIT_NO_FIT, "%s", fkv_message());
     m->panels = map;
+    if (k->kind == FKV_MATRIX_TABLE4) m->table = TABLE;
     uint8_t *codes = bench_take(s.n_cols * sizeof(float));
     float *scales = bench_take(s.n_cols * sizeof(float));
     float *biases = bench_take(s.n_cols * sizeof(float));
@@ -188,7 +193,7 @@ static void matrix_open(fkv_matrix *m, const kind *k, shape s) {
             biases[c] = -0.03125f;
         }
         if (k->group != 0)
-            fkv_matrix_set_codes(m, r, codes, scales, biases);
+            (void)fkv_matrix_set_codes(m, r, codes, scales, biases);
         else
             fkv_matrix_set_floats(m, r, codes);
     }

@@ -16,7 +16,7 @@ endfunction()
 
 install(FILES include/flatkv/flatkv.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/flatkv)
 if(FKV_MODELS)
-  install(FILES include/flatkv/model.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/flatkv)
+  install(FILES include/flatkv/engine.h include/flatkv/model.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/flatkv)
 endif()
 install(TARGETS flatkv EXPORT flatkvTargets)
 

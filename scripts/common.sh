@@ -25,4 +25,4 @@ fi
 llvm_tool() { printf '%s%s%s\n' "${llvm-}" "$1" "${llvm_suffix-}"; }
 
 # C and C++ files of the tree.
-source_files() { find include src tests bench fuzz -name '*.[ch]' -o -name '*.cpp' | sort; }
+source_files() { find include src tests bench fuzz python -name '*.[ch]' -o -name '*.cpp' | sort; }

@@ -224,6 +224,20 @@ def kernels_gpu(results):
     return markdown(["32/8/128, 131072 cached unless said, microseconds", *head], rows)
 
 
+# ---- models
+
+
+def families(results):
+    """How far every golden's logits are from those of transformers, on both backends and from both kinds of file."""
+    mlx, gguf = ({row["model"]: row for row in results.file(f"families_{what}")["models"]} for what in ("mlx", "gguf"))
+    rows = []
+    for row in results.file("families_cpu")["models"]:
+        cells = (row, mlx.get(row["model"]), gguf.get(row["model"]))
+        texts = [f"{max(r['chunked'], r['single']):.1e}" if r else "" for r in cells]
+        rows.append([f"`{row['model']}`", row["architecture"], *texts])
+    return markdown(["golden", "architecture", "CPU", "MLX's CPU", "CPU, from GGUF"], rows)
+
+
 MADE = (flat, attention_cpu, attention_cpu_128, read_roof, attention_mlx_lm, models_cpu, quality)
-MADE += (decode_step_gpu, attention_gpu, kernels_gpu)
+MADE += (decode_step_gpu, attention_gpu, kernels_gpu, families)
 TABLES = {f.__name__: f for f in MADE}
