@@ -1,18 +1,34 @@
-/* The GGUF reader against hostile bytes: the input is the file. It lies in a block exactly as long as it is, so that the
- * sanitizer sees every byte read beyond it. Whatever the bytes are: no crash, no answer but those listed, and what is let through
- * can be read to the last number.
+/* The GGUF reader against hostile bytes: the input is the file, or two parts of a model, the second from the last "GGUF" at a
+ * multiple of 8 on. It lies in a block exactly as long as it is, so that the sanitizer sees every byte read beyond it. Whatever
+ * the bytes are: no crash, no answer but those listed, and what is let through can be read to the last number.
  */
 #include "../src/model/files/gguf.h"
 #include "weights_walk.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
+/* Where the second part begins; size: there is none. */
+static size_t second_at(const uint8_t *data, size_t size) {
+    for (size_t at = size / 8 * 8; at >= 8; at -= 8)
+        if (size - at >= 4 && memcmp(data + at, "GGUF", 4) == 0) return at;
+    return size;
+}
+
+static fkv_status read_parts(fkv_weights *weights, const uint8_t *bytes, size_t size) {
+    fkv_gguf_part part = {0};
+    const size_t second = second_at(bytes, size);
+    FKV_TRY(fkv_gguf_read_part(weights, bytes, second, "fuzzed-00001-of-00002.gguf", 0, &part));
+    if (part.n_parts > 1 && second < size)
+        FKV_TRY(fkv_gguf_read_part(weights, bytes + second, size - second, "fuzzed-00002-of-00002.gguf", 1, &part));
+    return fkv_weights_finish(weights, "fuzzed.gguf");
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     uint8_t *bytes = malloc(size == 0 ? 1 : size);
     fkv_weights *weights = fkv_weights_new();
     must(bytes != NULL && weights != NULL, "memory");
     if (size > 0) memcpy(bytes, data, size);
-    const fkv_status status = fkv_gguf_read(weights, bytes, size, "fuzzed.gguf");
+    const fkv_status status = read_parts(weights, bytes, size);
     must(walk_listed(status), "an answer that is not listed");
     if (status == FKV_OK) walk_weights(weights, bytes, size);
     fkv_weights_close(weights);

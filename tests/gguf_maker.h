@@ -165,7 +165,9 @@ static inline void good_tensors(maker *m) {
 static inline fkv_status read_bytes(const uint8_t *bytes, size_t n, fkv_weights **weights) {
     *weights = fkv_weights_new();
     ck_assert_ptr_nonnull(*weights);
-    return fkv_gguf_read(*weights, bytes, n, "made.gguf");
+    fkv_gguf_part part;
+    FKV_TRY(fkv_gguf_read_part(*weights, bytes, n, "made.gguf", 0, &part));
+    return fkv_weights_finish(*weights, "made.gguf");
 }
 
 static inline fkv_weights *read_good(maker *m) {

@@ -33,7 +33,7 @@ START_TEST(other_files_and_versions_are_told_apart) {
     }
     for (uint32_t version = 0; version < 6; version++) {
         char words[32];
-        if (version == 3) continue;
+        if (version == 2 || version == 3) continue;
         good_keys(&shared);
         shared.version = version;
         (void)snprintf(words, sizeof words, "GGUF version %u", version);
@@ -60,7 +60,8 @@ static void ck_modest(maker *m) {
     fkv_weights *weights = fkv_weights_new();
     ck_assert_ptr_nonnull(weights);
     const uint64_t before = taken();
-    (void)fkv_gguf_read(weights, m->bytes, n, "made.gguf");
+    fkv_gguf_part part;
+    (void)fkv_gguf_read_part(weights, m->bytes, n, "made.gguf", 0, &part);
     const uint64_t after = taken();
     ck_assert_msg(after - before <= 8 * n + 4096, "%" PRIu64 " bytes taken for a file of %zu", after - before, n);
     fkv_weights_close(weights);

@@ -54,7 +54,8 @@ typedef struct fkv_model_config {
 
 FKV_API fkv_model_config fkv_model_config_default(void);
 
-/* path: a .gguf file, or a folder with config.json and .safetensors files. */
+/* path: a .gguf file, any part of one that was split (the others lie beside it), or a folder with config.json and .safetensors
+ * files. A GGUF file without tensors loads as a vocabulary: it tokenizes, and no runner opens. */
 FKV_API fkv_status fkv_model_load(const char *path, const fkv_model_config *config, fkv_model **model);
 FKV_API void fkv_model_close(fkv_model *model); /* NULL is allowed */
 

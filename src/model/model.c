@@ -379,13 +379,29 @@ static fkv_status read_sinks(fkv_model *m) {
     return FKV_OK;
 }
 
-static fkv_status fill_info(fkv_model *m) {
+/* The vocabulary, and all of info that it is enough for. */
+static fkv_status open_vocabulary(fkv_model *m) {
     const fkv_hparams *h = m->hparams;
     const fkv_vocab_source *vocab = fkv_weights_vocab(m->weights);
     fkv_model_info *info = &m->info;
-    info->architecture = m->architecture->name;
+    FKV_TRY(fkv_tokenizer_open(vocab, &m->tokenizer));
+    FKV_TRY(fkv_chat_open(vocab, m->tokenizer, &m->chat));
+    info->architecture = h->architecture;
     info->name = h->name != NULL ? h->name : "";
     info->tokenizer = fkv_tokenizer_name(m->tokenizer);
+    info->context = h->context;
+    info->n_vocab = h->n_vocab;
+    info->bos = vocab->bos;
+    info->add_bos = vocab->add_bos && vocab->bos != FKV_NO_TOKEN;
+    info->has_chat = fkv_chat_refusal(m->chat)[0] == 0;
+    info->n_end = fkv_tokenizer_ends(m->tokenizer, info->end);
+    info->file_bytes = fkv_weights_file_bytes(m->weights);
+    return fkv_weights_id(m->weights, info->weights_id);
+}
+
+static fkv_status fill_info(fkv_model *m) {
+    const fkv_hparams *h = m->hparams;
+    fkv_model_info *info = &m->info;
     info->n_layers = h->n_layers;
     info->dim = h->dim;
     info->ffn_dim = h->ffn_dim;
@@ -393,18 +409,10 @@ static fkv_status fill_info(fkv_model *m) {
     info->n_kv_heads = h->n_kv_heads;
     info->head_dim = h->head_dim;
     for (uint32_t i = 0; i < h->n_layers; i++) info->window = fkv_max_u32(info->window, fkv_architecture_window(h, i));
-    info->context = h->context;
-    info->n_vocab = h->n_vocab;
-    info->bos = vocab->bos;
-    info->add_bos = vocab->add_bos && vocab->bos != FKV_NO_TOKEN;
-    info->has_chat = fkv_chat_refusal(m->chat)[0] == 0;
-    info->n_end = fkv_tokenizer_ends(m->tokenizer, info->end);
     for (uint32_t i = 0; i < fkv_weights_n_tensors(m->weights); i++) {
         const fkv_tensor *tensor = fkv_weights_tensor(m->weights, i);
         info->n_parameters += (uint64_t)tensor->n_rows * tensor->n_cols;
     }
-    info->file_bytes = fkv_weights_file_bytes(m->weights);
-    FKV_TRY(fkv_weights_id(m->weights, info->weights_id));
     return fkv_architecture_rope_id(h, false, info->rope_id);
 }
 
@@ -412,6 +420,7 @@ static fkv_status open_model(const char *path, fkv_model *m) {
     FKV_TRY(fkv_weights_open(path, &m->weights));
     const fkv_hparams *h = fkv_weights_hparams(m->weights);
     m->hparams = h;
+    if (fkv_weights_n_tensors(m->weights) == 0) return open_vocabulary(m); /* its sizes are not looked at: no runner opens */
     m->architecture = fkv_architecture_find(h->architecture);
     const char *why = fkv_architecture_refusal(h->architecture);
     FKV_REQUIRE(m->architecture != NULL || why == NULL, FKV_UNSUPPORTED, "%s is of architecture %s: %s", path, h->architecture,
@@ -424,8 +433,7 @@ static fkv_status open_model(const char *path, fkv_model *m) {
     if (h->embedding_scale != 0.0f) m->embedding_scale = h->embedding_scale;
     m->residual_scale = h->residual_scale != 0.0f ? h->residual_scale : 1.0f;
     m->query_scale = h->query_scale != 0.0f ? h->query_scale : 1.0f / sqrtf((float)h->head_dim);
-    FKV_TRY(fkv_tokenizer_open(fkv_weights_vocab(m->weights), &m->tokenizer));
-    FKV_TRY(fkv_chat_open(fkv_weights_vocab(m->weights), m->tokenizer, &m->chat));
+    FKV_TRY(open_vocabulary(m));
     FKV_TRY(fill_info(m));
     FKV_TRY(find_tensors(m));
     FKV_TRY(read_sinks(m));

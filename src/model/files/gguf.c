@@ -1,4 +1,5 @@
-/* GGUF version 3: the head of the file, vocabulary, tensors. Hyperparameters are in gguf_hparams.c.
+/* GGUF versions 2 and 3 (one layout; 3 may be big-endian, which is not read): the head of the file, vocabulary, tensors.
+ * Hyperparameters are in gguf_hparams.c, models of several files in gguf_split.c.
  *
  * What the file says is taken over as it is, what it does not say stays 0.
  */
@@ -12,7 +13,8 @@
 #include <stdlib.h>
 
 enum {
-    GGUF_VERSION = 3,
+    OLDEST_VERSION = 2,
+    NEWEST_VERSION = 3,
     GGUF_MAX_DIMS = 4,
     DEFAULT_ALIGNMENT = 32,
     MIN_ALIGNMENT = 8,
@@ -151,12 +153,13 @@ static fkv_status take_factors(fkv_weights *weights, const fkv_tensor *tensor, c
     return FKV_OK;
 }
 
-static fkv_status place_tensors(fkv_weights *weights, const uint64_t *spans, const uint8_t *data, uint64_t data_bytes,
+static fkv_status place_tensors(fkv_weights *weights, uint64_t n, const uint64_t *spans, const uint8_t *data, uint64_t data_bytes,
                                 uint32_t alignment, const char *path) {
-    for (uint32_t i = 0; i < weights->n_tensors; i++) {
-        fkv_tensor *tensor = &weights->tensors[i];
-        const uint64_t offset = spans[(size_t)2 * i];
-        const uint64_t bytes = spans[(size_t)2 * i + 1];
+    fkv_tensor *tensors = weights->tensors + weights->n_tensors - n; /* the last ones */
+    for (uint64_t i = 0; i < n; i++) {
+        fkv_tensor *tensor = &tensors[i];
+        const uint64_t offset = spans[2 * i];
+        const uint64_t bytes = spans[2 * i + 1];
         FKV_REQUIRE(offset % alignment == 0, FKV_FILE_DAMAGED, "tensor %s begins at %" PRIu64 ", not a multiple of %u: %s",
                     tensor->name, offset, alignment, path);
         FKV_REQUIRE(offset <= data_bytes && bytes <= data_bytes - offset, FKV_FILE_DAMAGED,
@@ -174,7 +177,7 @@ static fkv_status take_tensors(fkv_gguf_reader *reader, fkv_weights *weights, ui
     for (uint64_t i = 0; i < n; i++) {
         FKV_TRY(take_tensor(reader, &tensors[i], &spans[2 * i], &spans[2 * i + 1]));
     }
-    weights->n_tensors = (uint32_t)n;
+    weights->n_tensors += (uint32_t)n;
     return FKV_OK;
 }
 
@@ -193,7 +196,7 @@ static fkv_status read_tensors(fkv_gguf_reader *reader, fkv_weights *weights, ui
     const uint64_t first = fkv_align_up((uint64_t)(reader->at - file), alignment);
     if (status == FKV_OK && first > size)
         status = fkv_fail(FKV_FILE_DAMAGED, "the file ends before the data of its tensors: %s", reader->path);
-    if (status == FKV_OK) status = place_tensors(weights, spans, file + first, size - first, alignment, reader->path);
+    if (status == FKV_OK) status = place_tensors(weights, n, spans, file + first, size - first, alignment, reader->path);
     free(spans);
     return status;
 }
@@ -206,26 +209,45 @@ static fkv_status read_head(fkv_gguf_reader *reader, uint64_t *n_tensors, uint64
                 "neither a GGUF file nor a folder with safetensors: %s", reader->path);
     reader->at += sizeof MAGIC;
     FKV_TRY(fkv_gguf_take_u32(reader, &version));
-    FKV_REQUIRE(version != 0x03000000, FKV_UNSUPPORTED, "a big-endian GGUF file: %s", reader->path);
-    FKV_REQUIRE(version == GGUF_VERSION, FKV_UNSUPPORTED, "GGUF version %u, only version %d is read; convert the file again: %s",
-                version, GGUF_VERSION, reader->path);
+    FKV_REQUIRE(version != 0x02000000 && version != 0x03000000, FKV_UNSUPPORTED, "a big-endian GGUF file: %s", reader->path);
+    FKV_REQUIRE(version >= OLDEST_VERSION && version <= NEWEST_VERSION, FKV_UNSUPPORTED,
+                "GGUF version %u, only versions %d and %d are read; convert the model again: %s", version, OLDEST_VERSION,
+                NEWEST_VERSION, reader->path);
     FKV_TRY(fkv_gguf_take_u64(reader, n_tensors));
     return fkv_gguf_take_u64(reader, n_values);
 }
 
-static fkv_status read_parts(fkv_gguf_reader *reader, const fkv_gguf_values *values, uint64_t n_tensors, const uint8_t *file,
-                             fkv_weights *weights) {
+/* Parts are counted from 0 in the file and from 1 in names and messages. */
+static fkv_status read_part_numbers(const fkv_gguf_values *values, uint32_t expected, fkv_gguf_part *part) {
+    *part = (fkv_gguf_part){.n_parts = 1};
+    FKV_TRY(fkv_gguf_get_u32(values, "split.no", &part->number));
+    FKV_TRY(fkv_gguf_get_u32(values, "split.count", &part->n_parts));
+    FKV_TRY(fkv_gguf_get_u32(values, "split.tensors.count", &part->n_all_tensors));
+    if (part->n_parts == 0) part->n_parts = 1; /* llama.cpp's word for a file that is whole */
+    FKV_REQUIRE(part->number < part->n_parts, FKV_FILE_DAMAGED, "split.no is %u of a split.count of %u: %s", part->number,
+                part->n_parts, values->path);
+    FKV_REQUIRE(part->n_parts <= FKV_MAX_SHARDS, FKV_UNSUPPORTED, "split.count is %u, at most %d parts are read: %s",
+                part->n_parts, FKV_MAX_SHARDS, values->path);
+    FKV_REQUIRE(part->number == expected, FKV_FILE_FORMAT, "the file is part %u of %u (split.no %u) where part %u is needed: %s",
+                part->number + 1, part->n_parts, part->number, expected + 1, values->path);
+    return FKV_OK;
+}
+
+static fkv_status read_contents(fkv_gguf_reader *reader, const fkv_gguf_values *values, uint64_t n_tensors, const uint8_t *file,
+                                uint32_t number, fkv_weights *weights) {
     uint32_t alignment = DEFAULT_ALIGNMENT;
     FKV_TRY(fkv_gguf_get_u32(values, "general.alignment", &alignment));
     FKV_REQUIRE(fkv_is_pow2(alignment) && alignment >= MIN_ALIGNMENT, FKV_FILE_DAMAGED,
                 "general.alignment is %u, not a power of two from %d: %s", alignment, MIN_ALIGNMENT, reader->path);
-    FKV_TRY(fkv_gguf_read_hparams(values, weights));
-    FKV_TRY(read_vocab(values, weights));
-    FKV_TRY(read_tensors(reader, weights, n_tensors, file, alignment));
-    return fkv_weights_finish(weights, reader->path);
+    if (number == 0) { /* what all parts share is in the first */
+        FKV_TRY(fkv_gguf_read_hparams(values, weights));
+        FKV_TRY(read_vocab(values, weights));
+    }
+    return read_tensors(reader, weights, n_tensors, file, alignment);
 }
 
-fkv_status fkv_gguf_read(fkv_weights *weights, const uint8_t *bytes, uint64_t size, const char *path) {
+fkv_status fkv_gguf_read_part(fkv_weights *weights, const uint8_t *bytes, uint64_t size, const char *path, uint32_t number,
+                              fkv_gguf_part *part) {
     FKV_ASSERT((uintptr_t)bytes % MIN_ALIGNMENT == 0);
     fkv_gguf_reader reader = {.at = bytes, .end = bytes + size, .path = path};
     fkv_gguf_values values;
@@ -233,7 +255,8 @@ fkv_status fkv_gguf_read(fkv_weights *weights, const uint8_t *bytes, uint64_t si
     uint64_t n_values = 0;
     FKV_TRY(read_head(&reader, &n_tensors, &n_values));
     FKV_TRY(fkv_gguf_values_read(&reader, n_values, &values));
-    const fkv_status status = read_parts(&reader, &values, n_tensors, bytes, weights);
+    fkv_status status = read_part_numbers(&values, number, part);
+    if (status == FKV_OK) status = read_contents(&reader, &values, n_tensors, bytes, number, weights);
     fkv_gguf_values_close(&values);
     return status;
 }

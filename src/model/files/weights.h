@@ -1,4 +1,4 @@
-/* A weight file, mapped and checked: hyperparameters, vocabulary and tensors of GGUF v3 and of safetensors with config.json in
+/* A weight file, mapped and checked: hyperparameters, vocabulary and tensors of GGUF and of safetensors with config.json in
  * one form. Everything that comes out of here lies inside the mapping and was checked against it; nothing is expanded.
  */
 #ifndef FKV_WEIGHTS_H

@@ -10,9 +10,7 @@ static fkv_status open_into(fkv_weights *weights, const char *path) {
     struct stat about;
     FKV_REQUIRE(stat(path, &about) == 0, FKV_IO, "%s: %s", strerror(errno), path);
     if (S_ISDIR(about.st_mode)) return fkv_safetensors_open(weights, path);
-    fkv_mapped mapped = {0};
-    FKV_TRY(fkv_weights_map(weights, path, &mapped));
-    return fkv_gguf_read(weights, mapped.bytes, mapped.size, path);
+    return fkv_gguf_open(weights, path);
 }
 
 fkv_status fkv_weights_open(const char *path, fkv_weights **weights) {

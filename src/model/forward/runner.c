@@ -59,6 +59,8 @@ static fkv_rotate rotation_of(const fkv_runner_config *c) {
 static fkv_status configure(const fkv_model *model, fkv_runner_config *c, fkv_layer_config *layers, fkv_config *cache) {
     const fkv_hparams *h = model->hparams;
     fkv_codec_info side;
+    FKV_REQUIRE(fkv_weights_n_tensors(model->weights) > 0, FKV_UNSUPPORTED,
+                "the file has a vocabulary and no weights: it can tokenize, to run takes the file with the tensors");
     FKV_TRY(fkv_codec_about(c->k, &side));
     FKV_TRY(fkv_codec_about(c->v, &side));
     FKV_REQUIRE(c->max_logit_rows > 0 && c->max_logit_rows <= c->max_step_tokens, FKV_BAD_CONFIG,
