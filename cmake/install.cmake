@@ -14,7 +14,7 @@ function(flatkv_mlx_rpath out folder)
   set(${out} ${rpath} PARENT_SCOPE)
 endfunction()
 
-install(FILES include/flatkv/flatkv.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/flatkv)
+install(FILES include/flatkv/flatkv.h include/flatkv/prefix_store.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/flatkv)
 if(FKV_MODELS)
   install(FILES include/flatkv/engine.h include/flatkv/model.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/flatkv)
 endif()

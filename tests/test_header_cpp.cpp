@@ -1,5 +1,6 @@
 // The public header from C++17: it compiles with pedantic warnings, its names are C names, its types are what C sees.
 #include <flatkv/flatkv.h>
+#include <flatkv/prefix_store.h>
 
 #include <cstdio>
 #include <cstring>

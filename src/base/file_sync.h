@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* 0, or -1 with errno as fsync() sets it. */
@@ -19,6 +20,18 @@ FKV_INLINE int fkv_file_sync(int fd) {
     do result = fsync(fd);
     while (result != 0 && errno == EINTR);
     return result;
+}
+
+/* When the file was last written, in nanoseconds; what lies beyond the years 1970 to 2100 counts as their edge. */
+FKV_INLINE int64_t fkv_file_written_ns(const struct stat *about) {
+#if FKV_OS_APPLE
+    const struct timespec *t = &about->st_mtimespec;
+#else
+    const struct timespec *t = &about->st_mtim;
+#endif
+    const int64_t last = INT64_C(4102444800);
+    int64_t seconds = t->tv_sec < 0 ? 0 : (int64_t)t->tv_sec;
+    return (seconds < last ? seconds : last) * 1000000000 + t->tv_nsec;
 }
 
 #endif

@@ -8,6 +8,7 @@
 
 #include "../base/cpu.h"
 #include "../base/memory.h"
+#include "../store/prefix_pack.h"
 #include "cache_workers.h"
 
 #include <stdatomic.h>
@@ -35,6 +36,7 @@ struct fkv_cache {
     uint8_t *scratch; /* attention's, then the page files' buffer, then the workers' struct */
     uint8_t *file_buffer;
     void *workers_place;
+    fkv_pack_identity pack_identity;
     _Atomic uint64_t packed_bytes_read;
 };
 
@@ -215,13 +217,28 @@ static fkv_status take(const fkv_plan *plan, void **tables, void **scratch) {
     return fkv_map_open(plan->scratch_bytes, true, scratch);
 }
 
-static void fill(fkv_cache *cache, const fkv_shape *shape, const fkv_plan *plan) {
+static fkv_file_identity identity_of(const fkv_cache *cache) {
+    const fkv_config *c = &cache->shape.config;
+    fkv_file_identity identity = {.page_tokens = c->page_tokens,
+                                  .n_layers = cache->shape.n_layers,
+                                  .layers = cache->layers.file,
+                                  .page_type = c->page_type,
+                                  .rotate = c->rotate,
+                                  .rotation_seed = c->rotation_seed};
+    memcpy(identity.weights_id, c->weights_id, sizeof identity.weights_id);
+    memcpy(identity.rope_id, c->rope_id, sizeof identity.rope_id);
+    return identity;
+}
+
+static fkv_status fill(fkv_cache *cache, const fkv_shape *shape, const fkv_plan *plan) {
     cache->shape = *shape;
     cache->plan = *plan;
     fkv_shape_fill_layers(&cache->shape, &cache->layers);
     cache->shape.config.layers = NULL; /* the caller's; copied above */
     cache->shape.config.layer.sink_logits = NULL;
     cache->step.cache = cache;
+    fkv_file_identity identity = identity_of(cache);
+    return fkv_pack_identity_make(&identity, &cache->pack_identity);
 }
 
 /* The device's pages, then the workers: the two that can still fail once the tables are laid out. */
@@ -258,9 +275,9 @@ fkv_status fkv_cache_open_on(const fkv_device *device, const void *options, cons
         layout_tables(&in_tables, &shape, device, &cache);
         FKV_ASSERT(cache != NULL);
         layout_scratch(&in_scratch, &shape, cache);
-        fill(cache, &shape, &plan);
         cache->device = device;
-        status = open_device(cache, options);
+        status = fill(cache, &shape, &plan);
+        if (status == FKV_OK) status = open_device(cache, options);
     }
     if (status != FKV_OK) {
         release(tables, scratch, plan);
@@ -487,19 +504,6 @@ fkv_status fkv_step_abort(fkv_step *step) {
 
 /* ---- page files ---- */
 
-static fkv_file_identity identity_of(const fkv_cache *cache) {
-    const fkv_config *c = &cache->shape.config;
-    fkv_file_identity identity = {.page_tokens = c->page_tokens,
-                                  .n_layers = cache->shape.n_layers,
-                                  .layers = cache->layers.file,
-                                  .page_type = c->page_type,
-                                  .rotate = c->rotate,
-                                  .rotation_seed = c->rotation_seed};
-    memcpy(identity.weights_id, c->weights_id, sizeof identity.weights_id);
-    memcpy(identity.rope_id, c->rope_id, sizeof identity.rope_id);
-    return identity;
-}
-
 fkv_status fkv_seq_save(fkv_cache *cache, fkv_seq seq, const uint32_t *tokens, uint32_t n_tokens, const char *path) {
     FKV_REQUIRE(cache != NULL && tokens != NULL && path != NULL, FKV_BAD_ARGUMENT, "fkv_seq_save: cache, tokens or path is NULL");
     FKV_REQUIRE(!cache->step.open, FKV_BAD_STATE, "fkv_seq_save: a step is open; commit or abort it first");
@@ -522,4 +526,67 @@ fkv_status fkv_seq_load(fkv_cache *cache, const fkv_seq_config *config, const ch
     FKV_REQUIRE(!cache->step.open, FKV_BAD_STATE, "fkv_seq_load: a step is open; commit or abort it first");
     fkv_file_identity identity = identity_of(cache);
     return fkv_page_file_load(&identity, &cache->shape.slab, cache->pager, config, path, cache->file_buffer, seq);
+}
+
+/* ---- single pages of prefixes ---- */
+
+fkv_status fkv_prefix_root(const fkv_cache *cache, const void *name, size_t n_bytes, fkv_page_key *root) {
+    FKV_REQUIRE(cache != NULL && root != NULL && (name != NULL || n_bytes == 0), FKV_BAD_ARGUMENT,
+                "fkv_prefix_root: cache, name or root is NULL");
+    fkv_sha256 sha;
+    fkv_sha256_open(&sha);
+    fkv_sha256_add(&sha, cache->pack_identity.digest, sizeof cache->pack_identity.digest);
+    if (n_bytes > 0) fkv_sha256_add(&sha, name, n_bytes);
+    return fkv_sha256_close(&sha, root->bytes);
+}
+
+uint64_t fkv_prefix_packed_bytes(const fkv_cache *cache) {
+    return cache != NULL ? fkv_pack_bytes(&cache->shape.slab, (UINT32_C(1) << FKV_MAX_GROUPS) - 1) : 0;
+}
+
+static fkv_pack_place place_of(const fkv_cache *cache, const uint32_t *tokens, uint32_t n_pages, const fkv_page_key *key) {
+    return (fkv_pack_place){.identity = &cache->pack_identity,
+                            .key = key,
+                            .tokens = tokens + (uint64_t)(n_pages - 1) * cache->shape.config.page_tokens,
+                            .logical = n_pages - 1};
+}
+
+/* So that every token has a number. */
+static fkv_status check_pages(const fkv_cache *cache, uint32_t n_pages) {
+    uint32_t most = cache->shape.pager.max_seq_tokens / cache->shape.config.page_tokens;
+    FKV_REQUIRE(n_pages > 0 && n_pages <= most, FKV_BAD_ARGUMENT, "page %u of a prefix, the longest has %u", n_pages, most);
+    return FKV_OK;
+}
+
+fkv_status fkv_prefix_pack(const fkv_cache *cache, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
+                           const fkv_page_key *key, uint8_t *packed, uint64_t *n_bytes) {
+    FKV_REQUIRE(cache != NULL && tokens != NULL && key != NULL && packed != NULL && n_bytes != NULL, FKV_BAD_ARGUMENT,
+                "fkv_prefix_pack: cache, tokens, key, packed or n_bytes is NULL");
+    FKV_TRY(check_pages(cache, n_pages));
+    FKV_REQUIRE(!cache->step.open, FKV_BAD_STATE, "fkv_prefix_pack: a step is open; commit or abort it first");
+    uint32_t pages[FKV_MAX_GROUPS];
+    FKV_REQUIRE(fkv_pager_prefix_page(cache->pager, tenant, tokens, n_pages, pages), FKV_GONE,
+                "the prefix tree does not have page %u of these tokens", n_pages - 1);
+    fkv_pack_place place = place_of(cache, tokens, n_pages, key);
+    uint32_t groups = 0;
+    for (uint32_t g = 0; g < cache->plan.n_groups; g++) groups |= (uint32_t)(pages[g] != FKV_NO_PAGE) << g;
+    *n_bytes = fkv_pack_bytes(&cache->shape.slab, groups);
+    return fkv_pack_write(&cache->shape.slab, &place, pages, packed);
+}
+
+fkv_status fkv_prefix_unpack(fkv_cache *cache, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages, const fkv_page_key *key,
+                             const uint8_t *packed, uint64_t n_bytes) {
+    FKV_REQUIRE(cache != NULL && tokens != NULL && key != NULL && packed != NULL, FKV_BAD_ARGUMENT,
+                "fkv_prefix_unpack: cache, tokens, key or packed is NULL");
+    FKV_TRY(check_pages(cache, n_pages));
+    uint32_t groups = 0;
+    uint32_t pages[FKV_MAX_GROUPS];
+    fkv_pack_place place = place_of(cache, tokens, n_pages, key);
+    FKV_TRY(fkv_pack_check(&cache->shape.slab, &place, packed, n_bytes, &groups));
+    FKV_REQUIRE(fkv_pager_prefix_groups(cache->pager, n_pages - 1, groups), FKV_FILE_FOREIGN,
+                "a packed page with groups that page %u of a prefix does not have", n_pages - 1);
+    FKV_TRY(fkv_pager_prefix_begin(cache->pager, tenant, tokens, n_pages, groups, pages));
+    fkv_status status = fkv_pack_read(&cache->shape.slab, groups, packed, pages);
+    fkv_pager_prefix_end(cache->pager, tenant, tokens, n_pages, pages, status == FKV_OK);
+    return status;
 }

@@ -79,6 +79,24 @@ fkv_status fkv_pager_insert(fkv_pager *pager, fkv_seq seq, const uint32_t *token
 fkv_status fkv_pager_clear(fkv_pager *pager);
 fkv_status fkv_pager_match(const fkv_pager *pager, const fkv_seq_config *config, uint32_t *n_shared);
 
+/* ---- single pages of the prefix tree, for who keeps them elsewhere: page n_pages - 1 of these tokens ---- */
+
+/* The page of each group, FKV_NO_PAGE where the tree has none. False: the tree does not have these tokens. */
+bool fkv_pager_prefix_page(const fkv_pager *pager, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
+                           uint32_t pages[FKV_MAX_GROUPS]);
+
+/* Whether the tree may have a page of these groups (bit g: group g) at logical page `logical`. */
+bool fkv_pager_prefix_groups(const fkv_pager *pager, uint32_t logical, uint32_t groups);
+
+/* Puts a page into the tree that no sequence has: takes free pages, or those of older prefixes, for the groups that the tree has
+ * none of yet. pages: to be filled now, FKV_NO_PAGE where the tree has the page already; fkv_pager_prefix_end() follows before
+ * any other call, with good = false if they could not be filled. FKV_GONE: the pages before it are not in the tree.
+ * FKV_POOL_FULL: every page is in use, or younger than this. */
+fkv_status fkv_pager_prefix_begin(fkv_pager *pager, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages, uint32_t groups,
+                                  uint32_t pages[FKV_MAX_GROUPS]);
+void fkv_pager_prefix_end(fkv_pager *pager, uint64_t tenant, const uint32_t *tokens, uint32_t n_pages,
+                          const uint32_t pages[FKV_MAX_GROUPS], bool good);
+
 /* Gives an empty sequence the pages of n_tokens tokens at once, for a loader to fill: in window groups only the pages that a
  * query at n_tokens can see (sinks included, spare pages not). The sequence then has that length. Cannot run out: the pages were
  * promised. FKV_SEQ_FULL beyond max_tokens, FKV_BAD_STATE if the sequence is not empty. */

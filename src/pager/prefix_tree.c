@@ -188,7 +188,7 @@ void fkv_tree_adopt(fkv_pager *pager, uint32_t node, uint32_t group, uint32_t pa
     set_used(pager, node, group, pager->groups[group].pool.refs[page] > 1);
 }
 
-static void abandon(fkv_pager *pager, uint32_t node, uint32_t group) {
+void fkv_tree_abandon(fkv_pager *pager, uint32_t node, uint32_t group) {
     fkv_tree *tree = &pager->tree;
     uint32_t page = tree->nodes[node].pages[group];
     set_used(pager, node, group, false);
@@ -204,7 +204,7 @@ void fkv_tree_page_change(fkv_pager *pager, uint32_t group, uint32_t page, int d
     uint32_t node = pool->node[page];
     if (node == FKV_NO_NODE) return;
     if (pager->groups[group].window != 0 && pool->tails[page] > 0 && pool->tails[page] == pool->refs[page] - 1)
-        abandon(pager, node, group);
+        fkv_tree_abandon(pager, node, group);
     else
         set_used(pager, node, group, pool->refs[page] > 1);
 }
@@ -241,11 +241,10 @@ uint32_t fkv_tree_add(fkv_pager *pager, uint64_t tenant, uint32_t parent, const 
     return node;
 }
 
-/* Idle or about to be: letting go of its pages unpins it. */
-static void remove_leaf(fkv_pager *pager, uint32_t node) {
+void fkv_tree_remove_leaf(fkv_pager *pager, uint32_t node) {
     fkv_tree *tree = &pager->tree;
     for (uint32_t g = 0; g < pager->spec.n_groups; g++)
-        if (tree->nodes[node].pages[g] != FKV_NO_PAGE) abandon(pager, node, g);
+        if (tree->nodes[node].pages[g] != FKV_NO_PAGE) fkv_tree_abandon(pager, node, g);
     FKV_ASSERT(fkv_heap_has(&tree->leaves, node));
     fkv_heap_remove(&tree->leaves, tree->nodes, node);
 
@@ -265,18 +264,18 @@ static void remove_leaf(fkv_pager *pager, uint32_t node) {
 
 void fkv_tree_evict_oldest(fkv_pager *pager) {
     FKV_ASSERT(pager->tree.leaves.n > 0);
-    remove_leaf(pager, pager->tree.leaves.items[0]);
+    fkv_tree_remove_leaf(pager, pager->tree.leaves.items[0]);
 }
 
 void fkv_tree_strip_oldest(fkv_pager *pager, uint32_t group) {
     FKV_ASSERT(pager->tree.cached[group].n > 0);
-    abandon(pager, pager->tree.cached[group].items[0], group);
+    fkv_tree_abandon(pager, pager->tree.cached[group].items[0], group);
 }
 
 void fkv_tree_forget(fkv_pager *pager, uint32_t node) {
     FKV_ASSERT(pager->tree.nodes[node].busy == 1);
     while (pager->tree.nodes[node].n_children > 0) fkv_tree_evict_oldest(pager);
-    remove_leaf(pager, node);
+    fkv_tree_remove_leaf(pager, node);
 }
 
 /* ---- checking ---- */

@@ -30,11 +30,15 @@ uint32_t fkv_tree_add(fkv_pager *pager, uint64_t tenant, uint32_t parent, const 
 /* Gives the node a page that a sequence holds. */
 void fkv_tree_adopt(fkv_pager *pager, uint32_t node, uint32_t group, uint32_t page);
 
+/* Lets go of a page of the node: in a window group, or of a node that is about to be removed. */
+void fkv_tree_abandon(fkv_pager *pager, uint32_t node, uint32_t group);
+
 /* fkv_pool_change() for pages that may be in the tree: keeps busy, heaps and idle counts. In a window group the tree gives up a
  * page when all its other holders are about to write to it: they are owed no copy for its sake. */
 void fkv_tree_page_change(fkv_pager *pager, uint32_t group, uint32_t page, int d_refs, int d_tails);
 
 void fkv_tree_evict_oldest(fkv_pager *pager);                 /* there is an idle leaf */
+void fkv_tree_remove_leaf(fkv_pager *pager, uint32_t node);   /* idle or about to be: letting go of its pages unpins it */
 void fkv_tree_strip_oldest(fkv_pager *pager, uint32_t group); /* there is a cached page in this window group */
 
 /* Removes a node that one sequence alone uses; everything below it is idle and goes before it, oldest leaves first. */

@@ -1,0 +1,514 @@
+/* Pages of prefixes beyond memory: packed pages come back with the same bits or are refused, and a folder keeps them within its
+ * bound, by use, over restarts and kills.
+ *
+ * The kills are real: a child writes pages whose bytes follow from their number and counts those that were acknowledged; the
+ * parent kills it after a random while, opens the folder anew and reads everything. FLATKV_KILLS in the environment says how
+ * often.
+ */
+#include "cache_world.h"
+#include "test.h"
+
+#include <flatkv/prefix_store.h>
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { PAGE = 16, N_PAGES = 9, N_TOKENS = N_PAGES * PAGE, N_MORE = 24, TENANT = 3, MOST_PACKED = 64 * 1024 };
+
+#define AFFINE {.n_q_heads = 4, .n_kv_heads = 2, .head_dim = 64, .k = {.bits = 8, .group = 64}, .v = {.bits = 4, .group = 64}}
+#define SEALED                                                                                                                   \
+    {                                                                                                                            \
+        .n_q_heads = 4, .n_kv_heads = 2, .head_dim = 64, .k = {.bits = 4, .kind = FKV_CODEC_SEALED}, .v = {                      \
+            .bits = 4,                                                                                                           \
+            .kind = FKV_CODEC_SEALED_V                                                                                           \
+        }                                                                                                                        \
+    }
+
+static fkv_config config_of(const fkv_layer_config *layers, uint32_t n_layers) {
+    fkv_config config = fkv_config_default();
+    config.n_layers = n_layers;
+    config.layers = layers;
+    config.rotate = FKV_ROTATE_V;
+    config.page_tokens = PAGE;
+    config.max_tokens = 400;
+    config.max_seqs = 2;
+    config.max_step_tokens = 40;
+    config.n_threads = 1;
+    return config;
+}
+
+/* ---- packed pages ---- */
+
+typedef struct packed_prefix {
+    uint32_t tokens[N_TOKENS + N_MORE];
+    fkv_page_key keys[N_PAGES];
+    uint8_t bytes[N_PAGES][MOST_PACKED];
+    uint64_t n_bytes[N_PAGES];
+} packed_prefix;
+
+static packed_prefix one;
+static packed_prefix other;
+
+static void keys_of(const fkv_cache *cache, const char *name, packed_prefix *p) {
+    fkv_page_key above;
+    ck_ok(fkv_prefix_root(cache, name, strlen(name), &above));
+    for (uint32_t i = 0; i < N_PAGES; i++) {
+        ck_ok(fkv_prefix_key(&above, p->tokens + (size_t)i * PAGE, PAGE, &p->keys[i]));
+        above = p->keys[i];
+    }
+}
+
+static fkv_status unpack(cache_world *w, const packed_prefix *p, uint32_t i) {
+    return fkv_prefix_unpack(w->cache, TENANT, p->tokens, i + 1, &p->keys[i], p->bytes[i], p->n_bytes[i]);
+}
+
+/* Computes the prefix in a sequence, offers it, packs it, and goes on; the sequence stays open. */
+static fkv_seq compute(cache_world *w, packed_prefix *p, uint8_t *outputs) {
+    fkv_seq_config config = {.max_tokens = N_TOKENS + N_MORE, .tenant = TENANT};
+    fkv_seq seq = 0;
+    cache_tokens(11, p->tokens, N_TOKENS + N_MORE);
+    ck_ok(fkv_seq_open(w->cache, &config, &seq, NULL));
+    for (uint32_t from = 0; from < N_TOKENS; from += PAGE) { /* as an engine offers: after every step */
+        cache_world_run(w, seq, p->tokens, from, from + PAGE, PAGE, outputs);
+        ck_ok(fkv_prefix_insert(w->cache, seq, p->tokens, from + PAGE));
+    }
+    keys_of(w->cache, "a tenant", p);
+    ck_assert_uint_le(fkv_prefix_packed_bytes(w->cache), MOST_PACKED);
+    for (uint32_t i = 0; i < N_PAGES; i++)
+        ck_ok(fkv_prefix_pack(w->cache, TENANT, p->tokens, i + 1, &p->keys[i], p->bytes[i], &p->n_bytes[i]));
+    cache_world_run(w, seq, p->tokens, N_TOKENS, N_TOKENS + N_MORE, 7, outputs);
+    return seq;
+}
+
+static void check_round_trip(const fkv_config *config) {
+    cache_world w;
+    ck_ok(cache_world_open(&w, config));
+    uint8_t *computed = calloc(N_TOKENS + N_MORE, w.output_bytes);
+    uint8_t *restored = calloc(N_TOKENS + N_MORE, w.output_bytes);
+    ck_assert(computed != NULL && restored != NULL);
+    (void)compute(&w, &one, computed);
+    cache_world_close(&w);
+
+    ck_ok(cache_world_open(&w, config));
+    other = one;
+    for (uint32_t i = 0; i < N_PAGES; i++) {
+        ck_ok(unpack(&w, &one, i));
+        ck_assert(fkv_cache_consistent(w.cache));
+        ck_ok(fkv_prefix_pack(w.cache, TENANT, one.tokens, i + 1, &one.keys[i], other.bytes[i], &other.n_bytes[i]));
+        ck_assert_uint_eq(other.n_bytes[i], one.n_bytes[i]);
+        ck_assert_mem_eq(other.bytes[i], one.bytes[i], one.n_bytes[i]);
+    }
+    ck_ok(unpack(&w, &one, 0)); /* what is there stays */
+    fkv_seq_config open = {
+        .max_tokens = N_TOKENS + N_MORE, .tenant = TENANT, .prompt = one.tokens, .n_prompt = N_TOKENS + N_MORE - 1};
+    fkv_seq seq = 0;
+    uint32_t n_shared = 0;
+    ck_ok(fkv_seq_open(w.cache, &open, &seq, &n_shared));
+    ck_assert_uint_eq(n_shared, N_TOKENS);
+    cache_world_run(&w, seq, one.tokens, N_TOKENS, N_TOKENS + N_MORE, 5, restored);
+    ck_assert_mem_eq(restored + N_TOKENS * w.output_bytes, computed + N_TOKENS * w.output_bytes, N_MORE * w.output_bytes);
+    ck_ok(fkv_seq_close(w.cache, seq));
+    ck_assert(fkv_cache_consistent(w.cache));
+    cache_world_close(&w);
+    free(computed);
+    free(restored);
+}
+
+START_TEST(pages_come_back_with_the_same_bits) {
+    fkv_layer_config windowed = AFFINE;
+    fkv_layer_config sealed_window = SEALED;
+    windowed.window = sealed_window.window = 40;
+    windowed.n_sinks = 4;
+    const fkv_layer_config affine[] = {AFFINE, AFFINE};
+    const fkv_layer_config sealed[] = {SEALED, SEALED};
+    const fkv_layer_config mixed[] = {AFFINE, windowed, AFFINE};
+    const fkv_layer_config all_windowed[] = {windowed, windowed};
+    const fkv_layer_config sealed_mixed[] = {SEALED, sealed_window, windowed};
+    const struct {
+        const fkv_layer_config *layers;
+        uint32_t n;
+    } cases[] = {{affine, 2}, {sealed, 2}, {mixed, 3}, {all_windowed, 2}, {sealed_mixed, 3}};
+    for (size_t i = 0; i < N_OF(cases); i++) {
+        fkv_config config = config_of(cases[i].layers, cases[i].n);
+        check_round_trip(&config);
+    }
+}
+END_TEST
+
+START_TEST(a_page_with_any_bit_changed_or_any_byte_missing_is_refused) {
+    const fkv_layer_config layer[] = {
+        {.n_q_heads = 1, .n_kv_heads = 1, .head_dim = 32, .k = {.bits = 8, .group = 32}, .v = {.bits = 4, .group = 32}}};
+    fkv_config config = config_of(layer, 1);
+    cache_world w;
+    ck_ok(cache_world_open(&w, &config));
+    ck_ok(fkv_seq_close(w.cache, compute(&w, &one, NULL)));
+    ck_ok(fkv_prefix_clear(w.cache));
+    const fkv_stats before = cache_world_stats(&w);
+    for (uint64_t at = 0; at < one.n_bytes[0]; at++) {
+        for (uint32_t bit = 0; bit < 8; bit++) {
+            one.bytes[0][at] ^= (uint8_t)(1u << bit);
+            fkv_status status = unpack(&w, &one, 0);
+            ck_assert_msg(status == FKV_FILE_DAMAGED || status == FKV_FILE_FOREIGN, "byte %u: %s", (unsigned)at,
+                          fkv_status_name(status));
+            one.bytes[0][at] ^= (uint8_t)(1u << bit);
+        }
+        fkv_status status =
+            fkv_prefix_unpack(w.cache, TENANT, one.tokens, 1, &one.keys[0], one.bytes[0], at); /* cut short here */
+        ck_assert(status == FKV_FILE_DAMAGED || status == FKV_FILE_FOREIGN);
+    }
+    ck_assert_uint_eq(cache_world_stats(&w).groups[0].free, before.groups[0].free);
+    ck_ok(unpack(&w, &one, 0));
+    cache_world_close(&w);
+}
+END_TEST
+
+START_TEST(a_page_of_another_model_codec_tenant_or_place_is_refused) {
+    const fkv_layer_config layers[] = {AFFINE, AFFINE};
+    fkv_layer_config fewer_bits[] = {AFFINE, AFFINE};
+    fewer_bits[1].k.bits = 4;
+    cache_world w;
+    fkv_config config = config_of(layers, 2);
+    ck_ok(cache_world_open(&w, &config));
+    ck_ok(fkv_seq_close(w.cache, compute(&w, &one, NULL)));
+    ck_ok(fkv_prefix_clear(w.cache));
+    other = one;
+    keys_of(w.cache, "another tenant", &other);
+    ck_assert_mem_ne(other.keys[0].bytes, one.keys[0].bytes, FKV_PAGE_KEY_BYTES);
+    ck_status(unpack(&w, &other, 0), FKV_FILE_FOREIGN);
+    other = one;
+    other.tokens[5] ^= 1; /* under the right key, which no honest caller has */
+    ck_status(unpack(&w, &other, 0), FKV_FILE_FOREIGN);
+    other = one;
+    memcpy(other.bytes[0], one.bytes[1], one.n_bytes[1]); /* a file renamed */
+    ck_status(unpack(&w, &other, 0), FKV_FILE_FOREIGN);
+    ck_status(unpack(&w, &one, 1), FKV_GONE);
+    ck_ok(unpack(&w, &one, 0));
+    uint32_t n_shared = 0;
+    fkv_seq_config stranger = {.max_tokens = N_TOKENS, .tenant = TENANT + 1, .prompt = one.tokens, .n_prompt = N_TOKENS};
+    ck_ok(fkv_prefix_match(w.cache, &stranger, &n_shared));
+    ck_assert_uint_eq(n_shared, 0);
+    cache_world_close(&w);
+
+    fkv_config others[4] = {config, config, config, config};
+    others[0].weights_id[31] = 1;
+    others[1].layers = fewer_bits;
+    (void)strcpy(others[2].rope_id, "neox base=10000");
+    others[3].rotation_seed = 9;
+    for (size_t i = 0; i < N_OF(others); i++) {
+        ck_ok(cache_world_open(&w, &others[i]));
+        other = one;
+        ck_status(unpack(&w, &other, 0), FKV_FILE_FOREIGN);
+        keys_of(w.cache, "a tenant", &other);
+        ck_assert_mem_ne(other.keys[0].bytes, one.keys[0].bytes, FKV_PAGE_KEY_BYTES);
+        ck_status(unpack(&w, &other, 0), FKV_FILE_FOREIGN);
+        cache_world_close(&w);
+    }
+}
+END_TEST
+
+START_TEST(pages_come_in_beside_promises_and_only_older_prefixes_go_for_them) {
+    const fkv_layer_config layers[] = {AFFINE};
+    fkv_config config = config_of(layers, 1);
+    cache_world w;
+    ck_ok(cache_world_open(&w, &config));
+    ck_ok(fkv_seq_close(w.cache, compute(&w, &one, NULL)));
+    ck_ok(fkv_prefix_clear(w.cache));
+    const uint32_t n_pages = cache_world_stats(&w).groups[0].pages;
+
+    fkv_seq most = cache_world_seq(&w, (n_pages - 3) * PAGE); /* three pages are nobody's */
+    for (uint32_t i = 0; i < N_PAGES; i++) {
+        fkv_status status = unpack(&w, &one, i);
+        ck_assert(status == FKV_OK || status == FKV_POOL_FULL || status == FKV_GONE);
+        ck_assert(fkv_cache_consistent(w.cache));
+        const fkv_stats now = cache_world_stats(&w);
+        ck_assert_uint_le(now.groups[0].promised, now.groups[0].free + now.groups[0].cached);
+    }
+    uint32_t *tokens = calloc(n_pages, PAGE * sizeof *tokens);
+    ck_assert_ptr_nonnull(tokens);
+    cache_tokens(12, tokens, (n_pages - 3) * PAGE);
+    cache_world_run(&w, most, tokens, 0, (n_pages - 3) * PAGE, 40, NULL); /* the promise is kept */
+    ck_ok(fkv_prefix_insert(w.cache, most, tokens, (n_pages - 3) * PAGE));
+    fkv_step *step = NULL;
+    const fkv_seq spare = cache_world_seq(&w, 1);
+    const fkv_row row = {.seq = spare, .n_tokens = 1};
+    ck_ok(fkv_step_begin(w.cache, &row, 1, &step));
+    ck_status(unpack(&w, &one, 0), FKV_BAD_STATE);
+    ck_ok(fkv_step_abort(step));
+    ck_ok(fkv_seq_close(w.cache, spare));
+    ck_ok(fkv_seq_close(w.cache, most));
+    for (uint32_t i = 0; i < N_PAGES; i++) ck_ok(unpack(&w, &one, i)); /* the older prefix makes room */
+    ck_assert(fkv_cache_consistent(w.cache));
+    free(tokens);
+    cache_world_close(&w);
+}
+END_TEST
+
+/* ---- the folder ---- */
+
+static const char *folder_path(void) {
+    static char path[200];
+    const char *root = getenv("TMPDIR");
+    if (path[0] != '\0') return path; /* of the parent, in a child too */
+    (void)snprintf(path, sizeof path, "%s/flatkv_prefix_test_%d", root != NULL ? root : "/tmp", (int)getpid());
+    return path;
+}
+
+/* Removes what is in the folder, and the folder. */
+static void remove_folder(const char *path) {
+    char name[600];
+    DIR *dir = opendir(path);
+    if (dir == NULL) return;
+    for (const struct dirent *d = readdir(dir); d != NULL; d = readdir(dir)) {
+        (void)snprintf(name, sizeof name, "%s/%s", path, d->d_name);
+        if (strcmp(d->d_name, ".") != 0 && strcmp(d->d_name, "..") != 0 && unlink(name) != 0) (void)rmdir(name);
+    }
+    (void)closedir(dir);
+    (void)rmdir(path);
+}
+
+static uint64_t folder_bytes(const char *path, uint32_t *n_parts) {
+    char name[600];
+    uint64_t bytes = 0;
+    struct stat about;
+    DIR *dir = opendir(path);
+    ck_assert_ptr_nonnull(dir);
+    *n_parts = 0;
+    for (const struct dirent *d = readdir(dir); d != NULL; d = readdir(dir)) {
+        (void)snprintf(name, sizeof name, "%s/%s", path, d->d_name);
+        *n_parts += strstr(d->d_name, ".part") != NULL;
+        if (strstr(d->d_name, ".page") != NULL && stat(name, &about) == 0)
+            bytes += ((uint64_t)about.st_size + 4095) / 4096 * 4096;
+    }
+    (void)closedir(dir);
+    return bytes;
+}
+
+static fkv_page_key number_key(uint32_t number) {
+    fkv_page_key key = {{0}};
+    uint32_t mixed = number * 2654435761u; /* into other buckets than one after the other */
+    memcpy(key.bytes, &mixed, sizeof mixed);
+    memcpy(key.bytes + 8, &number, sizeof number);
+    return key;
+}
+
+enum { MOST_NUMBERED = 20000 };
+
+static uint64_t number_bytes(uint32_t number, uint8_t *bytes) {
+    uint64_t n = 1 + (uint64_t)number * 7919 % MOST_NUMBERED;
+    for (uint64_t i = 0; i < n; i++) bytes[i] = (uint8_t)((number + i) * 31 >> 2);
+    return n;
+}
+
+static fkv_status write_number(const fkv_prefix_store *s, uint32_t number) {
+    static uint8_t bytes[MOST_NUMBERED];
+    fkv_page_key key = number_key(number);
+    uint64_t n = number_bytes(number, bytes);
+    return s->write(s->self, &key, bytes, n);
+}
+
+static bool look_number(const fkv_prefix_store *s, uint32_t number) {
+    fkv_page_key key = number_key(number);
+    return s->look(s->self, &key);
+}
+
+/* The page reads back as it was written. */
+static void check_number(const fkv_prefix_store *s, uint32_t number) {
+    static uint8_t got[MOST_NUMBERED];
+    static uint8_t wanted[MOST_NUMBERED];
+    fkv_page_key key = number_key(number);
+    uint64_t n = 0;
+    ck_ok(s->read(s->self, &key, got, sizeof got, &n));
+    ck_assert_uint_eq(n, number_bytes(number, wanted));
+    ck_assert_mem_eq(got, wanted, n);
+}
+
+static fkv_prefix_store open_folder(uint64_t max_bytes) {
+    fkv_prefix_store s;
+    ck_ok(fkv_prefix_folder_open(folder_path(), max_bytes, &s));
+    return s;
+}
+
+START_TEST(a_folder_keeps_its_pages_for_the_next_process_and_no_more_than_its_bound) {
+    enum { BOUND = 200 * 1024, WRITTEN = 60 };
+    remove_folder(folder_path());
+    fkv_prefix_store s = open_folder(BOUND);
+    fkv_prefix_store_figures figures;
+    uint32_t n_parts = 0;
+    for (uint32_t i = 0; i < WRITTEN; i++) {
+        ck_ok(write_number(&s, i));
+        ck_ok(write_number(&s, i)); /* again: nothing happens */
+        s.figures(s.self, &figures);
+        ck_assert_uint_eq(folder_bytes(folder_path(), &n_parts), figures.bytes);
+        ck_assert_uint_le(figures.bytes, BOUND);
+    }
+    ck_assert_uint_gt(figures.evicted, 0);
+    ck_assert_uint_eq(figures.pages + figures.evicted, WRITTEN);
+    for (uint32_t i = 0; i < WRITTEN; i++) ck_assert(look_number(&s, i) == (i >= WRITTEN - figures.pages));
+    s.close(s.self);
+
+    s = open_folder(BOUND);
+    for (uint32_t i = 0; i < WRITTEN; i++) {
+        ck_assert(look_number(&s, i) == (i >= WRITTEN - figures.pages));
+        if (look_number(&s, i)) check_number(&s, i);
+    }
+    fkv_page_key gone = number_key(WRITTEN - 1);
+    s.remove(s.self, &gone);
+    ck_assert(!look_number(&s, WRITTEN - 1));
+    uint8_t byte = 0;
+    uint64_t n = 0;
+    ck_status(s.read(s.self, &gone, &byte, 1, &n), FKV_GONE);
+    s.close(s.self);
+    s = open_folder(BOUND / 4); /* a lower bound than last time */
+    s.figures(s.self, &figures);
+    ck_assert_uint_le(figures.bytes, BOUND / 4);
+    ck_assert_uint_eq(folder_bytes(folder_path(), &n_parts), figures.bytes);
+    s.close(s.self);
+    remove_folder(folder_path());
+}
+END_TEST
+
+START_TEST(the_least_recently_used_go_first_and_of_a_prompt_its_last_pages) {
+    enum { BOUND = 6 * 4096, ONE = MOST_NUMBERED }; /* multiples of ONE have one block */
+    remove_folder(folder_path());
+    fkv_prefix_store s = open_folder(BOUND);
+    fkv_page_key prompt[3] = {number_key(1 * ONE), number_key(2 * ONE), number_key(3 * ONE)};
+    for (uint32_t i = 1; i <= 6; i++) ck_ok(write_number(&s, i * ONE));
+    s.used(s.self, prompt, 3);
+    s.close(s.self);
+    s = open_folder(BOUND); /* the order outlives the process */
+    uint32_t next = 100;
+    while (look_number(&s, 6 * ONE)) ck_ok(write_number(&s, next++ * ONE));
+    ck_assert(!look_number(&s, 4 * ONE) && !look_number(&s, 5 * ONE) && look_number(&s, 1 * ONE) && look_number(&s, 2 * ONE) &&
+              look_number(&s, 3 * ONE));
+    while (look_number(&s, 3 * ONE)) ck_ok(write_number(&s, next++ * ONE));
+    ck_assert(look_number(&s, 1 * ONE) && look_number(&s, 2 * ONE));
+    while (look_number(&s, 2 * ONE)) ck_ok(write_number(&s, next++ * ONE));
+    ck_assert(look_number(&s, 1 * ONE));
+    s.close(s.self);
+    remove_folder(folder_path());
+}
+END_TEST
+
+START_TEST(a_folder_is_of_one_process_and_follows_nothing) {
+    char path[600];
+    char target[600];
+    remove_folder(folder_path());
+    fkv_prefix_store s = open_folder(1 << 20);
+    fkv_prefix_store second;
+    ck_status(fkv_prefix_folder_open(folder_path(), 1 << 20, &second), FKV_BUSY);
+    ck_ok(write_number(&s, 1));
+    s.close(s.self);
+    ck_status(fkv_prefix_folder_open(folder_path(), 0, &second), FKV_BAD_ARGUMENT);
+    (void)snprintf(path, sizeof path, "%s/lock", folder_path());
+    ck_status(fkv_prefix_folder_open(path, 1 << 20, &second), FKV_IO);
+
+    (void)snprintf(target, sizeof target, "%s/notes.txt", folder_path());
+    FILE *notes = fopen(target, "w");
+    ck_assert_ptr_nonnull(notes);
+    (void)fputs("not a page", notes);
+    (void)fclose(notes);
+    (void)snprintf(path, sizeof path, "%s/%064d.page", folder_path(), 7);
+    ck_assert_int_eq(symlink(target, path), 0);
+    (void)snprintf(path, sizeof path, "%s/%064d.part", folder_path(), 8);
+    ck_assert_int_eq(link(target, path), 0);
+    s = open_folder(1 << 20);
+    fkv_prefix_store_figures figures;
+    s.figures(s.self, &figures);
+    ck_assert_uint_eq(figures.pages, 1);
+    ck_assert_int_ne(access(path, F_OK), 0);
+    ck_assert_int_eq(access(target, F_OK), 0);
+    uint8_t byte = 0;
+    uint64_t n = 0;
+    fkv_page_key key = number_key(1);
+    ck_status(s.read(s.self, &key, &byte, 1, &n), FKV_FILE_DAMAGED); /* longer than any page of this cache */
+    s.close(s.self);
+    remove_folder(folder_path());
+}
+END_TEST
+
+/* ---- kills ---- */
+
+static void wait_us(uint32_t us) {
+    const struct timespec time = {.tv_nsec = (long)us * 1000};
+    (void)nanosleep(&time, NULL);
+}
+
+static uint32_t next_random(uint32_t *state) {
+    *state = *state * 1664525u + 1013904223u;
+    return *state >> 8;
+}
+
+/* In the child: *next is the number that is written next; all before it were acknowledged. */
+static void write_forever(volatile uint32_t *next, uint64_t bound) {
+    fkv_prefix_store s;
+    if (fkv_prefix_folder_open(folder_path(), bound, &s) != FKV_OK) _exit(EXIT_FAILURE);
+    for (;;) {
+        if (write_number(&s, *next) != FKV_OK) _exit(EXIT_FAILURE);
+        *next = *next + 1;
+    }
+}
+
+START_TEST(killed_at_any_moment_it_serves_what_was_acknowledged_and_nothing_else) {
+    enum { BOUND = 512 * 1024 };
+    const char *said = getenv("FLATKV_KILLS");
+    const uint32_t n_kills = said != NULL ? (uint32_t)strtoul(said, NULL, 10) : 40;
+    uint32_t seed = 20261116;
+    uint32_t n_parts = 0;
+    uint64_t n_checked = 0;
+    printf("seed %u\n", seed);
+    remove_folder(folder_path());
+    volatile uint32_t *next = mmap(NULL, sizeof *next, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    ck_assert(next != MAP_FAILED);
+    for (uint32_t k = 0; k < n_kills; k++) {
+        (void)fflush(stdout);
+        const pid_t child = fork();
+        ck_assert_int_ge(child, 0);
+        if (child == 0) write_forever(next, BOUND);
+        wait_us(next_random(&seed) % 20000);
+        ck_assert_int_eq(kill(child, SIGKILL), 0);
+        int how = 0;
+        ck_assert_int_eq(waitpid(child, &how, 0), child);
+        ck_assert_msg(WIFSIGNALED(how), "the child could not write");
+        uint32_t parts = 0;
+        if (access(folder_path(), F_OK) == 0) (void)folder_bytes(folder_path(), &parts);
+        n_parts += parts > 0;
+        fkv_prefix_store s = open_folder(BOUND);
+        fkv_prefix_store_figures figures;
+        s.figures(s.self, &figures);
+        ck_assert_uint_le(folder_bytes(folder_path(), &parts), BOUND);
+        ck_assert_uint_eq(parts, 0);
+        uint64_t n_there = 0;
+        for (uint32_t i = *next + 1; i-- > 0 && n_there < figures.pages;) { /* the youngest without a gap, all of them whole */
+            bool there = look_number(&s, i);
+            ck_assert_msg(there || i == *next, "page %u was acknowledged and is gone; %u are there", i, (unsigned)figures.pages);
+            if (!there) continue;
+            check_number(&s, i);
+            n_there++;
+        }
+        ck_assert_uint_eq(n_there, figures.pages);
+        n_checked += n_there;
+        if (look_number(&s, *next)) *next = *next + 1; /* named, and killed before it was said */
+        s.close(s.self);
+    }
+    printf("%u kills, %u pages acknowledged, %llu read back, %u kills left a part file\n", n_kills, *next,
+           (unsigned long long)n_checked, n_parts);
+    ck_assert_uint_gt(*next, 0);
+    ck_assert_int_eq(munmap((void *)(uintptr_t)next, sizeof *next), 0);
+    remove_folder(folder_path());
+}
+END_TEST
+
+TEST_MAIN("prefix store", pages_come_back_with_the_same_bits, a_page_with_any_bit_changed_or_any_byte_missing_is_refused,
+          a_page_of_another_model_codec_tenant_or_place_is_refused,
+          pages_come_in_beside_promises_and_only_older_prefixes_go_for_them,
+          a_folder_keeps_its_pages_for_the_next_process_and_no_more_than_its_bound,
+          the_least_recently_used_go_first_and_of_a_prompt_its_last_pages, a_folder_is_of_one_process_and_follows_nothing,
+          killed_at_any_moment_it_serves_what_was_acknowledged_and_nothing_else)
