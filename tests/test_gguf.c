@@ -25,7 +25,7 @@ START_TEST(a_sound_file_says_its_hyperparameters) {
     ck_assert_uint_eq(h->n_q_heads, 4);
     ck_assert_uint_eq(h->n_kv_heads, 2);
     ck_assert_uint_eq(h->head_dim, 16);
-    ck_assert_uint_eq(h->rope_dim, 16);
+    ck_assert_uint_eq(h->rope.dim, 16);
     ck_assert_uint_eq(h->n_vocab, 5);
     ck_assert_uint_eq(h->context, 128);
     ck_assert_float_eq(h->norm_eps, 1e-5f);

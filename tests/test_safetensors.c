@@ -85,7 +85,7 @@ START_TEST(a_config_becomes_hyperparameters) {
     const fkv_hparams *h = fkv_weights_hparams(weights);
     ck_assert_str_eq(h->architecture, "llama");
     ck_assert(h->dim == 2048 && h->n_layers == 16 && h->n_q_heads == 32 && h->n_kv_heads == 8 && h->head_dim == 64);
-    ck_assert(h->ffn_dim == 8192 && h->context == 4096 && h->n_vocab == 128256 && h->rope_dim == 64);
+    ck_assert(h->ffn_dim == 8192 && h->context == 4096 && h->n_vocab == 128256 && h->rope.dim == 64);
     ck_assert(h->rope.base == 5e5f && h->norm_eps == 1e-5f && h->rope.factor == 4 && h->local_rope.base == 0);
     ck_assert(!h->rope_interleaved && !h->norm_plus_one && h->window == 0 && h->layers[0] == 0);
     const fkv_vocab_source *v = fkv_weights_vocab(weights);

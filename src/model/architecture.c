@@ -37,6 +37,26 @@ static const fkv_architecture ARCHITECTURES[] = {
      .hf_norm_plus_one = true,
      .rope_base_local = 10000.0f,
      .layers_of_large = 62},
+    {.name = "gemma4",
+     .features = {.activation = FKV_GELU_TANH,
+                  .embedding_sqrt_dim = true,
+                  .post_norms = true,
+                  .qk_norm = FKV_QK_NORM_HEADS,
+                  .v_norm = true,
+                  .k_may_be_v = true,
+                  .layer_scales = true,
+                  .rope_by_kind = true,
+                  .window_period = 6},
+     .hf_names = {{"post_attention_layernorm", "post_attention_norm"},
+                  {"pre_feedforward_layernorm", "ffn_norm"},
+                  {"post_feedforward_layernorm", "post_ffw_norm"},
+                  {"layer_scalar", "layer_output_scale"},
+                  {"per_layer_input_gate", "inp_gate"},
+                  {"per_layer_projection", "proj"},
+                  {"post_per_layer_input_norm", "post_norm"}},
+     .rope_base = 1e6f,
+     .rope_base_local = 10000.0f,
+     .query_scale = 1.0f},
     {.name = "phi3", .features = {.window_period = FKV_NO_PERIOD}},
     {.name = "smollm3", .features = {.no_rope_period = 4}, .gguf_interleaved = true, .rope_base = 2e6f},
     {.name = "granite",
@@ -81,11 +101,13 @@ const fkv_architecture *fkv_architecture_find(const char *name) {
 }
 
 const char *fkv_architecture_names(void) {
-    return "llama, mistral3, qwen2, qwen3, qwen3vl, qwen3moe, gemma, gemma2, gemma3, phi3, smollm3, granite, granitemoe, olmo2, "
+    return "llama, mistral3, qwen2, qwen3, qwen3vl, qwen3moe, gemma, gemma2, gemma3, gemma4, phi3, smollm3, granite, granitemoe, olmo2, "
            "command-r, cohere2, chatglm, glm4, seed_oss, ernie4_5 and gpt-oss";
 }
 
 #define RECURRENT "layers with a recurrent state (linear attention or state space) are not supported"
+#define ALTERNATING                                                                                                              \
+    "several rows that layers add to (AltUp), low-rank residuals (LAUREL) and sparse activations are not supported"
 #define LATENT "attention over latent keys and values (MLA) is not supported"
 
 const char *fkv_architecture_refusal(const char *name) {
@@ -128,10 +150,8 @@ const char *fkv_architecture_refusal(const char *name) {
         {"glm4_moe_lite", LATENT},
         {"mistral4", LATENT},
         {"minicpm3", LATENT},
-        {"gemma3n", "embeddings for each layer and layers that share pages are not supported"},
-        {"gemma3n_text", "embeddings for each layer and layers that share pages are not supported"},
-        {"gemma4", "embeddings for each layer and layers that share pages are not supported"},
-        {"gemma4_text", "embeddings for each layer and layers that share pages are not supported"},
+        {"gemma3n", ALTERNATING},
+        {"gemma3n_text", ALTERNATING},
     };
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++)
         if (strcmp(refused[i].name, name) == 0) return refused[i].why;
@@ -151,6 +171,26 @@ void fkv_architecture_set_layers(fkv_hparams *h) {
     }
 }
 
+/* What a file left open of the layers' shapes. Without a layer of its kind before the sharing ones, one attends over itself,
+ * which model.c refuses. */
+static void finish_shapes(fkv_hparams *h) {
+    uint32_t n = fkv_min_u32(h->n_layers, FKV_MAX_LAYERS);
+    uint32_t n_kv = fkv_architecture_n_kv_layers(h);
+    for (uint32_t i = 0; i < n; i++) {
+        fkv_layer_shape *s = &h->shapes[i];
+        if (s->n_kv_heads == 0) s->n_kv_heads = h->n_kv_heads;
+        if (s->head_dim == 0) s->head_dim = h->head_dim;
+        if (s->ffn_dim == 0) s->ffn_dim = h->ffn_dim;
+        s->kv_layer = i;
+        for (uint32_t j = 0; i >= n_kv && j < n_kv && j < i; j++)
+            if ((h->layers[i] & FKV_LAYER_WINDOW) == (h->layers[j] & FKV_LAYER_WINDOW)) s->kv_layer = j;
+    }
+}
+
+uint32_t fkv_architecture_n_kv_layers(const fkv_hparams *h) {
+    return h->n_sharing < h->n_layers ? h->n_layers - h->n_sharing : 0;
+}
+
 void fkv_architecture_finish(const fkv_architecture *architecture, fkv_hparams *h) {
     const fkv_features *f = &h->features;
     for (uint32_t i = 0; f->no_rope_full && i < h->n_layers && i < FKV_MAX_LAYERS; i++)
@@ -159,6 +199,9 @@ void fkv_architecture_finish(const fkv_architecture *architecture, fkv_hparams *
     float local = architecture != NULL ? architecture->rope_base_local : 0.0f;
     if (h->rope.base == 0.0f) h->rope.base = base;
     if (f->rope_by_kind && h->local_rope.base == 0.0f) h->local_rope.base = local != 0.0f ? local : h->rope.base;
+    if (h->local_rope.dim == 0) h->local_rope.dim = h->rope.dim;
+    if (h->query_scale == 0.0f && architecture != NULL) h->query_scale = architecture->query_scale;
+    finish_shapes(h);
     h->rope.keeps_fractions = h->rope.keeps_fractions || f->keeps_fractions;
     if (architecture != NULL && architecture->logits_divided && h->logit_scale != 0.0f) h->logit_scale = 1.0f / h->logit_scale;
 }
@@ -183,9 +226,9 @@ bool fkv_architecture_centers_keys(const fkv_hparams *h) {
 /* Of frequencies as floats, by FNV-1a: names them, protects nothing. */
 static uint32_t frequencies_name(const fkv_hparams *h, bool is_long) {
     double frequencies[FKV_MAX_HEAD_DIM / 2 + 1];
-    frequencies[h->rope_dim / 2] = fkv_rope_frequencies(&h->rope, h, is_long, frequencies);
+    frequencies[h->rope.dim / 2] = fkv_rope_frequencies(&h->rope, h, is_long, frequencies);
     uint32_t name = 2166136261u;
-    for (uint32_t i = 0; i <= h->rope_dim / 2; i++) {
+    for (uint32_t i = 0; i <= h->rope.dim / 2; i++) {
         float rounded = (float)frequencies[i];
         uint8_t bytes[sizeof rounded];
         memcpy(bytes, &rounded, sizeof rounded);
@@ -199,14 +242,16 @@ fkv_status fkv_architecture_rope_id(const fkv_hparams *h, bool is_long, char rop
     char local[32] = "";
     char scale[32] = "";
     char center[24] = "";
-    if (h->local_rope.base != 0.0f && has_windows(h))
-        (void)snprintf(local, sizeof local, " local=%.9g", (double)h->local_rope.base);
+    if (h->local_rope.base != 0.0f && has_windows(h)) {
+        int n = snprintf(local, sizeof local, " local=%.9g", (double)h->local_rope.base);
+        if (h->local_rope.dim != h->rope.dim) (void)snprintf(local + n, sizeof local - (size_t)n, "/%u", h->local_rope.dim);
+    }
     if (h->rope.scaling != FKV_ROPE_LINEAR || h->rope.short_factors != NULL)
         (void)snprintf(scale, sizeof scale, " %s=%08x", scalings[h->rope.scaling], frequencies_name(h, is_long));
     else if (h->rope.factor != 1.0f)
         (void)snprintf(scale, sizeof scale, " scale=%.9g", (double)h->rope.factor);
     if (fkv_architecture_centers_keys(h)) (void)snprintf(center, sizeof center, " center=%u", h->context);
-    int length = snprintf(rope_id, 64, "%s dim=%u base=%.9g%s%s%s", h->rope_interleaved ? "pairs" : "neox", h->rope_dim,
+    int length = snprintf(rope_id, 64, "%s dim=%u base=%.9g%s%s%s", h->rope_interleaved ? "pairs" : "neox", h->rope.dim,
                           (double)h->rope.base, local, scale, center);
     FKV_REQUIRE(length > 0 && length < 64, FKV_UNSUPPORTED, "the RoPE of this model takes %d characters to name and 63 are kept",
                 length);

@@ -14,7 +14,7 @@ typedef struct fkv_name_pair {
     const char *gguf;
 } fkv_name_pair;
 
-enum { FKV_MAX_OWN_NAMES = 4 };
+enum { FKV_MAX_OWN_NAMES = 16 };
 
 typedef struct fkv_architecture {
     const char *name; /* general.architecture of GGUF */
@@ -27,6 +27,7 @@ typedef struct fkv_architecture {
     bool logits_divided;                       /* by the logit scale of the file, which multiplies else */
     float rope_base;                           /* where the file does not say; 0: 10000 */
     float rope_base_local;                     /* with rope_by_kind; 0: that of the others */
+    float query_scale;                         /* where the file does not say; 0: 1 / sqrt(head_dim) */
     uint32_t layers_of_large; /* GGUF: the model of so many layers scales scores by dim / heads and no file says so */
 } fkv_architecture;
 
@@ -49,6 +50,9 @@ void fkv_architecture_finish(const fkv_architecture *architecture, fkv_hparams *
 
 /* The window of a layer; 0: it sees everything. */
 uint32_t fkv_architecture_window(const fkv_hparams *hparams, uint32_t layer);
+
+/* Of the layers that keep keys and values, which are the first ones. */
+FKV_SEAM uint32_t fkv_architecture_n_kv_layers(const fkv_hparams *hparams);
 
 /* Whether keys are stored less a vector that is the same for every token of a head: the mean over the context of what RoPE makes
  * of the K bias. A score loses the same for every key, so softmax gives the same weights; what is lost is the range that a few

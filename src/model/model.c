@@ -18,6 +18,24 @@ enum { MAX_DIM = 1 << 20, MAX_VOCAB = 1 << 24, MAX_EXPERTS = 1024, N_EXPERT_PART
 
 /* ---- sizes that can be ---- */
 
+static fkv_status check_layer_shape(const fkv_hparams *h, uint32_t layer) {
+    const fkv_layer_shape *s = &h->shapes[layer];
+    const fkv_layer_shape *kv = &h->shapes[s->kv_layer];
+    FKV_REQUIRE(h->n_q_heads > 0 && s->n_kv_heads > 0 && h->n_q_heads % s->n_kv_heads == 0, FKV_UNSUPPORTED,
+                "%u query heads cannot share %u KV heads", h->n_q_heads, s->n_kv_heads);
+    FKV_REQUIRE(s->head_dim > 0 && s->head_dim <= FKV_MAX_HEAD_DIM && h->n_q_heads <= MAX_DIM / s->head_dim, FKV_UNSUPPORTED,
+                "%u heads of dimension %u: the dimension is 1 to %d, all heads together %d", h->n_q_heads, s->head_dim,
+                FKV_MAX_HEAD_DIM, MAX_DIM);
+    FKV_REQUIRE(s->ffn_dim > 0 && s->ffn_dim <= MAX_DIM, FKV_UNSUPPORTED, "layer %u has a feed-forward of %u: 1 to %d", layer,
+                s->ffn_dim, MAX_DIM);
+    FKV_REQUIRE(layer < fkv_architecture_n_kv_layers(h) || s->kv_layer != layer, FKV_UNSUPPORTED,
+                "layer %u has no keys and values, and none before it of its kind has", layer);
+    FKV_REQUIRE(kv->n_kv_heads == s->n_kv_heads && kv->head_dim == s->head_dim, FKV_UNSUPPORTED,
+                "layer %u of %u/%u heads cannot attend over the pages of layer %u of %u/%u", layer, s->n_kv_heads, s->head_dim,
+                s->kv_layer, kv->n_kv_heads, kv->head_dim);
+    return FKV_OK;
+}
+
 static fkv_status check_shape(const fkv_hparams *h) {
     FKV_REQUIRE(h->n_layers > 0 && h->n_layers <= FKV_MAX_LAYERS, FKV_UNSUPPORTED, "the model has %u layers: 1 to %d",
                 h->n_layers, FKV_MAX_LAYERS);
@@ -25,12 +43,12 @@ static fkv_status check_shape(const fkv_hparams *h) {
                 "the model has a dimension of %u and a feed-forward of %u: 1 to %d", h->dim, h->ffn_dim, MAX_DIM);
     FKV_REQUIRE(h->n_vocab > 0 && h->n_vocab <= MAX_VOCAB, FKV_UNSUPPORTED, "the model has %u tokens: 1 to %d", h->n_vocab,
                 MAX_VOCAB);
-    FKV_REQUIRE(h->n_q_heads > 0 && h->n_kv_heads > 0 && h->n_q_heads % h->n_kv_heads == 0, FKV_UNSUPPORTED,
-                "%u query heads cannot share %u KV heads", h->n_q_heads, h->n_kv_heads);
-    FKV_REQUIRE(h->head_dim > 0 && h->head_dim <= FKV_MAX_HEAD_DIM && h->n_q_heads <= MAX_DIM / h->head_dim, FKV_UNSUPPORTED,
-                "%u heads of dimension %u: the dimension is 1 to %d, all heads together %d", h->n_q_heads, h->head_dim,
-                FKV_MAX_HEAD_DIM, MAX_DIM);
     FKV_REQUIRE(h->context > 0 && h->context <= INT32_MAX, FKV_UNSUPPORTED, "a context of %u tokens", h->context);
+    FKV_REQUIRE(h->n_sharing < h->n_layers, FKV_UNSUPPORTED, "%u of %u layers attend over the pages of others", h->n_sharing,
+                h->n_layers);
+    FKV_REQUIRE(h->input_dim <= MAX_DIM / h->n_layers, FKV_UNSUPPORTED, "inputs of %u numbers for each of %u layers: %d together",
+                h->input_dim, h->n_layers, MAX_DIM);
+    for (uint32_t i = 0; i < h->n_layers; i++) FKV_TRY(check_layer_shape(h, i));
     return FKV_OK;
 }
 
@@ -43,10 +61,19 @@ static fkv_status check_experts(const fkv_hparams *h) {
     return FKV_OK;
 }
 
+/* Every layer that rotates has numbers enough. */
+static fkv_status check_rope_dims(const fkv_hparams *h) {
+    for (uint32_t i = 0; i < h->n_layers; i++) {
+        uint32_t dim = h->local_rope.base != 0.0f && fkv_architecture_window(h, i) != 0 ? h->local_rope.dim : h->rope.dim;
+        FKV_REQUIRE(dim % 2 == 0 && dim > 0 && dim <= h->shapes[i].head_dim, FKV_UNSUPPORTED,
+                    "RoPE over %u numbers of heads of %u: an even number of them", dim, h->shapes[i].head_dim);
+    }
+    return FKV_OK;
+}
+
 static fkv_status check_rope(const fkv_hparams *h) {
     const fkv_rope *r = &h->rope;
-    FKV_REQUIRE(h->rope_dim % 2 == 0 && h->rope_dim > 0 && h->rope_dim <= h->head_dim, FKV_UNSUPPORTED,
-                "RoPE over %u numbers of heads of %u: an even number of them", h->rope_dim, h->head_dim);
+    FKV_TRY(check_rope_dims(h));
     FKV_REQUIRE(isfinite(r->base) && r->base > 1.0f && isfinite(h->local_rope.base) &&
                     (h->local_rope.base == 0.0f || h->local_rope.base > 1.0f) && isfinite(r->factor) && r->factor > 0.0f,
                 FKV_UNSUPPORTED, "RoPE with bases %g and %g and scale %g: bases above 1, a scale above 0", (double)r->base,
@@ -98,6 +125,7 @@ typedef struct search {
     fkv_tensor *next_view;
     const fkv_tensor **next_expert;
     uint32_t layer;
+    const fkv_layer_shape *shape; /* of the layer */
 } search;
 
 /* The tensor of a name, of exactly that shape; *tensor is NULL where it is not there and need not be. */
@@ -156,18 +184,27 @@ static fkv_status numbers_of(search *s, const fkv_tensor *whole, uint32_t first,
     return FKV_OK;
 }
 
+/* Some files have keys and values of layers that do not use them; they are not read. */
+static fkv_status find_unused_kv(search *s, uint32_t kv_dim) {
+    const fkv_tensor *unread = NULL;
+    FKV_TRY(find_part(s, "attn_k.weight", kv_dim, s->model->hparams->dim, false, &unread));
+    FKV_TRY(find_part(s, "attn_v.weight", kv_dim, s->model->hparams->dim, false, &unread));
+    return find_part(s, "attn_k_norm.weight", 1, s->shape->head_dim, false, &unread);
+}
+
 /* q, k and v: three tensors, or rows of one. */
 static fkv_status find_qkv(search *s, fkv_layer_tensors *t) {
     const fkv_hparams *h = s->model->hparams;
-    const uint32_t q_dim = h->n_q_heads * h->head_dim;
-    const uint32_t kv_dim = h->n_kv_heads * h->head_dim;
+    const uint32_t q_dim = h->n_q_heads * s->shape->head_dim;
+    const uint32_t kv_dim = s->shape->n_kv_heads * s->shape->head_dim;
     const bool needs_bias = h->features.qkv_bias;
     const fkv_tensor *whole = NULL;
     const fkv_tensor *bias = NULL;
     if (!has_part(s, "attn_qkv.weight")) {
         FKV_TRY(find_part(s, "attn_q.weight", q_dim, h->dim, true, &t->q));
+        if (s->shape->kv_layer != s->layer) return find_unused_kv(s, kv_dim);
         FKV_TRY(find_part(s, "attn_k.weight", kv_dim, h->dim, true, &t->k));
-        FKV_TRY(find_part(s, "attn_v.weight", kv_dim, h->dim, true, &t->v));
+        FKV_TRY(find_part(s, "attn_v.weight", kv_dim, h->dim, !h->features.k_may_be_v, &t->v));
         FKV_TRY(find_part(s, "attn_q.bias", 1, q_dim, needs_bias, &t->q_bias));
         FKV_TRY(find_part(s, "attn_k.bias", 1, kv_dim, needs_bias, &t->k_bias));
         return find_part(s, "attn_v.bias", 1, kv_dim, needs_bias, &t->v_bias);
@@ -185,24 +222,25 @@ static fkv_status find_qkv(search *s, fkv_layer_tensors *t) {
 /* gate and up: two tensors, or rows of one. */
 static fkv_status find_ffn(search *s, fkv_layer_tensors *t) {
     const fkv_hparams *h = s->model->hparams;
+    const uint32_t f = s->shape->ffn_dim;
     const fkv_tensor *whole = NULL;
     const fkv_tensor *bias = NULL;
-    FKV_TRY(find_part(s, "ffn_down.weight", h->dim, h->ffn_dim, true, &t->down));
+    FKV_TRY(find_part(s, "ffn_down.weight", h->dim, f, true, &t->down));
     FKV_TRY(find_part(s, "ffn_down.bias", 1, h->dim, false, &t->down_bias));
     char text[FKV_MAX_TENSOR_NAME];
     const fkv_tensor *up = fkv_weights_find(s->model->weights, layer_name(text, s->layer, "ffn_up.weight"));
-    if (has_part(s, "ffn_gate.weight") || up == NULL || up->n_rows != 2 * h->ffn_dim) {
-        FKV_TRY(find_part(s, "ffn_gate.weight", h->ffn_dim, h->dim, true, &t->gate));
-        FKV_TRY(find_part(s, "ffn_up.weight", h->ffn_dim, h->dim, true, &t->up));
-        FKV_TRY(find_part(s, "ffn_gate.bias", 1, h->ffn_dim, false, &t->gate_bias));
-        return find_part(s, "ffn_up.bias", 1, h->ffn_dim, false, &t->up_bias);
+    if (has_part(s, "ffn_gate.weight") || up == NULL || up->n_rows != 2 * f) {
+        FKV_TRY(find_part(s, "ffn_gate.weight", f, h->dim, true, &t->gate));
+        FKV_TRY(find_part(s, "ffn_up.weight", f, h->dim, true, &t->up));
+        FKV_TRY(find_part(s, "ffn_gate.bias", 1, f, false, &t->gate_bias));
+        return find_part(s, "ffn_up.bias", 1, f, false, &t->up_bias);
     }
-    FKV_TRY(find_part(s, "ffn_up.weight", 2 * h->ffn_dim, h->dim, true, &whole));
-    FKV_TRY(find_part(s, "ffn_up.bias", 1, 2 * h->ffn_dim, false, &bias));
-    t->gate = rows_of(s, whole, 0, h->ffn_dim);
-    t->up = rows_of(s, whole, h->ffn_dim, h->ffn_dim);
-    FKV_TRY(numbers_of(s, bias, 0, h->ffn_dim, &t->gate_bias));
-    return numbers_of(s, bias, h->ffn_dim, h->ffn_dim, &t->up_bias);
+    FKV_TRY(find_part(s, "ffn_up.weight", 2 * f, h->dim, true, &whole));
+    FKV_TRY(find_part(s, "ffn_up.bias", 1, 2 * f, false, &bias));
+    t->gate = rows_of(s, whole, 0, f);
+    t->up = rows_of(s, whole, f, f);
+    FKV_TRY(numbers_of(s, bias, 0, f, &t->gate_bias));
+    return numbers_of(s, bias, f, f, &t->up_bias);
 }
 
 /* One part of all experts, [n_rows, n_cols] each: tensors of their own, or every `stride` rows of one that has them all. */
@@ -291,6 +329,8 @@ static fkv_status find_norms(search *s, fkv_layer_tensors *t) {
     const fkv_hparams *h = s->model->hparams;
     const fkv_features *f = &h->features;
     const bool by_row = f->qk_norm == FKV_QK_NORM_ROWS;
+    const bool has_kv = s->shape->kv_layer == s->layer;
+    const uint32_t d = s->shape->head_dim;
     const bool has_bias = f->norm == FKV_NORM_LAYER;
     const bool renamed = s->model->architecture->gguf_post_attn_is_ffn_norm && !has_part(s, "ffn_norm.weight");
     const struct {
@@ -305,10 +345,12 @@ static fkv_status find_norms(search *s, fkv_layer_tensors *t) {
         {renamed ? "post_attention_norm.weight" : "ffn_norm.weight", h->dim, !f->no_pre_norms && !f->parallel, true,
          &t->ffn_norm},
         {"ffn_norm.bias", h->dim, has_bias && !f->parallel, false, &t->ffn_norm_bias},
-        {"attn_q_norm.weight", by_row ? h->n_q_heads * h->head_dim : h->head_dim, f->qk_norm != FKV_QK_PLAIN, true, &t->q_norm},
-        {"attn_k_norm.weight", by_row ? h->n_kv_heads * h->head_dim : h->head_dim, f->qk_norm != FKV_QK_PLAIN, true, &t->k_norm},
+        {"attn_q_norm.weight", by_row ? h->n_q_heads * d : d, f->qk_norm != FKV_QK_PLAIN, true, &t->q_norm},
+        {"attn_k_norm.weight", by_row ? s->shape->n_kv_heads * d : d, f->qk_norm != FKV_QK_PLAIN && has_kv, true, &t->k_norm},
         {"post_attention_norm.weight", h->dim, f->post_norms, true, &t->post_attn_norm},
         {"post_ffw_norm.weight", h->dim, f->post_norms, true, &t->post_ffn_norm},
+        {"layer_output_scale.weight", 1, f->layer_scales, false, &t->out_scale},
+        {"post_norm.weight", h->dim, h->input_dim != 0, true, &t->input_norm},
         {"attn_sinks.weight", h->n_q_heads, f->sinks, true, &t->sinks},
     };
     for (size_t p = 0; p < sizeof parts / sizeof parts[0]; p++)
@@ -320,9 +362,23 @@ static fkv_status find_layer(search *s, fkv_layer_tensors *t) {
     const fkv_hparams *h = s->model->hparams;
     FKV_TRY(find_norms(s, t));
     FKV_TRY(find_qkv(s, t));
-    FKV_TRY(find_part(s, "attn_output.weight", h->dim, h->n_q_heads * h->head_dim, true, &t->o));
+    FKV_TRY(find_part(s, "attn_output.weight", h->dim, h->n_q_heads * s->shape->head_dim, true, &t->o));
     FKV_TRY(find_part(s, "attn_output.bias", 1, h->dim, false, &t->o_bias));
+    if (h->input_dim != 0) {
+        FKV_TRY(find_part(s, "inp_gate.weight", h->input_dim, h->dim, true, &t->input_gate));
+        FKV_TRY(find_part(s, "proj.weight", h->dim, h->input_dim, true, &t->input_proj));
+    }
     return h->n_experts != 0 ? find_experts(s, t) : find_ffn(s, t);
+}
+
+/* What layers read of tokens. */
+static fkv_status find_inputs(search *s) {
+    fkv_model *m = s->model;
+    const uint32_t n = m->hparams->n_layers * m->hparams->input_dim;
+    if (n == 0) return FKV_OK;
+    FKV_TRY(find(s, "per_layer_token_embd.weight", m->hparams->n_vocab, n, true, &m->inputs));
+    FKV_TRY(find(s, "per_layer_model_proj.weight", n, m->hparams->dim, true, &m->inputs_proj));
+    return find(s, "per_layer_proj_norm.weight", 1, m->hparams->input_dim, true, &m->inputs_norm);
 }
 
 static fkv_status find_all(search *s) {
@@ -336,8 +392,12 @@ static fkv_status find_all(search *s) {
     FKV_TRY(find(s, "output_norm.weight", 1, h->dim, true, &m->final_norm));
     if (h->features.norm == FKV_NORM_LAYER) FKV_TRY(find(s, "output_norm.bias", 1, h->dim, false, &m->final_norm_bias));
     for (size_t i = 0; i < sizeof factors / sizeof factors[0]; i++) /* their numbers are in hparams */
-        FKV_TRY(find(s, factors[i], 1, h->rope_dim / 2, false, &unread));
-    for (s->layer = 0; s->layer < h->n_layers; s->layer++) FKV_TRY(find_layer(s, &m->tensors[s->layer]));
+        FKV_TRY(find(s, factors[i], 1, h->rope.dim / 2, false, &unread));
+    FKV_TRY(find_inputs(s));
+    for (s->layer = 0; s->layer < h->n_layers; s->layer++) {
+        s->shape = &h->shapes[s->layer];
+        FKV_TRY(find_layer(s, &m->tensors[s->layer]));
+    }
     return FKV_OK;
 }
 

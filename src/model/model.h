@@ -13,7 +13,7 @@
 
 /* Of one layer; NULL where it has none. Parts of a fused tensor are views of its rows. */
 typedef struct fkv_layer_tensors {
-    const fkv_tensor *q, *k, *v; /* [H D, dim], [G D, dim], [G D, dim] */
+    const fkv_tensor *q, *k, *v; /* [H D, dim], [G D, dim], [G D, dim]; of a layer that shares pages q alone */
     const fkv_tensor *o;         /* [dim, H D] */
     const fkv_tensor *gate, *up; /* [ffn_dim, dim] */
     const fkv_tensor *down;      /* [dim, ffn_dim] */
@@ -23,6 +23,9 @@ typedef struct fkv_layer_tensors {
     const fkv_tensor *attn_norm, *ffn_norm; /* [dim] */
     const fkv_tensor *attn_norm_bias, *ffn_norm_bias;
     const fkv_tensor *post_attn_norm, *post_ffn_norm;
+    const fkv_tensor *out_scale;                                               /* [1] */
+    const fkv_tensor *input_gate, *input_proj;                                 /* [input_dim, dim], [dim, input_dim] */
+    const fkv_tensor *input_norm;                                              /* [dim] */
     const fkv_tensor *sinks;                                                   /* [H] */
     const fkv_tensor *router;                                                  /* [E, dim]; gate, up and down are NULL then */
     const fkv_tensor *router_bias;                                             /* [E] */
@@ -47,12 +50,15 @@ struct fkv_model {
     const fkv_tensor *output;     /* [n_vocab, dim]; the embedding where the file has none of its own */
     const fkv_tensor *final_norm; /* [dim] */
     const fkv_tensor *final_norm_bias;
-    float *sinks;               /* [n_layers, H] learned logits, or NULL */
-    fkv_tensor *views;          /* [n_views] parts of fused tensors */
-    const fkv_tensor **experts; /* what the layers' lists of experts lie in */
-    uint64_t mapped_bytes;      /* of what is used where the file is mapped */
-    fkv_packed_weights *packed; /* the CPU's, else NULL */
-    fkv_array_weights *arrays;  /* MLX's, else NULL */
+    const fkv_tensor *inputs;      /* [n_vocab, n_layers input_dim] what each layer reads of a token, or NULL */
+    const fkv_tensor *inputs_proj; /* [n_layers input_dim, dim] what it reads of the embedding */
+    const fkv_tensor *inputs_norm; /* [input_dim] of that */
+    float *sinks;                  /* [n_layers, H] learned logits, or NULL */
+    fkv_tensor *views;             /* [n_views] parts of fused tensors */
+    const fkv_tensor **experts;    /* what the layers' lists of experts lie in */
+    uint64_t mapped_bytes;         /* of what is used where the file is mapped */
+    fkv_packed_weights *packed;    /* the CPU's, else NULL */
+    fkv_array_weights *arrays;     /* MLX's, else NULL */
     fkv_weights *weights;
     fkv_tokenizer *tokenizer;
     fkv_chat *chat;

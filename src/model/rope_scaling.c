@@ -20,16 +20,16 @@ static double llama3(const fkv_rope *rope, const fkv_hparams *h, double frequenc
 
 /* The pair, as a fraction, that turns so often in the original context. */
 static double yarn_pair(const fkv_rope *rope, const fkv_hparams *h, double turns) {
-    return h->rope_dim * log(original_context(rope, h) / (turns * 2.0 * acos(-1.0))) / (2.0 * log((double)rope->base));
+    return rope->dim * log(original_context(rope, h) / (turns * 2.0 * acos(-1.0))) / (2.0 * log((double)rope->base));
 }
 
 static void yarn(const fkv_rope *rope, const fkv_hparams *h, double *frequencies) {
     double low = yarn_pair(rope, h, (double)rope->beta_fast);
     double high = yarn_pair(rope, h, (double)rope->beta_slow);
     low = fmax(rope->keeps_fractions ? low : floor(low), 0.0);
-    high = fmin(rope->keeps_fractions ? high : ceil(high), h->rope_dim - 1.0);
+    high = fmin(rope->keeps_fractions ? high : ceil(high), rope->dim - 1.0);
     if (high == low) high += 0.001;
-    for (uint32_t i = 0; i < h->rope_dim / 2; i++) {
+    for (uint32_t i = 0; i < rope->dim / 2; i++) {
         double stretched = fmin(fmax((i - low) / (high - low), 0.0), 1.0);
         frequencies[i] *= stretched / (double)rope->factor + (1.0 - stretched);
     }
@@ -50,8 +50,8 @@ static double attention_factor(const fkv_rope *rope, const fkv_hparams *h) {
 
 double fkv_rope_frequencies(const fkv_rope *rope, const fkv_hparams *h, bool is_long, double *frequencies) {
     const float *divisors = is_long ? rope->long_factors : rope->short_factors;
-    for (uint32_t i = 0; i < h->rope_dim / 2; i++) {
-        double frequency = pow((double)rope->base, -2.0 * i / h->rope_dim);
+    for (uint32_t i = 0; i < rope->dim / 2; i++) {
+        double frequency = pow((double)rope->base, -2.0 * i / rope->dim);
         if (rope->scaling == FKV_ROPE_LINEAR) frequency /= (double)rope->factor;
         if (rope->scaling == FKV_ROPE_LLAMA3) frequency = llama3(rope, h, frequency);
         frequencies[i] = divisors != NULL ? frequency / (double)divisors[i] : frequency;

@@ -4,7 +4,7 @@
 
 #include "files/weights.h"
 
-/* Radians a position for each of the rope_dim / 2 pairs; gives what cosines and sines are multiplied by. is_long: sequences may
+/* Radians a position for each of the dim / 2 pairs; gives what cosines and sines are multiplied by. is_long: sequences may
  * grow beyond the original context (longrope has other factors then). */
 double fkv_rope_frequencies(const fkv_rope *rope, const fkv_hparams *hparams, bool is_long, double *frequencies);
 

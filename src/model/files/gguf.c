@@ -141,9 +141,9 @@ static fkv_status take_factors(fkv_weights *weights, const fkv_tensor *tensor, c
     bool is_long = strcmp(tensor->name, "rope_factors_long.weight") == 0;
     bool is_short = strcmp(tensor->name, "rope_factors_short.weight") == 0;
     if (!is_long && !is_short && strcmp(tensor->name, "rope_freqs.weight") != 0) return FKV_OK;
-    FKV_REQUIRE(tensor->type == FKV_TENSOR_F32 && tensor->n_rows == 1 && tensor->n_cols == weights->hparams.rope_dim / 2,
+    FKV_REQUIRE(tensor->type == FKV_TENSOR_F32 && tensor->n_rows == 1 && tensor->n_cols == weights->hparams.rope.dim / 2,
                 FKV_FILE_DAMAGED, "tensor %s is not one F32 for each of %u pairs: %s", tensor->name,
-                weights->hparams.rope_dim / 2, path);
+                weights->hparams.rope.dim / 2, path);
     float *factors = fkv_weights_keep(weights, tensor->n_cols * sizeof *factors);
     FKV_REQUIRE(factors != NULL, FKV_NO_MEMORY, "no memory for %u factors: %s", tensor->n_cols, path);
     fkv_tensor_row_floats(tensor, 0, factors);

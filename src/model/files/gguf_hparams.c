@@ -4,6 +4,7 @@
 #include "../architecture.h"
 
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 
 /* "<architecture>.<key>" */
@@ -49,6 +50,25 @@ static fkv_status get_layer_u32(const fkv_gguf_values *values, const fkv_weights
     return fkv_gguf_get_u32(values, key.text, out);
 }
 
+/* The same where layers may differ: *out is that of the last one then, and `part` is set in the shape of each. */
+static fkv_status get_shapes_u32(const fkv_gguf_values *values, fkv_weights *weights, const char *name, size_t part,
+                                 uint32_t *out) {
+    fkv_hparams *h = &weights->hparams;
+    const arch_key key = key_of(weights, name);
+    const fkv_gguf_value *value = fkv_gguf_find(values, key.text);
+    if (value == NULL || value->type != FKV_GGUF_ARRAY) return fkv_gguf_get_u32(values, key.text, out);
+    bool good = (value->item == FKV_GGUF_I32 || value->item == FKV_GGUF_U32) && value->count == h->n_layers &&
+                value->count <= FKV_MAX_LAYERS;
+    for (uint32_t i = 0; good && i < h->n_layers; i++) {
+        memcpy(out, value->data + i * sizeof *out, sizeof *out);
+        memcpy((uint8_t *)&h->shapes[i] + part, out, sizeof *out);
+        good = *out > 0 && *out <= INT32_MAX;
+    }
+    FKV_REQUIRE(good, FKV_FILE_FORMAT, "%s is not one number above 0 for each of %u layers: %s", key.text, h->n_layers,
+                values->path);
+    return FKV_OK;
+}
+
 /* ---- parts ---- */
 
 static fkv_status read_heads(const fkv_gguf_values *values, fkv_weights *weights) {
@@ -57,7 +77,7 @@ static fkv_status read_heads(const fkv_gguf_values *values, fkv_weights *weights
     uint32_t value_length = 0;
     FKV_TRY(get_layer_u32(values, weights, "attention.head_count", &h->n_q_heads));
     h->n_kv_heads = h->n_q_heads;
-    FKV_TRY(get_layer_u32(values, weights, "attention.head_count_kv", &h->n_kv_heads));
+    FKV_TRY(get_shapes_u32(values, weights, "attention.head_count_kv", offsetof(fkv_layer_shape, n_kv_heads), &h->n_kv_heads));
     if (h->n_q_heads > 0 && h->dim % h->n_q_heads == 0) key_length = h->dim / h->n_q_heads;
     value_length = key_length;
     FKV_TRY(get_u32(values, weights, "attention.key_length", &key_length));
@@ -100,8 +120,9 @@ static fkv_status read_rope(const fkv_gguf_values *values, fkv_weights *weights)
                                {"rope.scaling.yarn_beta_slow", &rope->beta_slow},
                                {"rope.scaling.yarn_log_multiplier", &rope->mscale},
                                {"attention.temperature_scale", &h->temperature}};
-    h->rope_dim = h->head_dim;
-    FKV_TRY(get_u32(values, weights, "rope.dimension_count", &h->rope_dim));
+    rope->dim = h->head_dim;
+    FKV_TRY(get_u32(values, weights, "rope.dimension_count", &rope->dim));
+    FKV_TRY(get_u32(values, weights, "rope.dimension_count_swa", &h->local_rope.dim));
     FKV_TRY(get_numbers(values, weights, keys, sizeof keys / sizeof keys[0]));
     FKV_TRY(get_u32(values, weights, "rope.scaling.original_context_length", &rope->original_context));
     FKV_TRY(fkv_gguf_get_string(values, key_of(weights, "rope.scaling.type").text, &type));
@@ -127,6 +148,20 @@ static fkv_status read_window(const fkv_gguf_values *values, fkv_weights *weight
                 "%s is not one bool for each of %u layers: %s", key.text, h->n_layers, values->path);
     for (uint32_t i = 0; i < h->n_layers; i++)
         h->layers[i] = (uint8_t)((h->layers[i] & ~FKV_LAYER_WINDOW) | (pattern->data[i] != 0 ? FKV_LAYER_WINDOW : 0));
+    return FKV_OK;
+}
+
+/* Windowed layers with heads of their own. */
+static fkv_status read_local_heads(const fkv_gguf_values *values, fkv_weights *weights) {
+    fkv_hparams *h = &weights->hparams;
+    uint32_t key_length = 0;
+    FKV_TRY(get_u32(values, weights, "attention.key_length_swa", &key_length));
+    uint32_t value_length = key_length;
+    FKV_TRY(get_u32(values, weights, "attention.value_length_swa", &value_length));
+    FKV_REQUIRE(key_length == value_length, FKV_UNSUPPORTED, "keys of %u and values of %u numbers are not supported: %s",
+                key_length, value_length, values->path);
+    for (uint32_t i = 0; i < h->n_layers && i < FKV_MAX_LAYERS; i++)
+        if (fkv_architecture_window(h, i) != 0) h->shapes[i].head_dim = key_length;
     return FKV_OK;
 }
 
@@ -189,13 +224,16 @@ fkv_status fkv_gguf_read_hparams(const fkv_gguf_values *values, fkv_weights *wei
                                {"logit_scale", &h->logit_scale}};
     FKV_TRY(get_u32(values, weights, "block_count", &h->n_layers));
     FKV_TRY(get_u32(values, weights, "embedding_length", &h->dim));
-    FKV_TRY(get_layer_u32(values, weights, "feed_forward_length", &h->ffn_dim));
+    FKV_TRY(get_shapes_u32(values, weights, "feed_forward_length", offsetof(fkv_layer_shape, ffn_dim), &h->ffn_dim));
+    FKV_TRY(get_u32(values, weights, "attention.shared_kv_layers", &h->n_sharing));
+    FKV_TRY(get_u32(values, weights, "embedding_length_per_layer_input", &h->input_dim));
     FKV_TRY(get_u32(values, weights, "context_length", &h->context));
     FKV_TRY(get_u32(values, weights, "vocab_size", &h->n_vocab));
     FKV_TRY(get_numbers(values, weights, keys, sizeof keys / sizeof keys[0]));
     FKV_TRY(read_heads(values, weights));
     FKV_TRY(read_rope(values, weights));
     FKV_TRY(read_window(values, weights));
+    FKV_TRY(read_local_heads(values, weights));
     FKV_TRY(read_experts(values, weights));
     if (architecture != NULL) {
         say_unsaid_scale(architecture, h);

@@ -72,6 +72,13 @@ static const char GEMMA3_DEFAULTS[] =
     "{\"vocab_size\": 262208, \"num_attention_heads\": 8, \"num_key_value_heads\": 4, \"head_dim\": 256, \"rms_norm_eps\": 1e-6,"
     " \"max_position_embeddings\": 131072, \"rope_theta\": 1e6, \"query_pre_attn_scalar\": 256}";
 
+static const char GEMMA4_DEFAULTS[] =
+    "{\"vocab_size\": 262144, \"hidden_size\": 2304, \"intermediate_size\": 9216, \"num_hidden_layers\": 30,"
+    " \"num_attention_heads\": 8, \"num_key_value_heads\": 4, \"head_dim\": 256, \"global_head_dim\": 512, \"rms_norm_eps\": 1e-6,"
+    " \"max_position_embeddings\": 131072, \"sliding_window\": 512, \"hidden_size_per_layer_input\": 256,"
+    " \"rope_parameters\": {\"full_attention\": {\"rope_type\": \"proportional\", \"partial_rotary_factor\": 0.25, \"rope_theta\": 1e6},"
+    " \"sliding_attention\": {\"rope_type\": \"default\", \"rope_theta\": 1e4}}}";
+
 static const hf_model MODELS[] = {
     {"llama", "llama", 0, NULL},
     {"mistral", "llama", FKV_NO_PERIOD, NULL},
@@ -85,6 +92,7 @@ static const hf_model MODELS[] = {
     {"gemma", "gemma", 0, NULL},
     {"gemma2", "gemma2", 0, NULL},
     {"gemma3_text", "gemma3", 0, GEMMA3_DEFAULTS},
+    {"gemma4_text", "gemma4", 0, GEMMA4_DEFAULTS},
     {"phi3", "phi3", 0, NULL},
     {"smollm3", "smollm3", 0, NULL},
     {"granite", "granite", 0, NULL},
@@ -107,6 +115,7 @@ typedef struct reading {
     const hf_model *model;
     const fkv_architecture *architecture;
     fkv_hparams *h;
+    fkv_layer_shape local; /* of windowed layers; zeros: as the others */
 } reading;
 
 static fkv_status find_model(reading *r) {
@@ -134,6 +143,14 @@ static fkv_status add_defaults(const reading *r) {
     return FKV_OK;
 }
 
+/* Layers that share pages are known of one architecture; pictures, whose tokens see each other, are not read at all. */
+static bool is_known_field(const reading *r, const char *key, const json_t *value) {
+    if (strcmp(r->model->architecture, "gemma4") != 0) return false;
+    const char *text = json_string_value(value);
+    return strcmp(key, "num_kv_shared_layers") == 0 ||
+           (strcmp(key, "use_bidirectional_attention") == 0 && text != NULL && strcmp(text, "vision") == 0);
+}
+
 /* Fields that change what a model computes, and the one value that is computed here. */
 static fkv_status refuse_other_models(const reading *r) {
     static const struct {
@@ -145,6 +162,7 @@ static fkv_status refuse_other_models(const reading *r) {
                   {"n_shared_experts", false}, {"attention_chunk_size", false},  {"shared_expert_intermediate_size", false}};
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
         const json_t *value = get(r->root, fields[i].key);
+        if (is_known_field(r, fields[i].key, value)) continue;
         bool unset = value == NULL || json_is_false(value) || (json_is_number(value) && json_number_value(value) == 0) ||
                      (json_is_array(value) && json_array_size(value) == 0);
         FKV_REQUIRE(unset, FKV_UNSUPPORTED, "%s is set, which is not supported: %s", fields[i].key, r->path);
@@ -188,6 +206,24 @@ static fkv_status read_factors(fkv_weights *weights, const json_t *rope, const c
                     "%s has something else than numbers above 0: %s", key, path);
     }
     *out = numbers;
+    return FKV_OK;
+}
+
+/* Of all pairs of a head the first ones turn, as they would if all did: the others are slowed until they stand. Both factors are
+ * those of GGUF. */
+static fkv_status read_proportional(fkv_weights *weights, const json_t *object, const char *path, fkv_rope *rope) {
+    const uint32_t n = weights->hparams.head_dim / 2;
+    float turning = 1;
+    FKV_TRY(get_f32(object, "partial_rotary_factor", path, &turning));
+    FKV_TRY(get_f32(object, "factor", path, &rope->factor));
+    FKV_REQUIRE(turning > 0 && turning <= 1 && rope->factor > 0 && n > 0 && n <= FKV_MAX_HEAD_DIM / 2, FKV_FILE_FORMAT,
+                "proportional RoPE with a partial_rotary_factor of %g and a factor of %g: %s", (double)turning,
+                (double)rope->factor, path);
+    float *factors = fkv_weights_keep(weights, n * sizeof *factors);
+    FKV_REQUIRE(factors != NULL, FKV_NO_MEMORY, "no memory for %u factors: %s", n, path);
+    for (uint32_t i = 0; i < n; i++) factors[i] = i < (uint32_t)((double)turning * n) ? 1.0f : 1e30f;
+    rope->n_factors = n;
+    rope->short_factors = rope->long_factors = factors;
     return FKV_OK;
 }
 
@@ -241,6 +277,7 @@ static fkv_status read_rope_object(fkv_weights *weights, const json_t *object, c
     FKV_TRY(get_text(object, "type", path, &type));
     FKV_TRY(get_text(object, "rope_type", path, &type));
     FKV_TRY(get_f32(object, "rope_theta", path, &rope->base));
+    if (strcmp(type, "proportional") == 0) return read_proportional(weights, object, path, rope);
     FKV_TRY(get_f32(object, "partial_rotary_factor", path, rotary));
     FKV_TRY(get_f32(object, "llama_4_scaling_beta", path, &weights->hparams.temperature));
     /* positions of pictures: those of text are the same three times */
@@ -276,13 +313,14 @@ static fkv_status read_rope(const reading *r, fkv_weights *weights) {
     float rotary = 1;
     FKV_TRY(read_ropes(r, weights, &rotary));
     FKV_REQUIRE(rotary > 0 && rotary <= 1, FKV_FILE_FORMAT, "a partial_rotary_factor of %g: %s", (double)rotary, r->path);
-    h->rope_dim = (uint32_t)((double)h->head_dim * (double)rotary);
+    h->rope.dim = (uint32_t)((double)h->head_dim * (double)rotary);
+    if (r->local.head_dim != 0) h->local_rope.dim = (uint32_t)((double)r->local.head_dim * (double)rotary);
     FKV_TRY(get_u32(r->root, "original_max_position_embeddings", r->path, &h->rope.original_context)); /* phi3's place for it */
     uint32_t original = h->rope.original_context != 0 ? h->rope.original_context : h->context;
     /* What phi3 leaves out follows from its contexts, whatever else it says. */
     if (h->rope.factor == 0) h->rope.factor = original > 0 ? (float)h->context / (float)original : 1;
-    FKV_REQUIRE(h->rope.n_factors == 0 || h->rope.n_factors == h->rope_dim / 2, FKV_FILE_FORMAT,
-                "%u factors of RoPE where %u numbers rotate: %s", h->rope.n_factors, h->rope_dim, r->path);
+    FKV_REQUIRE(h->rope.n_factors == 0 || h->rope.n_factors == h->rope.dim / 2, FKV_FILE_FORMAT,
+                "%u factors of RoPE where %u numbers rotate: %s", h->rope.n_factors, h->rope.dim, r->path);
     h->temperature_context = original;
     h->rope_interleaved = r->architecture->hf_interleaved;
     return FKV_OK;
@@ -359,6 +397,46 @@ static fkv_status read_layers(const reading *r) {
     return FKV_OK;
 }
 
+/* per_layer_config, where it is there, has every layer without a window and gives them all the same heads. */
+static fkv_status check_kinds(const reading *r) {
+    const fkv_hparams *h = r->h;
+    json_t *list = json_object_get(r->root, "per_layer_config");
+    bool is_same = h->n_kv_heads == r->local.n_kv_heads && h->head_dim == r->local.head_dim;
+    for (uint32_t i = 0; json_is_object(list) && i < h->n_layers && i < FKV_MAX_LAYERS; i++) {
+        char key[16];
+        uint32_t n_kv_heads = r->local.n_kv_heads;
+        uint32_t head_dim = r->local.head_dim;
+        (void)snprintf(key, sizeof key, "%u", i);
+        const json_t *entry = get(list, key);
+        bool is_windowed = fkv_architecture_window(h, i) != 0;
+        FKV_TRY(get_u32(entry, "num_key_value_heads", r->path, &n_kv_heads));
+        FKV_TRY(get_u32(entry, "head_dim", r->path, &head_dim));
+        size_t n_known = (get(entry, "num_key_value_heads") != NULL ? 1u : 0u) + (get(entry, "head_dim") != NULL ? 1u : 0u);
+        bool is_global = n_kv_heads == h->n_kv_heads && head_dim == h->head_dim;
+        FKV_REQUIRE((is_windowed ? entry == NULL || is_same : is_global) && json_object_size(entry) == n_known, FKV_UNSUPPORTED,
+                    "per_layer_config of layer %u: other heads than its kind has, or other fields than num_key_value_heads and "
+                    "head_dim: %s",
+                    i, r->path);
+    }
+    return FKV_OK;
+}
+
+/* Windowed layers with heads of their own, and layers that share pages. */
+static fkv_status read_shapes(const reading *r) {
+    fkv_hparams *h = r->h;
+    bool wide = false;
+    FKV_TRY(check_kinds(r));
+    FKV_TRY(get_u32(r->root, "num_kv_shared_layers", r->path, &h->n_sharing));
+    FKV_TRY(get_u32(r->root, "hidden_size_per_layer_input", r->path, &h->input_dim));
+    FKV_TRY(get_bool(r->root, "use_double_wide_mlp", r->path, &wide));
+    FKV_REQUIRE(!wide || h->ffn_dim <= UINT32_MAX / 2, FKV_FILE_FORMAT, "intermediate_size is %u: %s", h->ffn_dim, r->path);
+    for (uint32_t i = 0; i < h->n_layers && i < FKV_MAX_LAYERS; i++) {
+        if (fkv_architecture_window(h, i) != 0) h->shapes[i] = r->local;
+        if (wide && i >= fkv_architecture_n_kv_layers(h)) h->shapes[i].ffn_dim = 2 * h->ffn_dim;
+    }
+    return FKV_OK;
+}
+
 /* ---- the rest -------------------------------------------------------------------------------------------------- */
 
 static fkv_status read_experts(const reading *r) {
@@ -366,6 +444,10 @@ static fkv_status read_experts(const reading *r) {
     FKV_TRY(get_u32(r->root, "num_local_experts", r->path, &h->n_experts));
     FKV_TRY(get_u32(r->root, "num_experts", r->path, &h->n_experts));
     FKV_TRY(get_u32(r->root, "num_experts_per_tok", r->path, &h->n_experts_used));
+    FKV_TRY(get_u32(r->root, "top_k_experts", r->path, &h->n_experts_used)); /* gemma's word for it */
+    bool is_mixture = true;
+    FKV_TRY(get_bool(r->root, "enable_moe_block", r->path, &is_mixture));
+    if (!is_mixture) h->n_experts = h->n_experts_used = 0;
     FKV_TRY(get_bool(r->root, "norm_topk_prob", r->path, &h->features.norm_experts));
     if (h->n_experts != 0) FKV_TRY(get_u32(r->root, "moe_intermediate_size", r->path, &h->ffn_dim));
     bool is_hybrid = strcmp(r->model->type, "granitemoehybrid") == 0;
@@ -396,7 +478,28 @@ static fkv_status read_numbers(const reading *r) {
     return FKV_OK;
 }
 
-static fkv_status read_sizes(const reading *r) {
+/* Gemma 4 has the heads of windowed layers under the usual names, those of the others beside them. */
+static fkv_status read_kinds(reading *r) {
+    fkv_hparams *h = r->h;
+    bool k_is_v = false;
+    if (strcmp(r->model->architecture, "gemma4") != 0) return FKV_OK;
+    r->local = (fkv_layer_shape){.n_kv_heads = h->n_kv_heads, .head_dim = h->head_dim};
+    FKV_TRY(get_bool(r->root, "attention_k_eq_v", r->path, &k_is_v));
+    json_t *list = json_object_get(r->root, "per_layer_config");
+    if (!json_is_object(list)) { /* as files had it at first */
+        if (k_is_v) FKV_TRY(get_u32(r->root, "num_global_key_value_heads", r->path, &h->n_kv_heads));
+        return get_u32(r->root, "global_head_dim", r->path, &h->head_dim);
+    }
+    const char *layer = NULL;
+    json_t *entry = NULL;
+    json_object_foreach(list, layer, entry) {
+        FKV_TRY(get_u32(entry, "num_key_value_heads", r->path, &h->n_kv_heads));
+        FKV_TRY(get_u32(entry, "head_dim", r->path, &h->head_dim));
+    }
+    return FKV_OK;
+}
+
+static fkv_status read_sizes(reading *r) {
     fkv_hparams *h = r->h;
     const struct {
         const char *key;
@@ -407,7 +510,8 @@ static fkv_status read_sizes(const reading *r) {
     h->n_kv_heads = h->n_q_heads;
     FKV_TRY(get_u32(r->root, "num_key_value_heads", r->path, &h->n_kv_heads));
     if (h->n_q_heads > 0 && h->dim % h->n_q_heads == 0) h->head_dim = h->dim / h->n_q_heads;
-    return get_u32(r->root, "head_dim", r->path, &h->head_dim);
+    FKV_TRY(get_u32(r->root, "head_dim", r->path, &h->head_dim));
+    return read_kinds(r);
 }
 
 static fkv_status read_hparams(json_t *root, const char *path, fkv_weights *weights) {
@@ -423,6 +527,7 @@ static fkv_status read_hparams(json_t *root, const char *path, fkv_weights *weig
     FKV_TRY(read_experts(&r));
     FKV_TRY(read_rope(&r, weights));
     FKV_TRY(read_layers(&r));
+    FKV_TRY(read_shapes(&r));
     r.h->norm_plus_one = r.architecture->hf_norm_plus_one;
     fkv_architecture_finish(r.architecture, r.h);
     return FKV_OK;

@@ -5,7 +5,12 @@
 
 #include <stdio.h>
 
-static const fkv_name_pair OUTER_NAMES[] = {{"embed_tokens", "token_embd"}, {"norm", "output_norm"}, {"lm_head", "output"}};
+static const fkv_name_pair OUTER_NAMES[] = {{"embed_tokens", "token_embd"},
+                                            {"norm", "output_norm"},
+                                            {"lm_head", "output"},
+                                            {"embed_tokens_per_layer", "per_layer_token_embd"},
+                                            {"per_layer_model_projection", "per_layer_model_proj"},
+                                            {"per_layer_projection_norm", "per_layer_proj_norm"}};
 
 static const fkv_name_pair LAYER_NAMES[] = {{"self_attn.q_proj", "attn_q"},
                                             {"self_attn.k_proj", "attn_k"},
@@ -65,7 +70,8 @@ static const char *after(const char *text, const char *prefix) {
 
 /* The part of a model that sees or hears. */
 static bool is_of_other_senses(const char *name) {
-    static const char *const prefixes[] = {"visual.", "vision_tower.", "vision_model.", "multi_modal_projector.", "audio_tower."};
+    static const char *const prefixes[] = {"visual.",      "vision_tower.", "vision_model.", "multi_modal_projector.",
+                                           "audio_tower.", "embed_vision.", "embed_audio."};
     const char *inner = after(name, "model.");
     for (size_t i = 0; i < COUNT(prefixes); i++)
         if (after(inner != NULL ? inner : name, prefixes[i]) != NULL) return true;
@@ -91,7 +97,8 @@ static const char *kind_of(const char *name, size_t *n) {
                 {"_proj_bias", ".bias", 5},
                 {"experts.gate_up_proj", ".weight", 20},
                 {"experts.down_proj", ".weight", 17},
-                {"self_attn.sinks", ".weight", 15}};
+                {"self_attn.sinks", ".weight", 15},
+                {"layer_scalar", ".weight", 12}};
     const size_t length = strlen(name);
     for (size_t i = 0; i < COUNT(ends); i++) {
         const size_t end = strlen(ends[i].end);

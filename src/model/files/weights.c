@@ -278,6 +278,20 @@ static void add_features(fkv_sha256 *sha, const fkv_features *f) {
     add_flag(sha, f->embedding_sqrt_dim);
 }
 
+/* Of the layers that are not shaped as the model is. */
+static void add_shapes(fkv_sha256 *sha, const fkv_hparams *h) {
+    for (uint32_t i = 0; i < h->n_layers && i < FKV_MAX_LAYERS; i++) {
+        const fkv_layer_shape *s = &h->shapes[i];
+        if (s->n_kv_heads == h->n_kv_heads && s->head_dim == h->head_dim && s->ffn_dim == h->ffn_dim && s->kv_layer == i)
+            continue;
+        add_u32(sha, i);
+        add_u32(sha, s->n_kv_heads);
+        add_u32(sha, s->head_dim);
+        add_u32(sha, s->ffn_dim);
+        add_u32(sha, s->kv_layer);
+    }
+}
+
 /* The numbers that change what a layer makes of its input, beside the tensors. RoPE has an id of its own. */
 static void add_hparams(fkv_sha256 *sha, const fkv_hparams *h) {
     const float numbers[] = {h->norm_eps,       h->softcap,     h->final_softcap, h->query_scale,  h->embedding_scale,
@@ -294,6 +308,7 @@ static void add_hparams(fkv_sha256 *sha, const fkv_hparams *h) {
     add_features(sha, &h->features);
     fkv_sha256_add(sha, h->layers, h->n_layers < FKV_MAX_LAYERS ? h->n_layers : FKV_MAX_LAYERS);
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) add_f32(sha, numbers[i]);
+    add_shapes(sha, h);
 }
 
 static void add_tensor(fkv_sha256 *sha, const fkv_tensor *tensor) {

@@ -94,6 +94,7 @@ typedef struct fkv_rope {
     float beta_fast, beta_slow; /* yarn */
     float mscale, mscale_all;   /* yarn; 0: not said */
     bool keeps_fractions;       /* yarn: the range of its ramp is not rounded */
+    uint32_t dim;               /* numbers of a head that rotate; 0: not said */
     uint32_t original_context;  /* of all but linear; 0: the context */
     uint32_t n_factors;
     const float *short_factors; /* [n_factors] what each frequency is divided by, or NULL */
@@ -118,6 +119,9 @@ typedef struct fkv_features {
     bool no_rope_full;       /* where there are windowed layers, the others do not rotate */
     bool keeps_fractions;    /* of yarn */
     bool embedding_sqrt_dim; /* embeddings are multiplied by sqrt(dim) */
+    bool v_norm;             /* each head of v is normalized, without a weight */
+    bool k_may_be_v;   /* a layer without a matrix for v takes what the one for k gives, before it is normalized or rotates */
+    bool layer_scales; /* what layers add to may be multiplied by a number behind each of them */
     fkv_activation activation;
     uint32_t no_rope_period; /* every layer of this period does not rotate; 0: all do */
     uint32_t window_period;  /* where a file has a window and no pattern: every layer of this period is full; 0: no layer has the
@@ -129,24 +133,33 @@ enum { FKV_NO_PERIOD = UINT32_MAX, FKV_MAX_EXPERTS_USED = 64 };
 /* Of layers. */
 enum { FKV_LAYER_WINDOW = 1, FKV_LAYER_NO_ROPE = 2 };
 
+/* Of one layer. */
+typedef struct fkv_layer_shape {
+    uint32_t n_kv_heads, head_dim, ffn_dim; /* 0: as the model's */
+    uint32_t kv_layer;                      /* whose pages it attends over: itself, or one before it that it shares them with */
+} fkv_layer_shape;
+
 /* The strings live as long as the weights. */
 typedef struct fkv_hparams {
     const char *architecture; /* general.architecture or what model_type maps to */
     const char *name;
     uint32_t n_layers, dim, ffn_dim, n_q_heads, n_kv_heads, head_dim, n_vocab, context;
+    uint32_t
+        n_sharing; /* of the last layers have no keys and values: they attend over those of the last one of their kind before */
+    uint32_t input_dim;                 /* of what each layer reads of a token beside what layers add to; 0: nothing */
     uint32_t n_experts, n_experts_used; /* 0: the feed-forward is one */
     fkv_features features;
     float norm_eps;                 /* 0: not said, which model.c refuses */
     fkv_rope rope;                  /* base 0 becomes 10000 */
     fkv_rope local_rope;            /* of windowed layers; base 0: as the others */
-    uint32_t rope_dim;              /* numbers of a head that rotate; head_dim unless said */
     uint32_t window;                /* 0: none */
     uint8_t layers[FKV_MAX_LAYERS]; /* FKV_LAYER_ of each */
-    float softcap;                  /* of attention; 0: none */
-    float final_softcap;            /* of logits; 0: none */
-    float query_scale;              /* of the scores; 0: not said */
-    float embedding_scale;          /* these three: 0 is 1 */
-    float residual_scale;           /* of what a layer adds */
+    fkv_layer_shape shapes[FKV_MAX_LAYERS];
+    float softcap;         /* of attention; 0: none */
+    float final_softcap;   /* of logits; 0: none */
+    float query_scale;     /* of the scores; 0: not said */
+    float embedding_scale; /* these three: 0 is 1 */
+    float residual_scale;  /* of what a layer adds */
     float logit_scale;
     float temperature; /* queries grow by this times ln(1 + floor(position / temperature_context)); 0: they do not */
     uint32_t temperature_context;

@@ -105,7 +105,8 @@ static void gather_row(const mixture *m, uint32_t row) {
 
 static void activate_row(const mixture *m, uint32_t row) {
     const fkv_runner *r = m->r;
-    fkv_activate(r, r->cpu.gate + (size_t)row * r->cpu.ffn_pad, r->cpu.up + (size_t)row * r->cpu.ffn_pad);
+    fkv_activate(r, r->cpu.gate + (size_t)row * r->cpu.ffn_pad, r->cpu.up + (size_t)row * r->cpu.ffn_pad,
+                 r->model->hparams->ffn_dim);
 }
 
 static void add_row(const mixture *m, uint32_t row) {

@@ -10,13 +10,13 @@
 #include "packed_weights.h"
 #include "runner.h"
 
-/* gate = activation(gate) * up; [ffn_dim] of one row. */
-FKV_INLINE void fkv_activate(const fkv_runner *runner, float *gate, const float *up) {
+/* gate = activation(gate) * up; [n] of one row. */
+FKV_INLINE void fkv_activate(const fkv_runner *runner, float *gate, const float *up, uint32_t n) {
     const fkv_hparams *h = runner->model->hparams;
     switch (h->features.activation) {
-    case FKV_SILU: runner->ops->silu_mul(gate, up, h->ffn_dim); break;
-    case FKV_GELU_TANH: runner->ops->gelu_mul(gate, up, h->ffn_dim); break;
-    case FKV_SWIGLU_CLAMPED: runner->ops->swiglu_mul(gate, up, h->swiglu_alpha, h->swiglu_limit, h->ffn_dim); break;
+    case FKV_SILU: runner->ops->silu_mul(gate, up, n); break;
+    case FKV_GELU_TANH: runner->ops->gelu_mul(gate, up, n); break;
+    case FKV_SWIGLU_CLAMPED: runner->ops->swiglu_mul(gate, up, h->swiglu_alpha, h->swiglu_limit, n); break;
     }
 }
 

@@ -1,14 +1,15 @@
 /* The forward pass on the CPU: one for every architecture; what differs is in the model's features and in what its layers have.
  *
  * A layer: norm, q k v, heads normalized and rotated, into pages, attention over pages, output projection, added; norm, gate and
- * up, activation, down projection (or experts: experts.c), added. In a parallel block the feed-forward reads what q k v read.
+ * up, activation, down projection (or experts: experts.c), added. In a parallel block the feed-forward reads what q k v read. A
+ * layer that shares pages has no k v and attends over those of another; one with an input of its own adds what it makes of that.
  * Products and attention run on the workers; what lies between them goes row by row, in blocks of rows on the workers where a
  * step has many, and everything that one row needs between two products in one go.
  *
  * Every row is computed from itself alone, so a token's logits do not depend on what else is in the step.
  *
  * In the last layer only the rows whose logits are asked for go on behind attention, and without any there is no attention
- * either: a prefill chunk needs the last layer for its keys and values only.
+ * in the last layer that has pages, and nothing behind it: a prefill chunk needs it for its keys and values only.
  */
 #include "../../cache/cache_workers.h"
 #include "experts.h"
@@ -22,8 +23,15 @@ typedef struct pass {
     const fkv_packed_layer *layer;
     const float *next_norm; /* of the layer that follows, or the final one */
     const float *next_norm_bias;
-    uint32_t rope;         /* of the layer: FKV_ROPE_ */
-    const float *k_center; /* of the layer, or NULL */
+    const fkv_layer_shape *shape; /* of the layer, as all of these: */
+    uint32_t index;
+    uint32_t head_pad;     /* D inside pages */
+    uint32_t q_pad;        /* H D, as the output projection's columns */
+    uint32_t ffn_pad;      /* as the down projection's columns */
+    bool heads_lie_apart;  /* what attention gives must be gathered before the output projection */
+    bool k_is_v;           /* before it is normalized or rotates */
+    uint32_t rope;         /* FKV_ROPE_ */
+    const float *k_center; /* or NULL */
     uint32_t n_rows;       /* T; in the last layer, behind attention, those asked for */
 } pass;
 
@@ -67,12 +75,12 @@ static void begin_row(const pass *p, uint32_t row) {
     const fkv_runner *r = p->r;
     fkv_packed_embed(r->model, r->tokens[row], x_of(p, row));
     norm(p, x_of(p, row), p->next_norm, p->next_norm_bias, h_of(p, row));
-    size_t at = (size_t)row * r->n_pairs;
     for (uint32_t i = 0; i < r->n_ropes; i++) {
-        float *cosines = r->cpu.cosines[i] + at;
-        float *sines = r->cpu.sines[i] + at;
-        fkv_rope_angles(r->positions[row], r->frequencies[i], r->n_pairs, cosines, sines);
-        for (uint32_t pair = 0; r->rope_sizes[i] != 1.0f && pair < r->n_pairs; pair++) {
+        const uint32_t n = r->n_pairs[i];
+        float *cosines = r->cpu.cosines[i] + (size_t)row * n;
+        float *sines = r->cpu.sines[i] + (size_t)row * n;
+        fkv_rope_angles(r->positions[row], r->frequencies[i], n, cosines, sines);
+        for (uint32_t pair = 0; r->rope_sizes[i] != 1.0f && pair < n; pair++) {
             cosines[pair] *= r->rope_sizes[i];
             sines[pair] *= r->rope_sizes[i];
         }
@@ -81,50 +89,66 @@ static void begin_row(const pass *p, uint32_t row) {
 
 static void rotate_heads(const pass *p, uint32_t row, float *heads, uint32_t n_heads) {
     const fkv_runner *r = p->r;
-    const fkv_hparams *h = r->model->hparams;
     if (p->rope == FKV_ROPE_NONE) return;
-    const float *cosines = r->cpu.cosines[p->rope] + (size_t)row * r->n_pairs;
-    const float *sines = r->cpu.sines[p->rope] + (size_t)row * r->n_pairs;
-    for (uint32_t i = 0; i < n_heads; i++)
-        (h->rope_interleaved ? r->ops->rope_pairs : r->ops->rope_halves)(heads + (size_t)i * h->head_dim, cosines, sines,
-                                                                         r->n_pairs);
+    const uint32_t n = r->n_pairs[p->rope];
+    const float *cosines = r->cpu.cosines[p->rope] + (size_t)row * n;
+    const float *sines = r->cpu.sines[p->rope] + (size_t)row * n;
+    void (*rotate)(float *, const float *, const float *, uint32_t) =
+        r->model->hparams->rope_interleaved ? r->ops->rope_pairs : r->ops->rope_halves;
+    for (uint32_t i = 0; i < n_heads; i++) rotate(heads + (size_t)i * p->shape->head_dim, cosines, sines, n);
+}
+
+/* In place; `width` numbers of a row at a time, a head or all of them. */
+static void norm_heads(const pass *p, float *heads, uint32_t n_heads, uint32_t width, const float *weight) {
+    for (uint32_t at = 0; at < n_heads * p->shape->head_dim; at += width)
+        p->r->ops->rms_norm(heads + at, weight, p->r->model->hparams->norm_eps, width, heads + at);
 }
 
 static void turn_heads(const pass *p, uint32_t row, float *heads, uint32_t n_heads, const float *weight, const float *center) {
-    const fkv_runner *r = p->r;
-    const fkv_hparams *h = r->model->hparams;
+    const fkv_hparams *h = p->r->model->hparams;
     bool by_row = h->features.qk_norm == FKV_QK_NORM_ROWS;
-    uint32_t width = by_row ? n_heads * h->head_dim : h->head_dim;
-    for (uint32_t at = 0; weight != NULL && at < n_heads * h->head_dim; at += width)
-        r->ops->rms_norm(heads + at, weight, h->norm_eps, width, heads + at);
+    uint32_t n = n_heads * p->shape->head_dim;
+    if (weight != NULL) norm_heads(p, heads, n_heads, by_row ? n : p->shape->head_dim, weight);
     rotate_heads(p, row, heads, n_heads);
-    for (uint32_t i = 0; center != NULL && i < n_heads * h->head_dim; i++) heads[i] -= center[i];
-    fkv_heads_spread(heads, n_heads, h->head_dim, r->head_pad);
+    for (uint32_t i = 0; center != NULL && i < n; i++) heads[i] -= center[i];
+    fkv_heads_spread(heads, n_heads, p->shape->head_dim, p->head_pad);
 }
 
 static void warm_queries(const pass *p, uint32_t row, float *q) {
     const fkv_hparams *h = p->r->model->hparams;
     float factor = fkv_runner_temperature(p->r, p->r->positions[row]);
-    for (uint32_t i = 0; i < h->n_q_heads * p->r->head_pad; i++) q[i] *= factor;
+    for (uint32_t i = 0; i < h->n_q_heads * p->head_pad; i++) q[i] *= factor;
 }
+
+static bool has_pages(const pass *p) { return p->shape->kv_layer == p->index; }
 
 /* q, k and v as they go to the cache. */
 static void heads_row(const pass *p, uint32_t row) {
     const fkv_runner *r = p->r;
     const fkv_hparams *h = r->model->hparams;
-    size_t kv = (size_t)row * h->n_kv_heads * r->head_pad;
-    float *q = r->cpu.q + (size_t)row * h->n_q_heads * r->head_pad;
+    const uint32_t n_kv = p->shape->n_kv_heads;
+    const uint32_t d = p->shape->head_dim;
+    float *q = r->cpu.q + (size_t)row * h->n_q_heads * p->head_pad;
+    float *k = r->cpu.k + (size_t)row * n_kv * p->head_pad;
+    float *v = r->cpu.v + (size_t)row * n_kv * p->head_pad;
     turn_heads(p, row, q, h->n_q_heads, p->layer->q_norm, NULL);
     if (h->temperature != 0.0f) warm_queries(p, row, q);
-    turn_heads(p, row, r->cpu.k + kv, h->n_kv_heads, p->layer->k_norm, p->k_center);
-    fkv_heads_spread(r->cpu.v + kv, h->n_kv_heads, h->head_dim, r->head_pad);
+    if (!has_pages(p)) return;
+    if (p->k_is_v) memcpy(v, k, (size_t)n_kv * d * sizeof *v);
+    if (h->features.v_norm) norm_heads(p, v, n_kv, d, r->model->packed->ones);
+    turn_heads(p, row, k, n_kv, p->layer->k_norm, p->k_center);
+    fkv_heads_spread(v, n_kv, d, p->head_pad);
 }
+
+/* What is padded may hold numbers of a wider layer. */
+static void clear_rest(float *row, uint32_t n, uint32_t padded) { memset(row + n, 0, (padded - n) * sizeof *row); }
 
 static void gather_row(const pass *p, uint32_t row) {
     const fkv_runner *r = p->r;
     const fkv_hparams *h = r->model->hparams;
-    fkv_heads_gather(r->cpu.q + (size_t)row * h->n_q_heads * r->head_pad, h->n_q_heads, h->head_dim, r->head_pad,
-                     r->cpu.gathered + (size_t)row * r->cpu.q_pad);
+    float *out = r->cpu.gathered + (size_t)row * p->q_pad;
+    fkv_heads_gather(r->cpu.q + (size_t)row * h->n_q_heads * p->head_pad, h->n_q_heads, p->shape->head_dim, p->head_pad, out);
+    clear_rest(out, h->n_q_heads * p->shape->head_dim, p->q_pad);
 }
 
 /* h, which a projection gave, is normalized where the model does that, scaled, and added to x. */
@@ -144,14 +168,56 @@ static void add_attention_row(const pass *p, uint32_t row) {
     norm(p, x_of(p, row), p->layer->ffn_norm, p->layer->ffn_norm_bias, h_of(p, row));
 }
 
+/* Behind the last thing that a layer adds. */
+static void end_row(const pass *p, uint32_t row) {
+    float *x = x_of(p, row);
+    for (uint32_t i = 0; p->layer->out_scale != NULL && i < p->r->model->hparams->dim; i++) x[i] *= p->layer->out_scale[0];
+    norm(p, x, p->next_norm, p->next_norm_bias, h_of(p, row));
+}
+
 static void add_ffn_row(const pass *p, uint32_t row) {
     add_row(p, row, p->layer->post_ffn_norm);
-    norm(p, x_of(p, row), p->next_norm, p->next_norm_bias, h_of(p, row));
+    if (p->layer->input_norm == NULL) end_row(p, row);
+}
+
+static void add_input_row(const pass *p, uint32_t row) {
+    add_row(p, row, p->layer->input_norm);
+    end_row(p, row);
 }
 
 static void activate_row(const pass *p, uint32_t row) {
     const fkv_runner *r = p->r;
-    fkv_activate(r, r->cpu.gate + (size_t)row * r->cpu.ffn_pad, r->cpu.up + (size_t)row * r->cpu.ffn_pad);
+    float *gate = r->cpu.gate + (size_t)row * p->ffn_pad;
+    fkv_activate(r, gate, r->cpu.up + (size_t)row * p->ffn_pad, p->shape->ffn_dim);
+    clear_rest(gate, p->shape->ffn_dim, p->ffn_pad);
+}
+
+static float *inputs_of(const pass *p, uint32_t row) {
+    const fkv_hparams *h = p->r->model->hparams;
+    return p->r->cpu.inputs + (size_t)row * h->n_layers * h->input_dim;
+}
+
+static void activate_input_row(const pass *p, uint32_t row) {
+    const uint32_t n = p->r->model->hparams->input_dim;
+    float *gate = p->r->cpu.gate + (size_t)row * fkv_packed_pad(n);
+    fkv_activate(p->r, gate, inputs_of(p, row) + (size_t)p->index * n, n);
+    clear_rest(gate, n, fkv_packed_pad(n));
+}
+
+/* What every layer reads of the token: what is looked up and what the embedding is projected to, half of the square of each. */
+static void begin_inputs_row(const pass *p, uint32_t row) {
+    const fkv_runner *r = p->r;
+    const fkv_model *m = r->model;
+    const fkv_hparams *h = m->hparams;
+    const uint32_t n = h->input_dim;
+    const float of_projection = 1.0f / sqrtf((float)h->dim);
+    float *inputs = inputs_of(p, row);
+    float *looked_up = r->cpu.looked_up + (size_t)row * h->n_layers * n;
+    fkv_tensor_row_floats(m->inputs, r->tokens[row], looked_up);
+    for (uint32_t i = 0; i < h->n_layers * n; i++) inputs[i] *= of_projection;
+    for (uint32_t at = 0; at < h->n_layers * n; at += n)
+        r->ops->rms_norm(inputs + at, m->packed->inputs_norm, h->norm_eps, n, inputs + at);
+    for (uint32_t i = 0; i < h->n_layers * n; i++) inputs[i] = (inputs[i] + looked_up[i] * sqrtf((float)n)) * sqrtf(0.5f);
 }
 
 /* Logits as the model means them. */
@@ -173,11 +239,11 @@ static void multiply_qkv(const pass *p) {
     const fkv_runner *r = p->r;
     const fkv_hparams *h = r->model->hparams;
     const fkv_packed_layer *l = p->layer;
-    uint32_t q_stride = h->n_q_heads * r->head_pad;
-    uint32_t kv_stride = h->n_kv_heads * r->head_pad;
+    uint32_t q_stride = h->n_q_heads * p->head_pad;
+    uint32_t kv_stride = p->shape->n_kv_heads * p->head_pad;
     const fkv_product products[] = {
         {&l->q, l->q_bias, r->cpu.q, q_stride}, {&l->k, l->k_bias, r->cpu.k, kv_stride}, {&l->v, l->v_bias, r->cpu.v, kv_stride}};
-    multiply(p, products, 3, r->cpu.h, r->cpu.dim_pad);
+    multiply(p, products, !has_pages(p) ? 1 : p->k_is_v ? 2 : 3, r->cpu.h, r->cpu.dim_pad);
 }
 
 static void move_row(float *rows, uint32_t stride, uint32_t to, uint32_t from) {
@@ -192,7 +258,8 @@ static void keep_asked(pass *p) {
         uint32_t from = r->asked[i];
         if (from == i) continue;
         move_row(r->cpu.x, r->cpu.dim_pad, i, from);
-        move_row(r->cpu.q, h->n_q_heads * r->head_pad, i, from);
+        move_row(r->cpu.q, h->n_q_heads * p->head_pad, i, from);
+        if (h->input_dim != 0) move_row(r->cpu.inputs, h->n_layers * h->input_dim, i, from);
         if (h->features.parallel) move_row(r->cpu.h, r->cpu.dim_pad, i, from);
     }
     p->n_rows = r->n_asked;
@@ -200,9 +267,9 @@ static void keep_asked(pass *p) {
 
 static void add_attention(const pass *p) {
     const fkv_runner *r = p->r;
-    if (r->cpu.heads_lie_apart) run_rows(p, gather_row);
+    if (p->heads_lie_apart) run_rows(p, gather_row);
     const fkv_product out = {&p->layer->o, p->layer->o_bias, r->cpu.h, r->cpu.dim_pad};
-    multiply(p, &out, 1, r->cpu.heads_lie_apart ? r->cpu.gathered : r->cpu.q, r->cpu.q_pad);
+    multiply(p, &out, 1, p->heads_lie_apart ? r->cpu.gathered : r->cpu.q, p->q_pad);
     run_rows(p, add_attention_row);
 }
 
@@ -210,8 +277,8 @@ static void add_attention(const pass *p) {
 static void begin_ffn(const pass *p) {
     const fkv_runner *r = p->r;
     const fkv_packed_layer *l = p->layer;
-    const fkv_product gate_up[] = {{&l->gate, l->gate_bias, r->cpu.gate, r->cpu.ffn_pad},
-                                   {&l->up, l->up_bias, r->cpu.up, r->cpu.ffn_pad}};
+    const fkv_product gate_up[] = {{&l->gate, l->gate_bias, r->cpu.gate, p->ffn_pad},
+                                   {&l->up, l->up_bias, r->cpu.up, p->ffn_pad}};
     multiply(p, gate_up, 2, r->cpu.h, r->cpu.dim_pad);
     run_rows(p, activate_row);
 }
@@ -219,8 +286,20 @@ static void begin_ffn(const pass *p) {
 static void end_ffn(const pass *p) {
     const fkv_runner *r = p->r;
     const fkv_product down = {&p->layer->down, p->layer->down_bias, r->cpu.h, r->cpu.dim_pad};
-    multiply(p, &down, 1, r->cpu.gate, r->cpu.ffn_pad);
+    multiply(p, &down, 1, r->cpu.gate, p->ffn_pad);
     run_rows(p, add_ffn_row);
+}
+
+/* What the layer makes of its input and of x, added to x. */
+static void add_input(const pass *p) {
+    const fkv_runner *r = p->r;
+    const uint32_t padded = fkv_packed_pad(r->model->hparams->input_dim);
+    const fkv_product gate = {&p->layer->input_gate, NULL, r->cpu.gate, padded};
+    const fkv_product out = {&p->layer->input_proj, NULL, r->cpu.h, r->cpu.dim_pad};
+    multiply(p, &gate, 1, r->cpu.x, r->cpu.dim_pad);
+    run_rows(p, activate_input_row);
+    multiply(p, &out, 1, r->cpu.gate, padded);
+    run_rows(p, add_input_row);
 }
 
 /* Behind attention. */
@@ -231,20 +310,42 @@ static void finish_layer(const pass *p) {
     if (h->n_experts != 0) {
         fkv_experts_run(p->r, p->layer, p->n_rows);
         run_rows(p, add_ffn_row);
-        return;
+    } else {
+        if (!h->features.parallel) begin_ffn(p);
+        end_ffn(p);
     }
-    if (!h->features.parallel) begin_ffn(p);
-    end_ffn(p);
+    if (h->input_dim != 0) add_input(p);
+}
+
+static bool lie_apart(const fkv_runner *r, const fkv_layer_shape *s) {
+    const uint32_t n = r->model->hparams->n_q_heads * s->head_dim;
+    return fkv_runner_head_pad(r, s->head_dim) != s->head_dim || fkv_packed_pad(n) != n;
 }
 
 static void begin_layer(pass *p, uint32_t i) {
     const fkv_packed_weights *w = p->r->model->packed;
-    bool last = i + 1 == p->r->model->hparams->n_layers;
+    const fkv_hparams *h = p->r->model->hparams;
+    bool last = i + 1 == h->n_layers;
+    p->index = i;
     p->layer = &w->layers[i];
+    p->shape = &h->shapes[i];
+    p->head_pad = fkv_runner_head_pad(p->r, p->shape->head_dim);
+    p->q_pad = fkv_packed_pad(h->n_q_heads * p->shape->head_dim);
+    p->ffn_pad = fkv_packed_pad(p->shape->ffn_dim);
+    p->heads_lie_apart = lie_apart(p->r, p->shape);
+    p->k_is_v = p->r->model->tensors[i].v == NULL;
     p->next_norm = last ? w->final_norm : w->layers[i + 1].attn_norm;
     p->next_norm_bias = last ? w->final_norm_bias : w->layers[i + 1].attn_norm_bias;
     p->rope = fkv_runner_rope(p->r, i);
     p->k_center = fkv_runner_k_center(p->r, i);
+}
+
+static void begin_inputs(const pass *p) {
+    const fkv_runner *r = p->r;
+    const fkv_hparams *h = r->model->hparams;
+    const fkv_product inputs = {&r->model->packed->inputs_proj, NULL, r->cpu.inputs, h->n_layers * h->input_dim};
+    multiply(p, &inputs, 1, r->cpu.x, r->cpu.dim_pad);
+    run_rows(p, begin_inputs_row);
 }
 
 static fkv_status run_layers(pass *p, fkv_step *step) {
@@ -254,14 +355,15 @@ static fkv_status run_layers(pass *p, fkv_step *step) {
     p->next_norm = w->layers[0].attn_norm;
     p->next_norm_bias = w->layers[0].attn_norm_bias;
     run_rows(p, begin_row);
+    if (h->input_dim != 0) begin_inputs(p);
     for (uint32_t i = 0; i < h->n_layers; i++) {
         bool last = i + 1 == h->n_layers;
         begin_layer(p, i);
         multiply_qkv(p);
         run_rows(p, heads_row);
-        FKV_TRY(fkv_write(step, i, p->r->cpu.k, p->r->cpu.v));
-        if (last && p->r->n_asked == 0) return FKV_OK;
-        FKV_TRY(fkv_attend(step, i, p->r->cpu.q, p->r->cpu.q));
+        if (has_pages(p)) FKV_TRY(fkv_write(step, i, p->r->cpu.k, p->r->cpu.v));
+        if (i + 1 >= fkv_architecture_n_kv_layers(h) && p->r->n_asked == 0) return FKV_OK;
+        FKV_TRY(fkv_attend(step, p->shape->kv_layer, p->r->cpu.q, p->r->cpu.q));
         if (last) keep_asked(p);
         finish_layer(p);
     }
@@ -278,29 +380,57 @@ static fkv_status forward(fkv_runner *r, fkv_step *step) {
     return run_layers(&p, step);
 }
 
+/* The widest rows of all layers. */
+typedef struct widths {
+    uint32_t q, kv;     /* as pages hold heads */
+    uint32_t gathered;  /* 0: no layer gathers */
+    uint32_t attention; /* what output projections read */
+    uint32_t ffn;
+} widths;
+
+static widths widths_of(const fkv_runner *r) {
+    const fkv_hparams *h = r->model->hparams;
+    widths w = {0};
+    for (uint32_t i = 0; i < h->n_layers; i++) {
+        const fkv_layer_shape *s = &h->shapes[i];
+        const uint32_t head_pad = fkv_runner_head_pad(r, s->head_dim);
+        const uint32_t q_pad = fkv_packed_pad(h->n_q_heads * s->head_dim);
+        w.q = fkv_max_u32(w.q, h->n_q_heads * head_pad);
+        w.kv = fkv_max_u32(w.kv, s->n_kv_heads * head_pad);
+        w.attention = fkv_max_u32(w.attention, q_pad);
+        if (lie_apart(r, s)) w.gathered = fkv_max_u32(w.gathered, q_pad);
+        w.ffn = fkv_max_u32(w.ffn, fkv_packed_pad(s->ffn_dim));
+    }
+    w.ffn = fkv_max_u32(w.ffn, fkv_packed_pad(h->input_dim));
+    return w;
+}
+
 static void layout(fkv_carve *carve, fkv_runner *r) {
     const fkv_hparams *h = r->model->hparams;
+    const widths w = widths_of(r);
     fkv_cpu_runner *c = &r->cpu;
-    uint32_t t = r->config.max_step_tokens;
+    uint64_t t = r->config.max_step_tokens;
     c->dim_pad = fkv_packed_pad(h->dim);
-    c->q_pad = fkv_packed_pad(h->n_q_heads * h->head_dim);
-    c->ffn_pad = fkv_packed_pad(h->ffn_dim);
-    c->heads_lie_apart = r->head_pad != h->head_dim || c->q_pad != h->n_q_heads * h->head_dim;
+    c->ffn_pad = w.ffn;
     for (uint32_t i = 0; i < r->n_ropes; i++) {
-        c->cosines[i] = FKV_CARVE(carve, (uint64_t)t * r->n_pairs, float);
-        c->sines[i] = FKV_CARVE(carve, (uint64_t)t * r->n_pairs, float);
+        c->cosines[i] = FKV_CARVE(carve, t * r->n_pairs[i], float);
+        c->sines[i] = FKV_CARVE(carve, t * r->n_pairs[i], float);
     }
-    c->x = FKV_CARVE(carve, (uint64_t)t * c->dim_pad, float);
-    c->h = FKV_CARVE(carve, (uint64_t)t * c->dim_pad, float);
-    c->q = FKV_CARVE(carve, (uint64_t)t * h->n_q_heads * r->head_pad, float);
-    c->k = FKV_CARVE(carve, (uint64_t)t * h->n_kv_heads * r->head_pad, float);
-    c->v = FKV_CARVE(carve, (uint64_t)t * h->n_kv_heads * r->head_pad, float);
-    c->gate = FKV_CARVE(carve, (uint64_t)t * c->ffn_pad, float);
-    c->up = FKV_CARVE(carve, (uint64_t)t * c->ffn_pad, float);
-    if (c->heads_lie_apart) c->gathered = FKV_CARVE(carve, (uint64_t)t * c->q_pad, float);
+    c->x = FKV_CARVE(carve, t * c->dim_pad, float);
+    c->h = FKV_CARVE(carve, t * c->dim_pad, float);
+    c->q = FKV_CARVE(carve, t * w.q, float);
+    c->k = FKV_CARVE(carve, t * w.kv, float);
+    c->v = FKV_CARVE(carve, t * w.kv, float);
+    c->gate = FKV_CARVE(carve, t * c->ffn_pad, float);
+    c->up = FKV_CARVE(carve, t * c->ffn_pad, float);
+    if (w.gathered != 0) c->gathered = FKV_CARVE(carve, t * w.gathered, float);
+    if (h->input_dim != 0) {
+        c->inputs = FKV_CARVE(carve, t * h->n_layers * h->input_dim, float);
+        c->looked_up = FKV_CARVE(carve, t * h->n_layers * h->input_dim, float);
+    }
     if (h->n_experts != 0) fkv_experts_layout(carve, r);
-    uint32_t widest = fkv_max_u32(c->dim_pad, fkv_max_u32(c->q_pad, c->ffn_pad));
-    c->input = fkv_carve_take(carve, 1, fkv_product_input_bytes(t, widest));
+    uint32_t widest = fkv_max_u32(c->dim_pad, fkv_max_u32(w.attention, c->ffn_pad));
+    c->input = fkv_carve_take(carve, 1, fkv_product_input_bytes((uint32_t)t, widest));
 }
 
 static uint64_t step_bytes(const fkv_runner *r, const fkv_config *cache) {

@@ -115,6 +115,15 @@ static float *take_bias(packing *p, const fkv_tensor *tensor) {
     return out;
 }
 
+static float *take_ones(packing *p) {
+    const fkv_hparams *h = p->model->hparams;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < h->n_layers; i++) n = fkv_max_u32(n, h->shapes[i].head_dim);
+    float *out = FKV_CARVE(&p->carve, n, float);
+    for (uint32_t i = 0; p->carve.base != NULL && i < n; i++) out[i] = 1.0f;
+    return out;
+}
+
 /* ---- the walk ---- */
 
 static fkv_status take_experts(packing *p, const fkv_layer_tensors *t, fkv_packed_layer *layer) {
@@ -140,9 +149,13 @@ static fkv_status take_experts(packing *p, const fkv_layer_tensors *t, fkv_packe
 
 static fkv_status take_layer(packing *p, const fkv_layer_tensors *t, fkv_packed_layer *layer) {
     FKV_TRY(take_matrix(p, t->q, &layer->q));
-    FKV_TRY(take_matrix(p, t->k, &layer->k));
-    FKV_TRY(take_matrix(p, t->v, &layer->v));
+    if (t->k != NULL) FKV_TRY(take_matrix(p, t->k, &layer->k));
+    if (t->v != NULL) FKV_TRY(take_matrix(p, t->v, &layer->v));
     FKV_TRY(take_matrix(p, t->o, &layer->o));
+    if (t->input_gate != NULL) {
+        FKV_TRY(take_matrix(p, t->input_gate, &layer->input_gate));
+        FKV_TRY(take_matrix(p, t->input_proj, &layer->input_proj));
+    }
     if (t->router != NULL) {
         FKV_TRY(take_experts(p, t, layer));
     } else {
@@ -165,6 +178,8 @@ static fkv_status take_layer(packing *p, const fkv_layer_tensors *t, fkv_packed_
     layer->k_norm = take_norm(p, t->k_norm);
     layer->post_attn_norm = take_norm(p, t->post_attn_norm);
     layer->post_ffn_norm = take_norm(p, t->post_ffn_norm);
+    layer->input_norm = take_norm(p, t->input_norm);
+    layer->out_scale = take_bias(p, t->out_scale);
     return FKV_OK;
 }
 
@@ -173,6 +188,9 @@ static fkv_status take_all(packing *p, fkv_packed_weights *packed) {
     FKV_TRY(take_matrix(p, m->output, &packed->output));
     packed->final_norm = take_norm(p, m->final_norm);
     packed->final_norm_bias = take_bias(p, m->final_norm_bias);
+    if (m->inputs_proj != NULL) FKV_TRY(take_matrix(p, m->inputs_proj, &packed->inputs_proj));
+    packed->inputs_norm = take_norm(p, m->inputs_norm);
+    if (m->hparams->features.v_norm) packed->ones = take_ones(p);
     for (uint32_t i = 0; i < m->hparams->n_layers; i++) {
         fkv_packed_layer counted = {0};
         FKV_TRY(take_layer(p, &m->tensors[i], packed->layers != NULL ? &packed->layers[i] : &counted));
@@ -192,6 +210,7 @@ fkv_status fkv_packed_weights_count(fkv_model *model) {
     FKV_TRY(count(&p));
     bool looked_up = model->embedding != model->output;
     model->mapped_bytes = looked_up ? model->embedding->n_rows * model->embedding->row_bytes : 0;
+    if (model->inputs != NULL) model->mapped_bytes += model->inputs->n_rows * model->inputs->row_bytes;
     model->info.packed_bytes = fkv_align_up(p.carve.used, fkv_os_page_bytes());
     return FKV_OK;
 }

@@ -23,6 +23,9 @@ typedef struct fkv_packed_layer {
     float *attn_norm, *ffn_norm; /* [dim] */
     float *attn_norm_bias, *ffn_norm_bias;
     float *post_attn_norm, *post_ffn_norm;
+    float *out_scale;                                     /* [1] */
+    fkv_matrix input_gate, input_proj;                    /* [input_dim, dim], [dim, input_dim]; without inputs all zeros */
+    float *input_norm;                                    /* [dim] */
     fkv_matrix router;                                    /* [E, dim]; without experts all zeros */
     float *router_bias;                                   /* [E] */
     fkv_matrix *gate_experts, *up_experts, *down_experts; /* [E]; gate, up and down are all zeros then */
@@ -36,6 +39,9 @@ struct fkv_packed_weights {
     float *final_norm;        /* [dim] */
     float *final_norm_bias;   /* [dim] or NULL */
     fkv_matrix output;        /* [n_vocab, dim]; its rows are the embedding too where the model is tied */
+    fkv_matrix inputs_proj;   /* [n_layers input_dim, dim]; the table of tokens stays where the file is mapped */
+    float *inputs_norm;       /* [input_dim] */
+    float *ones;              /* [head_dim] of the widest heads: the weight of a norm that has none, or NULL */
     void *map;                /* one map, info.packed_bytes */
 };
 

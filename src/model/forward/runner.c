@@ -72,10 +72,10 @@ static fkv_status configure(const fkv_model *model, fkv_runner_config *c, fkv_la
     if (c->isa == FKV_ISA_AUTO) c->isa = fkv_cpu_best_isa();
     FKV_REQUIRE(fkv_cpu_runs(c->isa), FKV_UNSUPPORTED, "this machine does not run %s kernels: choose FKV_ISA_AUTO",
                 fkv_isa_name(c->isa));
-    for (uint32_t i = 0; i < h->n_layers; i++) {
+    for (uint32_t i = 0; i < fkv_architecture_n_kv_layers(h); i++) {
         layers[i] = (fkv_layer_config){.n_q_heads = h->n_q_heads,
-                                       .n_kv_heads = h->n_kv_heads,
-                                       .head_dim = padded_head(h->head_dim, c),
+                                       .n_kv_heads = h->shapes[i].n_kv_heads,
+                                       .head_dim = padded_head(h->shapes[i].head_dim, c),
                                        .window = fkv_architecture_window(h, i),
                                        .scale = model->query_scale,
                                        .softcap = h->softcap,
@@ -85,7 +85,7 @@ static fkv_status configure(const fkv_model *model, fkv_runner_config *c, fkv_la
         bound_context(c, &layers[i]);
     }
     *cache = fkv_config_default();
-    cache->n_layers = h->n_layers;
+    cache->n_layers = fkv_architecture_n_kv_layers(h);
     cache->layers = layers;
     cache->rotate = rotation_of(c);
     cache->rotation_seed = c->rotation_seed;
@@ -112,9 +112,8 @@ static void layout(fkv_carve *carve, fkv_runner *r) {
     r->tokens = FKV_CARVE(carve, t, uint32_t);
     r->positions = FKV_CARVE(carve, t, uint32_t);
     r->asked = FKV_CARVE(carve, t, uint32_t);
-    for (uint32_t i = 0; i < r->n_ropes; i++) r->frequencies[i] = FKV_CARVE(carve, r->n_pairs, double);
-    if (fkv_architecture_centers_keys(h))
-        r->k_centers = FKV_CARVE(carve, (uint64_t)h->n_layers * h->n_kv_heads * h->head_dim, float);
+    for (uint32_t i = 0; i < r->n_ropes; i++) r->frequencies[i] = FKV_CARVE(carve, r->n_pairs[i], double);
+    if (fkv_architecture_centers_keys(h)) r->k_centers = FKV_CARVE(carve, (uint64_t)h->n_layers * r->kv_dim, float);
     r->logits = FKV_CARVE(carve, (uint64_t)r->config.max_logit_rows * h->n_vocab, float);
     r->model->backend->layout(carve, r);
 }
@@ -123,10 +122,12 @@ static void layout(fkv_carve *carve, fkv_runner *r) {
 static void shape(const fkv_model *model, const fkv_runner_config *c, fkv_runner *r) {
     const fkv_hparams *h = model->hparams;
     *r = (fkv_runner){.model = model, .config = *c};
-    r->head_pad = padded_head(h->head_dim, c);
+    for (uint32_t i = 0; i < h->n_layers; i++)
+        r->kv_dim = fkv_max_u32(r->kv_dim, h->shapes[i].n_kv_heads * h->shapes[i].head_dim);
     r->n_ropes = model->info.window != 0 && h->local_rope.base != 0.0f ? FKV_N_ROPES : 1;
     r->is_long = fkv_rope_is_long(h, c->max_tokens);
-    r->n_pairs = h->rope_dim / 2;
+    r->n_pairs[FKV_ROPE_GLOBAL] = h->rope.dim / 2;
+    r->n_pairs[FKV_ROPE_LOCAL] = h->local_rope.dim / 2;
 }
 
 /* *map_bytes: of the activations in host memory, which are one map. */
@@ -192,6 +193,8 @@ static void fill_frequencies(fkv_runner *r) {
         r->rope_sizes[i] = (float)fkv_rope_frequencies(ropes[i], h, r->is_long, r->frequencies[i]);
 }
 
+uint32_t fkv_runner_head_pad(const fkv_runner *runner, uint32_t head_dim) { return padded_head(head_dim, &runner->config); }
+
 uint32_t fkv_runner_rope(const fkv_runner *runner, uint32_t layer) {
     const fkv_hparams *h = runner->model->hparams;
     if ((h->layers[layer] & FKV_LAYER_NO_ROPE) != 0) return FKV_ROPE_NONE;
@@ -206,8 +209,7 @@ float fkv_runner_temperature(const fkv_runner *runner, uint32_t position) {
 }
 
 const float *fkv_runner_k_center(const fkv_runner *runner, uint32_t layer) {
-    const fkv_hparams *h = runner->model->hparams;
-    return runner->k_centers != NULL ? runner->k_centers + (size_t)layer * h->n_kv_heads * h->head_dim : NULL;
+    return runner->k_centers != NULL ? runner->k_centers + (size_t)layer * runner->kv_dim : NULL;
 }
 
 /* The mean of exp(i w p) over the positions p of the context is sin(a) / a in the direction a, with a = w context / 2: about 1
@@ -215,24 +217,24 @@ const float *fkv_runner_k_center(const fkv_runner *runner, uint32_t layer) {
 static void fill_centers(fkv_runner *r) {
     const fkv_model *m = r->model;
     const fkv_hparams *h = m->hparams;
-    uint32_t kv_dim = h->n_kv_heads * h->head_dim;
     float cosines[FKV_MAX_HEAD_DIM / 2];
     float sines[FKV_MAX_HEAD_DIM / 2];
     for (uint32_t i = 0; i < h->n_layers; i++) {
         uint32_t rope = fkv_runner_rope(r, i);
-        float *center = r->k_centers + (size_t)i * kv_dim;
+        const fkv_layer_shape *s = &h->shapes[i];
+        float *center = r->k_centers + (size_t)i * r->kv_dim;
         fkv_tensor_row_floats(m->tensors[i].k_bias, 0, center);
         if (rope == FKV_ROPE_NONE) continue;
         const double *frequencies = r->frequencies[rope];
-        for (uint32_t pair = 0; pair < r->n_pairs; pair++) {
+        for (uint32_t pair = 0; pair < r->n_pairs[rope]; pair++) {
             double a = frequencies[pair] * h->context / 2.0;
             double size = (a > 0.0 ? sin(a) / a : 1.0) * (double)r->rope_sizes[rope];
             cosines[pair] = (float)(size * cos(a));
             sines[pair] = (float)(size * sin(a));
         }
-        for (uint32_t head = 0; head < h->n_kv_heads; head++)
-            (h->rope_interleaved ? r->ops->rope_pairs : r->ops->rope_halves)(center + (size_t)head * h->head_dim, cosines, sines,
-                                                                             r->n_pairs);
+        for (uint32_t head = 0; head < s->n_kv_heads; head++)
+            (h->rope_interleaved ? r->ops->rope_pairs : r->ops->rope_halves)(center + (size_t)head * s->head_dim, cosines, sines,
+                                                                             r->n_pairs[rope]);
     }
 }
 

@@ -20,19 +20,19 @@ enum { FKV_ROPE_GLOBAL = 0, FKV_ROPE_LOCAL = 1, FKV_N_ROPES = 2, FKV_ROPE_NONE =
 typedef struct fkv_cpu_runner {
     fkv_workers *workers;
     uint32_t dim_pad;
-    uint32_t q_pad;              /* H D, as the output projection's columns */
-    uint32_t ffn_pad;            /* as the down projection's columns */
-    bool heads_lie_apart;        /* what attention gives must be gathered before the output projection */
+    uint32_t ffn_pad;            /* as the down projection's columns, of the widest layer */
     float *cosines[FKV_N_ROPES]; /* [T, n_pairs] */
     float *sines[FKV_N_ROPES];
-    float *x;        /* [T, dim_pad] what layers add to */
-    float *h;        /* [T, dim_pad] what products of the layer read, then what they give */
-    float *q;        /* [T, H, head_pad] queries, then what attention gives */
-    float *k, *v;    /* [T, G, head_pad] */
-    float *gate;     /* [T, ffn_pad] */
-    float *up;       /* [T, ffn_pad] */
-    float *gathered; /* [T, q_pad] where heads lie apart, else NULL */
-    void *input;     /* of products */
+    float *x;         /* [T, dim_pad] what layers add to */
+    float *h;         /* [T, dim_pad] what products of the layer read, then what they give */
+    float *q;         /* [T, H, head_pad] queries, then what attention gives */
+    float *k, *v;     /* [T, G, head_pad] */
+    float *gate;      /* [T, ffn_pad] */
+    float *up;        /* [T, ffn_pad] */
+    float *gathered;  /* [T, H D padded] where heads of a layer lie apart, else NULL */
+    float *inputs;    /* [T, n_layers input_dim] what layers read beside x, or NULL */
+    float *looked_up; /* the same, of the tokens alone */
+    void *input;      /* of products */
 
     /* Of experts; NULL without. */
     float *router;         /* [T, E] */
@@ -53,15 +53,15 @@ struct fkv_runner {
     const fkv_vector_ops *ops;
     uint64_t bytes; /* of the map this lies at the front of */
 
-    uint32_t head_pad; /* D inside pages */
-    uint32_t n_ropes;  /* 1, or 2 where windowed layers have a base of their own */
-    uint32_t n_pairs;  /* of one head that rotate */
+    uint32_t kv_dim;  /* G D of the layer that has most */
+    uint32_t n_ropes; /* 1, or 2 where windowed layers have a base of their own */
 
     bool is_long; /* see fkv_rope_frequencies() */
 
+    uint32_t n_pairs[FKV_N_ROPES];    /* of one head that rotate */
     double *frequencies[FKV_N_ROPES]; /* [n_pairs] */
     float rope_sizes[FKV_N_ROPES];    /* of cosines and sines */
-    float *k_centers; /* [n_layers, G, D] what is taken off every key, or NULL: see fkv_architecture_centers_keys() */
+    float *k_centers; /* [n_layers, kv_dim] what is taken off every key, or NULL: see fkv_architecture_centers_keys() */
     float *logits;    /* [max_logit_rows, n_vocab] */
 
     /* The step; T = max_step_tokens. */
@@ -75,6 +75,9 @@ struct fkv_runner {
     fkv_cpu_runner cpu;       /* zeros on other backends */
     fkv_array_runner *arrays; /* MLX's, else NULL */
 };
+
+/* Numbers of a head of that many as pages hold it. */
+FKV_SEAM uint32_t fkv_runner_head_pad(const fkv_runner *runner, uint32_t head_dim);
 
 /* The RoPE of a layer: FKV_ROPE_, the last where it does not rotate. */
 FKV_SEAM uint32_t fkv_runner_rope(const fkv_runner *runner, uint32_t layer);

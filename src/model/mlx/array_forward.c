@@ -23,7 +23,11 @@ typedef struct pass {
     fkv_mlx_graph *g;
     fkv_step *step;
     const fkv_array_layer *layer;
+    const fkv_layer_shape *shape; /* of the layer, as the next ones: */
+    uint32_t index;
+    int n_pairs;
     mlx_array angles;       /* of the layer's RoPE: complex [T, 1, n_pairs, 1]; empty: it does not rotate */
+    mlx_array inputs;       /* of all layers: [T, n_layers, input_dim]; empty: they read none */
     mlx_array temperatures; /* of queries: [T, 1, 1]; empty: 1 */
     int n_rows;             /* T; in the last layer, behind attention, those asked for */
 } pass;
@@ -78,7 +82,7 @@ static mlx_array swap_last(const pass *p, mlx_array x) { return fkv_mlx_transpos
 
 /* Turns the pairs of [T, n_heads, 2 n_pairs]: (2 i, 2 i + 1), or (i, i + n_pairs), which are brought side by side and back. */
 static mlx_array turn(const pass *p, mlx_array x, int n_heads) {
-    const int n = (int)p->r->n_pairs;
+    const int n = p->n_pairs;
     const bool side_by_side = p->r->model->hparams->rope_interleaved;
     const fkv_mlx_shape pairs = side_by_side ? FKV_MLX_SHAPE(p->n_rows, n_heads, n, 2) : FKV_MLX_SHAPE(p->n_rows, n_heads, 2, n);
     mlx_array y = fkv_mlx_reshape(p->g, x, pairs);
@@ -89,8 +93,8 @@ static mlx_array turn(const pass *p, mlx_array x, int n_heads) {
 }
 
 static mlx_array rotate_heads(const pass *p, mlx_array heads, int n_heads) {
-    int head_dim = (int)p->r->model->hparams->head_dim;
-    int turning = 2 * (int)p->r->n_pairs;
+    int head_dim = (int)p->shape->head_dim;
+    int turning = 2 * p->n_pairs;
     if (p->angles.ctx == NULL) return heads;
     if (turning == head_dim) return turn(p, heads, n_heads);
     mlx_array turned = turn(p, fkv_model_op_columns(p->g, heads, 0, turning), n_heads);
@@ -102,42 +106,54 @@ static mlx_array turn_heads(const pass *p, mlx_array x, int n_heads, mlx_array w
     const fkv_hparams *h = p->r->model->hparams;
     bool by_row = h->features.qk_norm == FKV_QK_NORM_ROWS;
     if (by_row) x = rms_norm(p, x, weight);
-    mlx_array heads = fkv_mlx_reshape(p->g, x, FKV_MLX_SHAPE(p->n_rows, n_heads, (int)h->head_dim));
+    mlx_array heads = fkv_mlx_reshape(p->g, x, FKV_MLX_SHAPE(p->n_rows, n_heads, (int)p->shape->head_dim));
     return rotate_heads(p, by_row ? heads : rms_norm(p, heads, weight), n_heads);
 }
 
 /* As wide as pages hold them. */
 static mlx_array pad_heads(const pass *p, mlx_array heads) {
-    bool fits = p->r->head_pad == p->r->model->hparams->head_dim;
-    return fits ? heads : fkv_model_op_widen(p->g, heads, (int)p->r->head_pad);
+    const uint32_t padded = fkv_runner_head_pad(p->r, p->shape->head_dim);
+    return padded == p->shape->head_dim ? heads : fkv_model_op_widen(p->g, heads, (int)padded);
 }
 
 static mlx_array gather_heads(const pass *p, mlx_array heads) {
-    const fkv_hparams *h = p->r->model->hparams;
-    if (p->r->head_pad != h->head_dim) heads = fkv_model_op_columns(p->g, heads, 0, (int)h->head_dim);
-    return fkv_mlx_reshape(p->g, heads, FKV_MLX_SHAPE(p->n_rows, (int)(h->n_q_heads * h->head_dim)));
+    const uint32_t d = p->shape->head_dim;
+    if (fkv_runner_head_pad(p->r, d) != d) heads = fkv_model_op_columns(p->g, heads, 0, (int)d);
+    return fkv_mlx_reshape(p->g, heads, FKV_MLX_SHAPE(p->n_rows, (int)(p->r->model->hparams->n_q_heads * d)));
 }
 
 /* ---- layers ---- */
 
-static fkv_status write_and_attend(const pass *p, uint32_t i, mlx_array x, bool attends, mlx_array *out) {
+/* Keys and values into pages. */
+static fkv_status write_kv(const pass *p, rows in) {
+    const fkv_hparams *h = p->r->model->hparams;
+    const fkv_array_layer *l = p->layer;
+    const int n_heads = (int)p->shape->n_kv_heads;
+    mlx_array given = plus(p, product_of_input(p, in, &l->k), l->k_bias);
+    mlx_array k = turn_heads(p, given, n_heads, l->k_norm);
+    if (p->r->arrays->k_centers != NULL) k = fkv_mlx_subtract(p->g, k, p->r->arrays->k_centers[p->index]);
+    bool k_is_v = p->r->model->tensors[p->index].v == NULL;
+    mlx_array v = k_is_v ? given : plus(p, product_of_input(p, in, &l->v), l->v_bias);
+    v = fkv_mlx_reshape(p->g, v, FKV_MLX_SHAPE(p->n_rows, n_heads, (int)p->shape->head_dim));
+    if (h->features.v_norm) v = fkv_model_op_rms_norm(p->g, v, (mlx_array){NULL}, h->norm_eps);
+    k = pad_heads(p, k);
+    v = pad_heads(p, v);
+    FKV_TRY(fkv_mlx_graph_status(p->g, "fkv_runner_forward"));
+    return fkv_mlx_write(p->step, p->index, k, v);
+}
+
+static fkv_status write_and_attend(const pass *p, mlx_array x, bool attends, mlx_array *out) {
     const fkv_hparams *h = p->r->model->hparams;
     const fkv_array_layer *l = p->layer;
     rows in = rows_of(p, norm(p, x, l->attn_norm, l->attn_norm_bias));
-    mlx_array k = turn_heads(p, plus(p, product_of_input(p, in, &l->k), l->k_bias), (int)h->n_kv_heads, l->k_norm);
-    if (p->r->arrays->k_centers != NULL) k = fkv_mlx_subtract(p->g, k, p->r->arrays->k_centers[i]);
-    mlx_array v = plus(p, product_of_input(p, in, &l->v), l->v_bias);
-    k = pad_heads(p, k);
-    v = pad_heads(p, fkv_mlx_reshape(p->g, v, FKV_MLX_SHAPE(p->n_rows, (int)h->n_kv_heads, (int)h->head_dim)));
-    FKV_TRY(fkv_mlx_graph_status(p->g, "fkv_runner_forward"));
-    FKV_TRY(fkv_mlx_write(p->step, i, k, v));
+    if (p->shape->kv_layer == p->index) FKV_TRY(write_kv(p, in));
     if (!attends) return FKV_OK;
     mlx_array q = turn_heads(p, plus(p, product_of_input(p, in, &l->q), l->q_bias), (int)h->n_q_heads, l->q_norm);
     if (p->temperatures.ctx != NULL) q = fkv_mlx_multiply(p->g, q, p->temperatures);
     q = pad_heads(p, q);
     FKV_TRY(fkv_mlx_graph_status(p->g, "fkv_runner_forward"));
     mlx_array attended = mlx_array_new();
-    FKV_TRY(fkv_mlx_attend(p->step, i, q, &attended));
+    FKV_TRY(fkv_mlx_attend(p->step, p->shape->kv_layer, q, &attended));
     *out = fkv_mlx_adopt(p->g, attended);
     return FKV_OK;
 }
@@ -176,6 +192,20 @@ static mlx_array add_ffn(const pass *p, mlx_array x, mlx_array before) {
     return add_given(p, x, plus(p, product_of_large(p, both, &l->down), l->down_bias), l->post_ffn_norm);
 }
 
+/* What the layer makes of its input and of x, added to x; and what x is multiplied by behind all that. */
+static mlx_array end_layer(const pass *p, mlx_array x) {
+    const fkv_array_layer *l = p->layer;
+    const int n = (int)p->r->model->hparams->input_dim;
+    const int at = (int)p->index;
+    if (p->inputs.ctx != NULL) {
+        mlx_array input = fkv_mlx_slice(p->g, p->inputs, FKV_MLX_SHAPE(0, at, 0), FKV_MLX_SHAPE(p->n_rows, at + 1, n));
+        mlx_array gate = activation(p, product_of_large(p, x, &l->input_gate));
+        mlx_array both = fkv_mlx_multiply(p->g, gate, fkv_mlx_reshape(p->g, input, FKV_MLX_SHAPE(p->n_rows, n)));
+        x = add_given(p, x, product_of_large(p, both, &l->input_proj), l->input_norm);
+    }
+    return l->out_scale.ctx == NULL ? x : fkv_mlx_multiply(p->g, x, l->out_scale);
+}
+
 /* ---- the step ---- */
 
 static mlx_array upload_numbers(const pass *p, const uint32_t *numbers, uint32_t n) {
@@ -185,7 +215,7 @@ static mlx_array upload_numbers(const pass *p, const uint32_t *numbers, uint32_t
 }
 
 void fkv_array_angles(const fkv_runner *r, uint32_t rope, double position, fkv_turn *turns) {
-    for (uint32_t i = 0; i < r->n_pairs; i++) {
+    for (uint32_t i = 0; i < r->n_pairs[rope]; i++) {
         double angle = position * r->frequencies[rope][i];
         turns[i] = (fkv_turn){cos(angle), sin(angle)};
     }
@@ -202,7 +232,7 @@ static mlx_array upload_angles(const pass *p, uint32_t rope) {
     for (uint32_t t = 0; t < r->n_tokens; t++) {
         bool turns_on = t % MAX_TURNS != 0 && r->positions[t] == r->positions[t - 1] + 1;
         if (!turns_on) fkv_array_angles(r, rope, r->positions[t], turns);
-        for (uint32_t i = 0; i < r->n_pairs; i++, to += 2) {
+        for (uint32_t i = 0; i < r->n_pairs[rope]; i++, to += 2) {
             fkv_turn z = turns[i];
             if (turns_on)
                 z = (fkv_turn){z.cosine * one[i].cosine - z.sine * one[i].sine, z.cosine * one[i].sine + z.sine * one[i].cosine};
@@ -211,7 +241,7 @@ static mlx_array upload_angles(const pass *p, uint32_t rope) {
             to[1] = (float)z.sine * r->rope_sizes[rope];
         }
     }
-    return fkv_model_op_upload(p->g, r->arrays->angles, FKV_MLX_SHAPE(p->n_rows, 1, (int)r->n_pairs, 1), MLX_COMPLEX64);
+    return fkv_model_op_upload(p->g, r->arrays->angles, FKV_MLX_SHAPE(p->n_rows, 1, (int)r->n_pairs[rope], 1), MLX_COMPLEX64);
 }
 
 static mlx_array upload_temperatures(const pass *p) {
@@ -233,41 +263,54 @@ static mlx_array logits_of(const pass *p, mlx_array x) {
     return fkv_model_op_scale(p->g, capped, h->final_softcap);
 }
 
+/* Rows of a table, by token. */
+static mlx_array look_up(const pass *p, const fkv_array_matrix *m) {
+    mlx_array tokens = upload_numbers(p, p->r->tokens, p->r->n_tokens);
+    if (!m->is_coded) return fkv_mlx_astype(p->g, fkv_mlx_take_first(p->g, m->halves, tokens), MLX_FLOAT32);
+    fkv_mlx_affine taken = m->affine;
+    taken.codes = fkv_mlx_take_first(p->g, taken.codes, tokens);
+    taken.scales = fkv_mlx_take_first(p->g, taken.scales, tokens);
+    if (taken.mode == NULL) {
+        taken.scales = fkv_mlx_astype(p->g, taken.scales, MLX_FLOAT32);
+        taken.biases = fkv_mlx_astype(p->g, fkv_mlx_take_first(p->g, taken.biases, tokens), MLX_FLOAT32);
+    }
+    return fkv_model_op_dequantize(p->g, &taken);
+}
+
 static mlx_array embed(const pass *p) {
     const fkv_model *model = p->r->model;
-    const fkv_array_matrix *m = model->embedding != model->output ? &model->arrays->own_embedding : &model->arrays->output;
-    mlx_array tokens = upload_numbers(p, p->r->tokens, p->r->n_tokens);
-    mlx_array x;
-    if (m->is_coded) {
-        fkv_mlx_affine taken = m->affine;
-        taken.codes = fkv_mlx_take_first(p->g, taken.codes, tokens);
-        taken.scales = fkv_mlx_take_first(p->g, taken.scales, tokens);
-        if (taken.mode == NULL) {
-            taken.scales = fkv_mlx_astype(p->g, taken.scales, MLX_FLOAT32);
-            taken.biases = fkv_mlx_astype(p->g, fkv_mlx_take_first(p->g, taken.biases, tokens), MLX_FLOAT32);
-        }
-        x = fkv_model_op_dequantize(p->g, &taken);
-    } else {
-        x = fkv_mlx_astype(p->g, fkv_mlx_take_first(p->g, m->halves, tokens), MLX_FLOAT32);
-    }
+    mlx_array x = look_up(p, model->embedding != model->output ? &model->arrays->own_embedding : &model->arrays->output);
     mlx_array scale = p->r->arrays->embedding_scale;
     return scale.ctx == NULL ? x : fkv_mlx_multiply(p->g, x, scale);
 }
 
+/* What every layer reads of the token: what is looked up and what the embedding is projected to, half of the square of each. */
+static mlx_array inputs_of(const pass *p, mlx_array x) {
+    const fkv_hparams *h = p->r->model->hparams;
+    const fkv_array_weights *w = p->r->model->arrays;
+    const fkv_mlx_shape shape = FKV_MLX_SHAPE(p->n_rows, (int)h->n_layers, (int)h->input_dim);
+    mlx_array projected = fkv_model_op_scale(p->g, product_of_large(p, x, &w->inputs_proj), 1.0f / sqrtf((float)h->dim));
+    mlx_array normal = rms_norm(p, fkv_mlx_reshape(p->g, projected, shape), w->inputs_norm);
+    mlx_array looked_up = fkv_model_op_scale(p->g, look_up(p, &w->inputs), sqrtf((float)h->input_dim));
+    mlx_array both = fkv_mlx_add(p->g, normal, fkv_mlx_reshape(p->g, looked_up, shape));
+    return fkv_model_op_scale(p->g, both, sqrtf(0.5f));
+}
+
 /* One layer: *x, a handle of the caller's, becomes what the next one reads; without `goes_on` the layer ends with its writes. */
-static fkv_status run_layer(pass *p, uint32_t i, bool goes_on, bool keeps_asked, mlx_array *x) {
+static fkv_status run_layer(pass *p, bool goes_on, bool keeps_asked, mlx_array *x) {
     const fkv_runner *r = p->r;
     mlx_array in = *x;
     mlx_array attended = {NULL};
-    FKV_TRY(write_and_attend(p, i, in, goes_on, &attended));
+    FKV_TRY(write_and_attend(p, in, goes_on, &attended));
     if (!goes_on) return FKV_OK;
     if (keeps_asked && r->n_asked < r->n_tokens) {
         mlx_array asked = upload_numbers(p, r->asked, r->n_asked);
         in = fkv_mlx_take_first(p->g, in, asked);
         attended = fkv_mlx_take_first(p->g, attended, asked);
+        if (p->inputs.ctx != NULL) fkv_mlx_keep(p->g, &p->inputs, fkv_mlx_take_first(p->g, p->inputs, asked));
         p->n_rows = (int)r->n_asked;
     }
-    fkv_mlx_keep(p->g, x, add_ffn(p, add_attention(p, in, attended), in));
+    fkv_mlx_keep(p->g, x, end_layer(p, add_ffn(p, add_attention(p, in, attended), in)));
     return fkv_mlx_graph_status(p->g, "fkv_runner_forward");
 }
 
@@ -275,18 +318,24 @@ static fkv_status run_layer(pass *p, uint32_t i, bool goes_on, bool keeps_asked,
 static fkv_status run_layers(pass *p, mlx_array *x, mlx_array *logits) {
     const fkv_runner *r = p->r;
     const fkv_array_weights *w = r->model->arrays;
-    uint32_t n_layers = r->model->hparams->n_layers;
+    const fkv_hparams *h = r->model->hparams;
+    const uint32_t n_kv_layers = fkv_architecture_n_kv_layers(h);
+    const uint32_t n_run = r->n_asked > 0 ? h->n_layers : n_kv_layers; /* those behind write nothing */
     mlx_array angles[FKV_N_ROPES];
     for (uint32_t i = 0; i < r->n_ropes; i++) angles[i] = upload_angles(p, i);
     p->temperatures = upload_temperatures(p);
     uint32_t mark = fkv_mlx_graph_mark(p->g);
     fkv_mlx_keep(p->g, x, embed(p));
-    for (uint32_t i = 0; i < n_layers; i++) {
-        bool last = i + 1 == n_layers;
-        p->layer = &w->layers[i];
+    if (h->input_dim != 0) fkv_mlx_keep(p->g, &p->inputs, inputs_of(p, *x));
+    fkv_mlx_graph_release(p->g, mark);
+    for (uint32_t i = 0; i < n_run; i++) {
         uint32_t rope = fkv_runner_rope(r, i);
+        p->index = i;
+        p->layer = &w->layers[i];
+        p->shape = &h->shapes[i];
+        p->n_pairs = rope == FKV_ROPE_NONE ? 0 : (int)r->n_pairs[rope];
         p->angles = rope == FKV_ROPE_NONE ? (mlx_array){NULL} : angles[rope];
-        FKV_TRY(run_layer(p, i, !last || r->n_asked > 0, last, x));
+        FKV_TRY(run_layer(p, i + 1 < n_kv_layers || r->n_asked > 0, i + 1 == h->n_layers, x));
         fkv_mlx_graph_release(p->g, mark);
     }
     if (r->n_asked > 0) fkv_mlx_keep(p->g, logits, logits_of(p, *x));
@@ -309,7 +358,8 @@ static fkv_status run_step(pass *p, mlx_array *x, mlx_array *logits) {
     FKV_TRY(run_layers(p, x, logits));
     fkv_mlx_graph_release(p->g, 0);
     (void)mlx_array_free(*x); /* so that MLX can let go of it as soon as it is used */
-    *x = (mlx_array){NULL};
+    (void)mlx_array_free(p->inputs);
+    *x = p->inputs = (mlx_array){NULL};
     FKV_TRY(evaluate(p, *logits));
     if (r->n_asked == 0) return FKV_OK;
     const float *numbers = mlx_array_data_float32(*logits);
@@ -330,6 +380,7 @@ fkv_status fkv_array_forward(fkv_runner *r, fkv_step *step) {
     fkv_status status = run_step(&p, &x, &logits);
     fkv_mlx_graph_release(p.g, 0);
     (void)mlx_array_free(x);
+    (void)mlx_array_free(p.inputs);
     (void)mlx_array_free(logits);
     (void)mlx_set_memory_limit(&active, limit_before);
     return status;

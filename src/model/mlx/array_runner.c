@@ -16,11 +16,18 @@
 /* What a token has alive at once in a layer, outside of attention: x, what products read of it, and the longest chain of
  * operations on heads or on the feed-forward's rows, each operation with its input and its output. */
 static uint64_t token_bytes(const fkv_runner *r) {
-    enum { X_BYTES = 6, HEADS_BYTES = 12, FFN_BYTES = 18 };
+    enum { X_BYTES = 6, HEADS_BYTES = 12, FFN_BYTES = 18, INPUTS_BYTES = 4, INPUTS_MADE_BYTES = 12 };
     const fkv_hparams *h = r->model->hparams;
-    uint64_t heads = (uint64_t)HEADS_BYTES * (h->n_q_heads + h->n_kv_heads) * r->head_pad;
-    uint64_t ffn = (uint64_t)FFN_BYTES * h->ffn_dim;
-    return (uint64_t)X_BYTES * h->dim + (heads > ffn ? heads : ffn);
+    const uint64_t n_inputs = (uint64_t)h->n_layers * h->input_dim;
+    uint64_t chain = INPUTS_MADE_BYTES * n_inputs;
+    for (uint32_t i = 0; i < h->n_layers; i++) {
+        const fkv_layer_shape *s = &h->shapes[i];
+        uint64_t heads = (uint64_t)HEADS_BYTES * (h->n_q_heads + s->n_kv_heads) * fkv_runner_head_pad(r, s->head_dim);
+        uint64_t ffn = (uint64_t)FFN_BYTES * s->ffn_dim;
+        uint64_t longest = heads > ffn ? heads : ffn;
+        if (longest > chain) chain = longest;
+    }
+    return (uint64_t)X_BYTES * h->dim + INPUTS_BYTES * n_inputs + chain;
 }
 
 /* In use at once: twice that, so that MLX has the next operations ready while some compute, or the same and what attention
@@ -49,8 +56,9 @@ static void layout(fkv_carve *carve, fkv_runner *r) {
     bool has_centers = fkv_architecture_centers_keys(h);
     mlx_array *k_centers = has_centers ? FKV_CARVE(carve, h->n_layers, mlx_array) : NULL;
     fkv_turn *one_turn[FKV_N_ROPES] = {NULL};
-    for (uint32_t i = 0; i < r->n_ropes; i++) one_turn[i] = FKV_CARVE(carve, r->n_pairs, fkv_turn);
-    float *angles = FKV_CARVE(carve, (uint64_t)t * r->n_pairs * 2, float);
+    for (uint32_t i = 0; i < r->n_ropes; i++) one_turn[i] = FKV_CARVE(carve, r->n_pairs[i], fkv_turn);
+    const uint32_t most_pairs = fkv_max_u32(r->n_pairs[FKV_ROPE_GLOBAL], r->n_pairs[FKV_ROPE_LOCAL]);
+    float *angles = FKV_CARVE(carve, (uint64_t)t * most_pairs * 2, float);
     int32_t *numbers = FKV_CARVE(carve, t, int32_t);
     r->arrays = a;
     if (a == NULL) return;
@@ -67,13 +75,13 @@ static fkv_status plan_cache(const fkv_config *config, fkv_plan *plan) { return 
 static fkv_status make_constants(fkv_runner *r) {
     const fkv_hparams *h = r->model->hparams;
     fkv_array_runner *a = r->arrays;
-    const int shape[] = {(int)h->n_kv_heads, (int)h->head_dim};
     bool made = true;
     if (r->model->embedding_scale != 1.0f) {
         a->embedding_scale = mlx_array_new_float(r->model->embedding_scale);
         made = a->embedding_scale.ctx != NULL;
     }
     for (uint32_t i = 0; made && a->k_centers != NULL && i < h->n_layers; i++) {
+        const int shape[] = {(int)h->shapes[i].n_kv_heads, (int)h->shapes[i].head_dim};
         a->k_centers[i] = mlx_array_new_data(fkv_runner_k_center(r, i), shape, 2, MLX_FLOAT32);
         made = a->k_centers[i].ctx != NULL;
     }

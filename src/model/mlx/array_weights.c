@@ -32,6 +32,7 @@ static bool keeps_floats(const fkv_tensor *tensor, bool on_gpu) { return tensor-
 static uint32_t scale_group(const fkv_tensor *tensor) { return tensor->bits != 0 ? tensor->group : GROUP; }
 
 static uint64_t matrix_bytes(const fkv_tensor *tensor, bool on_gpu) {
+    if (tensor == NULL) return 0;
     uint64_t n_rows = tensor->n_rows;
     if (keeps_floats(tensor, on_gpu)) return n_rows * tensor->n_cols * sizeof(float);
     if (code_bits(tensor) == 0) return n_rows * tensor->n_cols * sizeof(uint16_t);
@@ -44,10 +45,11 @@ static uint64_t matrix_bytes(const fkv_tensor *tensor, bool on_gpu) {
 static uint64_t vector_bytes(const fkv_tensor *tensor) { return tensor != NULL ? (uint64_t)tensor->n_cols * sizeof(float) : 0; }
 
 static uint64_t layer_bytes(const fkv_layer_tensors *t, bool on_gpu) {
-    const fkv_tensor *matrices[] = {t->q, t->k, t->v, t->o, t->gate, t->up, t->down};
-    const fkv_tensor *vectors[] = {t->q_bias,   t->k_bias,         t->v_bias,        t->o_bias,         t->gate_bias,
-                                   t->up_bias,  t->down_bias,      t->q_norm,        t->k_norm,         t->attn_norm,
-                                   t->ffn_norm, t->attn_norm_bias, t->ffn_norm_bias, t->post_attn_norm, t->post_ffn_norm};
+    const fkv_tensor *matrices[] = {t->q, t->k, t->v, t->o, t->gate, t->up, t->down, t->input_gate, t->input_proj};
+    const fkv_tensor *vectors[] = {t->q_bias,     t->k_bias,         t->v_bias,        t->o_bias,         t->gate_bias,
+                                   t->up_bias,    t->down_bias,      t->q_norm,        t->k_norm,         t->attn_norm,
+                                   t->ffn_norm,   t->attn_norm_bias, t->ffn_norm_bias, t->post_attn_norm, t->post_ffn_norm,
+                                   t->input_norm, t->out_scale};
     uint64_t bytes = 0;
     for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++) bytes += matrix_bytes(matrices[i], on_gpu);
     for (size_t i = 0; i < sizeof vectors / sizeof vectors[0]; i++) bytes += vector_bytes(vectors[i]);
@@ -97,6 +99,7 @@ fkv_status fkv_array_weights_count(fkv_model *model) {
     (void)mlx_device_free(device);
     uint64_t bytes = matrix_bytes(model->output, on_gpu) + vector_bytes(model->final_norm) + vector_bytes(model->final_norm_bias);
     if (model->embedding != model->output) bytes += matrix_bytes(model->embedding, on_gpu);
+    bytes += matrix_bytes(model->inputs, on_gpu) + matrix_bytes(model->inputs_proj, on_gpu) + vector_bytes(model->inputs_norm);
     for (uint32_t i = 0; i < model->hparams->n_layers; i++) bytes += layer_bytes(&model->tensors[i], on_gpu);
     model->info.packed_bytes = bytes;
     model->mapped_bytes = 0;
@@ -253,7 +256,7 @@ void fkv_array_matrix_free(fkv_array_matrix *m) {
 }
 
 static void take_matrix(loading *l, const fkv_tensor *tensor, fkv_array_matrix *m) {
-    if (l->status != FKV_OK) return;
+    if (tensor == NULL || l->status != FKV_OK) return;
     l->status = fkv_array_matrix_load(tensor, l->weights->on_gpu, l->stream, m);
     fkv_weights_release(l->model->weights, tensor);
 }
@@ -284,6 +287,8 @@ static void take_layer(loading *l, const fkv_layer_tensors *t, fkv_array_layer *
     take_matrix(l, t->gate, &layer->gate);
     take_matrix(l, t->up, &layer->up);
     take_matrix(l, t->down, &layer->down);
+    take_matrix(l, t->input_gate, &layer->input_gate);
+    take_matrix(l, t->input_proj, &layer->input_proj);
     take_vector(l, t->q_bias, false, &layer->q_bias);
     take_vector(l, t->k_bias, false, &layer->k_bias);
     take_vector(l, t->v_bias, false, &layer->v_bias);
@@ -299,6 +304,8 @@ static void take_layer(loading *l, const fkv_layer_tensors *t, fkv_array_layer *
     take_vector(l, t->ffn_norm, true, &layer->ffn_norm);
     take_vector(l, t->post_attn_norm, true, &layer->post_attn_norm);
     take_vector(l, t->post_ffn_norm, true, &layer->post_ffn_norm);
+    take_vector(l, t->input_norm, true, &layer->input_norm);
+    take_vector(l, t->out_scale, false, &layer->out_scale);
 }
 
 static fkv_status take_all(loading *l) {
@@ -306,6 +313,9 @@ static fkv_status take_all(loading *l) {
     fkv_array_weights *w = l->weights;
     take_matrix(l, m->output, &w->output);
     if (m->embedding != m->output) take_matrix(l, m->embedding, &w->own_embedding);
+    take_matrix(l, m->inputs, &w->inputs);
+    take_matrix(l, m->inputs_proj, &w->inputs_proj);
+    take_vector(l, m->inputs_norm, true, &w->inputs_norm);
     take_vector(l, m->final_norm, true, &w->final_norm);
     take_vector(l, m->final_norm_bias, false, &w->final_norm_bias);
     for (uint32_t i = 0; i < m->hparams->n_layers; i++) take_layer(l, &m->tensors[i], &w->layers[i]);
@@ -334,10 +344,10 @@ fkv_status fkv_array_weights_load(fkv_model *model) {
 /* ---- unload ---- */
 
 static void give_layer(fkv_array_layer *l) {
-    fkv_array_matrix *matrices[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down};
-    mlx_array vectors[] = {l->q_bias,   l->k_bias,         l->v_bias,        l->o_bias,         l->gate_bias,
-                           l->up_bias,  l->down_bias,      l->q_norm,        l->k_norm,         l->attn_norm,
-                           l->ffn_norm, l->attn_norm_bias, l->ffn_norm_bias, l->post_attn_norm, l->post_ffn_norm};
+    fkv_array_matrix *matrices[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down, &l->input_gate, &l->input_proj};
+    mlx_array vectors[] = {l->q_bias,        l->k_bias,         l->v_bias,        l->o_bias,     l->gate_bias, l->up_bias,
+                           l->down_bias,     l->q_norm,         l->k_norm,        l->attn_norm,  l->ffn_norm,  l->attn_norm_bias,
+                           l->ffn_norm_bias, l->post_attn_norm, l->post_ffn_norm, l->input_norm, l->out_scale};
     for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++) fkv_array_matrix_free(matrices[i]);
     for (size_t i = 0; i < sizeof vectors / sizeof vectors[0]; i++) (void)mlx_array_free(vectors[i]);
 }
@@ -347,6 +357,9 @@ void fkv_array_weights_unload(fkv_model *model) {
     if (w == NULL) return;
     fkv_array_matrix_free(&w->own_embedding);
     fkv_array_matrix_free(&w->output);
+    fkv_array_matrix_free(&w->inputs);
+    fkv_array_matrix_free(&w->inputs_proj);
+    (void)mlx_array_free(w->inputs_norm);
     (void)mlx_array_free(w->final_norm);
     (void)mlx_array_free(w->final_norm_bias);
     for (uint32_t i = 0; w->layers != NULL && i < model->hparams->n_layers; i++) give_layer(&w->layers[i]);

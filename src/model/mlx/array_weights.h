@@ -30,12 +30,14 @@ typedef struct fkv_array_matrix {
 /* Vectors are f32; those a model has not are empty. */
 typedef struct fkv_array_layer {
     fkv_array_matrix q, k, v, o, gate, up, down;
+    fkv_array_matrix input_gate, input_proj;
     mlx_array q_bias, k_bias, v_bias, o_bias;
     mlx_array gate_bias, up_bias, down_bias;
     mlx_array q_norm, k_norm;
     mlx_array attn_norm, ffn_norm;
     mlx_array attn_norm_bias, ffn_norm_bias;
     mlx_array post_attn_norm, post_ffn_norm;
+    mlx_array input_norm, out_scale;
 } fkv_array_layer;
 
 struct fkv_array_weights {
@@ -46,6 +48,9 @@ struct fkv_array_weights {
     mlx_array final_norm_bias;
     fkv_array_matrix output;
     fkv_array_matrix own_embedding; /* empty where the output's rows are the embedding */
+    fkv_array_matrix inputs;        /* what layers read of tokens, as the next two empty where they do not */
+    fkv_array_matrix inputs_proj;
+    mlx_array inputs_norm;
 };
 
 /* The device that MLX runs on unless told otherwise. To be given back with mlx_device_free(). */
