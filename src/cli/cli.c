@@ -75,7 +75,8 @@ static void note_interrupt(int number) {
 }
 
 void cli_catch_interrupts(void) {
-    struct sigaction action = {.sa_handler = note_interrupt, .sa_flags = (int)SA_RESETHAND};
+    /* A write that a Ctrl-C meets goes on: broken off, it would count as output lost. */
+    struct sigaction action = {.sa_handler = note_interrupt, .sa_flags = (int)(SA_RESETHAND | SA_RESTART)};
     (void)sigemptyset(&action.sa_mask);
     (void)sigaction(SIGINT, &action, NULL);
 }

@@ -4,9 +4,13 @@
 #include "../kit/program.h"
 #include "cli.h"
 
+#include <locale.h>
+#include <poll.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include <wchar.h>
 
 #ifdef FLATKV_LIBEDIT
 #include <histedit.h>
@@ -38,27 +42,52 @@ static char *say_prompt(EditLine *editor) {
     return text;
 }
 
+enum { CTRL_C = 'C' - '@', CTRL_Z = 'Z' - '@' };
+
+/* As the shell's job, with the terminal as it was found. */
+static void stop_until_continued(EditLine *editor) {
+    (void)el_set(editor, EL_PREP_TERM, 0);
+    (void)raise(SIGTSTP);
+    (void)el_set(editor, EL_PREP_TERM, 1);
+    (void)el_set(editor, EL_REFRESH);
+}
+
 /* Ctrl-C is a key while a line is edited: a signal could come just before the read and would not be seen. */
-static unsigned char take_interrupt(EditLine *editor, int key) {
+static int read_key(EditLine *editor, wchar_t *key) {
     void *user = NULL;
-    (void)key;
+    mbstate_t state = {0};
     (void)el_get(editor, EL_CLIENTDATA, &user);
     line_input *in = user;
-    if (in != NULL) in->interrupted = true;
-    return CC_EOF;
+    for (;;) {
+        char byte = 0;
+        ssize_t got = read(STDIN_FILENO, &byte, 1);
+        if (got <= 0) return (int)got;
+        if (byte == CTRL_C) {
+            in->interrupted = true;
+            return 0;
+        }
+        if (byte == CTRL_Z) {
+            stop_until_continued(editor);
+            continue;
+        }
+        size_t n = mbrtowc(key, &byte, 1, &state);
+        if (n <= 1) return 1;
+        if (n == (size_t)-1) state = (mbstate_t){0}; /* no UTF-8: left out */
+    }
 }
 
 static void open_editor(line_input *in) {
     HistEvent event;
+    (void)setlocale(LC_CTYPE, "");
+    if (MB_CUR_MAX == 1) (void)setlocale(LC_CTYPE, "C.UTF-8"); /* prompts are UTF-8 wherever the locale says nothing */
     in->editor = el_init("flatkv", stdin, stderr, stderr);
     if (in->editor == NULL) return;
     in->history = history_init();
     (void)el_set(in->editor, EL_CLIENTDATA, in);
     (void)el_set(in->editor, EL_PROMPT, say_prompt);
     (void)el_set(in->editor, EL_EDITOR, "emacs");
-    (void)el_set(in->editor, EL_ADDFN, "flatkv-interrupt", "Ctrl-C", take_interrupt);
-    (void)el_set(in->editor, EL_BIND, "^C", "flatkv-interrupt", NULL);
-    (void)el_set(in->editor, EL_SETTY, "-d", "intr=", NULL);
+    (void)el_set(in->editor, EL_GETCFN, read_key);
+    (void)el_set(in->editor, EL_SETTY, "-d", "-isig", NULL);
     if (in->history == NULL) return;
     (void)history(in->history, &event, H_SETSIZE, 1000);
     (void)history(in->history, &event, H_SETUNIQUE, 1);
@@ -116,6 +145,8 @@ static const char *plain_line(line_input *in, size_t *n) {
     if (in->terminal) {
         (void)fputs(in->prompt, stderr);
         (void)fflush(stderr);
+        struct pollfd keys = {.fd = STDIN_FILENO, .events = POLLIN};
+        if (poll(&keys, 1, -1) < 0) return NULL; /* a signal ends this and no read */
     }
     ssize_t got = getline(&in->line, &in->room, stdin);
     *n = got > 0 ? (size_t)got : 0;
