@@ -5,7 +5,7 @@ import ctypes as C
 import dataclasses
 import os
 import weakref
-from typing import Any, Iterable, Sequence as Many
+from typing import TYPE_CHECKING, Any, Iterable, Sequence as Many
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from ._config import Config, Layer
 from ._library import BadCall, check, held, host
 from .pictures import pages_svg, table_html
 from .plan import Plan, of_config
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 NUMPY_TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 
@@ -179,12 +182,40 @@ class _Pages:
         return step, sum(n for _, n in listed)
 
 
-class Step:
+class _Transaction:
+    """What steps on every device share. Leaving the `with` commits, an exception in it aborts."""
+
+    def __init__(self, cache: _Pages, rows: Iterable[tuple[Sequence, int]]):
+        self._handle, self.n_tokens = cache._begin(rows)
+
+    def commit(self) -> None:
+        """The step's tokens become part of their sequences."""
+        check(held.fkv_step_commit(self._handle))
+
+    def abort(self) -> None:
+        """Every sequence is as it was before the step."""
+        check(held.fkv_step_abort(self._handle))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        if kind is None:
+            try:
+                self.commit()
+            except BaseException:
+                held.fkv_step_abort(self._handle)
+                raise
+        else:
+            self.abort()
+
+
+class Step(_Transaction):
     """One forward pass: write and attend every layer. Leaving the `with` commits, an exception in it aborts."""
 
     def __init__(self, cache: Cache, rows: Iterable[tuple[Sequence, int]]):
+        super().__init__(cache, rows)
         self._cache = cache
-        self._handle, self.n_tokens = cache._begin(rows)
         self._type = NUMPY_TYPES[cache.config.row_type]
 
     def _rows(self, rows: Any, n_heads: int, dim: int, what: str) -> np.ndarray:
@@ -211,27 +242,6 @@ class Step:
         out = np.empty_like(q)
         check(host.fkv_attend(self._handle, layer, q.ctypes.data, out.ctypes.data))
         return out
-
-    def commit(self) -> None:
-        """The step's tokens become part of their sequences."""
-        check(held.fkv_step_commit(self._handle))
-
-    def abort(self) -> None:
-        """Every sequence is as it was before the step."""
-        check(held.fkv_step_abort(self._handle))
-
-    def __enter__(self) -> Step:
-        return self
-
-    def __exit__(self, kind: Any, *_: Any) -> None:
-        if kind is None:
-            try:
-                self.commit()
-            except BaseException:
-                held.fkv_step_abort(self._handle)
-                raise
-        else:
-            self.abort()
 
 
 class Cache(_Pages):

@@ -7,7 +7,7 @@ from typing import Any, Iterable, Sequence as Many
 from . import _abi, _native
 from ._config import Config, Layer
 from ._library import check, held
-from .cache import Sequence, _Pages
+from .cache import Sequence, _Pages, _Transaction
 from .plan import Plan
 
 
@@ -54,12 +54,12 @@ class MlxCache(_Pages):
         return super().stats
 
 
-class MlxStep:
+class MlxStep(_Transaction):
     """One forward pass over mx.array. Leaving the `with` commits, an exception in it aborts; nothing is evaluated here."""
 
     def __init__(self, cache: MlxCache, rows: Iterable[tuple[Sequence, int]]):
-        handle, self.n_tokens = cache._begin(rows)
-        self._at: int = handle.value or 0
+        super().__init__(cache, rows)
+        self._at: int = self._handle.value or 0
 
     def write(self, layer: int, k: Any, v: Any) -> None:
         """k, v: [T, KV heads, head dimension]"""
@@ -78,22 +78,3 @@ class MlxStep:
         if isinstance(arrays, int):
             check(arrays)
         return arrays
-
-    def commit(self) -> None:
-        check(held.fkv_step_commit(self._at))
-
-    def abort(self) -> None:
-        check(held.fkv_step_abort(self._at))
-
-    def __enter__(self) -> MlxStep:
-        return self
-
-    def __exit__(self, kind: Any, *_: Any) -> None:
-        if kind is None:
-            try:
-                self.commit()
-            except BaseException:
-                held.fkv_step_abort(self._at)
-                raise
-        else:
-            self.abort()

@@ -102,6 +102,7 @@ static void close_editor(line_input *in) {
 static const char *edit_line(line_input *in, size_t *n) {
     HistEvent event;
     int length = 0;
+    (void)el_set(in->editor, EL_PREP_TERM, 1); /* else the prompt is shown first, and a key at once is the terminal's */
     const char *line = el_gets(in->editor, &length);
     if (line == NULL || length <= 0) {
         el_reset(in->editor);

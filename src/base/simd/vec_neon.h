@@ -74,22 +74,23 @@ FKV_INLINE vf_affine vf_affine_make(int bits, float scale, float bias) {
     return (vf_affine){vf_set(scale), vf_set(bias)};
 }
 
-FKV_INLINE void vf_decode(int bits, const uint8_t *codes, vf_affine a, vf out[UNIT_VECS]) {
-    uint8x16_t c;
-    if (bits == 8) {
-        c = vld1q_u8(codes);
-    } else if (bits == 4) {
+/* 16 codes of 4 or 2 bits as bytes. */
+FKV_INLINE uint8x16_t neon_codes(int bits, const uint8_t *codes) {
+    if (bits == 4) {
         uint8x8_t b = vld1_u8(codes);
         uint8x8x2_t z = vzip_u8(vand_u8(b, vdup_n_u8(15)), vshr_n_u8(b, 4));
-        c = vcombine_u8(z.val[0], z.val[1]);
-    } else {
-        static const uint8_t spread[16] = {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3};
-        static const int8_t shift[16] = {0, -2, -4, -6, 0, -2, -4, -6, 0, -2, -4, -6, 0, -2, -4, -6};
-        uint32_t word;
-        memcpy(&word, codes, sizeof word);
-        c = vqtbl1q_u8(vreinterpretq_u8_u32(vdupq_n_u32(word)), vld1q_u8(spread));
-        c = vandq_u8(vshlq_u8(c, vld1q_s8(shift)), vdupq_n_u8(3));
+        return vcombine_u8(z.val[0], z.val[1]);
     }
+    static const uint8_t spread[16] = {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3};
+    static const int8_t shift[16] = {0, -2, -4, -6, 0, -2, -4, -6, 0, -2, -4, -6, 0, -2, -4, -6};
+    uint32_t word;
+    memcpy(&word, codes, sizeof word);
+    uint8x16_t c = vqtbl1q_u8(vreinterpretq_u8_u32(vdupq_n_u32(word)), vld1q_u8(spread));
+    return vandq_u8(vshlq_u8(c, vld1q_s8(shift)), vdupq_n_u8(3));
+}
+
+FKV_INLINE void vf_decode(int bits, const uint8_t *codes, vf_affine a, vf out[UNIT_VECS]) {
+    uint8x16_t c = bits == 8 ? vld1q_u8(codes) : neon_codes(bits, codes);
     uint16x8_t lo = vmovl_u8(vget_low_u8(c));
     uint16x8_t hi = vmovl_u8(vget_high_u8(c));
     out[0] = vf_fma(vcvtq_f32_u32(vmovl_u16(vget_low_u16(lo))), a.scale, a.bias);
@@ -105,19 +106,7 @@ FKV_INLINE vf_affine vf_book_make(int bits, const int8_t value[16], float scale)
 
 FKV_INLINE void vf_book(int bits, const int8_t value[16], const uint8_t *codes, const uint8_t *plane, vf_affine a,
                         vf out[UNIT_VECS]) {
-    uint8x16_t c;
-    if (bits == 4) {
-        uint8x8_t b = vld1_u8(codes);
-        uint8x8x2_t z = vzip_u8(vand_u8(b, vdup_n_u8(15)), vshr_n_u8(b, 4));
-        c = vcombine_u8(z.val[0], z.val[1]);
-    } else {
-        static const uint8_t spread[16] = {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3};
-        static const int8_t shift[16] = {0, -2, -4, -6, 0, -2, -4, -6, 0, -2, -4, -6, 0, -2, -4, -6};
-        uint32_t word;
-        memcpy(&word, codes, sizeof word);
-        c = vqtbl1q_u8(vreinterpretq_u8_u32(vdupq_n_u32(word)), vld1q_u8(spread));
-        c = vandq_u8(vshlq_u8(c, vld1q_s8(shift)), vdupq_n_u8(3));
-    }
+    uint8x16_t c = neon_codes(bits, codes);
     if (bits == 3) {
         static const uint8_t bit[16] = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
         uint8x16_t high = vcombine_u8(vdup_n_u8(plane[0]), vdup_n_u8(plane[1]));
