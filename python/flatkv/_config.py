@@ -23,12 +23,14 @@ class Layer:
     n_sinks: int = 0  #: first tokens that a windowed layer keeps seeing
     scale: float = 0.0  #: of the scores; 0: 1 / sqrt(head_dim)
     softcap: float = 0.0  #: c * tanh(score / c); 0: none
+    sink_logits: tuple[float, ...] = ()  #: learned sinks: one more score for each query head, whose value is zero; (): none
 
 
 def _layer_struct(layer: Layer, codec: str, group: int | None) -> Any:
     made = _abi.fkv_layer_config()
     for field in dataclasses.fields(layer):
-        setattr(made, field.name, getattr(layer, field.name))
+        if field.name != "sink_logits":
+            setattr(made, field.name, getattr(layer, field.name))
     default = held.fkv_config_default().layer
     made.k, made.v = default.k, default.v
     if group is not None:
@@ -36,6 +38,14 @@ def _layer_struct(layer: Layer, codec: str, group: int | None) -> Any:
     check(held.fkv_codec_parse(codec.encode(), C.addressof(made) + _abi.fkv_layer_config.k.offset,
                                C.addressof(made) + _abi.fkv_layer_config.v.offset))
     return made
+
+
+def _sink_logits(layer: Layer) -> Any:
+    if not layer.sink_logits:
+        return None
+    if len(layer.sink_logits) != layer.n_q_heads:
+        raise ValueError(f"{len(layer.sink_logits)} sink_logits for {layer.n_q_heads} query heads: one for each is expected")
+    return (C.c_float * layer.n_q_heads)(*layer.sink_logits)
 
 
 class Config:
@@ -51,7 +61,10 @@ class Config:
             raise ValueError(f"{len(codecs)} codecs for {len(listed)} layers: give one, or one for each")
         self.layers = listed
         self.codecs = codecs
+        self._sinks = [_sink_logits(l) for l in listed]
         self._structs = (_abi.fkv_layer_config * len(listed))(*[_layer_struct(l, c, group) for l, c in zip(listed, codecs)])
+        for made, sinks in zip(self._structs, self._sinks):
+            made.sink_logits = C.addressof(sinks) if sinks is not None else None
         self.struct = struct = held.fkv_config_default()
         struct.n_layers = len(listed)
         struct.layers = C.addressof(self._structs)

@@ -25,6 +25,19 @@ def gemma3(layers=4, window=32, seed=0):
     return model
 
 
+def gpt_oss(layers=2, window=32, seed=0):
+    """Learned sinks, large enough to be missed, and a window in every second layer."""
+    from mlx_lm.models import gpt_oss as m
+    mx.random.seed(seed)
+    model = m.Model(m.ModelArgs(hidden_size=128, num_hidden_layers=layers, intermediate_size=128, num_attention_heads=4,
+                                num_key_value_heads=2, head_dim=64, num_local_experts=4, num_experts_per_tok=2, vocab_size=1000,
+                                sliding_window=window))
+    for layer in model.layers:
+        layer.self_attn.sinks = mx.random.uniform(1, 5, (4,))
+    mx.eval(model.parameters())
+    return model
+
+
 def text(n, seed=1, vocab=1000):
     mx.random.seed(seed)
     return mx.random.randint(0, vocab, (n,))

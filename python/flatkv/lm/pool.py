@@ -33,6 +33,7 @@ class KVLayer:
     window: int
     n_sinks: int
     dtype: str
+    sink_logits: tuple[float, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +56,8 @@ def stored(layer: KVLayer, options: Options) -> tuple[Layer, str]:
     group = 16 if halves else 64 if wide % 64 == 0 else 32
     codec = options.codec if halves or "g" in options.codec else f"{options.codec}g{group}"
     dim = -(-wide // group) * group
-    return Layer(layer.n_q_heads, layer.n_kv_heads, dim, layer.window, layer.n_sinks, layer.scale), codec
+    return Layer(layer.n_q_heads, layer.n_kv_heads, dim, layer.window, layer.n_sinks, layer.scale,
+                 sink_logits=layer.sink_logits), codec
 
 
 def cache_options(layers: list[KVLayer], options: Options) -> tuple[list[Layer], dict[str, Any]]:
@@ -172,7 +174,7 @@ def identity_of(layers: list[KVLayer], options: Options) -> str:
 
 
 def layers_of(identity: str) -> list[KVLayer]:
-    return [KVLayer(*fields) for fields in json.loads(identity)[0]]
+    return [KVLayer(*fields, tuple(sinks)) for *fields, sinks in json.loads(identity)[0]]
 
 
 class Text:
