@@ -18,14 +18,32 @@ static const char usage[] =
     "Times write, decode and prefill over packed pages for each codec and shape, each checked against the truth first.\n"
     "Exit status: 0 good, 1 a result was wrong, 2 wrong usage, 3 not enough memory.\n";
 
+static bool same_codec(fkv_codec_config a, fkv_codec_config b) {
+    a = fkv_codec_canonical(a);
+    b = fkv_codec_canonical(b);
+    return a.kind == b.kind && a.bits == b.bits && a.group == b.group;
+}
+
+/* By the name in the table, or any other that means it: "sealed", "tq4". N_ATTN_CODECS: none. */
+static uint32_t codec_of(const char *word) {
+    fkv_codec_config k = {.group = 64};
+    fkv_codec_config v = {.group = 64};
+    bool parsed = fkv_codec_parse(word, &k, &v) == FKV_OK;
+    uint32_t i = 0;
+    for (; i < N_ATTN_CODECS; i++)
+        if (strcmp(attn_codecs[i].name, word) == 0 ||
+            (parsed && same_codec(k, attn_codecs[i].k) && same_codec(v, attn_codecs[i].v)))
+            break;
+    return i;
+}
+
 static void take_codecs(attn_options *o, const char *list) {
     char word[KIT_WORD];
     bool all = strcmp(list, "all") == 0;
     for (uint32_t i = 0; i < N_ATTN_CODECS; i++) o->codecs[i] = all;
     while (!all && kit_next_word(&list, word)) {
-        uint32_t i = 0;
-        while (i < N_ATTN_CODECS && strcmp(attn_codecs[i].name, word) != 0) i++;
-        if (i == N_ATTN_CODECS) kit_die(EXIT_USAGE, "--codec %s: there is no such codec; --help lists them", word);
+        uint32_t i = codec_of(word);
+        if (i == N_ATTN_CODECS) kit_die(EXIT_USAGE, "--codecs %s: there is no such codec; --help lists them", word);
         o->codecs[i] = true;
     }
 }
@@ -84,7 +102,7 @@ static void complete(attn_options *o) {
     bool any_codec = false;
     for (uint32_t i = 0; i < N_ATTN_CODECS; i++) any_codec = any_codec || o->codecs[i];
     if (!any_codec || !(o->ops[OP_WRITE] || o->ops[OP_DECODE] || o->ops[OP_PREFILL]))
-        kit_die(EXIT_USAGE, "--codec or --only names nothing, so there is nothing to time");
+        kit_die(EXIT_USAGE, "--codecs or --only names nothing, so there is nothing to time");
     if (o->n_threads == 0) {
         o->threads[o->n_threads++] = 1;
         if (fkv_cpu_count() > 1) o->threads[o->n_threads++] = fkv_cpu_count();
@@ -94,7 +112,7 @@ static void complete(attn_options *o) {
 /* "of K/V bits, or all" and the names there are. */
 static const char *codec_help(void) {
     static char text[512];
-    size_t n = (size_t)snprintf(text, sizeof text, "K/V bits (default %s), or all;\n", default_codecs);
+    size_t n = (size_t)snprintf(text, sizeof text, "as 8/4, sealed or tq4 (default %s), or all;\n", default_codecs);
     for (uint32_t i = 0; i < N_ATTN_CODECS && n < sizeof text; i++)
         n += (size_t)snprintf(text + n, sizeof text - n, "%s%s", i == 0 ? "" : i % 8 == 0 ? ",\n" : ", ", attn_codecs[i].name);
     return text;
@@ -116,7 +134,7 @@ void attn_options_parse(attn_options *o, int argc, char **argv) {
         {"cached", 'c', OPTION_TEXT, &depths, 0, "LIST",
          "tokens in the pages, the new ones included (default 16384 for a shape not in that list)"},
         {"queries", 0, OPTION_COUNT, &o->n_queries, 1u << 16, "N", "new tokens of a prefill (default 64)"},
-        {"codec", 0, OPTION_TEXT, &codecs, 0, "LIST", codec_help()},
+        {"codecs", 0, OPTION_TEXT, &codecs, 0, "LIST", codec_help()},
         {"only", 0, OPTION_TEXT, &ops, 0, "LIST", "what to time, of write,decode,prefill (default all)"},
         {"threads", 0, OPTION_TEXT, &threads, 0, "LIST", "thread counts (default 1 and one for each core)"},
         {"isa", 0, OPTION_TEXT, &isa, 0, "NAME",

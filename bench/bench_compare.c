@@ -155,7 +155,7 @@ static void parse(options *o, int argc, char **argv) {
         {"case", 0, OPTION_TEXTS, &cases, 0, "H/G/D/CACHED/QUERIES[/SEQUENCES]",
          "may be repeated (default 32/8/128 at 16384 and 65536, 512 queries on 16384,\n"
          "9/3/64 at 8192, 4/1/256 at 32768). Several sequences: flatkv alone"},
-        {"codec", 0, OPTION_TEXT, &o->codecs, 0, "LIST", "codecs of flatkv (default 8/4,4/4,16/16)"},
+        {"codecs", 0, OPTION_TEXT, &o->codecs, 0, "LIST", "codecs of flatkv (default 8/4,4/4,16/16)"},
         {"threads", 0, OPTION_COUNT, &o->n_threads, FKV_MAX_THREADS, "N", "(default: one for each core)"},
         {"isa", 0, OPTION_TEXT, &isa, 0, "NAME", "kernels of flatkv (default: the environment's FKV_ISA, or auto)"},
         {"rounds", 0, OPTION_COUNT, &o->n_rounds, MAX_ROUNDS, "N", "calls of each subject (default 15)"},
@@ -345,7 +345,7 @@ static void subjects_open(bench *b, const compare_case *c) {
         subject *s = add_subject(b, "flatkv", name, false);
         fkv_codec_config k = fkv_config_default().layer.k;
         fkv_codec_config v = fkv_config_default().layer.v;
-        if (fkv_codec_parse(name, &k, &v) != FKV_OK) kit_die(EXIT_USAGE, "--codec: %s", fkv_message());
+        if (fkv_codec_parse(name, &k, &v) != FKV_OK) kit_die(EXIT_USAGE, "--codecs: %s", fkv_message());
         flatkv_open(b, s, c, k, v);
         for (uint32_t i = 1; i <= c->n_seqs; i++)
             s->error = fmax(s->error, error_of(s->ours.out + (i * c->n_queries - 1) * n, exact, n));

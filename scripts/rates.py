@@ -30,9 +30,7 @@ def weights_path(name):
 
 
 def codec_options(codec):
-    bits, _, rotate = codec.partition(":")
-    k, v = bits.split("/")
-    return ["--k-bits", k, "--v-bits", v, "--rotate", rotate or "none"]
+    return ["--codecs", codec]
 
 
 def cut_text(text, n_bytes):

@@ -38,9 +38,9 @@ class Machine:
 
 
 def codec_name(c):
-    """8/4, 4/4 kv, 4/4 g32: bits of keys and values, the group where it is not 64, what is rotated."""
-    name = f"{c['k_bits']}/{c['v_bits']}"
-    groups = {c[f"{side}_group"] for side in "kv" if c[f"{side}_bits"] != 16} - {64}
+    """8/4, 4/4 kv, 4/4 g32, s4/s4 v: keys and values, the group where it is not 64, what is rotated."""
+    name = c["codec"].split(":")[0].split("g")[0] if "codec" in c else f"{c['k_bits']}/{c['v_bits']}"
+    groups = {c[f"{side}_group"] for side in "kv" if c[f"{side}_bits"] != 16} - {0, 64}
     name += "".join(f" g{group}" for group in sorted(groups))
     return name + ("" if c.get("rotate", "none") == "none" else f" {c['rotate']}")
 

@@ -110,10 +110,13 @@ def refuses_what_it_does_not_know():
     refused(USAGE, ["no command sing"], "sing")
     refused(USAGE, ["--louder"], "run", "--louder")
     refused(USAGE, ["-n needs a value"], "run", "-p", "x", "-n")
-    refused(USAGE, ["--rotate", "none|k|v|kv"], "run", "-p", "x", "--rotate", "sideways")
+    refused(USAGE, ["--device", "cpu|mlx"], "run", "-p", "x", "--device", "abacus")
     refused(USAGE, ["unexpected argument"], "run", "-p", "x", "y")
     refused(USAGE, ["8/4"], "ppl", "-f", BOOK, "--codecs", "8/4,eight/four")
-    refused(USAGE, ["3 bits"], "run", "-p", "x", "--k-bits", "3")
+    refused(USAGE, ["3/4", "tq4"], "run", "-p", "x", "--codecs", "3/4")
+    refused(USAGE, ["none, k, v or kv"], "plan", "--codecs", "8/4:sideways")
+    refused(USAGE, ["tq4", "rotated"], "plan", "--codecs", "tq4:k")
+    refused(USAGE, ["one is enough"], "run", "-p", "x", "--codecs", "8/4,sealed")
 
 
 def models_are_listed_with_place_and_licence():
@@ -382,7 +385,7 @@ def a_reloaded_prefix_gives_the_same_tokens():
     with tempfile.TemporaryDirectory() as folder:
         saved = os.path.join(folder, "saved.fkv")
         prompt = book(20000, 1500)
-        for codec in ([], ["--k-bits", "4", "--rotate", "kv"], ["--max-kv", "256"]):
+        for codec in ([], ["--codecs", "4/4"], ["--codecs", "sealed"], ["--codecs", "tq4"], ["--max-kv", "256"]):
             fresh = answer("run", "-p", prompt, "-n", "40", "--save-prefix", saved, *codec)
             expect(fresh["prefix_tokens"] == 0, fresh)
             again = answer("run", "-p", prompt, "-n", "40", "--prefix", saved, *codec)
@@ -419,7 +422,7 @@ def refuses_a_prefix_that_does_not_belong():
         saved = os.path.join(folder, "saved.fkv")
         answer("run", "-p", book(20000, 300), "-n", "0", "--save-prefix", saved)
         refused(FAILED, ["does not start with"], "run", "-f", BOOK, "-c", "600000", "--prefix", saved)
-        refused(FAILED, ["FKV_FILE_FOREIGN"], "run", "--v-bits", "8", "--prefix", saved)
+        refused(FAILED, ["FKV_FILE_FOREIGN"], "run", "--codecs", "8/8", "--prefix", saved)
         refused(FAILED, ["FKV_FILE_FORMAT"], "run", "--prefix", BOOK)
         refused(FAILED, ["FKV_IO"], "run", "--prefix", os.path.join(folder, "nothing"))
 
@@ -445,7 +448,7 @@ def a_plan_above_the_limit_is_refused():
     code, out, err = flatkv("plan", "-c", "32768", "--memory", "10000000")
     expect(code == NO_FIT and b"total with weights" in out and b"It does not fit" in out and "-c" in err, code, out, err)
     plan = answer("plan", "-c", "4096")
-    wide = answer("plan", "-c", "4096", "--k-bits", "16", "--v-bits", "16")
+    wide = answer("plan", "-c", "4096", "--codecs", "16/16")
     expect(plan["total_bytes_16bit"] == wide["total_bytes"] > plan["total_bytes"], plan)
     expect(plan["longest_context"] > plan["longest_context_16bit"] > 4096 and plan["weights_packed_bytes"] > 7_000_000, plan)
 
@@ -487,17 +490,29 @@ def a_plan_answers_for_another_machine_and_a_model_that_is_not_there():
 
 
 def the_same_codec_is_no_distance_away():
-    result = answer("ppl", "-f", BOOK, "-w", "512", "--windows", "2", "--kl", "--codecs", "16/16,8/4,4/2")
+    result = answer("ppl", "-f", BOOK, "-w", "512", "--windows", "2", "--kl", "--codecs", "16/16,8/4:none,4/2")
     exact, usual, coarse = result["codecs"]
     expect(exact["ppl"] == result["ppl_16bit"] and exact["kl_mean"] == 0 and exact["top1"] == 1, exact)
     expect(0 < usual["kl_mean"] < coarse["kl_mean"] and usual["kl_mean"] < usual["kl_p99"], usual, coarse)
     expect(exact["tokens"] == 2 * 255 and 2 < exact["ppl"] < 12, exact)
-    alone = answer("ppl", "-f", BOOK, "-w", "512", "--windows", "2", "--chunk", "100", "--rotate", "none")
+    alone = answer("ppl", "-f", BOOK, "-w", "512", "--windows", "2", "--chunk", "100", "--codecs", "8/4:none")["codecs"][0]
     expect(alone["ppl"] == usual["ppl"], "chunks changed the perplexity", alone["ppl"], usual["ppl"])
     every = answer("ppl", "-f", BOOK, "-w", "512", "--windows", "1", "--score", "all")
     expect(every["tokens"] == 511, every)
     refused(FAILED, ["less than one window"], "ppl", "-f", os.path.join(TREE, "models/needle/config.json"))
     refused(USAGE, ["-f FILE"], "ppl")
+
+
+def an_interrupted_ppl_reports_the_windows_it_has_done():
+    command = [program, "ppl", "-f", BOOK, "-w", "256", "--kl", "-v", "--codecs", "8/4", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    while b"window 2:" not in process.stderr.readline():
+        expect(process.poll() is None, "it ended")
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    result = json.loads(out)
+    expect(process.returncode == INTERRUPTED and result["windows"] >= 2, process.returncode, result)
+    expect(result["codecs"][0]["tokens"] == result["windows"] * 127, result)
 
 
 def a_planted_fact_is_found_at_every_depth():
@@ -576,7 +591,7 @@ def mlx_counters_are_flat():
 
 
 def attention_is_timed():
-    result = answer("bench", "attn", "-c", "1024,2K", "--codec", "16/16,8/4", "--only", "decode", "--threads", "1", "--quick")
+    result = answer("bench", "attn", "-c", "1024,2K", "--codecs", "16/16,8/4", "--only", "decode", "--threads", "1", "--quick")
     rows = result["results"]
     expect(result["bench"] == "bench_attn" and [r["cached"] for r in rows] == [1024, 1024, 2048, 2048], result)
     expect(all(r["right"] and r["ms_p50"] > 0 and (r["q_heads"], r["kv_heads"]) == (4, 2) for r in rows), result)  # needle's
@@ -594,12 +609,13 @@ def tokens_are_shown():
 # The quality test that needs no download: many facts at once rank codecs by the likelihood of the right answers. The bounds are those
 # promised for the codecs; a simulation with exact attention found 1.2 and 2.3.
 def many_facts_hold_the_codecs_to_their_bounds():
-    result = answer("niah", "--facts", "100", "--ask", "64", "-c", "16384", "--codecs", "16/16,8/4,4/4:kv")
-    wide, usual, rotated = result["codecs"]
-    print(" ".join(f"K{c['k_bits']}/V{c['v_bits']} {c['right']:.3f} {c['nll']:.5f}" for c in result["codecs"]))
+    result = answer("niah", "--facts", "100", "--ask", "64", "-c", "16384", "--codecs", "16/16,8/4,4/4,sealed")
+    wide, usual, rotated, sealed = result["codecs"]
+    print(" ".join(f"{c['codec']} {c['right']:.3f} {c['nll']:.5f}" for c in result["codecs"]))
     expect(wide["right"] >= 0.95 and 0 < wide["nll"] < 0.01, wide)
     expect(usual["nll"] <= 1.3 * wide["nll"], "K8/V4:", usual, wide)
     expect(rotated["nll"] <= 3 * wide["nll"], "rotated K4/V4:", rotated, wide)
+    expect(sealed["nll"] <= 1.6 * wide["nll"], "sealed:", sealed, wide)
 
 
 BEHAVIOURS = {name: f for name, f in list(globals().items())

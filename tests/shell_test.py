@@ -74,7 +74,7 @@ def check_completion(shell):
             check(f"{shell}: {command}", options, offered(shell, *command, "-"))
         if len(command) == 2:
             check(f"{shell}: {command[0]}", {command[1]}, offered(shell, command[0], ""))
-    check(shell, {"none", "k", "v", "kv"}, offered(shell, "run", "--rotate", ""))
+    check(shell, {"cpu", "mlx"}, offered(shell, "run", "--device", ""))
     check(shell, {"needle", "smollm2"}, offered(shell, "run", "-m", ""))
     check(shell, {"verify", "show"}, offered(shell, "pages", ""))
     check(shell, {"man_page"}, offered(shell, "pages", "verify", ""))  # a file

@@ -362,6 +362,8 @@ START_TEST(names_are_codecs_and_keep_the_groups_they_do_not_name) {
         uint32_t k_bits, v_bits, k_group, v_group;
     } good[] = {{"8/4", 8, 4, 64, 128},
                 {"16/16", 16, 16, 64, 128},
+                {"8", 8, 8, 64, 128},
+                {"4g32", 4, 4, 32, 32},
                 {"2/16", 2, 16, 64, 128},
                 {"4/4g32", 4, 4, 32, 32},
                 {"16/2g64", 16, 2, 64, 64},
@@ -400,7 +402,7 @@ START_TEST(names_are_codecs_and_keep_the_groups_they_do_not_name) {
     ck_assert_str_eq(info.name, "tq3");
     ck_assert(info.rotates && info.needs_rotation && info.dim_multiple == 32 && info.group == 0);
     static const char *const bad[] = {
-        "",     "sealed/4", "s5/4",    "s/s",    "8",     "8/",      "/4",     "8/4/4",   "eight/four",
+        "",     "sealed/4", "s5/4",    "s/s",    "8x",    "8/",      "/4",     "8/4/4",   "eight/four",
         "3/4",  "4/3",      "8/4x",    "8/4g",   "8/4gx", "8/4g32x", "8g32/4", " 8/4",    "8/ 4",
         "88/4", "8/4g-1",   "8/4 g32", "8/4:kv", "08/4",  "16/16/",  "8\\4",   "8/4g 32", "8/4g99999999999999999999"};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {

@@ -124,8 +124,9 @@ typedef struct fkv_codec_config {
     fkv_codec_kind kind;
 } fkv_codec_config;
 
-/* The codecs of both sides by their names, K first: "8/4", "16/16", "4/4g32", "8/tq4", "s4/s4" or "sealed". Without g the groups
- * stay those of *k and *v. FKV_BAD_CONFIG, with the names there are; *k and *v are then unchanged. */
+/* The codecs of both sides by their names, K first: "8/4", "16/16", "4/4g32", "8/tq4", "s4/s4", "tq4" for both, or "sealed",
+ * which is "s4/s4". Without g the groups stay those of *k and *v. FKV_BAD_CONFIG, with the names there are; *k and *v are then
+ * unchanged. */
 FKV_API fkv_status fkv_codec_parse(const char *text, fkv_codec_config *k, fkv_codec_config *v);
 
 /* What a model and a program need to know of one side. */

@@ -6,9 +6,9 @@
  */
 #include "../kit/numbers.h"
 #include "bench_command.h"
-#include "codec_list.h"
 #include "haystack.h"
 #include "memory_line.h"
+#include "model_options.h"
 #include "session.h"
 
 #include <math.h>
@@ -104,9 +104,8 @@ static int report_json(const flat *f, const memory_verdict *v) {
 static void report_text(const flat *f, const memory_verdict *v) {
     char a[32];
     const fkv_runner_plan *plan = &f->session.plan;
-    printf("%s, %u tokens, K%u/V%u%s%s\n\n", f->o->model.model, f->session.length, f->config.k.bits, f->config.v.bits,
-           f->config.rotate != FKV_ROTATE_NONE ? " rotated " : "",
-           f->config.rotate != FKV_ROTATE_NONE ? model_rotate_name(f->config.rotate) : "");
+    char name[CODEC_NAME];
+    printf("%s, %u tokens, %s\n\n", f->o->model.model, f->session.length, codec_name(&f->o->model.codecs.codecs[0], name));
     printf("%-26s %12s\n", "weights, mapped", kit_bytes(plan->mapped_bytes, a));
     printf("%-26s %12s  planned", "weights, repacked", kit_bytes(plan->packed_bytes, a));
     printf(", %s measured%s\n", kit_bytes(f->weights_bytes, a),
@@ -129,10 +128,9 @@ static int work(flat *f) {
     memory_verdict v = memory_line_judge(&f->line, f->o->model.lazy);
     if (f->o->svg != NULL) {
         char subtitle[160];
-        codec_choice codec = {f->config.k, f->config.v, f->config.rotate};
-        char name[32];
+        char name[CODEC_NAME];
         snprintf(subtitle, sizeof subtitle, "%s; %u tokens, %s; filled in steps of %u%s", f->o->model.model, f->n_tokens,
-                 codec_text(&codec, name), f->config.max_step_tokens, f->o->model.lazy ? "; lazy" : "");
+                 codec_name(&f->o->model.codecs.codecs[0], name), f->config.max_step_tokens, f->o->model.lazy ? "; lazy" : "");
         code = memory_line_draw(&f->line, &f->config, subtitle, f->o->svg);
     }
     if (f->o->model.json && code == EXIT_GOOD) code = report_json(f, &v);
@@ -150,7 +148,7 @@ int bench_flat(int argc, char **argv) {
         {0}};
     const kit_option *const tables[] = {own, common, NULL};
     int code = EXIT_GOOD;
-    if (!kit_options_parse(usage, tables, argc, argv, &code)) return code;
+    if (!model_options_parse(&o.model, usage, tables, argc, argv, &code)) return code;
     cli_catch_interrupts();
     flat f = {.o = &o};
     code = work(&f);

@@ -8,16 +8,19 @@
 
 model_options model_options_default(void) {
     fkv_runner_config runner = fkv_runner_config_default();
-    return (model_options){.model = "needle",
-                           .k_bits = runner.k.bits,
-                           .v_bits = runner.v.bits,
-                           .k_group = runner.k.group,
-                           .v_group = runner.v.group,
-                           .rotate = (int)runner.rotate,
-                           .n_sinks = 4,
-                           .chunk = runner.max_step_tokens,
-                           .seed = 1};
+    model_options o = {.model = "needle", .n_sinks = 4, .chunk = runner.max_step_tokens, .seed = 1};
+    (void)codec_list_parse(NULL, 1, &o.codecs);
+    return o;
 }
+
+#define CODECS_NAMES                                                                                                             \
+    "keys/values: 16, 8, 4 or 2 bits each,\n"                                                                                    \
+    "sealed (s4, s3, s2: pages packed again when full), TurboQuant (tq4, tq3, tq2);\n"                                           \
+    "g32 or g128 behind for other groups than 64, :none against rotation (default 8/4)"
+static const char *const CODECS_HELP[] = {
+    "how the cache is stored, as 8/4, sealed or tq4; " CODECS_NAMES,
+    "caches to compare, as 16/16,8/4,sealed,tq4; " CODECS_NAMES,
+};
 
 void model_options_list(model_options *o, kit_option list[N_MODEL_OPTIONS]) {
     const kit_option options[N_MODEL_OPTIONS] = {
@@ -26,11 +29,7 @@ void model_options_list(model_options *o, kit_option list[N_MODEL_OPTIONS]) {
          "where the model runs; MLX uses Metal, CUDA or its own CPU code (default cpu)"},
         {"context", 'c', OPTION_U32, &o->context, INT32_MAX, "N",
          "tokens to reserve; 32K is 32768 (K, M and G multiply by 1024)"},
-        {"k-bits", 0, OPTION_U32, &o->k_bits, 16, "N", "bits of a key: 16, 8, 4 or 2 (default 8)"},
-        {"v-bits", 0, OPTION_U32, &o->v_bits, 16, "N", "bits of a value: 16, 8, 4 or 2 (default 4)"},
-        {"k-group", 0, OPTION_U32, &o->k_group, 128, "N", "numbers of a key that share a scale: 32, 64 or 128 (default 64)"},
-        {"v-group", 0, OPTION_U32, &o->v_group, 128, "N", "the same for values (default 64)"},
-        {"rotate", 0, OPTION_CHOICE, &o->rotate, 0, "none|k|v|kv", "Hadamard rotation before quantization (default kv)"},
+        {"codecs", 0, OPTION_TEXT, &o->codec_names, 0, o->compares ? "LIST" : "NAME", CODECS_HELP[o->compares]},
         {"max-kv", 0, OPTION_U32, &o->max_kv, INT32_MAX, "N",
          "sliding window: each layer keeps the last N tokens and the sinks,\nso a text of any length fits"},
         {"sinks", 0, OPTION_U32, &o->n_sinks, INT32_MAX, "N", "first tokens that --max-kv keeps too (default 4)"},
@@ -42,6 +41,12 @@ void model_options_list(model_options *o, kit_option list[N_MODEL_OPTIONS]) {
         {"json", 0, OPTION_FLAG, &o->json, 0, NULL, "one JSON object on standard output"},
         {0}};
     memcpy(list, options, sizeof options);
+}
+
+bool model_options_parse(model_options *o, const char *usage, const kit_option *const *tables, int argc, char **argv, int *code) {
+    if (!kit_options_parse(usage, tables, argc, argv, code)) return false;
+    *code = codec_list_parse(o->codec_names, o->compares ? MAX_CODECS : 1, &o->codecs);
+    return *code == EXIT_GOOD;
 }
 
 int model_options_load(const model_options *o, bool plan_only, fkv_model **model) {
@@ -67,9 +72,7 @@ fkv_runner_config model_options_runner(const model_options *o, uint32_t max_toke
     fkv_runner_config c = fkv_runner_config_default();
     c.max_tokens = max_tokens;
     c.max_step_tokens = max_tokens != 0 && max_tokens < o->chunk ? max_tokens : o->chunk;
-    c.k = (fkv_codec_config){o->k_bits, o->k_group};
-    c.v = (fkv_codec_config){o->v_bits, o->v_group};
-    c.rotate = (fkv_rotate)o->rotate;
+    codec_apply(&o->codecs.codecs[0], &c);
     c.max_kv = o->max_kv;
     c.n_sinks = o->max_kv != 0 ? o->n_sinks : 0;
     c.n_threads = o->n_threads;
@@ -83,21 +86,12 @@ const char *model_device_name(const model_options *o) {
     return names[o->device & 1];
 }
 
-const char *model_rotate_name(fkv_rotate rotate) {
-    static const char *const names[] = {"none", "k", "v", "kv"};
-    return names[rotate & 3];
-}
-
 void model_options_json(const model_options *o, const fkv_model_info *about, kit_json *json) {
     kit_json_text(json, "version", fkv_version());
     kit_json_text(json, "model", o->model);
     kit_json_text(json, "architecture", about->architecture);
     kit_json_text(json, "device", model_device_name(o));
-    kit_json_integer(json, "k_bits", o->k_bits);
-    kit_json_integer(json, "v_bits", o->v_bits);
-    kit_json_integer(json, "k_group", o->k_group);
-    kit_json_integer(json, "v_group", o->v_group);
-    kit_json_text(json, "rotate", model_rotate_name((fkv_rotate)o->rotate));
+    if (!o->compares || !o->codecs.named) codec_json(&o->codecs.codecs[0], json);
     if (o->max_kv != 0) {
         kit_json_integer(json, "max_kv", o->max_kv);
         kit_json_integer(json, "sinks", o->n_sinks);

@@ -3,19 +3,15 @@
 #ifndef FKV_CLI_MODEL_OPTIONS_H
 #define FKV_CLI_MODEL_OPTIONS_H
 
-#include "cli.h"
-
-#include <flatkv/model.h>
+#include "codec_list.h"
 
 typedef struct model_options {
-    const char *model; /* as -m names it */
-    int device;        /* a fkv_backend */
-    uint32_t context;  /* 0: not said */
-    uint32_t k_bits;
-    uint32_t v_bits;
-    uint32_t k_group;
-    uint32_t v_group;
-    int rotate; /* a fkv_rotate */
+    const char *model;       /* as -m names it */
+    int device;              /* a fkv_backend */
+    uint32_t context;        /* 0: not said */
+    const char *codec_names; /* as --codecs lists them */
+    bool compares;           /* --codecs may name several */
+    codec_list codecs;       /* them; where the command does not compare, one */
     uint32_t max_kv;
     uint32_t n_sinks;
     uint32_t chunk;
@@ -26,23 +22,25 @@ typedef struct model_options {
     bool json;
 } model_options;
 
-enum { N_MODEL_OPTIONS = 17 };
+enum { N_MODEL_OPTIONS = 13 };
 
 model_options model_options_default(void);
 
-/* Their table, for kit_options_parse(). */
+/* Their table, for model_options_parse(). `compares` is set before. */
 void model_options_list(model_options *o, kit_option list[N_MODEL_OPTIONS]);
+
+/* kit_options_parse() for tables with these options in them, and what their values say. */
+bool model_options_parse(model_options *o, const char *usage, const kit_option *const *tables, int argc, char **argv, int *code);
 
 /* Returns an exit code, with a message on failure. */
 int model_options_load(const model_options *o, bool plan_only, fkv_model **model);
 
-/* For one sequence of max_tokens tokens. */
+/* For one sequence of max_tokens tokens, with the first codec. */
 fkv_runner_config model_options_runner(const model_options *o, uint32_t max_tokens);
 
 const char *model_device_name(const model_options *o);
-const char *model_rotate_name(fkv_rotate rotate);
 
-/* What a result belongs to: version, model, architecture, device, codec. */
+/* What a result belongs to: version, model, architecture, device; the codec, unless named ones are compared. */
 void model_options_json(const model_options *o, const fkv_model_info *about, kit_json *json);
 
 #endif

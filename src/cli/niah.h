@@ -3,9 +3,9 @@
 #ifndef FKV_CLI_NIAH_H
 #define FKV_CLI_NIAH_H
 
-#include "codec_list.h"
 #include "haystack.h"
 #include "memory_line.h"
+#include "model_options.h"
 #include "session.h"
 
 enum { MAX_LENGTHS = 16, MAX_DEPTHS = 101, NIAH_LOGIT_ROWS = 32 };
@@ -14,7 +14,6 @@ typedef struct niah_options {
     model_options model;
     const char *file;
     const char *lengths;
-    const char *codecs;
     const char *svg;
     const char *line;
     uint32_t n_depths;
@@ -29,7 +28,6 @@ typedef struct niah {
     fkv_model *model;
     const fkv_model_info *about;
     haystack haystack;
-    codec_list codecs;
     uint32_t lengths[MAX_LENGTHS];
     uint32_t n_lengths;
     double depths[MAX_DEPTHS];

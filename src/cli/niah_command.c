@@ -48,7 +48,7 @@ static void choose_depths(niah *n) {
 /* ---- one codec ---- */
 
 static int show_line(const niah *n, const codec_choice *codec, const fkv_runner_config *config, kit_json *json) {
-    char name[32];
+    char name[CODEC_NAME];
     char subtitle[160];
     memory_verdict v = memory_line_judge(&n->line, config->lazy);
     memory_verdict_json(&v, json);
@@ -57,7 +57,7 @@ static int show_line(const niah *n, const codec_choice *codec, const fkv_runner_
         memory_verdict_print(&n->line, config, &v);
     }
     snprintf(subtitle, sizeof subtitle, "%s over %u tokens with a planted fact; %s; prefill in steps of %u", n->o->model.model,
-             longest(n), codec_text(codec, name), config->max_step_tokens);
+             longest(n), codec_name(codec, name), config->max_step_tokens);
     return memory_line_draw(&n->line, config, subtitle, n->o->line);
 }
 
@@ -79,20 +79,19 @@ static int run_codec(niah *n, const codec_choice *codec, kit_json *json) {
 
 static int run_codecs(niah *n, kit_json *json) {
     int code = EXIT_GOOD;
-    if (n->codecs.many) kit_json_array(json, "codecs");
-    for (uint32_t i = 0; code == EXIT_GOOD && i < n->codecs.n; i++) {
-        if (n->codecs.many) kit_json_object(json, NULL);
-        if (n->codecs.many) codec_json(&n->codecs.codecs[i], json);
-        code = run_codec(n, &n->codecs.codecs[i], json);
-        if (n->codecs.many) kit_json_close(json);
+    if (n->o->model.codecs.named) kit_json_array(json, "codecs");
+    for (uint32_t i = 0; code == EXIT_GOOD && i < n->o->model.codecs.n; i++) {
+        if (n->o->model.codecs.named) kit_json_object(json, NULL);
+        if (n->o->model.codecs.named) codec_json(&n->o->model.codecs.codecs[i], json);
+        code = run_codec(n, &n->o->model.codecs.codecs[i], json);
+        if (n->o->model.codecs.named) kit_json_close(json);
     }
-    if (n->codecs.many) kit_json_close(json);
+    if (n->o->model.codecs.named) kit_json_close(json);
     return code;
 }
 
 static int work(niah *n) {
-    int code = codec_list_parse(&n->o->model, n->o->codecs, &n->codecs);
-    if (code == EXIT_GOOD) code = model_options_load(&n->o->model, false, &n->model);
+    int code = model_options_load(&n->o->model, false, &n->model);
     if (code != EXIT_GOOD) return code;
     n->about = fkv_model_about(n->model);
     code = niah_frames_open(n);
@@ -113,14 +112,15 @@ static bool good_options(const niah_options *o) {
     if ((o->n_asked > o->n_facts || o->n_asked == 0) && o->n_facts > 0)
         return kit_fail(0, "--ask %u: from 1 to the %u facts that are planted", o->n_asked, o->n_facts) != 0;
     if (o->n_facts > 0 && o->lengths != NULL) return kit_fail(0, "with --facts the length is given by -c, not --lengths") != 0;
-    if (o->svg != NULL && (o->n_facts > 0 || o->codecs != NULL)) return kit_fail(0, "--svg draws the grid of one codec") != 0;
-    if (o->line != NULL && (o->n_facts > 0 || o->codecs != NULL || !one_cell))
+    if (o->svg != NULL && (o->n_facts > 0 || o->model.codecs.n > 1)) return kit_fail(0, "--svg draws the grid of one codec") != 0;
+    if (o->line != NULL && (o->n_facts > 0 || o->model.codecs.n > 1 || !one_cell))
         return kit_fail(0, "--line draws one cell: one length, --depths 1, one haystack, one codec") != 0;
     return true;
 }
 
 int cli_niah(int argc, char **argv) {
     niah_options o = {.model = model_options_default(), .n_depths = 11, .n_asked = 64};
+    o.model.compares = true;
     kit_option common[N_MODEL_OPTIONS];
     model_options_list(&o.model, common);
     const kit_option own[] = {
@@ -137,13 +137,12 @@ int cli_niah(int argc, char **argv) {
          "ask for M of them (default 64); the right answer is given before the next question"},
         {"file", 'f', OPTION_TEXT, &o.file, 0, "FILE",
          "text of the haystack (default: the book that comes with the needle model)"},
-        {"codecs", 0, OPTION_TEXT, &o.codecs, 0, "LIST", "several codecs in one run; :kv rotates: 16/16,8/4:kv"},
         {"svg", 0, OPTION_TEXT, &o.svg, 0, "FILE", "write the grid as a heat map"},
         {"line", 0, OPTION_TEXT, &o.line, 0, "FILE", "write a picture of the memory of the process while one cell runs"},
         {0}};
     const kit_option *const tables[] = {own, common, NULL};
     int code = EXIT_GOOD;
-    if (!kit_options_parse(usage, tables, argc, argv, &code)) return code;
+    if (!model_options_parse(&o.model, usage, tables, argc, argv, &code)) return code;
     if (!good_options(&o)) return EXIT_USAGE;
     cli_catch_interrupts();
     static niah n;

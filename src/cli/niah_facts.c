@@ -187,8 +187,8 @@ int niah_facts_run(niah *n, const codec_choice *codec, kit_json *json) {
     kit_json_real(json, "nll", nll);
     kit_json_real(json, "seconds", s.seconds);
     if (n->o->model.json) return EXIT_GOOD;
-    char name[32];
-    printf("%-14s %u tokens, %u facts, %u asked: %.3f right, nll %.5f a token, %.1f s\n", codec_text(codec, name), length,
+    char name[CODEC_NAME];
+    printf("%-14s %u tokens, %u facts, %u asked: %.3f right, nll %.5f a token, %.1f s\n", codec_name(codec, name), length,
            n->o->n_facts, s.n_asked, right, nll, s.seconds);
     (void)fflush(stdout);
     return EXIT_GOOD;

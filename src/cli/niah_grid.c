@@ -196,13 +196,13 @@ static double share_of(const grid *g, uint32_t length, uint32_t depth) {
 
 static int draw(const grid *g, const codec_choice *codec) {
     const niah *n = g->n;
-    char name[32];
+    char name[CODEC_NAME];
     char subtitle[160];
     double *shares = kit_take((size_t)n->o->n_depths * n->n_lengths * sizeof *shares);
     for (uint32_t d = 0; d < n->o->n_depths; d++)
         for (uint32_t l = 0; l < n->n_lengths; l++) shares[(size_t)d * n->n_lengths + l] = share_of(g, l, d);
     snprintf(subtitle, sizeof subtitle, "%s, %s, %u %s for each cell: %zu of %zu found", n->o->model.model,
-             codec_text(codec, name), n->n_haystacks, n->n_haystacks == 1 ? "fact" : "facts", g->n_found, g->n_cells);
+             codec_name(codec, name), n->n_haystacks, n->n_haystacks == 1 ? "fact" : "facts", g->n_found, g->n_cells);
     heat_map map = {.title = "Planted facts found again",
                     .subtitle = subtitle,
                     .note = "A fact is planted at a depth of a long text and asked for at its end.",
@@ -253,8 +253,8 @@ static void print_cell(const cell *c, bool chat) {
 
 static void print_grid(const grid *g, const codec_choice *codec) {
     const niah *n = g->n;
-    char name[32];
-    printf("%s, %s: %zu of %zu found, %.1f s\n\n%8s", n->o->model.model, codec_text(codec, name), g->n_found, g->n_cells,
+    char name[CODEC_NAME];
+    printf("%s, %s: %zu of %zu found, %.1f s\n\n%8s", n->o->model.model, codec_name(codec, name), g->n_found, g->n_cells,
            g->seconds, "depth");
     for (uint32_t l = 0; l < n->n_lengths; l++) printf(" %9u", n->lengths[l]);
     putchar('\n');

@@ -1,6 +1,6 @@
 /* flatkv pages: looks into page files without a cache. verify reads every byte against its checksum; show prints the header. */
 #include "../kit/utf8.h"
-#include "model_options.h"
+#include "codec_list.h"
 
 #include <string.h>
 
@@ -11,6 +11,10 @@ static void print_hex(const uint8_t *bytes, size_t n) {
     for (size_t i = 0; i < n; i++) printf("%02x", bytes[i]);
 }
 
+static codec_choice codec_of(const fkv_file_info *info) {
+    return (codec_choice){info->first_layer.k, info->first_layer.v, info->rotate};
+}
+
 static void show_text(const char *path, const fkv_file_info *info) {
     char size[32];
     const fkv_layer_config *l = &info->first_layer;
@@ -18,8 +22,10 @@ static void show_text(const char *path, const fkv_file_info *info) {
            (unsigned long long)info->n_pages, info->page_tokens);
     printf("tokens   %u\nlayers   %u, first: %u KV heads of %u, window %u, sinks %u\n", info->n_tokens, info->n_layers,
            l->n_kv_heads, l->head_dim, l->window, l->n_sinks);
-    printf("codec    K %u bits, group %u; V %u bits, group %u; %s scales; rotation %s\n", l->k.bits, l->k.group, l->v.bits,
-           l->v.group, info->page_type == FKV_BF16 ? "bf16" : "fp16", model_rotate_name(info->rotate));
+    codec_choice codec = codec_of(info);
+    char name[CODEC_NAME];
+    printf("codec    %s; %s scales; rotation %s\n", codec_name(&codec, name), info->page_type == FKV_BF16 ? "bf16" : "fp16",
+           codec_rotate_name(info->rotate));
     printf("rope     ");
     utf8_print_shown(stdout, info->rope_id);
     printf("\nweights  ");
@@ -31,6 +37,7 @@ static int show_json(const fkv_file_info *info) {
     const fkv_layer_config *l = &info->first_layer;
     char weights[2 * sizeof info->weights_id + 1];
     for (size_t i = 0; i < sizeof info->weights_id; i++) snprintf(weights + 2 * i, 3, "%02x", info->weights_id[i]);
+    codec_choice codec = codec_of(info);
     kit_json *json = kit_json_begin();
     kit_json_integer(json, "version", info->version);
     kit_json_integer(json, "file_bytes", info->file_bytes);
@@ -43,13 +50,9 @@ static int show_json(const fkv_file_info *info) {
     kit_json_integer(json, "head_dim", l->head_dim);
     kit_json_integer(json, "window", l->window);
     kit_json_integer(json, "n_sinks", l->n_sinks);
-    kit_json_integer(json, "k_bits", l->k.bits);
-    kit_json_integer(json, "k_group", l->k.group);
-    kit_json_integer(json, "v_bits", l->v.bits);
-    kit_json_integer(json, "v_group", l->v.group);
+    codec_json(&codec, json);
     kit_json_close(json);
     kit_json_text(json, "page_type", info->page_type == FKV_BF16 ? "bf16" : "f16");
-    kit_json_text(json, "rotate", model_rotate_name(info->rotate));
     kit_json_text(json, "rope", info->rope_id);
     kit_json_text(json, "weights", weights);
     return kit_json_print(json);

@@ -210,7 +210,10 @@ static int print_json(const subject *s, const fkv_runner_plan *plan, const budge
     fkv_runner_plan wide = {0};
     (void)make_plan(s, s->n_tokens, true, &wide);
     kit_json *json = kit_json_begin();
-    if (s->model != NULL) model_options_json(&s->o->model, fkv_model_about(s->model), json);
+    if (s->model != NULL)
+        model_options_json(&s->o->model, fkv_model_about(s->model), json);
+    else
+        codec_json(&s->o->model.codecs.codecs[0], json);
     kit_json_integer(json, "tokens", s->n_tokens);
     kit_json_integer(json, "total_bytes", plan->total_bytes);
     kit_json_integer(json, "slab_bytes", plan->cache.slab_bytes);
@@ -240,29 +243,36 @@ static int print_json(const subject *s, const fkv_runner_plan *plan, const budge
 static void fill_shape(subject *s) {
     const model_options *m = &s->o->model;
     fkv_config *c = &s->shape;
-    c->layer.k = (fkv_codec_config){m->k_bits, m->k_group};
-    c->layer.v = (fkv_codec_config){m->v_bits, m->v_group};
+    c->layer.k = m->codecs.codecs[0].k;
+    c->layer.v = m->codecs.codecs[0].v;
     c->layer.window = m->max_kv;
     c->layer.n_sinks = m->max_kv != 0 ? m->n_sinks : 0;
-    c->rotate = (fkv_rotate)m->rotate;
+    c->rotate = m->codecs.codecs[0].rotate;
     c->max_seqs = s->o->seqs;
     c->max_step_tokens = m->chunk;
     c->page_tokens = s->o->page;
     c->n_threads = m->n_threads;
 }
 
-/* A group that does not divide the head dimension pads the heads. */
+/* Head dimensions are padded to the multiples that the codecs have. */
+static uint32_t padded_dim(const codec_choice *codec, uint32_t head_dim) {
+    fkv_codec_info k = {.dim_multiple = 16};
+    fkv_codec_info v = {.dim_multiple = 16};
+    (void)fkv_codec_about(codec->k, &k);
+    (void)fkv_codec_about(codec->v, &v);
+    uint32_t step = k.dim_multiple > v.dim_multiple ? k.dim_multiple : v.dim_multiple;
+    return (head_dim + step - 1) / step * step;
+}
+
 static int make_config_shape(subject *s) {
     const config_shape *config = &s->config;
     fkv_config *c = &s->shape;
     *c = fkv_config_default();
     fill_shape(s);
-    uint32_t step = s->o->model.k_group > s->o->model.v_group ? s->o->model.k_group : s->o->model.v_group;
-    if (step < 16) step = 16;
     c->n_layers = config->n_layers;
     c->layer.n_q_heads = config->n_q_heads;
     c->layer.n_kv_heads = config->n_kv_heads;
-    c->layer.head_dim = (config->head_dim + step - 1) / step * step;
+    c->layer.head_dim = padded_dim(&s->o->model.codecs.codecs[0], config->head_dim);
     for (uint32_t i = 0; i < config->n_layers; i++) {
         s->layers[i] = c->layer;
         if (config->windows[i] != 0 && (c->layer.window == 0 || config->windows[i] < c->layer.window)) {
@@ -347,9 +357,8 @@ static int work(subject *s) {
     else
         print_table(s, &b);
     if (code != EXIT_GOOD || plan.total_bytes <= b.bytes) return code;
-    return kit_fail(EXIT_NO_FIT,
-                    "the plan does not fit: a shorter context (-c), fewer bits (--k-bits 4 --v-bits 4), a bounded context "
-                    "(--max-kv), or a smaller model");
+    return kit_fail(EXIT_NO_FIT, "the plan does not fit: a shorter context (-c), fewer bits (--codecs sealed), a bounded context "
+                                 "(--max-kv), or a smaller model");
 }
 
 int cli_plan(int argc, char **argv) {
@@ -369,7 +378,7 @@ int cli_plan(int argc, char **argv) {
         {0}};
     const kit_option *const tables[] = {own, common, NULL};
     int code = EXIT_GOOD;
-    if (!kit_options_parse(usage, tables, argc, argv, &code)) return code;
+    if (!model_options_parse(&o.model, usage, tables, argc, argv, &code)) return code;
     subject s = {.o = &o};
     code = work(&s);
     fkv_model_close(s.model);

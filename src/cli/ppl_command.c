@@ -5,10 +5,12 @@
  * half a window. Every codec that was asked for, and with --kl a 16-bit cache as the reference, is a lane of its own over the
  * same model: all lanes take the same step, then their logits are compared, row by row. N codecs cost N + 1 forwards.
  *
+ * Interrupted, it reports the windows that were done.
+ *
  * What is kept: one row of exps, and a divergence for each scored token and lane. Logits are never copied.
  */
-#include "codec_list.h"
 #include "likelihood.h"
+#include "model_options.h"
 #include "session.h"
 #include "text.h"
 #include "token_list.h"
@@ -26,7 +28,6 @@ enum { LOGIT_ROWS = 128 }; /* of one scored step: a large vocabulary has a megab
 typedef struct ppl_options {
     model_options model;
     const char *file;
-    const char *codecs;
     uint32_t window;
     uint32_t n_windows;
     int score; /* 0 half, 1 all */
@@ -34,13 +35,19 @@ typedef struct ppl_options {
     bool verbose;
 } ppl_options;
 
+/* Sums over scored tokens. */
+typedef struct lane_sums {
+    double nll;
+    double kl;
+    uint64_t n_same; /* where it agrees with the reference about the likeliest next one */
+} lane_sums;
+
 typedef struct lane {
     codec_choice codec;
     model_session session;
-    double nll;      /* sum over scored tokens */
-    uint64_t n_same; /* scored tokens where it agrees with the reference about the likeliest next one */
+    lane_sums now;
+    lane_sums whole; /* of the windows that are done */
     double *kl;      /* [scored tokens] */
-    double kl_sum;
 } lane;
 
 typedef struct ppl {
@@ -50,10 +57,10 @@ typedef struct ppl {
     token_list text;
     lane lanes[MAX_CODECS + 1]; /* the reference, where there is one, is the first */
     uint32_t n_lanes;
-    codec_list codecs;
     uint32_t n_windows;
     uint64_t n_scored;
-    float *exps; /* [n_vocab] of the reference */
+    uint64_t n_kept; /* of the windows that are done */
+    float *exps;     /* [n_vocab] of the reference */
     progress_bar progress;
     double seconds;
 } ppl;
@@ -74,9 +81,9 @@ static int open_lane(ppl *p, const codec_choice *codec) {
 }
 
 static int open_lanes(ppl *p) {
-    static const codec_choice reference = {{16, 64}, {16, 64}, FKV_ROTATE_NONE};
+    static const codec_choice reference = {.k = {.bits = 16}, .v = {.bits = 16}};
     int code = p->o->kl ? open_lane(p, &reference) : EXIT_GOOD;
-    for (uint32_t i = 0; code == EXIT_GOOD && i < p->codecs.n; i++) code = open_lane(p, &p->codecs.codecs[i]);
+    for (uint32_t i = 0; code == EXIT_GOOD && i < p->o->model.codecs.n; i++) code = open_lane(p, &p->o->model.codecs.codecs[i]);
     return code;
 }
 
@@ -106,13 +113,13 @@ static void score_row(ppl *p, const float *const *logits, uint32_t row, uint32_t
         lane *l = &p->lanes[i];
         const float *mine = logits[i] + at;
         likelihood here = likelihood_of(mine, p->about->n_vocab, is_reference(p, i) ? p->exps : NULL);
-        l->nll += likelihood_nll(&here, mine, target);
+        l->now.nll += likelihood_nll(&here, mine, target);
         if (is_reference(p, i)) reference = here;
         if (!p->o->kl) continue;
         double kl = is_reference(p, i) ? 0 : likelihood_kl(&reference, logits[0] + at, p->exps, &here, mine, p->about->n_vocab);
         l->kl[p->n_scored] = kl;
-        l->kl_sum += kl;
-        l->n_same += here.top == reference.top;
+        l->now.kl += kl;
+        l->now.n_same += here.top == reference.top;
     }
     p->n_scored++;
 }
@@ -154,11 +161,24 @@ static int score_window(ppl *p, uint32_t *window) {
 }
 
 static void print_window(const ppl *p, uint32_t index) {
-    char name[32];
+    char name[CODEC_NAME];
     (void)fprintf(stderr, "%swindow %u:", p->progress.terminal ? "\r" : "", index + 1);
     for (uint32_t i = 0; i < p->n_lanes; i++)
-        (void)fprintf(stderr, " %s %.4f%s", is_reference(p, i) ? "reference" : codec_text(&p->lanes[i].codec, name),
-                      exp(p->lanes[i].nll / (double)p->n_scored), i + 1 < p->n_lanes ? "," : "\n");
+        (void)fprintf(stderr, " %s %.4f%s", is_reference(p, i) ? "reference" : codec_name(&p->lanes[i].codec, name),
+                      exp(p->lanes[i].now.nll / (double)p->n_scored), i + 1 < p->n_lanes ? "," : "\n");
+}
+
+static void keep_window(ppl *p, uint32_t index) {
+    for (uint32_t i = 0; i < p->n_lanes; i++) p->lanes[i].whole = p->lanes[i].now;
+    p->n_kept = p->n_scored;
+    if (p->o->verbose) print_window(p, index);
+}
+
+/* A run that is stopped reports the windows that were done. */
+static void go_back_to(ppl *p, uint32_t n_windows) {
+    for (uint32_t i = 0; i < p->n_lanes; i++) p->lanes[i].now = p->lanes[i].whole;
+    p->n_scored = p->n_kept;
+    p->n_windows = n_windows;
 }
 
 /* ---- results ---- */
@@ -172,12 +192,12 @@ typedef struct lane_result {
 
 static lane_result judge(const ppl *p, lane *l) {
     double n = (double)p->n_scored;
-    lane_result r = {.ppl = exp(l->nll / n)};
+    lane_result r = {.ppl = exp(l->now.nll / n)};
     if (!p->o->kl) return r;
-    r.kl_mean = l->kl_sum / n;
+    r.kl_mean = l->now.kl / n;
     kit_sort(l->kl, p->n_scored);
     r.kl_p99 = kit_quantile(l->kl, p->n_scored, 0.99);
-    r.top1 = (double)l->n_same / n;
+    r.top1 = (double)l->now.n_same / n;
     return r;
 }
 
@@ -199,13 +219,13 @@ static int report_json(ppl *p) {
     kit_json_text(json, "score", p->o->score == 0 ? "half" : "all");
     kit_json_real(json, "seconds", p->seconds);
     if (p->o->kl) kit_json_real(json, "ppl_16bit", judge(p, &p->lanes[0]).ppl);
-    if (p->codecs.many) kit_json_array(json, "codecs");
+    if (p->o->model.codecs.named) kit_json_array(json, "codecs");
     for (uint32_t i = p->o->kl ? 1 : 0; i < p->n_lanes; i++) {
         lane_result r = judge(p, &p->lanes[i]);
-        if (p->codecs.many) kit_json_object(json, NULL);
-        if (p->codecs.many) codec_json(&p->lanes[i].codec, json);
+        if (p->o->model.codecs.named) kit_json_object(json, NULL);
+        if (p->o->model.codecs.named) codec_json(&p->lanes[i].codec, json);
         put_result(p, &r, json);
-        if (p->codecs.many) kit_json_close(json);
+        if (p->o->model.codecs.named) kit_json_close(json);
     }
     return kit_json_print(json);
 }
@@ -218,9 +238,9 @@ static int report(ppl *p) {
     putchar('\n');
     double reference = p->o->kl ? judge(p, &p->lanes[0]).ppl : NAN;
     for (uint32_t i = 0; i < p->n_lanes; i++) {
-        char name[32];
+        char name[CODEC_NAME];
         lane_result r = judge(p, &p->lanes[i]);
-        printf("%-14s %12.4f", is_reference(p, i) ? "16-bit" : codec_text(&p->lanes[i].codec, name), r.ppl);
+        printf("%-14s %12.4f", is_reference(p, i) ? "16-bit" : codec_name(&p->lanes[i].codec, name), r.ppl);
         if (p->o->kl && !is_reference(p, i))
             printf(" %+9.3f%% %12.3e %12.3e %7.2f%%", (r.ppl / reference - 1) * 100, r.kl_mean, r.kl_p99, r.top1 * 100);
         putchar('\n');
@@ -231,8 +251,7 @@ static int report(ppl *p) {
 /* ---- the command ---- */
 
 static int work(ppl *p) {
-    int code = codec_list_parse(&p->o->model, p->o->codecs, &p->codecs);
-    if (code == EXIT_GOOD) code = model_options_load(&p->o->model, false, &p->model);
+    int code = model_options_load(&p->o->model, false, &p->model);
     if (code != EXIT_GOOD) return code;
     p->about = fkv_model_about(p->model);
     code = read_text(p);
@@ -240,13 +259,17 @@ static int work(ppl *p) {
     if (code != EXIT_GOOD) return code;
     p->exps = kit_take((size_t)p->about->n_vocab * sizeof *p->exps);
     p->progress = progress_begin("scoring", (uint64_t)p->n_windows * (p->o->window - 1));
-    for (uint32_t i = 0; code == EXIT_GOOD && i < p->n_windows; i++) {
-        code = score_window(p, p->text.tokens + (size_t)i * p->o->window);
-        if (code == EXIT_GOOD && p->o->verbose) print_window(p, i);
+    uint32_t n_done = 0;
+    while (code == EXIT_GOOD && n_done < p->n_windows) {
+        code = score_window(p, p->text.tokens + (size_t)n_done * p->o->window);
+        if (code == EXIT_GOOD) keep_window(p, n_done++);
     }
     p->seconds = kit_seconds() - p->progress.start;
     progress_end(&p->progress);
-    return code == EXIT_GOOD ? report(p) : code;
+    bool stopped = code == EXIT_INTERRUPTED && n_done > 0;
+    if (stopped) go_back_to(p, n_done);
+    int printed = code == EXIT_GOOD || stopped ? report(p) : EXIT_GOOD;
+    return code == EXIT_GOOD ? printed : code;
 }
 
 static void close_all(ppl *p) {
@@ -261,6 +284,7 @@ static void close_all(ppl *p) {
 
 int cli_ppl(int argc, char **argv) {
     ppl_options o = {.model = model_options_default(), .window = 2048};
+    o.model.compares = true;
     kit_option common[N_MODEL_OPTIONS];
     model_options_list(&o.model, common);
     const kit_option own[] = {
@@ -270,12 +294,11 @@ int cli_ppl(int argc, char **argv) {
         {"windows", 0, OPTION_U32, &o.n_windows, INT32_MAX, "N", "at most N windows (default: all)"},
         {"score", 0, OPTION_CHOICE, &o.score, 0, "half|all", "score the second half of each window, or all of it (default half)"},
         {"kl", 0, OPTION_FLAG, &o.kl, 0, NULL, "also run a 16-bit cache and report the KL divergence from it"},
-        {"codecs", 0, OPTION_TEXT, &o.codecs, 0, "LIST", "several codecs in one run; :kv rotates: 16/16,8/4:kv,4/4g32:kv"},
         {"verbose", 'v', OPTION_FLAG, &o.verbose, 0, NULL, "print the perplexity so far after every window"},
         {0}};
     const kit_option *const tables[] = {own, common, NULL};
     int code = EXIT_GOOD;
-    if (!kit_options_parse(usage, tables, argc, argv, &code)) return code;
+    if (!model_options_parse(&o.model, usage, tables, argc, argv, &code)) return code;
     if (o.file == NULL) return kit_fail(EXIT_USAGE, "-f FILE is needed: the text to score");
     if (o.window < 4) return kit_fail(EXIT_USAGE, "--window %u: at least 4 tokens", o.window);
     cli_catch_interrupts();

@@ -386,7 +386,7 @@ int cli_run(int argc, char **argv) {
         {0}};
     const kit_option *const tables[] = {own, sampling, common, NULL};
     int code = EXIT_GOOD;
-    if (!kit_options_parse(usage, tables, argc, argv, &code)) return code;
+    if (!model_options_parse(&o.model, usage, tables, argc, argv, &code)) return code;
     if (o.n_new == UINT32_MAX) o.n_new = o.interactive ? 2048 : 256;
     if (!good_options(&o)) return EXIT_USAGE;
     cli_catch_interrupts();

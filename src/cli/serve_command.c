@@ -135,7 +135,7 @@ int cli_serve(int argc, char **argv) {
     const kit_option *const tables[] = {own, common, NULL};
     text_buffer file = {0};
     int code = EXIT_GOOD;
-    if (!kit_options_parse(usage, tables, argc, argv, &code)) return code;
+    if (!model_options_parse(&o.model, usage, tables, argc, argv, &code)) return code;
     code = read_keys(&o, &file);
     if (code == EXIT_GOOD) code = check_options(&o);
     if (code == EXIT_GOOD) code = serve(&o);

@@ -221,12 +221,13 @@ static bool run_command(talk *t, const char *line) {
 static void print_banner(const talk *t) {
     const model_session *s = t->c->generation->session;
     const fkv_model_info *about = fkv_model_about(s->model);
-    const fkv_runner_config *r = t->settings->runner;
+    codec_choice codec = codec_of_runner(t->settings->runner);
+    char name[CODEC_NAME];
     char bytes[32];
-    (void)fprintf(stderr, "%s (%s, %.3g %s parameters): context of %u tokens, %s reserved for it at K%u/V%u\n", t->c->model,
+    (void)fprintf(stderr, "%s (%s, %.3g %s parameters): context of %u tokens, %s reserved for it as %s\n", t->c->model,
                   about->architecture, (double)about->n_parameters / (about->n_parameters < 1000000000 ? 1e6 : 1e9),
                   about->n_parameters < 1000000000 ? "million" : "billion", s->max_tokens,
-                  kit_bytes(s->plan.cache.slab_bytes, bytes), r->k.bits, r->v.bits);
+                  kit_bytes(s->plan.cache.slab_bytes, bytes), codec_name(&codec, name));
     if (s->max_tokens < about->context)
         (void)fprintf(stderr, "the model was trained for %u tokens: -c %u reserves them\n", about->context, about->context);
     (void)fprintf(stderr, "/? lists the commands, Ctrl-C stops an answer, Ctrl-D leaves\n\n");

@@ -159,21 +159,25 @@ static bool parse_group(const char *text, uint32_t *group) {
 fkv_status fkv_codec_parse(const char *text, fkv_codec_config *k, fkv_codec_config *v) {
     FKV_REQUIRE(text != NULL && k != NULL && v != NULL, FKV_BAD_ARGUMENT, "fkv_codec_parse: text, k or v is NULL");
     fkv_codec_config sides[2] = {*k, *v};
-    const char *at = strcmp(text, "sealed") == 0 ? "s4/s4" : text;
+    const char *names_both = strcmp(text, "sealed") == 0 ? "s4" : text;
+    const char *slash = strchr(names_both, '/');
+    const char *from[2] = {names_both, slash != NULL ? slash + 1 : names_both};
+    const char *after = names_both;
     bool good = true;
     for (int i = 0; good && i < 2; i++) {
-        const fkv_codec_name *name = name_at(at, i == 0 ? FKV_ON_K : FKV_ON_V, i == 0 ? '/' : 'g', &sides[i].kind, &at);
-        good = name != NULL && (i == 1 || *at++ == '/');
+        char end = i == 0 && slash != NULL ? '/' : 'g';
+        const fkv_codec_name *name = name_at(from[i], i == 0 ? FKV_ON_K : FKV_ON_V, end, &sides[i].kind, &after);
+        good = name != NULL;
         if (good) sides[i].bits = name->bits;
     }
     uint32_t group = 0;
-    good = good && parse_group(at, &group);
+    good = good && parse_group(after, &group);
     char names[128];
     list_names(names, sizeof names);
     FKV_REQUIRE(
         good, FKV_BAD_CONFIG,
-        "\"%.40s\" names no codecs: write K/V, each one of %s, and g32, g64 or g128 behind them for other groups: 8/4, 4/4g32; or "
-        "sealed, which is s4/s4",
+        "\"%.40s\" names no codecs: write K/V, or one name for both, of %s, and g32, g64 or g128 behind them for other groups: 8/4, "
+        "4/4g32, tq4; or sealed, which is s4/s4",
         text, names);
     if (group != 0) sides[0].group = sides[1].group = group;
     *k = sides[0];
