@@ -20,7 +20,7 @@ static bool same_plan(const fkv_plan *a, const fkv_plan *b) {
 }
 
 void life_cache_open(life_cache *c, life_world *world, const life_config *config) {
-    *c = (life_cache){.world = world, .config = *config, .exact = !life_has_window(config)};
+    *c = (life_cache){.world = world, .config = *config, .exact = !life_has_window(config) && !life_has_sealed_layer(config)};
     fkv_config as_given = life_config_of(&c->config);
     fkv_plan again;
     life_expect(fkv_plan_make(&as_given, &c->plan), FKV_OK, "plan");
@@ -94,8 +94,18 @@ static uint32_t first_page(const life_cache *c, uint32_t window, uint32_t positi
     return position + 1 > window ? (position + 1 - window) / c->config.base.page_tokens : 0;
 }
 
-bool life_is_gone(const life_cache *c, uint32_t length, uint32_t n) {
+void life_seq_grown(const life_cache *c, life_seq *seq) {
+    uint32_t page = seq->n / c->config.base.page_tokens;
+    if (page > seq->open_from + 1) seq->open_from = page - 1;
+}
+
+void life_seq_without_spare(const life_cache *c, life_seq *seq) { seq->open_from = seq->n / c->config.base.page_tokens; }
+
+bool life_is_gone(const life_cache *c, const life_seq *seq, uint32_t n) {
     uint32_t page_tokens = c->config.base.page_tokens;
+    uint32_t length = seq->n;
+    uint32_t page = n / page_tokens;
+    if (life_has_sealed_layer(&c->config) && n % page_tokens != 0 && page != 0 && page < seq->open_from) return true;
     for (uint32_t i = 0; i < c->config.base.n_layers; i++) {
         const fkv_layer_config *l = &c->config.layers[i];
         if (l->window == 0) continue;
@@ -142,7 +152,7 @@ void life_tree_offer(life_cache *c, const life_seq *seq, uint32_t n_tokens) {
 }
 
 void life_tree_clear(life_cache *c) {
-    c->exact = c->n_seqs == 0 && !life_has_window(&c->config);
+    c->exact = c->n_seqs == 0 && !life_has_window(&c->config) && !life_has_sealed_layer(&c->config);
     if (c->n_seqs == 0) c->n_offered = 0;
 }
 

@@ -12,11 +12,12 @@ typedef struct life_seq {
     uint32_t max_tokens;
     uint32_t n; /* tokens */
     life_token **tokens;
-    uint64_t origin;   /* tenant that the rows were computed for: another one in a sequence loaded from its file */
-    uint32_t n_shared; /* of its first tokens: in pages that stand in the prefix tree */
-    uint32_t n_prompt; /* prefill until here */
-    bool closing;      /* closed in the step that is open */
-    uint32_t document; /* that its next tokens are from */
+    uint64_t origin;    /* tenant that the rows were computed for: another one in a sequence loaded from its file */
+    uint32_t n_shared;  /* of its first tokens: in pages that stand in the prefix tree */
+    uint32_t n_prompt;  /* prefill until here */
+    uint32_t open_from; /* sealed layers: the pages from here on have their open form, beside page 0 */
+    bool closing;       /* closed in the step that is open */
+    uint32_t document;  /* that its next tokens are from */
 } life_seq;
 
 typedef struct life_cache {
@@ -56,8 +57,15 @@ uint64_t life_cache_promised(const life_cache *cache);
 /* Pages that are in the prefix tree and in use. */
 uint32_t life_cache_pinned(const life_cache *cache);
 
-/* Whether a windowed layer has dropped something that token n would see, n <= length. */
-bool life_is_gone(const life_cache *cache, uint32_t length, uint32_t n);
+/* Whether a layer has dropped something that token n would see, n <= length: behind its window, or the open form of a page. */
+bool life_is_gone(const life_cache *cache, const life_seq *seq, uint32_t n);
+
+/* The sequence has its n tokens by now: after a step it keeps the open form of the page of the next token and of the one before.
+ */
+void life_seq_grown(const life_cache *cache, life_seq *seq);
+
+/* It has no open page but the first and that of the next token. */
+void life_seq_without_spare(const life_cache *cache, life_seq *seq);
 
 /* Tokens in whole pages that the tree holds of a prompt at most; exactly that many where cache->exact. */
 uint32_t life_tree_match(const life_cache *cache, uint64_t tenant, const uint32_t *prompt, uint32_t n_prompt);

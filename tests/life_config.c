@@ -53,25 +53,32 @@ static float log_uniform(life_random *r, float low, float high) {
 
 static fkv_codec_config draw_codec(life_random *r, uint32_t dim) {
     static const uint32_t bits[] = {16, 8, 8, 4, 4, 4, 2};
+    if (dim % 32 == 0 && life_chance(r, 15)) return (fkv_codec_config){.bits = life_between(r, 2, 4), .kind = FKV_CODEC_TURBO};
     fkv_codec_config codec = {.bits = bits[life_below(r, 7)], .group = 32u << life_below(r, 3)};
     while (codec.group > 32 && dim % codec.group != 0) codec.group /= 2;
     if (dim % codec.group != 0) codec.bits = 16;
     return codec;
 }
 
+static void draw_codecs(life_random *r, fkv_layer_config *l) {
+    l->k = draw_codec(r, l->head_dim);
+    l->v = draw_codec(r, l->head_dim);
+    if (!life_chance(r, 30)) return;
+    l->k = (fkv_codec_config){.bits = life_between(r, 2, 4), .kind = FKV_CODEC_SEALED};
+    if (life_chance(r, 75)) l->v = (fkv_codec_config){.bits = life_between(r, 2, 4), .kind = FKV_CODEC_SEALED_V};
+}
+
 static void draw_shape(life_random *r, const life_config *c, fkv_layer_config *l) {
     static const uint32_t usual[] = {64, 128, 96, 256, 32};
     if (c->long_history) {
         *l = (fkv_layer_config){.n_q_heads = life_between(r, 1, 2), .n_kv_heads = 1, .head_dim = 16 * life_between(r, 1, 2)};
-        l->k = draw_codec(r, l->head_dim);
-        l->v = draw_codec(r, l->head_dim);
+        draw_codecs(r, l);
         return;
     }
     l->head_dim = life_chance(r, 60) ? usual[life_below(r, 5)] : 16 * life_mostly_small(r, 1, FKV_MAX_HEAD_DIM / 16);
     l->n_kv_heads = life_mostly_small(r, 1, LIFE_MAX_HEADS_KV);
     l->n_q_heads = l->n_kv_heads * life_mostly_small(r, 1, life_chance(r, 5) ? FKV_MAX_HEADS_PER_KV : 12);
-    l->k = draw_codec(r, l->head_dim);
-    l->v = draw_codec(r, l->head_dim);
+    draw_codecs(r, l);
 }
 
 /* Of as many heads as any layer has. Configurations are copied: these stay where they are. */
@@ -159,15 +166,34 @@ static void draw_numbers(life_random *r, life_config *c) {
     c->query_size = life_chance(r, 70) ? 1 : log_uniform(r, 0.1f, 8);
 }
 
+/* Rows of a sealed layer are written in 8 bits where a group divides the head dimension, else in 16. */
+static fkv_codec_config open_codec(uint32_t dim) {
+    if (dim % 32 != 0) return (fkv_codec_config){.bits = 16};
+    return (fkv_codec_config){.bits = 8, .group = dim % 64 == 0 ? 64 : 32};
+}
+
 static void make_codecs(life_config *c) {
     for (uint32_t i = 0; i < c->base.n_layers; i++) {
+        uint32_t dim = c->layers[i].head_dim;
+        bool sealed = life_layer_is_sealed(c, i);
         for (uint32_t side = 0; side < LIFE_N_SIDES; side++) {
             fkv_codec_config codec = side == LIFE_K ? c->layers[i].k : c->layers[i].v;
-            bool rotated = ((uint32_t)c->base.rotate >> side & 1) != 0;
-            c->codec[i][side] =
-                life_codec_make(codec, c->layers[i].head_dim, c->base.page_type, rotated, c->base.rotation_seed, side);
+            bool rotated = ((uint32_t)c->base.rotate >> side & 1) != 0 && !(sealed && side == LIFE_K);
+            uint64_t seed = c->base.rotation_seed;
+            c->codec[i][side] = life_codec_make(sealed ? open_codec(dim) : codec, dim, c->base.page_type, rotated, seed, side);
+            c->sealed[i][side] = life_codec_make(codec, dim, c->base.page_type, rotated, seed, side);
         }
     }
+}
+
+/* The sides that some codec must have rotated; sealed layers never rotate keys. */
+static uint32_t sides_in_need(const life_config *c) {
+    uint32_t sides = 0;
+    for (uint32_t i = 0; i < c->base.n_layers; i++) {
+        if (c->layers[i].k.kind == FKV_CODEC_TURBO) sides |= FKV_ROTATE_K;
+        if (c->layers[i].v.kind == FKV_CODEC_TURBO) sides |= FKV_ROTATE_V;
+    }
+    return sides;
 }
 
 void life_config_draw(life_random *r, const fkv_isa *isas, uint32_t n_isas, life_config *c) {
@@ -181,7 +207,7 @@ void life_config_draw(life_random *r, const fkv_isa *isas, uint32_t n_isas, life
     } while (token_floats(c) > MOST_TOKEN_FLOATS || life_token_work(c) > MOST_WORK / 200);
     c->base.row_type = (fkv_type)life_below(r, 3);
     c->base.page_type = life_chance(r, 60) ? FKV_F16 : FKV_BF16;
-    c->base.rotate = (fkv_rotate)life_below(r, 4);
+    c->base.rotate = (fkv_rotate)(life_below(r, 4) | sides_in_need(c));
     c->base.rotation_seed = life_draw(r);
     c->base.isa = isas[life_below(r, n_isas)];
     for (int i = 0; i < 32; i++) c->base.weights_id[i] = (uint8_t)life_draw(r);
@@ -218,16 +244,29 @@ void life_config_foreign(life_random *r, const life_config *c, life_config *s) {
     case 1: s->base.rope_id[0] = 'N'; break;
     case 2: s->base.page_tokens = s->base.page_tokens == 256 ? 16 : 2 * s->base.page_tokens; break;
     case 3: s->base.page_type = s->base.page_type == FKV_F16 ? FKV_BF16 : FKV_F16; break;
-    case 4: s->base.rotate = (fkv_rotate)(((uint32_t)s->base.rotate + life_between(r, 1, 3)) % 4); break;
+    case 4:
+        if (sides_in_need(s) == 0)
+            s->base.rotate = (fkv_rotate)(((uint32_t)s->base.rotate + life_between(r, 1, 3)) % 4);
+        else
+            s->base.rotation_seed ^= 1;
+        break;
     case 5: l->n_kv_heads = l->n_q_heads += l->n_kv_heads; break;
     case 6:
         if (l->k.bits == 16)
             l->window++;
         else
-            l->k.bits = 16;
+            l->k = l->v = (fkv_codec_config){.bits = 16};
         break;
     default: s->base.rotation_seed ^= UINT64_C(1) << life_below(r, 64);
     }
+}
+
+bool life_layer_is_sealed(const life_config *c, uint32_t layer) { return c->layers[layer].k.kind == FKV_CODEC_SEALED; }
+
+bool life_has_sealed_layer(const life_config *c) {
+    for (uint32_t i = 0; i < c->base.n_layers; i++)
+        if (life_layer_is_sealed(c, i)) return true;
+    return false;
 }
 
 bool life_has_window(const life_config *c) {
@@ -252,9 +291,11 @@ const char *life_config_text(const life_config *c) {
         (double)c->outlier[1], (double)c->outlier[2], (double)c->query_size);
     for (uint32_t i = 0; i < c->base.n_layers && n < (int)sizeof text - 200; i++) {
         const fkv_layer_config *l = &c->layers[i];
-        n += snprintf(text + n, sizeof text - (size_t)n, " [%u/%u/%u K%u g%u V%u g%u window %u sinks %u scale %g cap %g%s]",
-                      l->n_q_heads, l->n_kv_heads, l->head_dim, l->k.bits, l->k.group, l->v.bits, l->v.group, l->window,
-                      l->n_sinks, (double)l->scale, (double)l->softcap, l->sink_logits != NULL ? " learned sinks" : "");
+        n +=
+            snprintf(text + n, sizeof text - (size_t)n,
+                     " [%u/%u/%u K%u g%u kind %d V%u g%u kind %d window %u sinks %u scale %g cap %g%s]", l->n_q_heads,
+                     l->n_kv_heads, l->head_dim, l->k.bits, l->k.group, (int)l->k.kind, l->v.bits, l->v.group, (int)l->v.kind,
+                     l->window, l->n_sinks, (double)l->scale, (double)l->softcap, l->sink_logits != NULL ? " learned sinks" : "");
     }
     return text;
 }

@@ -32,8 +32,9 @@ typedef enum life_numbers {
 typedef struct life_config {
     fkv_config base; /* its layers are set by life_config_of() */
     fkv_layer_config layers[LIFE_MAX_LAYERS];
-    bool one_layer; /* all layers are base.layer */
-    life_codec codec[LIFE_MAX_LAYERS][LIFE_N_SIDES];
+    bool one_layer;                                   /* all layers are base.layer */
+    life_codec codec[LIFE_MAX_LAYERS][LIFE_N_SIDES];  /* of rows as they are written */
+    life_codec sealed[LIFE_MAX_LAYERS][LIFE_N_SIDES]; /* of the full pages of sealed layers */
     life_numbers numbers;
     uint64_t seed;               /* of the rows */
     float outlier[3];            /* of K, V and Q: how much larger the outliers' channels are */
@@ -61,6 +62,8 @@ void life_config_foreign(life_random *r, const life_config *config, life_config 
 /* Products of one query token over one token of history, all layers. */
 uint64_t life_token_work(const life_config *config);
 
+bool life_layer_is_sealed(const life_config *config, uint32_t layer);
+bool life_has_sealed_layer(const life_config *config);
 bool life_has_window(const life_config *config);
 bool life_has_full_layer(const life_config *config);
 

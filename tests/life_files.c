@@ -9,12 +9,14 @@
 
 /* ---- the file as it must be (sections 2 and 4) ---- */
 
-enum { HEADER = 256, LAYER = 32, ENTRY = 24, DIGEST_AT = 224, DATA_ALIGN = 4096, PART_ALIGN = 64 };
+enum { HEADER = 256, LAYER_1 = 32, LAYER_2 = 48, ENTRY = 24, DIGEST_AT = 224, DATA_ALIGN = 4096, PART_ALIGN = 64 };
 
 typedef struct image {
-    const life_world *world;
+    life_world *world;
     life_token *const *tokens;
     uint32_t n_tokens;
+    uint32_t version;
+    uint32_t open_group; /* of the open blocks of sealed layers; n_groups: there are none */
     uint32_t group_of[LIFE_MAX_LAYERS];
     uint32_t n_groups;
     uint8_t *bytes;
@@ -35,8 +37,17 @@ static size_t part_bytes(const image *m, uint32_t layer, uint32_t side, uint32_t
     return up_to((size_t)page_tokens(m) * life_part_bytes(&m->world->config->codec[layer][side], part), PART_ALIGN);
 }
 
-static size_t block_bytes(const image *m, uint32_t layer) {
+static bool is_sealed(const image *m, uint32_t layer) { return life_layer_is_sealed(m->world->config, layer); }
+
+static bool is_in(const image *m, uint32_t layer, uint32_t group) {
+    return group == m->open_group ? is_sealed(m, layer) : m->group_of[layer] == group;
+}
+
+static uint32_t layer_record(const image *m) { return m->version == 1 ? LAYER_1 : LAYER_2; }
+
+static size_t block_bytes(const image *m, uint32_t layer, uint32_t group) {
     size_t n = 0;
+    if (is_sealed(m, layer) && group != m->open_group) return life_sealed_block_bytes(m->world->config, layer);
     for (uint32_t i = 0; i < LIFE_N_SIDES * LIFE_PARTS; i++) n += part_bytes(m, layer, i / LIFE_PARTS, i % LIFE_PARTS);
     return n;
 }
@@ -44,7 +55,7 @@ static size_t block_bytes(const image *m, uint32_t layer) {
 static size_t page_bytes(const image *m, uint32_t group) {
     size_t n = 0;
     for (uint32_t i = 0; i < m->world->n_layers; i++)
-        if (m->group_of[i] == group) n += layer_of(m, i)->n_kv_heads * block_bytes(m, i);
+        if (is_in(m, i, group)) n += layer_of(m, i)->n_kv_heads * block_bytes(m, i, group);
     return n;
 }
 
@@ -54,13 +65,18 @@ static void find_groups(image *m) {
         while (layer_of(m, same)->window != layer_of(m, i)->window || layer_of(m, same)->n_sinks != layer_of(m, i)->n_sinks)
             same++;
         m->group_of[i] = same == i ? m->n_groups++ : m->group_of[same];
+        bool new_kind = layer_of(m, i)->k.kind > FKV_CODEC_AFFINE || layer_of(m, i)->v.kind > FKV_CODEC_AFFINE;
+        m->version = new_kind ? 2 : m->version;
     }
+    m->open_group = m->n_groups;
+    m->n_groups += life_has_sealed_layer(m->world->config) ? 1 : 0;
 }
 
 static bool has_page(const image *m, uint32_t group, uint32_t page) {
+    static const fkv_layer_config open = {.window = 1, .n_sinks = 1};
     uint32_t i = 0;
-    while (m->group_of[i] != group) i++;
-    const fkv_layer_config *l = layer_of(m, i);
+    while (group != m->open_group && m->group_of[i] != group) i++;
+    const fkv_layer_config *l = group == m->open_group ? &open : layer_of(m, i);
     if (l->window == 0 || page * page_tokens(m) < l->n_sinks) return true;
     uint32_t behind = m->n_tokens + 1 > l->window ? m->n_tokens + 1 - l->window : 0;
     return page >= behind / page_tokens(m);
@@ -84,20 +100,27 @@ static void write_block(const image *m, uint32_t layer, uint32_t head, uint32_t 
 
 static void write_page(const image *m, uint32_t group, uint32_t page, uint8_t *at) {
     for (uint32_t i = 0; i < m->world->n_layers; i++) {
-        if (m->group_of[i] != group) continue;
-        for (uint32_t head = 0; head < layer_of(m, i)->n_kv_heads; head++, at += block_bytes(m, i))
-            write_block(m, i, head, page, at);
+        if (!is_in(m, i, group)) continue;
+        for (uint32_t head = 0; head < layer_of(m, i)->n_kv_heads; head++, at += block_bytes(m, i, group)) {
+            if (!is_sealed(m, i) || group == m->open_group)
+                write_block(m, i, head, page, at);
+            else if (page != 0 && (page + 1) * page_tokens(m) <= m->n_tokens)
+                memcpy(at, life_sealed_block(m->world, m->tokens, page, i, head), block_bytes(m, i, group));
+        }
     }
 }
 
 static void write_layers(const image *m, uint8_t *at) {
     for (uint32_t i = 0; i < m->world->n_layers; i++) {
         const fkv_layer_config *l = layer_of(m, i);
-        const uint32_t fields[] = {l->n_kv_heads, l->head_dim,
-                                   l->window,     l->n_sinks,
-                                   l->k.bits,     l->k.bits == 16 ? 0 : l->k.group,
-                                   l->v.bits,     l->v.bits == 16 ? 0 : l->v.group};
-        for (uint32_t f = 0; f < 8; f++) put(at + (size_t)LAYER * i + 4 * (size_t)f, fields[f], 4);
+        const uint32_t shape[] = {l->n_kv_heads, l->head_dim, l->window, l->n_sinks};
+        uint8_t *to = at + (size_t)layer_record(m) * i;
+        for (uint32_t f = 0; f < 4; f++, to += 4) put(to, shape[f], 4);
+        for (uint32_t side = 0; side < LIFE_N_SIDES; side++) {
+            const life_codec *codec = &m->world->config->sealed[i][side];
+            const uint32_t fields[] = {codec->bits, codec->kind == FKV_CODEC_AFFINE ? codec->group : 0, (uint32_t)codec->kind};
+            for (uint32_t f = 0; f <= m->version; f++, to += 4) put(to, fields[f], 4);
+        }
     }
 }
 
@@ -106,9 +129,9 @@ static void write_header(const image *m, size_t tokens_at, size_t index_at, size
     static const uint8_t magic[8] = {0x89, 0x46, 0x4b, 0x56, 0x0d, 0x0a, 0x1a, 0x0a};
     uint8_t *b = m->bytes;
     memcpy(b, magic, sizeof magic);
-    put(b + 8, 1, 4);
+    put(b + 8, m->version, 4);
     put(b + 12, HEADER, 4);
-    put(b + 16, LAYER, 4);
+    put(b + 16, layer_record(m), 4);
     put(b + 20, ENTRY, 4);
     put(b + 24, m->n, 8);
     put(b + 32, tokens_at, 8);
@@ -128,8 +151,8 @@ static void write_header(const image *m, size_t tokens_at, size_t index_at, size
 }
 
 /* bytes are the caller's to free. */
-static image image_of(const life_world *world, life_token *const *tokens, uint32_t n_tokens) {
-    image m = {.world = world, .tokens = tokens, .n_tokens = n_tokens};
+static image image_of(life_world *world, life_token *const *tokens, uint32_t n_tokens) {
+    image m = {.world = world, .tokens = tokens, .n_tokens = n_tokens, .version = 1};
     find_groups(&m);
     uint32_t end = (n_tokens + page_tokens(&m) - 1) / page_tokens(&m);
     uint64_t n_pages = 0;
@@ -141,7 +164,7 @@ static image image_of(const life_world *world, life_token *const *tokens, uint32
             pages_bytes += page_bytes(&m, g);
         }
     }
-    size_t tokens_at = HEADER + (size_t)LAYER * world->n_layers;
+    size_t tokens_at = HEADER + (size_t)layer_record(&m) * world->n_layers;
     size_t index_at = up_to(tokens_at + 4 * (size_t)n_tokens, 8);
     size_t data_at = up_to(index_at + ENTRY * n_pages, DATA_ALIGN);
     m.n = data_at + pages_bytes;
@@ -186,7 +209,7 @@ static void write_all(const char *path, const uint8_t *bytes, size_t n) {
     if (file == NULL || fwrite(bytes, 1, n, file) != n || fclose(file) != 0) life_fail("%s cannot be written", path);
 }
 
-static void check_file(const life *l, const life_file *file) {
+static void check_file(life *l, const life_file *file) {
     image expected = image_of(&l->world, file->tokens, file->n);
     size_t n = 0;
     uint8_t *bytes = read_all(file->path, &n);
@@ -227,8 +250,8 @@ void life_save(life *l, life_cache *c) {
         life_expect(status, FKV_BAD_ARGUMENT, "save of no tokens");
         return;
     }
-    if (life_is_gone(c, seq->n, n)) {
-        life_expect(status, FKV_GONE, "save of what a window dropped");
+    if (life_is_gone(c, seq, n)) {
+        life_expect(status, FKV_GONE, "save of what was dropped");
         l->counts->gone++;
         return;
     }
@@ -310,6 +333,7 @@ static void load_with_nan(life *l, life_cache *c, const life_file *file) {
         life_seq *seq = life_seq_add(c, number, config.tenant, file->origin, config.max_tokens);
         memcpy((void *)seq->tokens, (const void *)tokens, file->n * sizeof *tokens);
         seq->n = file->n;
+        life_seq_without_spare(c, seq);
         l->counts->nan_files++;
         life_tree_settle(c);
     }
@@ -354,6 +378,7 @@ void life_load(life *l, life_cache *c) {
     life_seq *seq = life_seq_add(c, number, config.tenant, file->origin, config.max_tokens);
     memcpy((void *)seq->tokens, (const void *)file->tokens, file->n * sizeof *seq->tokens);
     seq->n = file->n;
+    life_seq_without_spare(c, seq);
     seq->document = life_below(r, c->config.n_documents);
     l->counts->loads++;
     life_tree_settle(c);

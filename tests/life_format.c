@@ -121,13 +121,17 @@ void life_rotate_back(const life_codec *c, double *x) {
 /* ---- rows (1.1, 1.3) ---- */
 
 life_codec life_codec_make(fkv_codec_config config, uint32_t dim, fkv_type type, bool rotated, uint64_t seed, uint32_t side) {
-    life_codec c = {.bits = config.bits, .group = config.group, .dim = dim, .type = type, .rotated = rotated};
+    life_codec c = {
+        .kind = config.kind, .bits = config.bits, .group = config.group, .dim = dim, .type = type, .rotated = rotated};
+    if (c.kind == FKV_CODEC_AUTO) c.kind = c.bits == 16 ? FKV_CODEC_HALF : FKV_CODEC_AFFINE;
+    if (c.kind != FKV_CODEC_AFFINE) c.group = dim;
     make_signs(&c, seed, side);
     return c;
 }
 
 uint32_t life_part_bytes(const life_codec *c, uint32_t part) {
     if (part == 0) return c->dim * c->bits / 8;
+    if (c->kind == FKV_CODEC_TURBO) return part == 1 ? 2 : 0;
     return c->bits == 16 ? 0 : 2 * (c->dim / c->group);
 }
 
@@ -217,15 +221,60 @@ static void encode_group(const life_codec *c, const float *x, uint32_t g, uint8_
     put_half(bytes + life_part_bytes(c, 0) + life_part_bytes(c, 1), g, life_to_half(c->type, l.bias));
 }
 
-void life_encode(const life_codec *c, const float *given, uint8_t *bytes) {
+/* ---- TurboQuant (1.6) ---- */
+
+static const float TURBO_UNIT[] = {0, 0, 0x1.c1eb58p-7f, 0x1.908664p-6f, 0x1.ad7b5ap-6f};
+static const int TURBO_UPPER[][8] = {{0}, {0}, {33, 110}, {10, 31, 55, 88}, {5, 15, 25, 36, 48, 62, 79, 104}};
+
+static float turbo_level(uint32_t bits, uint32_t code) {
+    uint32_t half = 1u << (bits - 1);
+    return code >= half ? (float)TURBO_UPPER[bits][code - half] : -(float)TURBO_UPPER[bits][half - 1 - code];
+}
+
+static void encode_turbo(const life_codec *c, const float *x, uint8_t *bytes) {
+    float lane[FIT_LANES] = {0};
+    float largest = 0;
+    for (uint32_t d = 0; d < c->dim; d++) largest = fmaxf(largest, fabsf(x[d]));
+    for (uint32_t d = 0; d < c->dim && largest > 0; d++) {
+        float part = x[d] / largest;
+        lane[d % FIT_LANES] += part * part;
+    }
+    float scale = largest > 0 ? largest * sqrtf(sum_of(lane) / (float)c->dim) * TURBO_UNIT[c->bits] : 0;
+    for (uint32_t d = 0; d < c->dim; d++) {
+        float place = x[d] / fmaxf(scale, 1e-30f);
+        uint32_t code = 0;
+        for (uint32_t i = 0; i + 1 < 1u << c->bits; i++)
+            code += (turbo_level(c->bits, i) + turbo_level(c->bits, i + 1)) / 2 < place;
+        if (c->bits == 3) {
+            bytes[d / 4] |= (uint8_t)((code & 3) << d % 4 * 2);
+            bytes[c->dim / 4 + d / 8] |= (uint8_t)(code >> 2 << d % 8);
+        } else {
+            bytes[d * c->bits / 8] |= (uint8_t)(code << d * c->bits % 8);
+        }
+    }
+    put_half(bytes + life_part_bytes(c, 0), 0, life_to_half(c->type, scale));
+}
+
+static void decode_turbo(const life_codec *c, const uint8_t *codes, const uint8_t *scales, float *x) {
+    float scale = life_from_half(c->type, get_half(scales, 0));
+    for (uint32_t d = 0; d < c->dim; d++) {
+        uint32_t code = codes[d * c->bits / 8] >> d * c->bits % 8 & ((1u << c->bits) - 1);
+        if (c->bits == 3) code = (codes[d / 4] >> d % 4 * 2 & 3u) | (codes[c->dim / 4 + d / 8] >> d % 8 & 1u) << 2;
+        x[d] = scale * turbo_level(c->bits, code);
+    }
+}
+
+/* ---- rows of any kind ---- */
+
+void life_encode_rotated(const life_codec *c, const float *given, uint8_t *bytes) {
     float x[FKV_MAX_HEAD_DIM];
     memcpy(x, given, c->dim * sizeof *x);
     make_finite(c, x);
-    if (c->rotated) {
-        rotate_stored(c, x);
-        make_finite(c, x);
-    }
     memset(bytes, 0, life_row_bytes(c));
+    if (c->kind == FKV_CODEC_TURBO) {
+        encode_turbo(c, x, bytes);
+        return;
+    }
     if (c->bits == 16) {
         for (uint32_t d = 0; d < c->dim; d++) put_half(bytes, d, life_to_half(c->type, x[d]));
         return;
@@ -233,9 +282,19 @@ void life_encode(const life_codec *c, const float *given, uint8_t *bytes) {
     for (uint32_t g = 0; g < c->dim / c->group; g++) encode_group(c, x + (size_t)g * c->group, g, bytes);
 }
 
-void life_decode(const life_codec *c, const uint8_t *bytes, float *x) {
-    const uint8_t *scales = bytes + life_part_bytes(c, 0);
-    const uint8_t *biases = scales + life_part_bytes(c, 1);
+void life_encode(const life_codec *c, const float *given, uint8_t *bytes) {
+    float x[FKV_MAX_HEAD_DIM];
+    memcpy(x, given, c->dim * sizeof *x);
+    make_finite(c, x);
+    if (c->rotated) rotate_stored(c, x);
+    life_encode_rotated(c, x, bytes);
+}
+
+static void decode_parts(const life_codec *c, const uint8_t *bytes, const uint8_t *scales, const uint8_t *biases, float *x) {
+    if (c->kind == FKV_CODEC_TURBO) {
+        decode_turbo(c, bytes, scales, x);
+        return;
+    }
     for (uint32_t d = 0; d < c->dim; d++) {
         if (c->bits == 16) {
             x[d] = life_from_half(c->type, get_half(bytes, d));
@@ -246,6 +305,11 @@ void life_decode(const life_codec *c, const uint8_t *bytes, float *x) {
         float bias = life_from_half(c->type, get_half(biases, d / c->group));
         x[d] = scale * (float)code + bias;
     }
+}
+
+void life_decode(const life_codec *c, const uint8_t *bytes, float *x) {
+    const uint8_t *scales = bytes + life_part_bytes(c, 0);
+    decode_parts(c, bytes, scales, scales + life_part_bytes(c, 1), x);
 }
 
 /* ---- checksums (4.1, 4.3) ---- */

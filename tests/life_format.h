@@ -10,10 +10,11 @@ enum { LIFE_K = 0, LIFE_V = 1, LIFE_Q = 2, LIFE_N_SIDES = 2, LIFE_PARTS = 3 };
 
 /* One side of one layer. */
 typedef struct life_codec {
+    fkv_codec_kind kind; /* never FKV_CODEC_AUTO */
     uint32_t bits;
-    uint32_t group;
-    uint32_t dim;  /* D */
-    fkv_type type; /* of the pages */
+    uint32_t group; /* D where there are no groups */
+    uint32_t dim;   /* D */
+    fkv_type type;  /* of the pages */
     bool rotated;
     float sign[FKV_MAX_HEAD_DIM]; /* -1 where the rotation negates */
 } life_codec;
@@ -24,11 +25,26 @@ life_codec life_codec_make(fkv_codec_config config, uint32_t dim, fkv_type type,
 uint32_t life_part_bytes(const life_codec *codec, uint32_t part);
 uint32_t life_row_bytes(const life_codec *codec);
 
+/* x: [D], rotated already where it is to be -> as life_encode(). */
+void life_encode_rotated(const life_codec *codec, const float *x, uint8_t *bytes);
+
 /* x: [D] as the model gave it -> codes, scales, biases, one after the other. */
 void life_encode(const life_codec *codec, const float *x, uint8_t *bytes);
 
 /* What a reader finds, still rotated. x: [D] */
 void life_decode(const life_codec *codec, const uint8_t *bytes, float *x);
+
+/* Sealed blocks (1.5): kinds FKV_CODEC_SEALED and FKV_CODEC_SEALED_V have no rows of their own. */
+bool life_is_sealed(const life_codec *codec);
+
+/* Bytes of a part of a page of any kind, before it is rounded up. */
+size_t life_page_part_bytes(const life_codec *codec, uint32_t part, uint32_t page_tokens);
+
+/* x: [T, D], what the open rows stand for -> the three parts of the page, which are 0 before. */
+void life_seal(const life_codec *codec, const float *x, uint32_t page_tokens, uint8_t *const part[LIFE_PARTS]);
+
+/* Row `token` of a page of any kind. */
+void life_decode_at(const life_codec *codec, uint8_t *const part[LIFE_PARTS], uint32_t token, float *x);
 
 /* The rotation and its inverse in double. x: [D] */
 void life_rotate(const life_codec *codec, double *x);

@@ -89,6 +89,7 @@ static void open_seq(life *l, life_cache *c) {
     seq->n_prompt = n_prompt;
     for (uint32_t i = 0; i < n_shared; i++) life_seq_push(c, seq, l->ids[i]);
     seq->n_shared = n_shared;
+    life_seq_without_spare(c, seq);
     c->figures.hits += n_shared > 0;
     c->figures.hit_tokens += n_shared;
     l->counts->opened++;
@@ -102,9 +103,10 @@ static void truncate_to(life *l, life_cache *c, life_seq *seq, uint32_t n) {
         life_expect(status, FKV_BAD_ARGUMENT, "truncate to more");
         return;
     }
-    if (life_is_gone(c, seq->n, n)) {
-        life_expect(status, FKV_GONE, "truncate into what a window dropped");
+    if (life_is_gone(c, seq, n)) {
+        life_expect(status, FKV_GONE, "truncate into what was dropped");
         l->counts->gone++;
+        l->counts->gone_open += !life_has_window(&c->config);
         return;
     }
     if (status == FKV_POOL_FULL && (life_cache_promised(c) > c->config.base.max_tokens || !may_be_sure(c))) {
@@ -115,6 +117,7 @@ static void truncate_to(life *l, life_cache *c, life_seq *seq, uint32_t n) {
     uint32_t whole_pages = n / c->config.base.page_tokens * c->config.base.page_tokens;
     if (seq->n_shared > whole_pages) seq->n_shared = whole_pages; /* its last page may be its own from here on */
     seq->n = n;
+    if (n / c->config.base.page_tokens < seq->open_from) life_seq_without_spare(c, seq);
     l->counts->truncates++;
 }
 
@@ -141,6 +144,7 @@ static void fork_seq(life *l, life_cache *c) {
     memcpy((void *)child->tokens, (const void *)parent->tokens, parent->n * sizeof *child->tokens);
     child->n = parent->n;
     child->n_shared = parent->n_shared;
+    child->open_from = parent->open_from;
     child->document = life_chance(&l->random, 50) ? parent->document : life_between(&l->random, 0, 1000);
     l->counts->forks++;
     life_tree_settle(c);

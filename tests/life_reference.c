@@ -117,7 +117,12 @@ void life_world_open(life_world *w, const life_config *config, uint32_t most_tok
             w->bytes_at[i][side] = w->stored_bytes;
             w->stored_floats += (size_t)config->layers[i].n_kv_heads * config->layers[i].head_dim;
             w->stored_bytes += (size_t)config->layers[i].n_kv_heads * life_row_bytes(&config->codec[i][side]);
+            w->sealed_at[i][side] = w->sealed_floats;
+            if (life_layer_is_sealed(config, i))
+                w->sealed_floats += (size_t)config->base.page_tokens * config->layers[i].n_kv_heads * config->layers[i].head_dim;
         }
+        w->blocks_at[i] = w->blocks_bytes;
+        if (life_layer_is_sealed(config, i)) w->blocks_bytes += config->layers[i].n_kv_heads * life_sealed_block_bytes(config, i);
     }
     w->buckets = take(w, N_BUCKETS * sizeof(life_token *));
     w->weights = take(w, most_tokens * sizeof(double));
@@ -128,6 +133,8 @@ void life_world_close(life_world *w) {
         for (life_token *t = w->buckets[i], *next = NULL; t != NULL; t = next) {
             next = t->next;
             free(t->stored);
+            free(t->sealed);
+            free(t->blocks);
             free(t->bytes);
             free(t->answers);
             free(t);
@@ -177,7 +184,7 @@ life_token *life_token_with_nan(life_world *w, uint64_t before, uint32_t positio
     uint32_t side = life_below(&r, LIFE_N_SIDES);
     uint32_t head = life_below(&r, w->config->layers[layer].n_kv_heads);
     const life_codec *codec = &w->config->codec[layer][side];
-    uint32_t part = codec->bits == 16 ? 0 : life_between(&r, 1, 2);
+    uint32_t part = codec->bits == 16 ? 0 : life_part_bytes(codec, 2) == 0 ? 1 : life_between(&r, 1, 2);
     uint32_t at = (part >= 1 ? life_part_bytes(codec, 0) : 0) + (part == 2 ? life_part_bytes(codec, 1) : 0);
     uint8_t *bytes = token->bytes + w->bytes_at[layer][side] + (size_t)head * life_row_bytes(codec);
     at += life_below(&r, life_part_bytes(codec, part) / 2) * 2;
@@ -189,6 +196,58 @@ life_token *life_token_with_nan(life_world *w, uint64_t before, uint32_t positio
 
 const uint8_t *life_stored_row(const life_world *w, const life_token *token, uint32_t layer, uint32_t side, uint32_t head) {
     return token->bytes + w->bytes_at[layer][side] + (size_t)head * life_row_bytes(&w->config->codec[layer][side]);
+}
+
+/* ---- sealed pages ---- */
+
+static size_t aligned_part(const life_codec *c, uint32_t part, uint32_t page_tokens) {
+    return (life_page_part_bytes(c, part, page_tokens) + 63) / 64 * 64;
+}
+
+size_t life_sealed_block_bytes(const life_config *c, uint32_t layer) {
+    size_t n = 0;
+    for (uint32_t i = 0; i < LIFE_N_SIDES * LIFE_PARTS; i++)
+        n += aligned_part(&c->sealed[layer][i / LIFE_PARTS], i % LIFE_PARTS, c->base.page_tokens);
+    return n;
+}
+
+/* One head of one layer: of what the open rows stand for. */
+static void seal_head(const life_world *w, life_token *const *page, uint32_t layer, uint32_t head, life_token *to) {
+    static float rows[256 * FKV_MAX_HEAD_DIM];
+    uint32_t dim = w->config->layers[layer].head_dim;
+    uint32_t n_heads = w->config->layers[layer].n_kv_heads;
+    uint32_t n = w->config->base.page_tokens;
+    uint8_t *at = to->blocks + w->blocks_at[layer] + head * life_sealed_block_bytes(w->config, layer);
+    for (uint32_t side = 0; side < LIFE_N_SIDES; side++) {
+        const life_codec *codec = &w->config->sealed[layer][side];
+        uint8_t *part[LIFE_PARTS];
+        for (uint32_t p = 0; p < LIFE_PARTS; p++) {
+            part[p] = at;
+            at += aligned_part(codec, p, n);
+        }
+        for (uint32_t t = 0; t < n; t++)
+            memcpy(rows + (size_t)t * dim, page[t]->stored + w->stored_at[layer][side] + (size_t)head * dim, dim * sizeof(float));
+        life_seal(codec, rows, n, part);
+        for (uint32_t t = 0; t < n; t++)
+            life_decode_at(codec, part, t, to->sealed + w->sealed_at[layer][side] + ((size_t)t * n_heads + head) * dim);
+    }
+}
+
+/* The token that ends a page, with the page sealed: its chain is the history of all the page's tokens. */
+static const life_token *sealed_page(life_world *w, life_token *const *history, uint32_t page) {
+    uint32_t n = w->config->base.page_tokens;
+    life_token *end = history[(size_t)(page + 1) * n - 1];
+    if (end->sealed != NULL) return end;
+    end->sealed = take(w, w->sealed_floats * sizeof(float));
+    end->blocks = take(w, w->blocks_bytes);
+    for (uint32_t i = 0; i < w->n_layers; i++)
+        for (uint32_t head = 0; head < w->config->layers[i].n_kv_heads && life_layer_is_sealed(w->config, i); head++)
+            seal_head(w, history + (size_t)page * n, i, head, end);
+    return end;
+}
+
+const uint8_t *life_sealed_block(life_world *w, life_token *const *history, uint32_t page, uint32_t layer, uint32_t head) {
+    return sealed_page(w, history, page)->blocks + w->blocks_at[layer] + head * life_sealed_block_bytes(w->config, layer);
 }
 
 /* ---- attention ---- */
@@ -213,9 +272,22 @@ static double dot(const double *a, const float *b, uint32_t n) {
     return ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7]));
 }
 
+/* A query of a sealed layer sees its own page and the first one open, all others sealed. */
+static bool is_seen_sealed(const question *x, uint32_t t) {
+    uint32_t page_tokens = x->world->config->base.page_tokens;
+    uint32_t page = t / page_tokens;
+    return life_layer_is_sealed(x->world->config, x->layer) && page != 0 && page != (x->n - 1) / page_tokens;
+}
+
 static const float *stored_row(const question *x, uint32_t t, uint32_t side) {
     const fkv_layer_config *l = &x->world->config->layers[x->layer];
     uint32_t head = x->head / (l->n_q_heads / l->n_kv_heads);
+    if (is_seen_sealed(x, t)) {
+        uint32_t page_tokens = x->world->config->base.page_tokens;
+        const life_token *page = sealed_page(x->world, x->history, t / page_tokens);
+        return page->sealed + x->world->sealed_at[x->layer][side] +
+               ((size_t)(t % page_tokens) * l->n_kv_heads + head) * l->head_dim;
+    }
     return x->history[t]->stored + x->world->stored_at[x->layer][side] + (size_t)head * l->head_dim;
 }
 
@@ -261,8 +333,9 @@ static int by_size(const void *a, const void *b) {
 }
 
 static bool has_integer_products(const question *x) {
-    uint32_t bits = x->world->config->codec[x->layer][LIFE_K].bits;
-    return x->world->config->base.isa >= FKV_ISA_AVX512VNNI && (bits == 8 || bits == 4);
+    const life_codec *k = &x->world->config->codec[x->layer][LIFE_K];
+    bool coded = k->bits == 8 || k->bits == 4 || k->kind == FKV_CODEC_TURBO || life_layer_is_sealed(x->world->config, x->layer);
+    return x->world->config->base.isa >= FKV_ISA_AVX512VNNI && coded;
 }
 
 /* What a kernel with integer products may do to each number of the query. Rows that have more than an eighth of their numbers
@@ -382,6 +455,8 @@ static void check_head(question *x, const uint8_t *answer) {
     ask(x, &truth);
     distance between = distance_of(c->base.row_type, answer, truth.out, l->head_dim);
     w->n_answers++;
+    w->n_sealed += life_layer_is_sealed(c, x->layer) && x->n > 2 * c->base.page_tokens;
+    w->n_turbo += c->codec[x->layer][LIFE_K].kind == FKV_CODEC_TURBO || c->codec[x->layer][LIFE_V].kind == FKV_CODEC_TURBO;
     if (between.hidden_nan)
         life_fail("layer %u head %u position %u: what is not a number has an answer", x->layer, x->head, token->position);
     if (between.nan && between.truth_nan) return; /* how far it spreads over the channels is the kernel's affair */

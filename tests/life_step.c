@@ -147,7 +147,10 @@ static void end_step(life *l, life_cache *c, const plan *p, fkv_step *step, bool
     life_expect(commit ? fkv_step_commit(step) : fkv_step_abort(step), FKV_OK, commit ? "commit" : "abort");
     if (commit) {
         c->figures.steps++;
-        for (uint32_t i = 0; i < p->n_rows; i++) c->figures.tokens += p->seqs[i]->closing ? 0 : p->rows[i].n_tokens;
+        for (uint32_t i = 0; i < p->n_rows; i++) {
+            c->figures.tokens += p->seqs[i]->closing ? 0 : p->rows[i].n_tokens;
+            life_seq_grown(c, p->seqs[i]);
+        }
         l->counts->commits++;
     } else {
         for (uint32_t i = 0; i < p->n_rows; i++) p->seqs[i]->n -= p->rows[i].n_tokens;

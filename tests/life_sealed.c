@@ -1,0 +1,200 @@
+/* Sealed blocks by a second hand: section 1.5 of docs/page_format.md, and nothing else. */
+#include "life_format.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { BLOCK_TOKENS = 16, LINE = 64, LANES = 16 };
+
+static const float SMALLEST = 0x1p-100f;
+
+static const struct {
+    uint32_t n_levels;
+    int level[8];
+    int above[7];
+    float start;
+} BOOK[] = {
+    [2] = {2, {38, 127}, {82}, 1.9079f},
+    [3] = {4, {14, 45, 79, 127}, {29, 62, 103}, 2.7184f},
+    [4] = {8, {6, 18, 31, 44, 58, 75, 96, 127}, {12, 24, 37, 51, 66, 85, 111}, 3.4518f},
+};
+
+bool life_is_sealed(const life_codec *c) { return c->kind == FKV_CODEC_SEALED || c->kind == FKV_CODEC_SEALED_V; }
+
+static size_t block_lines(const life_codec *c) {
+    size_t units = c->dim / 16;
+    return c->bits == 4 ? 2 * units : c->bits == 2 ? units : units + (units + 1) / 2;
+}
+
+size_t life_page_part_bytes(const life_codec *c, uint32_t part, uint32_t page_tokens) {
+    if (!life_is_sealed(c)) return (size_t)page_tokens * life_part_bytes(c, part);
+    if (part == 0) return page_tokens / BLOCK_TOKENS * block_lines(c) * LINE;
+    if (c->kind == FKV_CODEC_SEALED) return 2 * (size_t)c->dim;
+    return part == 1 ? 2 * (size_t)page_tokens : 0;
+}
+
+/* ---- places ---- */
+
+typedef struct place {
+    size_t at; /* of the byte in the codes of the page */
+    uint32_t shift;
+} place;
+
+/* Of the code, or of its two lower bits where it has 3; *upper then is where its upper bit lies. */
+static place place_of(const life_codec *c, uint32_t token, uint32_t channel, place *upper) {
+    uint32_t t = token % BLOCK_TOKENS;
+    uint32_t u = channel / 16;
+    bool keys = c->kind == FKV_CODEC_SEALED;
+    uint32_t dword = keys ? t : channel % 16;
+    uint32_t byte = keys ? channel % 4 : t % 4;
+    uint32_t quad = keys ? channel % 16 / 4 : t / 4;
+    size_t base = token / BLOCK_TOKENS * block_lines(c) * LINE + (size_t)4 * dword + byte;
+    *upper = (place){base + (size_t)(c->dim / 16 + u / 2) * LINE, 4 * (u % 2) + quad};
+    if (c->bits == 4) return (place){base + (size_t)(2 * u + quad / 2) * LINE, 4 * (quad % 2)};
+    return (place){base + (size_t)u * LINE, 2 * quad};
+}
+
+static void put_code(const life_codec *c, uint8_t *codes, uint32_t token, uint32_t channel, uint32_t code) {
+    place upper;
+    place lower = place_of(c, token, channel, &upper);
+    uint32_t mask = c->bits == 4 ? 15 : 3;
+    codes[lower.at] |= (uint8_t)((code & mask) << lower.shift);
+    if (c->bits == 3) codes[upper.at] |= (uint8_t)(code >> 2 << upper.shift);
+}
+
+static uint32_t get_code(const life_codec *c, const uint8_t *codes, uint32_t token, uint32_t channel) {
+    place upper;
+    place lower = place_of(c, token, channel, &upper);
+    uint32_t code = codes[lower.at] >> lower.shift & (c->bits == 4 ? 15u : 3u);
+    return c->bits == 3 ? code | (codes[upper.at] >> upper.shift & 1u) << 2 : code;
+}
+
+static void put_number(const life_codec *c, uint8_t *bytes, uint32_t i, float x) {
+    uint16_t half = life_to_half(c->type, x);
+    bytes[2 * i] = (uint8_t)half;
+    bytes[2 * i + 1] = (uint8_t)(half >> 8);
+}
+
+static float get_number(const life_codec *c, const uint8_t *bytes, uint32_t i) {
+    return life_from_half(c->type, (uint16_t)(bytes[2 * i] | bytes[2 * i + 1] << 8));
+}
+
+/* ---- keys ---- */
+
+static void seal_channel(const life_codec *c, const float *x, uint32_t n, uint32_t channel, uint8_t *const part[LIFE_PARTS]) {
+    float bins = (float)((1u << c->bits) - 1);
+    float lo = x[channel];
+    float hi = x[channel];
+    for (uint32_t t = 1; t < n; t++) {
+        float value = x[(size_t)t * c->dim + channel];
+        lo = value < lo ? value : lo;
+        hi = value > hi ? value : hi;
+    }
+    put_number(c, part[1], channel, (hi - lo) / bins);
+    put_number(c, part[2], channel, lo == 0 ? 0 : lo);
+    float scale = get_number(c, part[1], channel);
+    float bias = get_number(c, part[2], channel);
+    if (scale < SMALLEST) {
+        put_number(c, part[1], channel, 0);
+        return;
+    }
+    for (uint32_t t = 0; t < n; t++) {
+        float code = rintf((x[(size_t)t * c->dim + channel] - bias) * (1.0f / scale));
+        code = code > 0 ? code : 0;
+        put_code(c, part[0], t, channel, (uint32_t)(code < bins ? code : bins));
+    }
+}
+
+/* ---- values ---- */
+
+static float lanes_sum(const float *lane) {
+    float sum = lane[0];
+    for (int i = 1; i < LANES; i++) sum += lane[i];
+    return sum;
+}
+
+static uint32_t size_of(const life_codec *c, float y, float norm) {
+    uint32_t size = 0;
+    if (norm < SMALLEST) return 0;
+    int m = (int)rintf(fminf(fabsf(y) * (128.0f / norm), 127.0f));
+    for (uint32_t i = 0; i + 1 < BOOK[c->bits].n_levels; i++) size += m > BOOK[c->bits].above[i];
+    return size;
+}
+
+static float refit(const life_codec *c, const float *y, float norm) {
+    float products[LANES] = {0};
+    float squares[LANES] = {0};
+    for (uint32_t d = 0; d < c->dim; d++) {
+        float level = (float)BOOK[c->bits].level[size_of(c, y[d], norm)];
+        products[d % LANES] += fabsf(y[d]) * level;
+        squares[d % LANES] += level * level;
+    }
+    return 128.0f * lanes_sum(products) / lanes_sum(squares);
+}
+
+static void seal_row(const life_codec *c, const float *y, uint32_t token, uint8_t *const part[LIFE_PARTS]) {
+    float sizes[LANES] = {0};
+    float limit = c->type == FKV_F16 ? 65504.0f : 0x1p96f;
+    for (uint32_t d = 0; d < c->dim; d++) sizes[d % LANES] += fabsf(y[d]);
+    float norm = lanes_sum(sizes) / (float)c->dim * BOOK[c->bits].start;
+    for (int i = 0; i < 2; i++) norm = refit(c, y, norm);
+    put_number(c, part[1], token, fminf(norm, limit));
+    if (get_number(c, part[1], token) < SMALLEST) put_number(c, part[1], token, 0);
+    norm = get_number(c, part[1], token);
+    for (uint32_t d = 0; d < c->dim; d++)
+        put_code(c, part[0], token, d, size_of(c, y[d], norm) | (y[d] < 0 ? 1u << (c->bits - 1) : 0));
+}
+
+/* ---- pages ---- */
+
+static void make_storable(const life_codec *c, float *x) {
+    float limit = c->type == FKV_F16 ? 65504.0f : 0x1p96f;
+    if (isnan(*x)) *x = 0;
+    *x = fmaxf(fminf(*x, limit), -limit);
+}
+
+static void encode_rows(const life_codec *c, const float *x, uint32_t n, uint8_t *const part[LIFE_PARTS]) {
+    uint8_t row[4 * FKV_MAX_HEAD_DIM];
+    for (uint32_t t = 0; t < n; t++) {
+        const uint8_t *from = row;
+        life_encode_rotated(c, x + (size_t)t * c->dim, row);
+        for (uint32_t p = 0; p < LIFE_PARTS; p++) {
+            size_t bytes = life_part_bytes(c, p);
+            memcpy(part[p] + t * bytes, from, bytes);
+            from += bytes;
+        }
+    }
+}
+
+void life_seal(const life_codec *c, const float *given, uint32_t n, uint8_t *const part[LIFE_PARTS]) {
+    static float x[256 * FKV_MAX_HEAD_DIM];
+    memcpy(x, given, (size_t)n * c->dim * sizeof *x);
+    for (size_t i = 0; i < (size_t)n * c->dim; i++) make_storable(c, &x[i]);
+    if (!life_is_sealed(c)) {
+        encode_rows(c, x, n, part);
+        return;
+    }
+    for (uint32_t d = 0; d < c->dim && c->kind == FKV_CODEC_SEALED; d++) seal_channel(c, x, n, d, part);
+    for (uint32_t t = 0; t < n && c->kind == FKV_CODEC_SEALED_V; t++) seal_row(c, x + (size_t)t * c->dim, t, part);
+}
+
+void life_decode_at(const life_codec *c, uint8_t *const part[LIFE_PARTS], uint32_t token, float *x) {
+    if (!life_is_sealed(c)) {
+        uint8_t row[4 * FKV_MAX_HEAD_DIM];
+        uint8_t *to = row;
+        for (uint32_t p = 0; p < LIFE_PARTS; p++, to += life_part_bytes(c, p - 1))
+            memcpy(to, part[p] + (size_t)token * life_part_bytes(c, p), life_part_bytes(c, p));
+        life_decode(c, row, x);
+        return;
+    }
+    uint32_t sign = 1u << (c->bits - 1);
+    for (uint32_t d = 0; d < c->dim; d++) {
+        uint32_t code = get_code(c, part[0], token, d);
+        if (c->kind == FKV_CODEC_SEALED) {
+            x[d] = get_number(c, part[1], d) * (float)code + get_number(c, part[2], d);
+            continue;
+        }
+        float value = fabsf(get_number(c, part[1], token)) / 128.0f * (float)BOOK[c->bits].level[code & (sign - 1)];
+        x[d] = (code & sign) != 0 ? -value : value;
+    }
+}
