@@ -88,9 +88,11 @@ bool attn_world_describe(attn_world *w, const attn_case *given) {
                                 .softcap = c->softcap,
                                 .row_type = c->row_type};
     fkv_block_make(&k, &v, c->page_tokens, &w->layer.block);
+    w->layer.sealed = c->opens && c->codec >= FIRST_SEALED_CODEC;
+    if (w->layer.sealed) fkv_block_make_open(c->shape.head_dim, c->page_type, c->page_tokens, &w->layer.open);
     fkv_rotation_make(11, 0, c->shape.head_dim, &w->rotate_k);
     fkv_rotation_make(11, 1, c->shape.head_dim, &w->rotate_v);
-    if (c->rotate & FKV_ROTATE_K) w->layer.rotate_k = &w->rotate_k;
+    if ((c->rotate & FKV_ROTATE_K) != 0 && !w->layer.sealed) w->layer.rotate_k = &w->rotate_k;
     if (c->rotate & FKV_ROTATE_V) w->layer.rotate_v = &w->rotate_v;
     uint64_t state = 13;
     for (uint32_t h = 0; c->sinks != 0 && h < c->shape.n_q_heads; h++) w->sink_logits[h] = c->sinks * attn_gaussian(&state);
@@ -137,6 +139,11 @@ static bool open_world(attn_world *w, const attn_case *c, const fkv_cpu_kernels 
     w->pages = take(slab_bytes);
     memset(w->pages, 0xff, slab_bytes);
     w->layer.pages = w->pages;
+    if (w->layer.sealed) {
+        size_t open_bytes = (size_t)n_pages * c->shape.n_kv_heads * w->layer.open.bytes;
+        w->layer.open_pages = w->open = take(open_bytes);
+        memset(w->open, 0xff, open_bytes);
+    }
     w->tables = take(n_pages * sizeof *w->tables);
     for (uint32_t i = 0; i < n_pages; i++) w->tables[i] = i;
     for (uint32_t i = n_pages; i > 1; i--) {
@@ -149,10 +156,11 @@ static bool open_world(attn_world *w, const attn_case *c, const fkv_cpu_kernels 
     uint32_t used = 0;
     for (uint32_t r = 0; r < c->n_rows; r++) {
         uint32_t n_tokens = c->rows[r].start + c->rows[r].n_tokens;
-        bool sealed = c->codec >= FIRST_SEALED_CODEC;
+        bool sealed = c->codec >= FIRST_SEALED_CODEC && !w->layer.sealed;
         if (sealed) n_tokens = (uint32_t)fkv_align_up(n_tokens, c->page_tokens); /* only full pages are */
         uint32_t n_table = fkv_ceil_div(n_tokens, c->page_tokens);
         w->rows[r] = (fkv_attn_row){{w->tables + used, n_table, 1}, c->rows[r].start, c->rows[r].n_tokens, w->n_new};
+        if (w->layer.sealed) w->rows[r].open = w->rows[r].view;
         used += n_table;
         w->n_new += c->rows[r].n_tokens;
         w->kv_bytes += (uint64_t)n_tokens * c->shape.n_kv_heads * w->layer.block.token_bytes;
@@ -198,6 +206,7 @@ bool attn_world_open_keeping(attn_world *w, const attn_case *c, const fkv_cpu_ke
 
 void attn_world_close(attn_world *w) {
     free(w->pages);
+    free(w->open);
     free(w->tables);
     free(w->q);
     for (uint32_t r = 0; r < MAX_MIX; r++) {

@@ -82,6 +82,7 @@ typedef struct attn_case {
     attn_sizes k;
     attn_sizes v;
     float sinks; /* learned, Gaussian, times this; 0: none */
+    bool opens;  /* of a sealed codec: as a cache has it, with open pages; else all pages are sealed, and that is all there is */
 } attn_case;
 
 /* Everything a case needs, taken by attn_world_open(): pages under shuffled numbers, K and V of every token written through
@@ -95,6 +96,7 @@ typedef struct attn_world {
     float sink_logits[MAX_CASE_HEADS];
     uint32_t n_new;   /* T */
     uint8_t *pages;   /* the slab */
+    uint8_t *open;    /* that of open pages, under the same numbers; NULL: none */
     uint32_t *tables; /* of all rows */
     void *q;          /* [T, H, D] */
     void *k[MAX_MIX]; /* of each row: [start + n_tokens, G, D]; NULL unless kept */

@@ -20,15 +20,22 @@ enum { LAYERS = 2, Q_HEADS = 4, KV_HEADS = 2, DIM = 64, MAX_STEP = 128, MAX_TOKE
 
 static const double DEVICE_TOLERANCE = 1e-3; /* sums in float, in another order than the host's */
 
-static fkv_config config_of(uint32_t max_tokens, uint32_t max_seqs) {
-    static const fkv_layer_config layers[LAYERS] = {
-        {.n_q_heads = Q_HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM, .k = {8, 64}, .v = {4, 64}},
-        {.n_q_heads = Q_HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM, .window = 40, .n_sinks = 3, .k = {4, 32}, .v = {16, 0}},
+/* Layers under which a cache lives here: affine and 16-bit ones; sealed ones. */
+typedef enum { AFFINE, SEALED, N_WORLDS } world_kind;
+
+#define SEALED_SIDES(k_bits, v_bits) .k = {k_bits, 0, FKV_CODEC_SEALED}, .v = {v_bits, 0, FKV_CODEC_SEALED_V}
+
+static fkv_config config_of(world_kind world, uint32_t max_tokens, uint32_t max_seqs) {
+    static const fkv_layer_config layers[N_WORLDS][LAYERS] = {
+        {{.n_q_heads = Q_HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM, .k = {8, 64}, .v = {4, 64}},
+         {.n_q_heads = Q_HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM, .window = 40, .n_sinks = 3, .k = {4, 32}, .v = {16, 0}}},
+        {{.n_q_heads = Q_HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM, SEALED_SIDES(4, 3)},
+         {.n_q_heads = Q_HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM, .window = 40, .n_sinks = 3, SEALED_SIDES(3, 4)}},
     };
     fkv_config config = fkv_config_default();
     config.n_layers = LAYERS;
-    config.layers = layers;
-    config.rotate = FKV_ROTATE_K;
+    config.layers = layers[world];
+    config.rotate = world == SEALED ? FKV_ROTATE_KV : FKV_ROTATE_K;
     config.rotation_seed = 5;
     config.page_tokens = 16;
     config.max_tokens = max_tokens;
@@ -192,157 +199,170 @@ static void pair_same_pages(pair *p, const pair_seq *s) {
 /* ---- the life of a cache ---- */
 
 START_TEST(chunks_batches_and_windows_are_the_hosts) {
-    const fkv_config config = config_of(1024, 4);
-    pair p = pair_open(&config);
-    pair_seq a = pair_seq_open(&p, 1, 300);
-    pair_seq b = pair_seq_open(&p, 2, 300);
-    pair_seq c = pair_seq_open(&p, 3, 300);
-    pair_run(&p, &a, 150, 64);
-    pair_run(&p, &b, 17, 17);
-    for (uint32_t i = 0; i < 30; i++)
-        pair_step(&p, (pair_seq *const[]){&a, &b, &c}, (const uint32_t[]){1, 1 + i % 3, 1 + i % 5}, 3, true);
-    pair_same_pages(&p, &a);
-    pair_same_pages(&p, &b);
-    pair_same_pages(&p, &c);
-    pair_close(&p);
+    for (world_kind world = AFFINE; world < N_WORLDS; world++) {
+        const fkv_config config = config_of(world, 1024, 4);
+        pair p = pair_open(&config);
+        pair_seq a = pair_seq_open(&p, 1, 300);
+        pair_seq b = pair_seq_open(&p, 2, 300);
+        pair_seq c = pair_seq_open(&p, 3, 300);
+        pair_run(&p, &a, 150, 64);
+        pair_run(&p, &b, 17, 17);
+        for (uint32_t i = 0; i < 30; i++)
+            pair_step(&p, (pair_seq *const[]){&a, &b, &c}, (const uint32_t[]){1, 1 + i % 3, 1 + i % 5}, 3, true);
+        pair_same_pages(&p, &a);
+        pair_same_pages(&p, &b);
+        pair_same_pages(&p, &c);
+        pair_close(&p);
+    }
 }
 END_TEST
 
 START_TEST(a_fork_copies_the_page_it_writes_and_the_parent_keeps_its_own) {
-    const fkv_config config = config_of(1024, 4);
-    pair p = pair_open(&config);
-    pair_seq parent = pair_seq_open(&p, 1, 200);
-    pair_run(&p, &parent, 55, 55);
-    pair_seq child = parent;
-    ck_ok(fkv_seq_fork(p.host, parent.host, 200, &child.host));
-    ck_ok(fkv_seq_fork(p.mlx, parent.mlx, 200, &child.mlx));
-    child.seed = 9;
-    fkv_stats before;
-    fkv_stats after;
-    ck_ok(fkv_cache_stats(p.mlx, &before));
-    pair_step(&p, (pair_seq *const[]){&child, &parent}, (const uint32_t[]){3, 2}, 2, true);
-    ck_ok(fkv_cache_stats(p.mlx, &after));
-    ck_assert_uint_gt(after.page_copies, before.page_copies);
-    pair_run(&p, &child, 30, 7);
-    pair_run(&p, &parent, 30, 1);
-    pair_same_pages(&p, &child);
-    pair_same_pages(&p, &parent);
-    pair_close(&p);
+    for (world_kind world = AFFINE; world < N_WORLDS; world++) {
+        const fkv_config config = config_of(world, 1024, 4);
+        pair p = pair_open(&config);
+        pair_seq parent = pair_seq_open(&p, 1, 200);
+        pair_run(&p, &parent, 55, 55);
+        pair_seq child = parent;
+        ck_ok(fkv_seq_fork(p.host, parent.host, 200, &child.host));
+        ck_ok(fkv_seq_fork(p.mlx, parent.mlx, 200, &child.mlx));
+        child.seed = 9;
+        fkv_stats before;
+        fkv_stats after;
+        ck_ok(fkv_cache_stats(p.mlx, &before));
+        pair_step(&p, (pair_seq *const[]){&child, &parent}, (const uint32_t[]){3, 2}, 2, true);
+        ck_ok(fkv_cache_stats(p.mlx, &after));
+        ck_assert_uint_gt(after.page_copies, before.page_copies);
+        pair_run(&p, &child, 30, 7);
+        pair_run(&p, &parent, 30, 1);
+        pair_same_pages(&p, &child);
+        pair_same_pages(&p, &parent);
+        pair_close(&p);
+    }
 }
 END_TEST
 
 START_TEST(truncated_and_aborted_tokens_leave_nothing) {
-    const fkv_config config = config_of(1024, 2);
-    pair p = pair_open(&config);
-    pair_seq s = pair_seq_open(&p, 1, 300);
-    pair_run(&p, &s, 39, 39);
-    s.seed = 77; /* other rows, which must not stay */
-    pair_step(&p, (pair_seq *const[]){&s}, (const uint32_t[]){20}, 1, false);
-    ck_ok(fkv_seq_truncate(p.host, s.host, 21));
-    ck_ok(fkv_seq_truncate(p.mlx, s.mlx, 21));
-    s.length = 21;
-    s.seed = 1;
-    pair_run(&p, &s, 40, 11);
-    pair_same_pages(&p, &s);
-    pair_close(&p);
+    for (world_kind world = AFFINE; world < N_WORLDS; world++) {
+        const fkv_config config = config_of(world, 1024, 2);
+        pair p = pair_open(&config);
+        pair_seq s = pair_seq_open(&p, 1, 300);
+        pair_run(&p, &s, 39, 39);
+        s.seed = 77; /* other rows, which must not stay */
+        pair_step(&p, (pair_seq *const[]){&s}, (const uint32_t[]){20}, 1, false);
+        ck_ok(fkv_seq_truncate(p.host, s.host, 21));
+        ck_ok(fkv_seq_truncate(p.mlx, s.mlx, 21));
+        s.length = 21;
+        s.seed = 1;
+        pair_run(&p, &s, 40, 11);
+        pair_same_pages(&p, &s);
+        pair_close(&p);
+    }
 }
 END_TEST
 
 /* The last sequence of a full cache is closed in its own step; its pages are let go before the answer is evaluated, and the next
  * sequence gets them. */
 START_TEST(the_answer_to_a_sequence_closed_in_its_step_is_the_hosts) {
-    const fkv_config config = config_of(64, 1);
-    pair p = pair_open(&config);
-    pair_seq s = pair_seq_open(&p, 1, 64);
-    pair_run(&p, &s, 50, 50);
-    fkv_step *host = NULL;
-    fkv_step *mlx = NULL;
-    const uint32_t n = 9;
-    ck_ok(fkv_step_begin(p.host, &(fkv_row){s.host, n}, 1, &host));
-    ck_ok(fkv_step_begin(p.mlx, &(fkv_row){s.mlx, n}, 1, &mlx));
-    static float expected[LAYERS][MAX_STEP * Q_HEADS * DIM];
-    mlx_array answers[LAYERS];
-    for (uint32_t layer = 0; layer < LAYERS; layer++) {
-        layer_rows((pair_seq *const[]){&s}, &n, 1, layer);
-        ck_ok(fkv_write(host, layer, side_rows[0], side_rows[1]));
-        ck_ok(fkv_attend(host, layer, side_rows[2], expected[layer]));
-        mlx_array k = array_of(side_rows[0], n, KV_HEADS);
-        mlx_array v = array_of(side_rows[1], n, KV_HEADS);
-        answers[layer] = array_of(side_rows[2], n, Q_HEADS);
-        ck_ok(fkv_mlx_write(mlx, layer, k, v));
-        if (layer == 0) ck_ok(fkv_seq_close(p.mlx, s.mlx));
-        ck_ok(fkv_mlx_attend(mlx, layer, answers[layer], &answers[layer]));
-        (void)mlx_array_free(k);
-        (void)mlx_array_free(v);
+    for (world_kind world = AFFINE; world < N_WORLDS; world++) {
+        const fkv_config config = config_of(world, 64, 1);
+        pair p = pair_open(&config);
+        pair_seq s = pair_seq_open(&p, 1, 64);
+        pair_run(&p, &s, 50, 50);
+        fkv_step *host = NULL;
+        fkv_step *mlx = NULL;
+        const uint32_t n = 9;
+        ck_ok(fkv_step_begin(p.host, &(fkv_row){s.host, n}, 1, &host));
+        ck_ok(fkv_step_begin(p.mlx, &(fkv_row){s.mlx, n}, 1, &mlx));
+        static float expected[LAYERS][MAX_STEP * Q_HEADS * DIM];
+        mlx_array answers[LAYERS];
+        for (uint32_t layer = 0; layer < LAYERS; layer++) {
+            layer_rows((pair_seq *const[]){&s}, &n, 1, layer);
+            ck_ok(fkv_write(host, layer, side_rows[0], side_rows[1]));
+            ck_ok(fkv_attend(host, layer, side_rows[2], expected[layer]));
+            mlx_array k = array_of(side_rows[0], n, KV_HEADS);
+            mlx_array v = array_of(side_rows[1], n, KV_HEADS);
+            answers[layer] = array_of(side_rows[2], n, Q_HEADS);
+            ck_ok(fkv_mlx_write(mlx, layer, k, v));
+            if (layer == 0) ck_ok(fkv_seq_close(p.mlx, s.mlx));
+            ck_ok(fkv_mlx_attend(mlx, layer, answers[layer], &answers[layer]));
+            (void)mlx_array_free(k);
+            (void)mlx_array_free(v);
+        }
+        ck_ok(fkv_seq_close(p.host, s.host));
+        ck_ok(fkv_step_commit(host));
+        ck_ok(fkv_step_commit(mlx));
+        pair_seq next = pair_seq_open(&p, 2, 64);
+        for (uint32_t layer = 0; layer < LAYERS; layer++) {
+            ck_assert_int_eq(mlx_array_eval(answers[layer]), 0);
+            const float *out = mlx_array_data_float32(answers[layer]);
+            for (size_t row = 0; row < (size_t)n * Q_HEADS; row++)
+                ck_assert_double_le(relative_l2(out + row * DIM, expected[layer] + row * DIM, DIM), DEVICE_TOLERANCE);
+            (void)mlx_array_free(answers[layer]);
+        }
+        pair_run(&p, &next, 64, 20);
+        pair_same_pages(&p, &next);
+        pair_close(&p);
     }
-    ck_ok(fkv_seq_close(p.host, s.host));
-    ck_ok(fkv_step_commit(host));
-    ck_ok(fkv_step_commit(mlx));
-    pair_seq next = pair_seq_open(&p, 2, 64);
-    for (uint32_t layer = 0; layer < LAYERS; layer++) {
-        ck_assert_int_eq(mlx_array_eval(answers[layer]), 0);
-        const float *out = mlx_array_data_float32(answers[layer]);
-        for (size_t row = 0; row < (size_t)n * Q_HEADS; row++)
-            ck_assert_double_le(relative_l2(out + row * DIM, expected[layer] + row * DIM, DIM), DEVICE_TOLERANCE);
-        (void)mlx_array_free(answers[layer]);
-    }
-    pair_run(&p, &next, 64, 20);
-    pair_same_pages(&p, &next);
-    pair_close(&p);
 }
 END_TEST
 
 START_TEST(random_lives_leave_the_hosts_pages) {
-    const fkv_config config = config_of(700, 4);
-    pair p = pair_open(&config);
-    uint64_t state = 20261115;
-    pair_seq seqs[3];
-    for (uint32_t i = 0; i < 3; i++) seqs[i] = pair_seq_open(&p, 10 + i, 160);
-    for (uint32_t round = 0; round < 60; round++) {
-        pair_seq *s = &seqs[attn_random(&state) % 3];
-        const uint32_t room = 160 - s->length;
-        const uint64_t what = attn_random(&state) % 8;
-        if (what == 0 && s->length > 5) { /* windowed layers may have dropped what a truncation needs: both say so */
-            const uint32_t keep = s->length - 1 - (uint32_t)(attn_random(&state) % 5);
-            const fkv_status status = fkv_seq_truncate(p.host, s->host, keep);
-            ck_status(fkv_seq_truncate(p.mlx, s->mlx, keep), status);
-            if (status == FKV_OK) s->length = keep;
-        } else if (what == 1 && room > 0) {
-            pair_step(&p, (pair_seq *const[]){s}, (const uint32_t[]){1 + (uint32_t)(attn_random(&state) % room) % 40}, 1, false);
-        } else if (room == 0) {
-            ck_ok(fkv_seq_close(p.host, s->host));
-            ck_ok(fkv_seq_close(p.mlx, s->mlx));
-            *s = pair_seq_open(&p, 100 + round, 160);
-        } else {
-            pair_run(&p, s, 1 + (uint32_t)(attn_random(&state) % fkv_min_u32(room, 50)), 33);
+    for (world_kind world = AFFINE; world < N_WORLDS; world++) {
+        const fkv_config config = config_of(world, 700, 4);
+        pair p = pair_open(&config);
+        uint64_t state = 20261115;
+        pair_seq seqs[3];
+        for (uint32_t i = 0; i < 3; i++) seqs[i] = pair_seq_open(&p, 10 + i, 160);
+        for (uint32_t round = 0; round < 60; round++) {
+            pair_seq *s = &seqs[attn_random(&state) % 3];
+            const uint32_t room = 160 - s->length;
+            const uint64_t what = attn_random(&state) % 8;
+            if (what == 0 && s->length > 5) { /* windowed layers may have dropped what a truncation needs: both say so */
+                const uint32_t keep = s->length - 1 - (uint32_t)(attn_random(&state) % 5);
+                const fkv_status status = fkv_seq_truncate(p.host, s->host, keep);
+                ck_status(fkv_seq_truncate(p.mlx, s->mlx, keep), status);
+                if (status == FKV_OK) s->length = keep;
+            } else if (what == 1 && room > 0) {
+                pair_step(&p, (pair_seq *const[]){s}, (const uint32_t[]){1 + (uint32_t)(attn_random(&state) % room) % 40}, 1,
+                          false);
+            } else if (room == 0) {
+                ck_ok(fkv_seq_close(p.host, s->host));
+                ck_ok(fkv_seq_close(p.mlx, s->mlx));
+                *s = pair_seq_open(&p, 100 + round, 160);
+            } else {
+                pair_run(&p, s, 1 + (uint32_t)(attn_random(&state) % fkv_min_u32(room, 50)), 33);
+            }
         }
+        for (uint32_t i = 0; i < 3; i++)
+            if (seqs[i].length > 0) pair_same_pages(&p, &seqs[i]);
+        pair_close(&p);
     }
-    for (uint32_t i = 0; i < 3; i++)
-        if (seqs[i].length > 0) pair_same_pages(&p, &seqs[i]);
-    pair_close(&p);
 }
 END_TEST
 
 START_TEST(a_file_saved_on_one_device_loads_on_the_other) {
-    const fkv_config config = config_of(1024, 4);
-    pair p = pair_open(&config);
-    pair_seq s = pair_seq_open(&p, 1, 300);
-    pair_run(&p, &s, 101, 50);
-    const char *host = path_of("from-host.fkv");
-    const char *mlx = path_of("from-mlx.fkv");
-    ck_ok(fkv_seq_save(p.host, s.host, no_tokens, 0, host));
-    ck_ok(fkv_seq_save(p.mlx, s.mlx, no_tokens, 0, mlx));
-    const fkv_seq_config life = {.max_tokens = 300};
-    pair_seq crossed = {.seed = 1, .length = s.length};
-    ck_ok(fkv_seq_load(p.host, &life, mlx, &crossed.host));
-    ck_ok(fkv_seq_load(p.mlx, &life, host, &crossed.mlx));
-    pair_run(&p, &crossed, 40, 9);
-    pair_run(&p, &s, 40, 40);
-    pair_same_pages(&p, &crossed);
-    pair_same_pages(&p, &s);
-    (void)unlink(host);
-    (void)unlink(mlx);
-    pair_close(&p);
+    for (world_kind world = AFFINE; world < N_WORLDS; world++) {
+        const fkv_config config = config_of(world, 1024, 4);
+        pair p = pair_open(&config);
+        pair_seq s = pair_seq_open(&p, 1, 300);
+        pair_run(&p, &s, 101, 50);
+        const char *host = path_of("from-host.fkv");
+        const char *mlx = path_of("from-mlx.fkv");
+        ck_ok(fkv_seq_save(p.host, s.host, no_tokens, 0, host));
+        ck_ok(fkv_seq_save(p.mlx, s.mlx, no_tokens, 0, mlx));
+        const fkv_seq_config life = {.max_tokens = 300};
+        pair_seq crossed = {.seed = 1, .length = s.length};
+        ck_ok(fkv_seq_load(p.host, &life, mlx, &crossed.host));
+        ck_ok(fkv_seq_load(p.mlx, &life, host, &crossed.mlx));
+        pair_run(&p, &crossed, 40, 9);
+        pair_run(&p, &s, 40, 40);
+        pair_same_pages(&p, &crossed);
+        pair_same_pages(&p, &s);
+        (void)unlink(host);
+        (void)unlink(mlx);
+        pair_close(&p);
+    }
 }
 END_TEST
 
@@ -371,48 +391,52 @@ static void decode_bits(fkv_cache *cache, const fkv_row *rows, uint32_t n_rows, 
 }
 
 START_TEST(alone_in_a_batch_or_forked_the_bits_are_the_same) {
-    const fkv_config config = config_of(4096, 4);
-    pair p = pair_open(&config);
-    pair_seq a = pair_seq_open(&p, 1, 1500);
-    pair_seq b = pair_seq_open(&p, 2, 100);
-    pair_run(&p, &a, 1100, MAX_STEP);
-    pair_run(&p, &b, 33, 33);
-    fkv_seq child = 0;
-    ck_ok(fkv_seq_fork(p.mlx, a.mlx, 1500, &child));
-    float alone[Q_HEADS * DIM];
-    float other[Q_HEADS * DIM];
-    decode_bits(p.mlx, (const fkv_row[]){{a.mlx, 1}}, 1, 0, alone);
-    decode_bits(p.mlx, (const fkv_row[]){{b.mlx, 1}, {a.mlx, 1}}, 2, 1, other);
-    ck_assert_mem_eq(alone, other, sizeof alone);
-    decode_bits(p.mlx, (const fkv_row[]){{child, 1}}, 1, 0, other);
-    ck_assert_mem_eq(alone, other, sizeof alone);
-    pair_close(&p);
+    for (world_kind world = AFFINE; world < N_WORLDS; world++) {
+        const fkv_config config = config_of(world, 4096, 4);
+        pair p = pair_open(&config);
+        pair_seq a = pair_seq_open(&p, 1, 1500);
+        pair_seq b = pair_seq_open(&p, 2, 100);
+        pair_run(&p, &a, 1100, MAX_STEP);
+        pair_run(&p, &b, 33, 33);
+        fkv_seq child = 0;
+        ck_ok(fkv_seq_fork(p.mlx, a.mlx, 1500, &child));
+        float alone[Q_HEADS * DIM];
+        float other[Q_HEADS * DIM];
+        decode_bits(p.mlx, (const fkv_row[]){{a.mlx, 1}}, 1, 0, alone);
+        decode_bits(p.mlx, (const fkv_row[]){{b.mlx, 1}, {a.mlx, 1}}, 2, 1, other);
+        ck_assert_mem_eq(alone, other, sizeof alone);
+        decode_bits(p.mlx, (const fkv_row[]){{child, 1}}, 1, 0, other);
+        ck_assert_mem_eq(alone, other, sizeof alone);
+        pair_close(&p);
+    }
 }
 END_TEST
 
 START_TEST(a_query_that_is_not_a_number_has_no_answer_and_spoils_no_other) {
-    const fkv_config config = config_of(256, 1);
-    fkv_cache *cache = open_mlx(&config);
-    const fkv_seq_config life = {.max_tokens = 256};
-    fkv_seq seq = 0;
-    fkv_step *step = NULL;
-    ck_ok(fkv_seq_open(cache, &life, &seq, NULL));
-    ck_ok(fkv_step_begin(cache, &(fkv_row){seq, 3}, 1, &step));
-    pair_seq rows = {.seed = 4};
-    layer_rows((pair_seq *const[]){&rows}, (const uint32_t[]){3}, 1, 0);
-    for (uint32_t head = 0; head < Q_HEADS; head++) side_rows[2][(Q_HEADS + head) * DIM + 5] = NAN;
-    mlx_array k = array_of(side_rows[0], 3, KV_HEADS);
-    mlx_array v = array_of(side_rows[1], 3, KV_HEADS);
-    mlx_array q = array_of(side_rows[2], 3, Q_HEADS);
-    ck_ok(fkv_mlx_write(step, 0, k, v));
-    ck_ok(fkv_mlx_attend(step, 0, q, &q));
-    ck_assert_int_eq(mlx_array_eval(q), 0);
-    const float *out = mlx_array_data_float32(q);
-    for (uint32_t i = 0; i < 3 * Q_HEADS * DIM; i++) ck_assert_int_eq(isfinite(out[i]) != 0, i / (Q_HEADS * DIM) != 1);
-    (void)mlx_array_free(k);
-    (void)mlx_array_free(v);
-    (void)mlx_array_free(q);
-    fkv_cache_close(cache); /* with the step open */
+    for (world_kind world = AFFINE; world < N_WORLDS; world++) {
+        const fkv_config config = config_of(world, 256, 1);
+        fkv_cache *cache = open_mlx(&config);
+        const fkv_seq_config life = {.max_tokens = 256};
+        fkv_seq seq = 0;
+        fkv_step *step = NULL;
+        ck_ok(fkv_seq_open(cache, &life, &seq, NULL));
+        ck_ok(fkv_step_begin(cache, &(fkv_row){seq, 3}, 1, &step));
+        pair_seq rows = {.seed = 4};
+        layer_rows((pair_seq *const[]){&rows}, (const uint32_t[]){3}, 1, 0);
+        for (uint32_t head = 0; head < Q_HEADS; head++) side_rows[2][(Q_HEADS + head) * DIM + 5] = NAN;
+        mlx_array k = array_of(side_rows[0], 3, KV_HEADS);
+        mlx_array v = array_of(side_rows[1], 3, KV_HEADS);
+        mlx_array q = array_of(side_rows[2], 3, Q_HEADS);
+        ck_ok(fkv_mlx_write(step, 0, k, v));
+        ck_ok(fkv_mlx_attend(step, 0, q, &q));
+        ck_assert_int_eq(mlx_array_eval(q), 0);
+        const float *out = mlx_array_data_float32(q);
+        for (uint32_t i = 0; i < 3 * Q_HEADS * DIM; i++) ck_assert_int_eq(isfinite(out[i]) != 0, i / (Q_HEADS * DIM) != 1);
+        (void)mlx_array_free(k);
+        (void)mlx_array_free(v);
+        (void)mlx_array_free(q);
+        fkv_cache_close(cache); /* with the step open */
+    }
 }
 END_TEST
 
@@ -433,47 +457,47 @@ static size_t peak_memory(void) {
 }
 
 START_TEST(the_pools_are_what_the_plan_says) {
-    const fkv_config config = config_of(MAX_TOKENS, 1);
-    fkv_plan plan;
-    ck_ok(fkv_mlx_plan_make(&config, NULL, &plan));
-    const size_t before = active_memory();
-    fkv_cache *cache = open_mlx(&config);
-    const size_t pools = active_memory() - before;
-    uint64_t pages = 0;
-    for (uint32_t g = 0; g < plan.n_groups; g++) pages += plan.group_pages[g] * plan.group_page_bytes[g];
-    ck_assert_uint_ge(pools, pages);
-    /* and the constants beside them, which CUDA's allocator rounds up */
-    ck_assert_uint_le(pools, plan.slab_bytes + (on_gpu() ? 16384 : 4096));
-    fkv_stats stats;
-    ck_ok(fkv_cache_stats(cache, &stats));
-    ck_assert_uint_eq(stats.planned_bytes, plan.total_bytes);
-    ck_assert_int_eq(strcmp(stats.isa, "mlx cpu") != 0, on_gpu());
-    ck_assert_int_eq(fkv_mlx_cache_way(cache), on_gpu() ? FKV_MLX_FUSED : FKV_MLX_PLAIN);
-    fkv_cache_close(cache);
-    ck_assert_uint_eq(active_memory(), before);
+    for (world_kind world = AFFINE; world < N_WORLDS; world++) {
+        const fkv_config config = config_of(world, MAX_TOKENS, 1);
+        fkv_plan plan;
+        ck_ok(fkv_mlx_plan_make(&config, NULL, &plan));
+        const size_t before = active_memory();
+        fkv_cache *cache = open_mlx(&config);
+        const size_t pools = active_memory() - before;
+        uint64_t pages = 0;
+        for (uint32_t g = 0; g < plan.n_groups; g++) pages += plan.group_pages[g] * plan.group_page_bytes[g];
+        ck_assert_uint_ge(pools, pages);
+        /* and the constants beside them, which CUDA's allocator rounds up */
+        ck_assert_uint_le(pools, plan.slab_bytes + (on_gpu() ? 16384 : 4096));
+        fkv_stats stats;
+        ck_ok(fkv_cache_stats(cache, &stats));
+        ck_assert_uint_eq(stats.planned_bytes, plan.total_bytes);
+        ck_assert_int_eq(strcmp(stats.isa, "mlx cpu") != 0, on_gpu());
+        ck_assert_int_eq(fkv_mlx_cache_way(cache), on_gpu() ? FKV_MLX_FUSED : FKV_MLX_PLAIN);
+        fkv_cache_close(cache);
+        ck_assert_uint_eq(active_memory(), before);
+    }
 }
 END_TEST
 
 /* A step that copied a pool would show in the peak: the smaller one is above what a step may take. On CUDA the thread that lets
  * go may be behind by what a step of these takes, so that the line is the least that was seen. */
-START_TEST(thousands_of_steps_move_no_counter) {
-    enum { FIRST = 1100, STEPS = 3000, MOST_OF_A_CHUNK = 8 << 20, MOST_OF_A_STEP = 2 << 20, MOST_BEHIND = 1 << 20 };
-    fkv_config config = config_of(100000, 1);
-    static const fkv_layer_config layer = {
-        .n_q_heads = Q_HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM, .k = {8, 64}, .v = {4, 64}};
+static void steps_move_no_counter(const fkv_layer_config *layer, uint32_t n_steps) {
+    enum { FIRST = 1100, MOST_OF_A_CHUNK = 8 << 20, MOST_OF_A_STEP = 2 << 20, MOST_BEHIND = 1 << 20 };
+    fkv_config config = config_of(AFFINE, 130000, 1);
     config.layers = NULL;
-    config.layer = layer;
+    config.layer = *layer;
     config.page_tokens = 64;
     fkv_plan plan;
     ck_ok(fkv_mlx_plan_make(&config, NULL, &plan));
     ck_assert_uint_gt(plan.slab_bytes / LAYERS, 2u * MOST_OF_A_CHUNK);
     fkv_cache *cache = open_mlx(&config);
-    const fkv_seq_config life = {.max_tokens = FIRST + STEPS};
+    const fkv_seq_config life = {.max_tokens = FIRST + n_steps};
     fkv_seq seq = 0;
     ck_ok(fkv_seq_open(cache, &life, &seq, NULL));
     size_t flat = 0;
     ck_assert_int_eq(mlx_reset_peak_memory(), 0);
-    for (uint32_t length = 0; length < FIRST + STEPS;) {
+    for (uint32_t length = 0; length < FIRST + n_steps;) {
         const uint32_t n = length < FIRST ? fkv_min_u32(MAX_STEP, FIRST - length) : 1;
         fkv_step *step = NULL;
         ck_ok(fkv_step_begin(cache, &(fkv_row){seq, n}, 1, &step));
@@ -502,12 +526,19 @@ START_TEST(thousands_of_steps_move_no_counter) {
     ck_assert_uint_lt(peak_memory() - flat, MOST_OF_A_STEP);
     fkv_cache_close(cache);
 }
+
+START_TEST(thousands_of_steps_move_no_counter) {
+    const fkv_layer_config affine = {.n_q_heads = Q_HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM, .k = {8, 64}, .v = {4, 64}};
+    const fkv_layer_config sealed = {.n_q_heads = Q_HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM, SEALED_SIDES(4, 4)};
+    steps_move_no_counter(&affine, 2000);
+    steps_move_no_counter(&sealed, 300);
+}
 END_TEST
 
 /* ---- answers to what is wrong ---- */
 
 START_TEST(each_devices_calls_name_those_of_the_other) {
-    const fkv_config config = config_of(256, 1);
+    const fkv_config config = config_of(AFFINE, 256, 1);
     pair p = pair_open(&config);
     pair_seq s = pair_seq_open(&p, 1, 100);
     fkv_step *host = NULL;
@@ -531,7 +562,7 @@ START_TEST(each_devices_calls_name_those_of_the_other) {
 END_TEST
 
 START_TEST(arrays_of_the_wrong_shape_type_or_moment_are_refused) {
-    const fkv_config config = config_of(256, 1);
+    const fkv_config config = config_of(AFFINE, 256, 1);
     fkv_cache *cache = open_mlx(&config);
     const fkv_seq_config life = {.max_tokens = 100};
     fkv_seq seq = 0;
@@ -563,7 +594,7 @@ START_TEST(arrays_of_the_wrong_shape_type_or_moment_are_refused) {
 END_TEST
 
 START_TEST(what_fails_inside_mlx_is_a_status_with_its_words) {
-    const fkv_config config = config_of(256, 1);
+    const fkv_config config = config_of(AFFINE, 256, 1);
     fkv_cache *cache = open_mlx(&config);
     fkv_mlx_graph graph = {.stream = device().stream};
     mlx_array x = fkv_mlx_adopt(&graph, array_of(side_rows[0], 2, KV_HEADS));
@@ -583,7 +614,7 @@ START_TEST(what_fails_inside_mlx_is_a_status_with_its_words) {
 END_TEST
 
 START_TEST(a_plan_that_does_not_fit_and_a_way_that_is_not_there_are_refused) {
-    fkv_config config = config_of(256, 1);
+    fkv_config config = config_of(AFFINE, 256, 1);
     mlx_stream cpu = mlx_default_cpu_stream_new();
     const fkv_mlx_config fused = {.stream = cpu, .way = FKV_MLX_FUSED};
     fkv_cache *cache = NULL;

@@ -60,6 +60,18 @@ typedef struct fkv_attn_row {
     fkv_page_view open; /* of the open pages; read where the layer is sealed */
 } fkv_attn_row;
 
+/* Logical pages of a sealed layer that are full with this row and were not before it: how many, from which on. The first page of
+ * a sequence is never sealed: nobody sees it so. */
+FKV_INLINE uint32_t fkv_attn_first_to_seal(const fkv_attn_row *row, uint32_t page_tokens) {
+    return fkv_max_u32(1, row->start / page_tokens);
+}
+
+FKV_INLINE uint32_t fkv_attn_n_to_seal(const fkv_attn_row *row, uint32_t page_tokens) {
+    uint32_t first = fkv_attn_first_to_seal(row, page_tokens);
+    uint32_t end = (row->start + row->n_tokens) / page_tokens;
+    return end > first ? end - first : 0;
+}
+
 typedef struct fkv_cpu_kernels fkv_cpu_kernels;
 
 /* The kernels of an instruction set; NULL where this build or machine has none. AUTO: the best. */

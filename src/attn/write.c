@@ -71,15 +71,6 @@ static void write_tokens(void *context, uint32_t item, uint32_t thread) {
     }
 }
 
-/* Logical pages [first, end) are full with this row and were not before it. */
-static uint32_t first_to_seal(const fkv_attn_row *row, uint32_t page_tokens) { return fkv_max_u32(1, row->start / page_tokens); }
-
-static uint32_t n_to_seal(const fkv_attn_row *row, uint32_t page_tokens) {
-    uint32_t first = first_to_seal(row, page_tokens);
-    uint32_t end = (row->start + row->n_tokens) / page_tokens;
-    return end > first ? end - first : 0;
-}
-
 /* Page item / G of all that are to be sealed, head item % G. */
 static void seal_page(void *context, uint32_t item, uint32_t thread) {
     (void)thread;
@@ -88,8 +79,8 @@ static void seal_page(void *context, uint32_t item, uint32_t thread) {
     uint32_t head = item % layer->n_kv_heads;
     uint32_t number = item / layer->n_kv_heads;
     const fkv_attn_row *row = j->rows;
-    for (uint32_t n = 0; (n = n_to_seal(row, j->block->page_tokens)) <= number; row++) number -= n;
-    uint32_t logical = first_to_seal(row, j->block->page_tokens) + number;
+    for (uint32_t n = 0; (n = fkv_attn_n_to_seal(row, j->block->page_tokens)) <= number; row++) number -= n;
+    uint32_t logical = fkv_attn_first_to_seal(row, j->block->page_tokens) + number;
     size_t from = ((size_t)fkv_page_at(row->open, logical) * layer->n_kv_heads + head) * j->block->bytes;
     size_t to = ((size_t)fkv_page_at(row->view, logical) * layer->n_kv_heads + head) * layer->block.bytes;
     j->kernels->seal(j->block, j->pages + from, &layer->block, layer->pages + to);
@@ -110,6 +101,6 @@ void fkv_attn_write(const fkv_cpu_kernels *kernels, const fkv_attn_layer *layer,
     fkv_workers_run(workers, write_tokens, &j, fkv_ceil_div(j.n_tokens, TOKENS_PER_ITEM));
     if (!layer->sealed) return;
     uint32_t n_pages = 0;
-    for (uint32_t r = 0; r < n_rows; r++) n_pages += n_to_seal(&rows[r], j.block->page_tokens);
+    for (uint32_t r = 0; r < n_rows; r++) n_pages += fkv_attn_n_to_seal(&rows[r], j.block->page_tokens);
     if (n_pages > 0) fkv_workers_run(workers, seal_page, &j, n_pages * layer->n_kv_heads);
 }

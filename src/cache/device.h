@@ -30,7 +30,6 @@ typedef struct fkv_device_step {
 
 typedef struct fkv_device {
     bool on_host;      /* workers, scratch and CPU kernels are taken for it, and fkv_write() and fkv_attend() serve it */
-    bool seals;        /* its write and attend know sealed layers */
     const char *calls; /* its own write and attend, for the message to who called another device's */
 
     uint64_t (*state_bytes)(const fkv_shape *shape);

@@ -54,7 +54,6 @@ static fkv_status host_step_begin(void *state, const fkv_device_step *step) {
 static void host_step_end(void *state) { (void)state; }
 
 const fkv_device fkv_device_host = {.on_host = true,
-                                    .seals = true,
                                     .calls = "fkv_write() and fkv_attend()",
                                     .state_bytes = host_state_bytes,
                                     .available = host_available,

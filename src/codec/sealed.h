@@ -35,7 +35,7 @@ typedef struct fkv_sealed_book {
     float start;                          /* norm of a row whose numbers are 1 on average, without signs */
 } fkv_sealed_book;
 
-const fkv_sealed_book *fkv_sealed_book_of(uint32_t bits);
+FKV_SEAM const fkv_sealed_book *fkv_sealed_book_of(uint32_t bits);
 
 /* Where bits of a code lie: bits [from, from + n) of it, at `shift` of byte `at` from the start of its block of tokens. */
 typedef struct fkv_sealed_place {

@@ -11,28 +11,31 @@
 #include <float.h>
 #include <math.h>
 
-static mlx_array number(fkv_mlx_graph *g, float value) { return fkv_mlx_adopt(g, mlx_array_new_float32(value)); }
-
-static mlx_dtype page_dtype(const fkv_codec *codec) { return codec->type == FKV_BF16 ? MLX_BFLOAT16 : MLX_FLOAT16; }
+mlx_array fkv_mlx_storable(fkv_mlx_state *mlx, mlx_array x) {
+    fkv_mlx_graph *g = &mlx->graph;
+    const fkv_mlx_constants *c = &mlx->constants;
+    mlx_array numbers = fkv_mlx_where(g, fkv_mlx_isnan(g, x), c->zero, x);
+    return fkv_mlx_minimum(g, fkv_mlx_maximum(g, numbers, c->minus_limit), c->limit);
+}
 
 /* size: float32 [G, S, n], of what the numbers of `part` stand for -> as take_odd(). */
 static mlx_array take_odd_of(fkv_mlx_graph *g, mlx_array size, mlx_array *part, mlx_array *other) {
-    const mlx_array zero = fkv_mlx_astype(g, number(g, 0.0f), MLX_UINT16);
-    const mlx_array finite = fkv_mlx_less_equal(g, size, number(g, FLT_MAX));
+    const mlx_array zero = fkv_mlx_astype(g, fkv_mlx_number(g, 0.0f), MLX_UINT16);
+    const mlx_array finite = fkv_mlx_less_equal(g, size, fkv_mlx_number(g, FLT_MAX));
     *part = fkv_mlx_where(g, finite, *part, zero);
     if (other != NULL) *other = fkv_mlx_where(g, finite, *other, zero);
-    return fkv_mlx_sum_last(g, fkv_mlx_where(g, finite, number(g, 0.0f), number(g, NAN)));
+    return fkv_mlx_sum_last(g, fkv_mlx_where(g, finite, fkv_mlx_number(g, 0.0f), fkv_mlx_number(g, NAN)));
 }
 
 /* ---- 16 bits ---- */
 
 static void encode_half(fkv_mlx_state *mlx, const fkv_codec *codec, mlx_array x, mlx_array part[FKV_N_PARTS]) {
     fkv_mlx_graph *g = &mlx->graph;
-    part[FKV_PART_CODES] = fkv_mlx_view(g, fkv_mlx_astype(g, x, page_dtype(codec)), MLX_UINT16);
+    part[FKV_PART_CODES] = fkv_mlx_view(g, fkv_mlx_astype(g, x, fkv_mlx_page_type(codec)), MLX_UINT16);
 }
 
 static mlx_array half_rows(fkv_mlx_graph *g, const fkv_codec *codec, const mlx_array part[FKV_N_PARTS]) {
-    return fkv_mlx_astype(g, fkv_mlx_view(g, part[FKV_PART_CODES], page_dtype(codec)), MLX_FLOAT32);
+    return fkv_mlx_astype(g, fkv_mlx_view(g, part[FKV_PART_CODES], fkv_mlx_page_type(codec)), MLX_FLOAT32);
 }
 
 static mlx_array scores_half(fkv_mlx_graph *g, const fkv_codec *codec, const mlx_array part[FKV_N_PARTS], mlx_array q) {
@@ -61,16 +64,7 @@ static mlx_array places_of(fkv_mlx_graph *g, mlx_array x, fitted_line line) {
 }
 
 static mlx_array nearest_codes(fkv_mlx_graph *g, mlx_array places, float bins) {
-    return fkv_mlx_round(g, fkv_mlx_minimum(g, fkv_mlx_maximum(g, places, number(g, 0.0f)), number(g, bins)));
-}
-
-/* x: [rows, group] -> [rows, 1]: sums in the order of fkv_refit, lanes first, then from lane to lane. */
-static mlx_array sum_in_lanes(fkv_mlx_graph *g, mlx_array x, int rows, int group) {
-    const int n = group / FKV_CODEC_LANES;
-    mlx_array lanes = fkv_mlx_cumsum(g, fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(rows, n, FKV_CODEC_LANES)), 1);
-    lanes = fkv_mlx_slice(g, lanes, FKV_MLX_SHAPE(0, n - 1, 0), FKV_MLX_SHAPE(rows, n, FKV_CODEC_LANES));
-    mlx_array sums = fkv_mlx_cumsum(g, fkv_mlx_reshape(g, lanes, FKV_MLX_SHAPE(rows, FKV_CODEC_LANES)), 1);
-    return fkv_mlx_slice(g, sums, FKV_MLX_SHAPE(0, FKV_CODEC_LANES - 1), FKV_MLX_SHAPE(rows, FKV_CODEC_LANES));
+    return fkv_mlx_round(g, fkv_mlx_minimum(g, fkv_mlx_maximum(g, places, fkv_mlx_number(g, 0.0f)), fkv_mlx_number(g, bins)));
 }
 
 /* fkv_codec_refit(), for every group at once. x: [rows, group] */
@@ -79,11 +73,11 @@ static fitted_line refit(fkv_mlx_state *mlx, mlx_array x, fitted_line line, int 
     const mlx_array limit = mlx->constants.limit;
     mlx_array place = places_of(g, x, line);
     mlx_array code = nearest_codes(g, place, bins);
-    mlx_array n = number(g, (float)group);
-    mlx_array c = sum_in_lanes(g, code, rows, group);
-    mlx_array cc = sum_in_lanes(g, fkv_mlx_multiply(g, code, code), rows, group);
-    mlx_array p = sum_in_lanes(g, place, rows, group);
-    mlx_array cp = sum_in_lanes(g, fkv_mlx_multiply(g, code, place), rows, group);
+    mlx_array n = fkv_mlx_number(g, (float)group);
+    mlx_array c = fkv_mlx_sum_in_lanes(g, code, rows, group);
+    mlx_array cc = fkv_mlx_sum_in_lanes(g, fkv_mlx_multiply(g, code, code), rows, group);
+    mlx_array p = fkv_mlx_sum_in_lanes(g, place, rows, group);
+    mlx_array cp = fkv_mlx_sum_in_lanes(g, fkv_mlx_multiply(g, code, place), rows, group);
     mlx_array determinant = fkv_mlx_subtract(g, fkv_mlx_multiply(g, n, cc), fkv_mlx_multiply(g, c, c));
     mlx_array slope = fkv_mlx_subtract(g, fkv_mlx_multiply(g, n, cp), fkv_mlx_multiply(g, c, p));
     slope = fkv_mlx_divide(g, slope, determinant);
@@ -122,8 +116,8 @@ static fkv_mlx_affine quantize_fitted(fkv_mlx_state *mlx, mlx_array x, const fkv
     const fkv_mlx_shape of_words = FKV_MLX_SHAPE(shape[0], shape[1], shape[2] * out.bits / 32);
     mlx_array groups = fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(rows, out.group));
     mlx_array lo = fkv_mlx_min_last(g, groups);
-    mlx_array step = fkv_mlx_divide(g, fkv_mlx_subtract(g, fkv_mlx_max_last(g, groups), lo), number(g, bins));
-    fitted_line line = {.scale = fkv_mlx_maximum(g, step, number(g, 1e-7f)), .bias = lo};
+    mlx_array step = fkv_mlx_divide(g, fkv_mlx_subtract(g, fkv_mlx_max_last(g, groups), lo), fkv_mlx_number(g, bins));
+    fitted_line line = {.scale = fkv_mlx_maximum(g, step, fkv_mlx_number(g, 1e-7f)), .bias = lo};
     for (int i = 0; i < FKV_REFITS; i++) line = refit(mlx, groups, line, rows, out.group, bins);
     mlx_array codes = nearest_codes(g, places_of(g, groups, line), bins);
     out.codes = fkv_mlx_reshape(g, packed(g, codes, rows, out.group, out.bits), of_words);
@@ -134,7 +128,7 @@ static fkv_mlx_affine quantize_fitted(fkv_mlx_state *mlx, mlx_array x, const fkv
 
 static void encode_affine(fkv_mlx_state *mlx, const fkv_codec *codec, mlx_array x, mlx_array part[FKV_N_PARTS]) {
     fkv_mlx_graph *g = &mlx->graph;
-    const mlx_dtype page_type = page_dtype(codec);
+    const mlx_dtype page_type = fkv_mlx_page_type(codec);
     fkv_mlx_affine made =
         codec->fitted ? quantize_fitted(mlx, x, codec) : fkv_mlx_quantize(g, x, (int)codec->bits, (int)codec->group);
     part[FKV_PART_CODES] = fkv_mlx_view(g, made.codes, MLX_UINT16);
@@ -143,7 +137,7 @@ static void encode_affine(fkv_mlx_state *mlx, const fkv_codec *codec, mlx_array 
 }
 
 static fkv_mlx_affine affine_rows(fkv_mlx_graph *g, const fkv_codec *codec, const mlx_array part[FKV_N_PARTS]) {
-    const mlx_dtype type = page_dtype(codec);
+    const mlx_dtype type = fkv_mlx_page_type(codec);
     return (fkv_mlx_affine){.codes = fkv_mlx_view(g, part[FKV_PART_CODES], MLX_UINT32),
                             .scales = fkv_mlx_astype(g, fkv_mlx_view(g, part[FKV_PART_SCALES], type), MLX_FLOAT32),
                             .biases = fkv_mlx_astype(g, fkv_mlx_view(g, part[FKV_PART_BIASES], type), MLX_FLOAT32),
@@ -161,10 +155,30 @@ static mlx_array values_affine(fkv_mlx_graph *g, const fkv_codec *codec, const m
     return fkv_mlx_quantized_matmul(g, p, &rows, false);
 }
 
+/* 8 bits, as the open blocks of sealed layers are. */
+static mlx_array affine_numbers(fkv_mlx_graph *g, const fkv_codec *codec, const mlx_array part[FKV_N_PARTS]) {
+    if (g->failed) return part[FKV_PART_CODES];
+    const int *shape = mlx_array_shape(part[FKV_PART_CODES]);
+    const int n_groups = shape[0] * shape[1] * (int)(codec->dim / codec->group);
+    const fkv_mlx_shape of_rows = FKV_MLX_SHAPE(shape[0], shape[1], (int)codec->dim);
+    const fkv_mlx_affine rows = affine_rows(g, codec, part);
+    mlx_array codes = fkv_mlx_astype(g, fkv_mlx_view(g, part[FKV_PART_CODES], MLX_UINT8), MLX_FLOAT32);
+    codes = fkv_mlx_reshape(g, codes, FKV_MLX_SHAPE(n_groups, (int)codec->group));
+    mlx_array x = fkv_mlx_multiply(g, codes, fkv_mlx_reshape(g, rows.scales, FKV_MLX_SHAPE(n_groups, 1)));
+    x = fkv_mlx_add(g, x, fkv_mlx_reshape(g, rows.biases, FKV_MLX_SHAPE(n_groups, 1)));
+    return fkv_mlx_reshape(g, x, of_rows);
+}
+
+mlx_array fkv_mlx_open_rows(fkv_mlx_state *mlx, const fkv_codec *codec, const mlx_array part[FKV_N_PARTS]) {
+    fkv_mlx_graph *g = &mlx->graph;
+    FKV_ASSERT(codec->bits == 8 || codec->bits == 16);
+    return fkv_mlx_storable(mlx, codec->bits == 8 ? affine_numbers(g, codec, part) : half_rows(g, codec, part));
+}
+
 /* The largest number that a group can stand for. */
 static mlx_array take_odd_affine(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array part[FKV_N_PARTS]) {
     const fkv_mlx_affine rows = affine_rows(g, codec, part);
-    const mlx_array bins = number(g, (float)((1u << codec->bits) - 1));
+    const mlx_array bins = fkv_mlx_number(g, (float)((1u << codec->bits) - 1));
     const mlx_array size = fkv_mlx_add(g, fkv_mlx_multiply(g, fkv_mlx_abs(g, rows.scales), bins), fkv_mlx_abs(g, rows.biases));
     return take_odd_of(g, size, &part[FKV_PART_SCALES], &part[FKV_PART_BIASES]);
 }
@@ -174,21 +188,21 @@ static mlx_array take_odd_affine(fkv_mlx_graph *g, const fkv_codec *codec, mlx_a
 /* The scale of each row, as fkv_turbo_scale(). x: [rows, D] -> [rows, 1] */
 static mlx_array turbo_scales(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array x, int rows) {
     const mlx_array largest = fkv_mlx_max_last(g, fkv_mlx_abs(g, x));
-    const mlx_array zero = number(g, 0.0f);
-    const mlx_array divisor = fkv_mlx_where(g, fkv_mlx_less(g, zero, largest), largest, number(g, 1.0f));
+    const mlx_array zero = fkv_mlx_number(g, 0.0f);
+    const mlx_array divisor = fkv_mlx_where(g, fkv_mlx_less(g, zero, largest), largest, fkv_mlx_number(g, 1.0f));
     const mlx_array share = fkv_mlx_divide(g, x, divisor);
-    mlx_array sum = sum_in_lanes(g, fkv_mlx_multiply(g, share, share), rows, (int)codec->dim);
-    mlx_array root = fkv_mlx_sqrt(g, fkv_mlx_divide(g, sum, number(g, (float)codec->dim)));
-    return fkv_mlx_multiply(g, fkv_mlx_multiply(g, largest, root), number(g, fkv_turbo_books[codec->bits].unit));
+    mlx_array sum = fkv_mlx_sum_in_lanes(g, fkv_mlx_multiply(g, share, share), rows, (int)codec->dim);
+    mlx_array root = fkv_mlx_sqrt(g, fkv_mlx_divide(g, sum, fkv_mlx_number(g, (float)codec->dim)));
+    return fkv_mlx_multiply(g, fkv_mlx_multiply(g, largest, root), fkv_mlx_number(g, fkv_turbo_books[codec->bits].unit));
 }
 
 /* x: [rows, D] -> codes as whole floats. */
 static mlx_array turbo_codes(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array x, mlx_array scales) {
     const int8_t *value = fkv_turbo_books[codec->bits].value;
-    const mlx_array place = fkv_mlx_divide(g, x, fkv_mlx_maximum(g, scales, number(g, 1e-30f)));
-    mlx_array code = number(g, 0.0f);
+    const mlx_array place = fkv_mlx_divide(g, x, fkv_mlx_maximum(g, scales, fkv_mlx_number(g, 1e-30f)));
+    mlx_array code = fkv_mlx_number(g, 0.0f);
     for (uint32_t i = 0; i + 1 < 1u << codec->bits; i++) {
-        const mlx_array above = fkv_mlx_less(g, number(g, 0.5f * (float)(value[i] + value[i + 1])), place);
+        const mlx_array above = fkv_mlx_less(g, fkv_mlx_number(g, 0.5f * (float)(value[i] + value[i + 1])), place);
         code = fkv_mlx_add(g, code, fkv_mlx_astype(g, above, MLX_FLOAT32));
     }
     return code;
@@ -196,8 +210,8 @@ static mlx_array turbo_codes(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array
 
 /* Codes of 3 bits in their two planes: [rows, 3 D / 32] words. */
 static mlx_array packed_planes(fkv_mlx_graph *g, mlx_array codes, int rows, int dim) {
-    const mlx_array high = fkv_mlx_astype(g, fkv_mlx_less(g, number(g, 3.5f), codes), MLX_FLOAT32);
-    const mlx_array low = fkv_mlx_subtract(g, codes, fkv_mlx_multiply(g, high, number(g, 4.0f)));
+    const mlx_array high = fkv_mlx_astype(g, fkv_mlx_less(g, fkv_mlx_number(g, 3.5f), codes), MLX_FLOAT32);
+    const mlx_array low = fkv_mlx_subtract(g, codes, fkv_mlx_multiply(g, high, fkv_mlx_number(g, 4.0f)));
     mlx_array words = fkv_mlx_reshape(g, packed(g, low, rows, dim, 2), FKV_MLX_SHAPE(rows, dim / 16));
     mlx_array plane = fkv_mlx_reshape(g, packed(g, high, rows, dim, 1), FKV_MLX_SHAPE(rows, dim / 32));
     const fkv_mlx_shape turned = FKV_MLX_SHAPE(1, 0);
@@ -219,7 +233,7 @@ static void encode_turbo(fkv_mlx_state *mlx, const fkv_codec *codec, mlx_array x
     mlx_array words = codec->bits == 3 ? packed_planes(g, codes, rows, dim) : packed(g, codes, rows, dim, (int)codec->bits);
     part[FKV_PART_CODES] = fkv_mlx_view(g, fkv_mlx_reshape(g, words, of_words), MLX_UINT16);
     part[FKV_PART_SCALES] =
-        fkv_mlx_view(g, fkv_mlx_astype(g, fkv_mlx_reshape(g, scales, of_scales), page_dtype(codec)), MLX_UINT16);
+        fkv_mlx_view(g, fkv_mlx_astype(g, fkv_mlx_reshape(g, scales, of_scales), fkv_mlx_page_type(codec)), MLX_UINT16);
 }
 
 /* words: [G, S, n] of 32 bits -> [G, S, 32 n / bits], a code each. */
@@ -252,7 +266,7 @@ static mlx_array turbo_indices(fkv_mlx_graph *g, const fkv_codec *codec, mlx_arr
 }
 
 static mlx_array turbo_scale_of(fkv_mlx_graph *g, const fkv_codec *codec, const mlx_array part[FKV_N_PARTS]) {
-    return fkv_mlx_astype(g, fkv_mlx_view(g, part[FKV_PART_SCALES], page_dtype(codec)), MLX_FLOAT32);
+    return fkv_mlx_astype(g, fkv_mlx_view(g, part[FKV_PART_SCALES], fkv_mlx_page_type(codec)), MLX_FLOAT32);
 }
 
 /* float32 [G, S, D] */
@@ -273,14 +287,20 @@ static mlx_array values_turbo(fkv_mlx_graph *g, const fkv_codec *codec, const ml
 }
 
 static mlx_array take_odd_turbo(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array part[FKV_N_PARTS]) {
-    const mlx_array size = fkv_mlx_multiply(g, fkv_mlx_abs(g, turbo_scale_of(g, codec, part)), number(g, 128.0f));
+    const mlx_array size = fkv_mlx_multiply(g, fkv_mlx_abs(g, turbo_scale_of(g, codec, part)), fkv_mlx_number(g, 128.0f));
     return take_odd_of(g, size, &part[FKV_PART_SCALES], NULL);
 }
 
 /* ---- the table ---- */
 
-static const fkv_mlx_codec codecs[] = {[FKV_CODEC_HALF] = {encode_half, scores_half, values_half, take_odd_half},
-                                       [FKV_CODEC_AFFINE] = {encode_affine, scores_affine, values_affine, take_odd_affine},
-                                       [FKV_CODEC_TURBO] = {encode_turbo, scores_turbo, values_turbo, take_odd_turbo}};
+static const fkv_mlx_codec half = {encode_half, scores_half, values_half, take_odd_half, NULL, NULL};
+static const fkv_mlx_codec affine = {encode_affine, scores_affine, values_affine, take_odd_affine, NULL, NULL};
+static const fkv_mlx_codec turbo = {encode_turbo, scores_turbo, values_turbo, take_odd_turbo, NULL, NULL};
 
-const fkv_mlx_codec *fkv_mlx_codec_of(const fkv_codec *codec) { return &codecs[codec->kind]; }
+static const fkv_mlx_codec *const codecs[] = {[FKV_CODEC_HALF] = &half,
+                                              [FKV_CODEC_AFFINE] = &affine,
+                                              [FKV_CODEC_SEALED] = &fkv_mlx_sealed_keys,
+                                              [FKV_CODEC_SEALED_V] = &fkv_mlx_sealed_values,
+                                              [FKV_CODEC_TURBO] = &turbo};
+
+const fkv_mlx_codec *fkv_mlx_codec_of(const fkv_codec *codec) { return codecs[codec->kind]; }

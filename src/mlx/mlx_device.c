@@ -11,12 +11,12 @@
 /* ---- state ---- */
 
 /* One walk that counts or places; see carve.h. */
-static fkv_mlx_state *layout(fkv_carve *carve, uint32_t n_layers, uint32_t n_groups, uint32_t max_seqs) {
+static fkv_mlx_state *layout(fkv_carve *carve, uint32_t n_pools, uint32_t n_groups, uint32_t max_seqs) {
     fkv_mlx_state *mlx = FKV_CARVE(carve, 1, fkv_mlx_state);
-    fkv_mlx_layer *layers = FKV_CARVE(carve, n_layers, fkv_mlx_layer);
+    fkv_mlx_layer *layers = FKV_CARVE(carve, n_pools, fkv_mlx_layer);
     mlx_array *tables = FKV_CARVE(carve, (uint64_t)n_groups * max_seqs, mlx_array);
     if (mlx == NULL) return NULL;
-    mlx->n_layers = n_layers;
+    mlx->n_pools = n_pools;
     mlx->n_groups = n_groups;
     mlx->max_seqs = max_seqs;
     mlx->layers = layers;
@@ -26,7 +26,7 @@ static fkv_mlx_state *layout(fkv_carve *carve, uint32_t n_layers, uint32_t n_gro
 
 static uint64_t mlx_state_bytes(const fkv_shape *shape) {
     fkv_carve carve = {0};
-    (void)layout(&carve, shape->n_layers, shape->pager.n_groups, shape->pager.max_seqs);
+    (void)layout(&carve, shape->slab.n_layers, shape->pager.n_groups, shape->pager.max_seqs);
     return carve.overflow ? UINT64_MAX : carve.used;
 }
 
@@ -52,7 +52,7 @@ static fkv_status is_gpu_stream(mlx_stream stream, bool *is_gpu) {
     return fkv_mlx_check(code, "asking for the stream's device");
 }
 
-static fkv_status choose_way(fkv_mlx_state *mlx, fkv_mlx_way wanted) {
+static fkv_status choose_way(fkv_mlx_state *mlx, fkv_mlx_way wanted, bool sealed) {
     bool is_gpu = false;
     bool has_metal = false;
     FKV_REQUIRE((unsigned)wanted <= FKV_MLX_FUSED, FKV_BAD_CONFIG, "way %d: FKV_MLX_AUTO, _PLAIN or _FUSED", (int)wanted);
@@ -60,7 +60,9 @@ static fkv_status choose_way(fkv_mlx_state *mlx, fkv_mlx_way wanted) {
     FKV_TRY(fkv_mlx_check(mlx_metal_is_available(&has_metal), "asking for Metal"));
     FKV_REQUIRE(is_gpu || wanted != FKV_MLX_FUSED, FKV_UNSUPPORTED,
                 "the fused kernels run on GPU streams, and this one is the CPU's: choose FKV_MLX_PLAIN or FKV_MLX_AUTO");
-    mlx->way = is_gpu && wanted != FKV_MLX_PLAIN ? FKV_MLX_FUSED : FKV_MLX_PLAIN;
+    FKV_REQUIRE(!sealed || wanted != FKV_MLX_FUSED, FKV_UNSUPPORTED,
+                "the fused kernels have no sealed codecs: choose FKV_MLX_PLAIN or FKV_MLX_AUTO, or other codecs (8/4)");
+    mlx->way = is_gpu && wanted != FKV_MLX_PLAIN && !sealed ? FKV_MLX_FUSED : FKV_MLX_PLAIN;
     mlx->kernels_for = has_metal ? FKV_KERNEL_METAL : FKV_KERNEL_CUDA;
     mlx->name = !is_gpu ? "mlx cpu" : has_metal ? "mlx metal" : "mlx cuda";
     return FKV_OK;
@@ -109,7 +111,7 @@ static mlx_array sink_logits_of(fkv_mlx_graph *g, const fkv_attn_layer *attn) {
 
 static void open_layer(fkv_mlx_graph *g, fkv_mlx_layer *layer, uint32_t n_pages) {
     const fkv_attn_layer *attn = layer->attn;
-    const int shape[] = {(int)n_pages, (int)attn->n_kv_heads, (int)(attn->block.bytes / 2)};
+    const int shape[] = {(int)n_pages, (int)attn->n_kv_heads, (int)(layer->block->bytes / 2)};
     mlx_array pool = {NULL};
     if (!g->failed && mlx_zeros(&pool, shape, 3, MLX_UINT16, g->stream) != 0) g->failed = true;
     pool = fkv_mlx_adopt(g, pool);
@@ -133,10 +135,29 @@ static void open_constants(fkv_mlx_graph *g, fkv_mlx_constants *c, fkv_type page
     fkv_mlx_keep(g, &c->zero_u32, fkv_mlx_adopt(g, mlx_array_new_data(&wide_zero, (const int[]){1}, 1, MLX_UINT32)));
 }
 
+/* Which pool is whose: those of open pages lie behind all layers, in the layers' order. */
+static bool place_pools(fkv_mlx_state *mlx, const fkv_device_place *place) {
+    mlx->n_layers = place->config->n_layers;
+    uint32_t n_open = 0;
+    for (uint32_t l = 0; l < mlx->n_layers; l++) {
+        const fkv_attn_layer *attn = &place->layers[l];
+        mlx->layers[l].attn = attn;
+        mlx->layers[l].block = &attn->block;
+        if (!attn->sealed) continue;
+        fkv_mlx_layer *open = &mlx->layers[mlx->n_layers + n_open++];
+        mlx->layers[l].open = open;
+        open->attn = attn;
+        open->block = &attn->open;
+    }
+    FKV_ASSERT(mlx->n_layers + n_open == mlx->n_pools);
+    for (uint32_t l = 0; l < mlx->n_pools; l++) mlx->layers[l].group = place->slab->layers[l].group;
+    return n_open > 0;
+}
+
 static void free_tables(fkv_mlx_state *mlx) {
     for (size_t i = 0; i < (size_t)mlx->n_groups * mlx->max_seqs; i++)
         if (mlx->tables[i].ctx != NULL) let_go(&mlx->tables[i]);
-    for (uint32_t l = 0; l < mlx->n_layers; l++) let_go(&mlx->layers[l].table);
+    for (uint32_t l = 0; l < mlx->n_pools; l++) let_go(&mlx->layers[l].table);
 }
 
 static void mlx_close(void *state) {
@@ -147,7 +168,7 @@ static void mlx_close(void *state) {
     fkv_mlx_graph_release(&mlx->graph, 0);
     free_tables(mlx);
     for (size_t i = 0; i < sizeof constants / sizeof constants[0]; i++) let_go(constants[i]);
-    for (uint32_t l = 0; l < mlx->n_layers; l++) {
+    for (uint32_t l = 0; l < mlx->n_pools; l++) {
         fkv_mlx_fused_close(&mlx->layers[l]);
         let_go(&mlx->layers[l].ticket);
         let_go(&mlx->layers[l].pool);
@@ -167,14 +188,13 @@ static fkv_status mlx_open(const fkv_device_place *place) {
     mlx->slab = slab;
     mlx->stream = mlx_stream_new();
     fkv_status status = open_stream(config, &mlx->stream);
-    if (status == FKV_OK) status = choose_way(mlx, config->way);
+    const bool sealed = place_pools(mlx, place);
+    if (status == FKV_OK) status = choose_way(mlx, config->way, sealed);
     mlx->graph.stream = mlx->stream;
     mlx->graph.failed = status != FKV_OK;
     open_constants(&mlx->graph, &mlx->constants, place->config->page_type);
     for (uint32_t l = 0; l < slab->n_layers; l++) {
-        mlx->layers[l].attn = &place->layers[l];
-        mlx->layers[l].group = slab->layers[l].group;
-        open_layer(&mlx->graph, &mlx->layers[l], slab->group_pages[slab->layers[l].group]);
+        open_layer(&mlx->graph, &mlx->layers[l], slab->group_pages[mlx->layers[l].group]);
         if (mlx->way == FKV_MLX_FUSED) fkv_mlx_fused_open(mlx, l);
         fkv_mlx_graph_release(&mlx->graph, 0);
     }
@@ -231,7 +251,7 @@ static mlx_array read_numbers(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, ui
     mlx_array view = {NULL};
     if (mlx->way == FKV_MLX_FUSED) fkv_mlx_eval_one(g, layer->ticket);
     if (g->failed) return view;
-    const uint64_t run = (uint64_t)layer->attn->n_kv_heads * layer->attn->block.bytes / 2;
+    const uint64_t run = (uint64_t)layer->attn->n_kv_heads * layer->block->bytes / 2;
     int code =
         mlx_as_strided(&view, layer->pool, (const int[]){(int)n}, 1, (const int64_t[]){1}, 1, page * run + from, g->stream);
     if (code != 0) g->failed = true;
@@ -243,7 +263,7 @@ static mlx_array read_numbers(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, ui
 /* numbers: the run from number `from` on. One update for each KV head that they reach into. */
 static void write_numbers(fkv_mlx_state *mlx, fkv_mlx_layer *layer, uint32_t page, uint64_t from, uint64_t n, mlx_array numbers) {
     fkv_mlx_graph *g = &mlx->graph;
-    const uint64_t block = layer->attn->block.bytes / 2;
+    const uint64_t block = layer->block->bytes / 2;
     if (mlx->way == FKV_MLX_FUSED) {
         fkv_mlx_fused_put(mlx, layer, page * block * layer->attn->n_kv_heads + from, (uint32_t)n, numbers);
         return;
@@ -265,7 +285,7 @@ static void write_numbers(fkv_mlx_state *mlx, fkv_mlx_layer *layer, uint32_t pag
 
 static fkv_status store_copy(void *self, uint32_t group, uint32_t from, uint32_t to) {
     fkv_mlx_state *mlx = self;
-    for (uint32_t l = 0; l < mlx->n_layers; l++) {
+    for (uint32_t l = 0; l < mlx->n_pools; l++) {
         fkv_mlx_layer *layer = &mlx->layers[l];
         if (layer->group != group) continue;
         if (mlx->way == FKV_MLX_FUSED) {
@@ -363,17 +383,19 @@ fkv_status fkv_mlx_write(fkv_step *step, uint32_t layer, mlx_array k, mlx_array 
     return FKV_OK;
 }
 
-/* Of the pages that the queries of the step see. */
+/* Of the pages that the queries of the step see; in a sealed layer each once sealed, and the first and the last once open. */
 static uint64_t packed_bytes(const fkv_mlx_state *mlx, const fkv_mlx_layer *layer) {
     const fkv_attn_layer *attn = layer->attn;
     const fkv_attn_row *rows = fkv_mlx_rows(mlx, layer);
     uint64_t tokens = 0;
+    uint64_t open = 0;
     for (uint32_t r = 0; r < mlx->step.n_rows; r++) {
         const uint64_t end = (uint64_t)rows[r].start + rows[r].n_tokens;
         const uint64_t reach = (uint64_t)attn->window + attn->n_sinks + rows[r].n_tokens - 1;
         tokens += attn->window != 0 && reach < end ? reach : end;
+        if (attn->sealed) open += 2 * attn->block.page_tokens < end ? 2 * attn->block.page_tokens : end;
     }
-    return tokens * attn->n_kv_heads * attn->block.token_bytes;
+    return attn->n_kv_heads * (tokens * attn->block.token_bytes + open * attn->open.token_bytes);
 }
 
 fkv_status fkv_mlx_attend(fkv_step *step, uint32_t layer, mlx_array q, mlx_array *out) {
@@ -390,9 +412,9 @@ fkv_status fkv_mlx_attend(fkv_step *step, uint32_t layer, mlx_array q, mlx_array
 fkv_status fkv_mlx_step_pending(fkv_step *step, mlx_vector_array arrays) {
     FKV_TRY(fkv_step_check_attend(step, &fkv_device_mlx, 0, "fkv_mlx_step_pending"));
     const fkv_mlx_state *mlx = fkv_step_device_state(step);
-    for (uint32_t l = 0; l < mlx->n_layers; l++) {
+    for (uint32_t l = 0; l < mlx->n_layers; l++) FKV_TRY(fkv_step_check_attend(step, &fkv_device_mlx, l, "fkv_mlx_step_pending"));
+    for (uint32_t l = 0; l < mlx->n_pools; l++) {
         const mlx_array newest = mlx->way == FKV_MLX_FUSED ? mlx->layers[l].ticket : mlx->layers[l].pool;
-        FKV_TRY(fkv_step_check_attend(step, &fkv_device_mlx, l, "fkv_mlx_step_pending"));
         FKV_TRY(fkv_mlx_check(mlx_vector_array_append_value(arrays, newest), "fkv_mlx_step_pending"));
     }
     return FKV_OK;

@@ -201,6 +201,8 @@ mlx_array fkv_mlx_hadamard(fkv_mlx_graph *g, mlx_array a, float scale) {
     return made(g, code, out);
 }
 
+mlx_array fkv_mlx_number(fkv_mlx_graph *g, float value) { return fkv_mlx_adopt(g, mlx_array_new_float32(value)); }
+
 static const int ONES[FKV_MLX_MAX_DIMS] = {1, 1, 1, 1};
 
 mlx_array fkv_mlx_slice(fkv_mlx_graph *g, mlx_array a, fkv_mlx_shape start, fkv_mlx_shape stop) {
@@ -217,6 +219,16 @@ mlx_array fkv_mlx_slice_update(fkv_mlx_graph *g, mlx_array a, mlx_array update, 
     size_t n = (size_t)start.n;
     int code = mlx_slice_update(&out, a, update, start.at, n, stop.at, n, ONES, n, g->stream);
     return made(g, code, out);
+}
+
+enum { LANES = 16 };
+
+mlx_array fkv_mlx_sum_in_lanes(fkv_mlx_graph *g, mlx_array x, int rows, int n) {
+    const int of_lane = n / LANES;
+    mlx_array lanes = fkv_mlx_cumsum(g, fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(rows, of_lane, LANES)), 1);
+    lanes = fkv_mlx_slice(g, lanes, FKV_MLX_SHAPE(0, of_lane - 1, 0), FKV_MLX_SHAPE(rows, of_lane, LANES));
+    mlx_array sums = fkv_mlx_cumsum(g, fkv_mlx_reshape(g, lanes, FKV_MLX_SHAPE(rows, LANES)), 1);
+    return fkv_mlx_slice(g, sums, FKV_MLX_SHAPE(0, LANES - 1), FKV_MLX_SHAPE(rows, LANES));
 }
 
 mlx_array fkv_mlx_after(fkv_mlx_graph *g, mlx_array a, mlx_array before) {

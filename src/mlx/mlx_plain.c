@@ -2,12 +2,14 @@
  *
  * Write. A row is made storable, rotated and packed as docs/page_format.md says; packing is mlx_codec.c's. On MLX's CPU the
  * Hadamard transform does the format's additions in the format's order. Each part of the rows of one page is one slice update of
- * the pool.
+ * the pool. Pages of a sealed layer that the rows have filled are gathered from its open pool, packed anew and put into its own.
  *
  * Attend. One sequence at a time, a block of its queries at a time, over tiles of TILE_TOKENS tokens: the packed pages of a tile
  * are gathered, scored by the functions of their codec, and folded into a running {out, max, denominator}. Each tile is ordered
  * after the one before it, so that one tile's intermediate results are all that lives, whatever MLX would like to do ahead of
  * time.
+ *
+ * In a sealed layer a block of queries lies within one page, so that all its queries see the same pages open.
  *
  * Tiles are cut at fixed positions and sequences never share an operation: neither the rows beside a sequence in the step nor the
  * numbers of its pages change a bit of its answer.
@@ -18,6 +20,8 @@
 
 enum {
     TILE_TOKENS = 1024,       /* a multiple of every page size */
+    SEALED_TOKENS = 512,      /* the same for sealed pages, which become floats on the way */
+    SEAL_TOKENS = 256,        /* the same for pages that are sealed together */
     MAX_TILE_SCORES = 1 << 21 /* queries of a block * H * TILE_TOKENS */
 };
 
@@ -44,21 +48,13 @@ mlx_array fkv_mlx_unrotate(fkv_mlx_graph *g, mlx_array x, const fkv_rotation *ro
 
 /* ---- write ---- */
 
-/* NaN is stored as 0, what is beyond the limit as the limit. */
-static mlx_array storable(fkv_mlx_state *mlx, mlx_array x) {
-    fkv_mlx_graph *g = &mlx->graph;
-    const fkv_mlx_constants *c = &mlx->constants;
-    mlx_array numbers = fkv_mlx_where(g, fkv_mlx_isnan(g, x), c->zero, x);
-    return fkv_mlx_minimum(g, fkv_mlx_maximum(g, numbers, c->minus_limit), c->limit);
-}
-
 /* rows: [T, G, D] -> the parts of one side. */
 static void encode(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, fkv_side side, mlx_array rows, mlx_array part[FKV_N_PARTS]) {
     fkv_mlx_graph *g = &mlx->graph;
-    const fkv_codec *codec = &layer->attn->block.codec[side];
+    const fkv_codec *codec = &layer->block->codec[side];
     const fkv_rotation *rotation = side == FKV_SIDE_K ? layer->attn->rotate_k : layer->attn->rotate_v;
-    mlx_array x = storable(mlx, fkv_mlx_astype(g, rows, MLX_FLOAT32));
-    if (rotation != NULL) x = storable(mlx, fkv_mlx_rotate(g, x, rotation, layer->signs[side]));
+    mlx_array x = fkv_mlx_storable(mlx, fkv_mlx_astype(g, rows, MLX_FLOAT32));
+    if (rotation != NULL) x = fkv_mlx_storable(mlx, fkv_mlx_rotate(g, x, rotation, layer->signs[side]));
     fkv_mlx_codec_of(codec)->encode(mlx, codec, x, part);
 }
 
@@ -90,7 +86,7 @@ static void put_part(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array numbers
 }
 
 static void put_side(fkv_mlx_state *mlx, fkv_mlx_layer *layer, fkv_side side, mlx_array rows) {
-    const fkv_block *block = &layer->attn->block;
+    const fkv_block *block = layer->block;
     const fkv_attn_row *row = fkv_mlx_rows(mlx, layer);
     mlx_array part[FKV_N_PARTS] = {{NULL}};
     encode(mlx, layer, side, rows, part);
@@ -114,34 +110,10 @@ static void put_side(fkv_mlx_state *mlx, fkv_mlx_layer *layer, fkv_side side, ml
     fkv_mlx_graph_release(&mlx->graph, 0);
 }
 
-fkv_status fkv_mlx_plain_write(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array k, mlx_array v) {
-    put_side(mlx, layer, FKV_SIDE_K, k);
-    put_side(mlx, layer, FKV_SIDE_V, v);
-    return fkv_mlx_graph_status(&mlx->graph, "fkv_mlx_write");
-}
+/* ---- pages as operands ---- */
 
-/* ---- attend ---- */
-
-/* A block of queries of one sequence on its way over the tiles. The handles are the block's own. */
-typedef struct query_block {
-    fkv_mlx_state *mlx;
-    const fkv_mlx_layer *layer;
-    const fkv_attn_row *row;
-    mlx_array table;   /* of the row */
-    mlx_array q;       /* float32 [G, n * R, D], scaled and rotated; R query heads for each KV head */
-    uint32_t position; /* of the first query */
-    uint32_t n;        /* queries */
-    uint32_t n_tiles;  /* folded so far */
-    mlx_array out;     /* float32 [G, n * R, D] */
-    mlx_array max;     /* float32 [G, n * R, 1] */
-    mlx_array total;   /* float32 [G, n * R, 1] */
-    mlx_array *last;   /* what the next tile waits for: the last result of the whole call */
-} query_block;
-
-/* The numbers of logical pages [first, end) of the block's row. */
-static mlx_array page_numbers(const query_block *b, uint32_t first, uint32_t end) {
-    fkv_mlx_graph *g = &b->mlx->graph;
-    const fkv_page_view view = b->row->view;
+/* The numbers of logical pages [first, end) of a row. table: the row's, as `view` is. */
+static mlx_array page_numbers(fkv_mlx_graph *g, mlx_array table, fkv_page_view view, uint32_t first, uint32_t end) {
     mlx_array numbers = {NULL};
     while (first < end) {
         uint32_t at = first;
@@ -152,35 +124,144 @@ static mlx_array page_numbers(const query_block *b, uint32_t first, uint32_t end
         } else {
             n = fkv_min_u32(n, view.n_fixed - first);
         }
-        mlx_array some = fkv_mlx_slice(g, b->table, FKV_MLX_SHAPE((int)at), FKV_MLX_SHAPE((int)(at + n)));
+        mlx_array some = fkv_mlx_slice(g, table, FKV_MLX_SHAPE((int)at), FKV_MLX_SHAPE((int)(at + n)));
         numbers = numbers.ctx == NULL ? some : fkv_mlx_concatenate_first(g, numbers, some);
         first += n;
     }
-    return b->last->ctx != NULL ? fkv_mlx_after(g, numbers, *b->last) : numbers;
+    return numbers;
 }
 
-/* One part of n gathered pages -> [G, n_tokens, row_bytes / 2], tokens from `skip` on. pages: [n, G, W]. */
-static mlx_array gathered_part(const query_block *b, mlx_array pages, uint32_t n_pages, fkv_side side, fkv_part part,
-                               uint32_t skip, uint32_t n_tokens) {
-    fkv_mlx_graph *g = &b->mlx->graph;
-    const fkv_block *block = &b->layer->attn->block;
-    const int heads = (int)b->layer->attn->n_kv_heads;
-    const int page_tokens = (int)block->page_tokens;
-    const int width = (int)(block->codec[side].row_bytes[part] / 2);
+static mlx_array table_of(const fkv_mlx_state *mlx, const fkv_mlx_layer *layer, uint32_t r) {
+    return mlx->tables[(size_t)layer->group * mlx->max_seqs + r];
+}
+
+/* One part of n gathered pages, [n, G, bytes / 2]. pages: [n, G, W]. */
+static mlx_array page_part(fkv_mlx_graph *g, const fkv_mlx_layer *layer, mlx_array pages, uint32_t n_pages, fkv_side side,
+                           fkv_part part) {
+    const fkv_block *block = layer->block;
     const int at = (int)(block->offset[side][part] / 2);
-    const int n = (int)n_pages;
-    mlx_array x = fkv_mlx_slice(g, pages, FKV_MLX_SHAPE(0, 0, at), FKV_MLX_SHAPE(n, heads, at + page_tokens * width));
-    x = fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(n, heads, page_tokens, width));
-    x = fkv_mlx_reshape(g, fkv_mlx_transpose(g, x, FKV_MLX_SHAPE(1, 0, 2, 3)), FKV_MLX_SHAPE(heads, n * page_tokens, width));
-    return fkv_mlx_slice(g, x, FKV_MLX_SHAPE(0, (int)skip, 0), FKV_MLX_SHAPE(heads, (int)(skip + n_tokens), width));
+    const int n = (int)(fkv_codec_part_bytes(&block->codec[side], part, block->page_tokens) / 2);
+    return fkv_mlx_slice(g, pages, FKV_MLX_SHAPE(0, 0, at), FKV_MLX_SHAPE((int)n_pages, (int)layer->attn->n_kv_heads, at + n));
 }
 
-/* The parts of one side of a tile. */
-static void gathered_side(const query_block *b, mlx_array pages, uint32_t n_pages, fkv_side side, uint32_t skip,
-                          uint32_t n_tokens, mlx_array part[FKV_N_PARTS]) {
-    const fkv_codec *codec = &b->layer->attn->block.codec[side];
+/* ---- sealing ---- */
+
+/* x: float32 [n * G, T, D] -> the parts of one side of n pages, [n * G, bytes / 2] each. */
+static void seal_rows(fkv_mlx_state *mlx, const fkv_codec *codec, mlx_array x, int n_blocks, int page_tokens,
+                      mlx_array part[FKV_N_PARTS]) {
+    const fkv_mlx_codec *of_kind = fkv_mlx_codec_of(codec);
+    if (of_kind->seal != NULL) {
+        of_kind->seal(mlx, codec, x, part);
+        return;
+    }
+    of_kind->encode(mlx, codec, x, part); /* a V that codes rows */
     for (int p = 0; p < FKV_N_PARTS; p++)
-        if (codec->row_bytes[p] != 0) part[p] = gathered_part(b, pages, n_pages, side, (fkv_part)p, skip, n_tokens);
+        if (codec->row_bytes[p] != 0)
+            part[p] = fkv_mlx_reshape(&mlx->graph, part[p], FKV_MLX_SHAPE(n_blocks, page_tokens * (int)codec->row_bytes[p] / 2));
+}
+
+/* One side of pages [first, end) of row r. */
+static void seal_side(fkv_mlx_state *mlx, fkv_mlx_layer *layer, uint32_t r, uint32_t first, uint32_t end, fkv_side side) {
+    fkv_mlx_graph *g = &mlx->graph;
+    const uint32_t mark = fkv_mlx_graph_mark(g);
+    const fkv_attn_row *row = fkv_mlx_rows(mlx, layer) + r;
+    const uint32_t n = end - first;
+    const int heads = (int)layer->attn->n_kv_heads;
+    const int page_tokens = (int)layer->block->page_tokens;
+    const int n_blocks = (int)n * heads;
+    const fkv_codec *from = &layer->open->block->codec[side];
+    const fkv_codec *to = &layer->block->codec[side];
+    mlx_array pages = page_numbers(g, table_of(mlx, layer->open, r), row->open, first, end);
+    mlx_array open = fkv_mlx_take_first(g, layer->open->pool, fkv_mlx_after(g, pages, layer->pool));
+    mlx_array part[FKV_N_PARTS] = {{NULL}};
+    for (int p = 0; p < FKV_N_PARTS; p++) {
+        if (from->row_bytes[p] == 0) continue;
+        part[p] = page_part(g, layer->open, open, n, side, (fkv_part)p);
+        part[p] = fkv_mlx_reshape(g, part[p], FKV_MLX_SHAPE(n_blocks, page_tokens, (int)from->row_bytes[p] / 2));
+    }
+    mlx_array sealed[FKV_N_PARTS] = {{NULL}};
+    seal_rows(mlx, to, fkv_mlx_open_rows(mlx, from, part), n_blocks, page_tokens, sealed);
+    for (int p = 0; p < FKV_N_PARTS; p++) {
+        const int numbers = (int)(fkv_codec_part_bytes(to, (fkv_part)p, layer->block->page_tokens) / 2);
+        const int at = (int)(layer->block->offset[side][p] / 2);
+        for (uint32_t i = 0; i < n && numbers > 0; i++) {
+            const uint32_t inner = fkv_mlx_graph_mark(g);
+            const int page = (int)fkv_page_at(row->view, first + i);
+            mlx_array update =
+                fkv_mlx_slice(g, sealed[p], FKV_MLX_SHAPE((int)i * heads, 0), FKV_MLX_SHAPE((int)(i + 1) * heads, numbers));
+            update = fkv_mlx_reshape(g, update, FKV_MLX_SHAPE(1, heads, numbers));
+            fkv_mlx_keep(g, &layer->pool,
+                         fkv_mlx_slice_update(g, layer->pool, update, FKV_MLX_SHAPE(page, 0, at),
+                                              FKV_MLX_SHAPE(page + 1, heads, at + numbers)));
+            fkv_mlx_graph_release(g, inner);
+        }
+    }
+    fkv_mlx_graph_release(g, mark);
+}
+
+/* Pages that the step has filled, some at a time, each after the one before it. */
+static void seal_pages(fkv_mlx_state *mlx, fkv_mlx_layer *layer) {
+    const uint32_t page_tokens = layer->block->page_tokens;
+    for (uint32_t r = 0; r < mlx->step.n_rows; r++) {
+        const fkv_attn_row *row = fkv_mlx_rows(mlx, layer) + r;
+        const uint32_t begin = fkv_attn_first_to_seal(row, page_tokens);
+        const uint32_t end = begin + fkv_attn_n_to_seal(row, page_tokens);
+        for (uint32_t first = begin; first < end; first += SEAL_TOKENS / page_tokens) {
+            const uint32_t stop = fkv_min_u32(end, first + SEAL_TOKENS / page_tokens);
+            seal_side(mlx, layer, r, first, stop, FKV_SIDE_K);
+            seal_side(mlx, layer, r, first, stop, FKV_SIDE_V);
+        }
+    }
+}
+
+fkv_status fkv_mlx_plain_write(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array k, mlx_array v) {
+    fkv_mlx_layer *to = layer->open != NULL ? layer->open : layer;
+    put_side(mlx, to, FKV_SIDE_K, k);
+    put_side(mlx, to, FKV_SIDE_V, v);
+    if (layer->open != NULL) seal_pages(mlx, layer);
+    return fkv_mlx_graph_status(&mlx->graph, "fkv_mlx_write");
+}
+
+/* ---- attend ---- */
+
+/* A block of queries of one sequence on its way over the tiles. The handles are the block's own. */
+typedef struct query_block {
+    fkv_mlx_state *mlx;
+    const fkv_mlx_layer *layer;
+    uint32_t r;        /* the row */
+    mlx_array q;       /* float32 [G, n * R, D], scaled and rotated; R query heads for each KV head */
+    uint32_t position; /* of the first query */
+    uint32_t n;        /* queries */
+    uint32_t n_tiles;  /* folded so far */
+    mlx_array out;     /* float32 [G, n * R, D] */
+    mlx_array max;     /* float32 [G, n * R, 1] */
+    mlx_array total;   /* float32 [G, n * R, 1] */
+    mlx_array *last;   /* what the next tile waits for: the last result of the whole call */
+} query_block;
+
+/* The parts of one side of a tile, tokens from `skip` on: [G, n_tokens, row_bytes / 2] each, or as the codec's rows() gives them.
+ * pages: [n, G, W]. */
+static void gathered_side(const query_block *b, const fkv_mlx_layer *form, mlx_array pages, uint32_t n_pages, fkv_side side,
+                          uint32_t skip, uint32_t n_tokens, mlx_array part[FKV_N_PARTS]) {
+    fkv_mlx_graph *g = &b->mlx->graph;
+    const fkv_codec *codec = &form->block->codec[side];
+    const fkv_mlx_codec *of_kind = fkv_mlx_codec_of(codec);
+    const int heads = (int)form->attn->n_kv_heads;
+    const int n = (int)n_pages;
+    const int page_tokens = (int)form->block->page_tokens;
+    for (int p = 0; p < FKV_N_PARTS; p++) {
+        const int width = (int)codec->row_bytes[p] / 2;
+        if (fkv_codec_part_bytes(codec, (fkv_part)p, form->block->page_tokens) == 0) continue;
+        part[p] = page_part(g, form, pages, n_pages, side, (fkv_part)p);
+        if (of_kind->rows != NULL) continue;
+        mlx_array x = fkv_mlx_reshape(g, part[p], FKV_MLX_SHAPE(n, heads, page_tokens, width));
+        x = fkv_mlx_transpose(g, x, FKV_MLX_SHAPE(1, 0, 2, 3));
+        x = fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(heads, n * page_tokens, width));
+        part[p] = fkv_mlx_slice(g, x, FKV_MLX_SHAPE(0, (int)skip, 0), FKV_MLX_SHAPE(heads, (int)(skip + n_tokens), width));
+    }
+    if (of_kind->rows == NULL) return;
+    part[0] = fkv_mlx_slice(g, of_kind->rows(g, codec, part, form->block->page_tokens), FKV_MLX_SHAPE(0, (int)skip, 0),
+                            FKV_MLX_SHAPE(heads, (int)(skip + n_tokens), (int)codec->dim));
 }
 
 static mlx_array int_of(fkv_mlx_graph *g, uint32_t value) { return fkv_mlx_adopt(g, mlx_array_new_int((int)value)); }
@@ -226,22 +307,25 @@ static mlx_array masked(const query_block *b, mlx_array scores, uint32_t begin, 
     return fkv_mlx_reshape(g, apart, FKV_MLX_SHAPE(heads, (int)b->n * per_kv, n_tokens));
 }
 
-/* Folds tokens [begin, end), which lie in one tile, into the block. */
-static void fold_tile(query_block *b, uint32_t begin, uint32_t end) {
+/* Folds tokens [begin, end), which lie in one tile, into the block. form: the layer's pool that they are seen in. */
+static void fold_tile(query_block *b, const fkv_mlx_layer *form, uint32_t begin, uint32_t end) {
     fkv_mlx_graph *g = &b->mlx->graph;
-    const fkv_attn_layer *attn = b->layer->attn;
     const uint32_t mark = fkv_mlx_graph_mark(g);
-    const uint32_t first_page = begin / attn->block.page_tokens;
-    const uint32_t end_page = fkv_ceil_div(end, attn->block.page_tokens);
+    const uint32_t page_tokens = form->block->page_tokens;
+    const uint32_t first_page = begin / page_tokens;
+    const uint32_t end_page = fkv_ceil_div(end, page_tokens);
     const uint32_t n_pages = end_page - first_page;
-    const uint32_t skip = begin - first_page * attn->block.page_tokens;
-    mlx_array pages = fkv_mlx_take_first(g, b->layer->pool, page_numbers(b, first_page, end_page));
-    const fkv_codec *codec = attn->block.codec;
+    const uint32_t skip = begin - first_page * page_tokens;
+    const fkv_attn_row *row = fkv_mlx_rows(b->mlx, form) + b->r;
+    mlx_array numbers = page_numbers(g, table_of(b->mlx, form, b->r), row->view, first_page, end_page);
+    if (b->last->ctx != NULL) numbers = fkv_mlx_after(g, numbers, *b->last);
+    mlx_array pages = fkv_mlx_take_first(g, form->pool, numbers);
+    const fkv_codec *codec = form->block->codec;
     const fkv_mlx_codec *k = fkv_mlx_codec_of(&codec[FKV_SIDE_K]);
     const fkv_mlx_codec *v = fkv_mlx_codec_of(&codec[FKV_SIDE_V]);
     mlx_array part[FKV_N_SIDES][FKV_N_PARTS] = {{{NULL}}};
-    gathered_side(b, pages, n_pages, FKV_SIDE_K, skip, end - begin, part[FKV_SIDE_K]);
-    gathered_side(b, pages, n_pages, FKV_SIDE_V, skip, end - begin, part[FKV_SIDE_V]);
+    gathered_side(b, form, pages, n_pages, FKV_SIDE_K, skip, end - begin, part[FKV_SIDE_K]);
+    gathered_side(b, form, pages, n_pages, FKV_SIDE_V, skip, end - begin, part[FKV_SIDE_V]);
 
     mlx_array scores = capped(b, k->scores(g, &codec[FKV_SIDE_K], part[FKV_SIDE_K], b->q));
     if (hides(b, begin, end)) {
@@ -267,12 +351,27 @@ static void fold_tile(query_block *b, uint32_t begin, uint32_t end) {
     fkv_mlx_graph_release(g, mark);
 }
 
-static void fold_range(query_block *b, uint32_t begin, uint32_t end) {
+static void fold_range(query_block *b, const fkv_mlx_layer *form, uint32_t begin, uint32_t end) {
     while (begin < end) {
-        const uint32_t stop = fkv_min_u32(end, (begin / TILE_TOKENS + 1) * TILE_TOKENS);
-        fold_tile(b, begin, stop);
+        const uint32_t tile = form == b->layer && form->open != NULL ? SEALED_TOKENS : TILE_TOKENS;
+        const uint32_t stop = fkv_min_u32(end, (begin / tile + 1) * tile);
+        fold_tile(b, form, begin, stop);
         begin = stop;
     }
+}
+
+/* The same, in the forms in which the block's queries see these tokens. */
+static void fold_seen(query_block *b, uint32_t begin, uint32_t end) {
+    const fkv_mlx_layer *layer = b->layer;
+    if (layer->open == NULL) {
+        fold_range(b, layer, begin, end);
+        return;
+    }
+    const uint32_t first = layer->block->page_tokens; /* the end of the first page */
+    const uint32_t own = fkv_max_u32(first, b->position - b->position % first);
+    fold_range(b, layer->open, begin, fkv_min_u32(end, first));
+    fold_range(b, layer, fkv_max_u32(begin, first), fkv_min_u32(end, own));
+    fold_range(b, layer->open, fkv_max_u32(begin, own), end);
 }
 
 /* q: [n, H, D] of any type -> float32 [G, n * R, D], scaled and rotated. */
@@ -326,8 +425,8 @@ static mlx_array attend_block(query_block *b, mlx_array q, uint32_t first) {
     b->q = prepared(b->mlx, b->layer, mine, (int)b->n);
     const uint32_t end = b->position + b->n;
     const uint32_t begin = attn->window != 0 && b->position + 1 > attn->window ? b->position + 1 - attn->window : 0;
-    fold_range(b, 0, fkv_min_u32(attn->n_sinks, begin));
-    fold_range(b, begin, end);
+    fold_seen(b, 0, fkv_min_u32(attn->n_sinks, begin));
+    fold_seen(b, begin, end);
     mlx_array done = g->failed ? (mlx_array){NULL} : answer(b, mlx_array_dtype(q));
     (void)mlx_array_free(b->out);
     (void)mlx_array_free(b->max);
@@ -343,14 +442,15 @@ static void attend_row(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, uint32_t 
     fkv_mlx_graph *g = &mlx->graph;
     const fkv_attn_row *row = fkv_mlx_rows(mlx, layer) + r;
     const uint32_t most = block_queries(layer->attn->n_q_heads);
+    const uint32_t page_tokens = layer->block->page_tokens;
     for (uint32_t i = 0; i < row->n_tokens;) {
         query_block b = {.mlx = mlx,
                          .layer = layer,
-                         .row = row,
-                         .table = mlx->tables[(size_t)layer->group * mlx->max_seqs + r],
+                         .r = r,
                          .position = row->start + i,
                          .n = fkv_min_u32(most, row->n_tokens - i),
                          .last = last};
+        if (layer->open != NULL) b.n = fkv_min_u32(b.n, page_tokens - b.position % page_tokens);
         const uint32_t mark = fkv_mlx_graph_mark(g);
         mlx_array done = attend_block(&b, q, first + i);
         if (all->ctx != NULL) done = fkv_mlx_concatenate_first(g, *all, done);
@@ -377,6 +477,9 @@ fkv_status fkv_mlx_plain_attend(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_ar
     mlx_array all = {NULL};
     mlx_array last = {NULL};
     uint32_t first = 0;
+    /* Pages are sealed before anybody attends, also those that nobody sees yet: what is left for the next step would make it copy
+     * the open pool that they are sealed from. */
+    if (layer->open != NULL) fkv_mlx_keep(&mlx->graph, &last, layer->pool);
     for (uint32_t r = 0; r < mlx->step.n_rows; r++) {
         attend_row(mlx, layer, r, q, first, &all, &last);
         first += rows[r].n_tokens;

@@ -24,8 +24,13 @@ typedef struct fkv_mlx_kernels {
     fkv_mlx_kernel decode[FKV_MLX_ROW_TYPES][FKV_MLX_DECODES];
 } fkv_mlx_kernels;
 
-typedef struct fkv_mlx_layer {
+/* A pool and what belongs to it. A sealed layer has two: its own, and behind all layers one for its open pages, which shares
+ * attn. */
+typedef struct fkv_mlx_layer fkv_mlx_layer;
+struct fkv_mlx_layer {
     const fkv_attn_layer *attn;
+    const fkv_block *block; /* of the pool's pages */
+    fkv_mlx_layer *open;    /* where rows are written, if the layer is sealed; else NULL */
     uint32_t group;
     mlx_array pool;
     mlx_array signs[FKV_N_SIDES]; /* float32 [D] of 1 and -1; empty where the side is not rotated */
@@ -39,7 +44,7 @@ typedef struct fkv_mlx_layer {
     uint32_t table_of;                /* the first layer that cuts alike, whose table serves this one */
     mlx_array table;                  /* of the step; empty between steps, and where table_of is another layer */
     uint32_t header[FKV_STEP_HEADER]; /* the first words of the table */
-} fkv_mlx_layer;
+};
 
 /* Numbers that operations take, made once: making an array costs more than using it. All but the last two are float32. */
 typedef struct fkv_mlx_constants {
@@ -58,10 +63,11 @@ typedef struct fkv_mlx_state {
     fkv_kernel_device kernels_for; /* the fused way's */
     const char *name;
     const fkv_slab *slab;
-    uint32_t n_layers;
+    uint32_t n_layers; /* of the model */
+    uint32_t n_pools;  /* those of open pages with it; the slab's layers */
     uint32_t n_groups;
     uint32_t max_seqs;
-    fkv_mlx_layer *layers; /* [n_layers] */
+    fkv_mlx_layer *layers; /* [n_pools] */
     mlx_array *tables;     /* [n_groups, max_seqs]: plain way: the page tables of the step's rows; else empty */
     fkv_mlx_constants constants;
     fkv_device_step step; /* n_rows is 0 between steps */

@@ -1,0 +1,268 @@
+/* Sealed blocks in MLX's own operations: packing whole pages anew, bit for bit as src/codec/seal.c does it, and unpacking them to
+ * rows of floats. docs/page_format.md says where codes lie.
+ *
+ * Both sides lie alike, K with its tokens and V with its channels in the 16 lanes of a line: so codes are moved to [blocks of 16
+ * tokens, 16 lanes, D], where the last axis is what shares a lane's dwords: the channels of K; of V units of 16 channels, and
+ * the 16 tokens of each. A plane of `bits` bits has 32 / bits of these in a dword, number e at bit 8 * (e % 4) + bits * (e / 4).
+ */
+#include "mlx_codec.h"
+
+#include "../codec/sealed.h"
+
+#include <float.h>
+#include <math.h>
+
+enum { LANES = FKV_SEALED_TOKENS };
+
+/* ---- places ---- */
+
+/* Lines of the plane that holds the lower bits of 3, or all of 4 and 2. */
+static int low_lines(const fkv_codec *codec) { return (int)codec->dim / 16 * (codec->bits == 4 ? 2 : 1); }
+
+static int low_bits(const fkv_codec *codec) { return codec->bits == 4 ? 4 : 2; }
+
+static uint32_t place_in_dword(uint32_t e, uint32_t bits) { return 8 * (e % 4) + bits * (e / 4); }
+
+/* [B, 16 tokens, D] to [B, 16 lanes, D] and back: it is its own inverse but for the order of the two sixteens, which are alike.
+ */
+static mlx_array to_lanes(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array x) {
+    if (codec->kind == FKV_CODEC_SEALED || g->failed) return x;
+    const int blocks = mlx_array_shape(x)[0];
+    const int units = (int)codec->dim / 16;
+    x = fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(blocks, LANES, units, 16));
+    x = fkv_mlx_transpose(g, x, FKV_MLX_SHAPE(0, 3, 2, 1));
+    return fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(blocks, LANES, (int)codec->dim));
+}
+
+/* codes: uint32 [B, 16, D]; those [from, end) of the last axis, `per` in a dword -> [lines, B, 16] dwords. */
+static mlx_array packed_lines(fkv_mlx_graph *g, mlx_array codes, int from, int end, int per, uint32_t bits) {
+    if (g->failed) return codes;
+    const int blocks = mlx_array_shape(codes)[0];
+    const int lines = (end - from) / per;
+    uint32_t place[32];
+    for (int e = 0; e < per; e++) place[e] = 1u << place_in_dword((uint32_t)e, bits);
+    const mlx_array places = fkv_mlx_adopt(g, mlx_array_new_data(place, &per, 1, MLX_UINT32));
+    mlx_array x = fkv_mlx_slice(g, codes, FKV_MLX_SHAPE(0, 0, from), FKV_MLX_SHAPE(blocks, LANES, end));
+    x = fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(blocks, LANES, lines, per));
+    x = fkv_mlx_reshape(g, fkv_mlx_sum_last(g, fkv_mlx_multiply(g, x, places)), FKV_MLX_SHAPE(blocks, LANES, lines));
+    return fkv_mlx_transpose(g, x, FKV_MLX_SHAPE(2, 0, 1));
+}
+
+/* codes: float32 [N, T, D], whole -> [N, T * row_bytes / 2] of 16-bit numbers. */
+static mlx_array packed(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array codes, int n, int page_tokens) {
+    const int dim = (int)codec->dim;
+    const int blocks = n * page_tokens / LANES;
+    codes = to_lanes(g, codec, fkv_mlx_reshape(g, codes, FKV_MLX_SHAPE(blocks, LANES, dim)));
+    mlx_array low = codes;
+    mlx_array high = {NULL};
+    if (codec->bits == 3) {
+        high = fkv_mlx_astype(g, fkv_mlx_less(g, fkv_mlx_number(g, 3.5f), codes), MLX_FLOAT32);
+        low = fkv_mlx_subtract(g, codes, fkv_mlx_multiply(g, high, fkv_mlx_number(g, 4.0f)));
+        high = fkv_mlx_astype(g, high, MLX_UINT32);
+    }
+    const int per = 32 / low_bits(codec);
+    mlx_array lines = packed_lines(g, fkv_mlx_astype(g, low, MLX_UINT32), 0, dim, per, (uint32_t)low_bits(codec));
+    if (codec->bits == 3) { /* the last line of the high plane may be half full */
+        if (dim >= 32) lines = fkv_mlx_concatenate_first(g, lines, packed_lines(g, high, 0, dim / 32 * 32, 32, 1));
+        if (dim % 32 != 0) lines = fkv_mlx_concatenate_first(g, lines, packed_lines(g, high, dim - 16, dim, 16, 1));
+    }
+    lines = fkv_mlx_transpose(g, lines, FKV_MLX_SHAPE(1, 0, 2));
+    const int row_numbers = (int)codec->row_bytes[FKV_PART_CODES] / 2;
+    return fkv_mlx_view(g, fkv_mlx_reshape(g, lines, FKV_MLX_SHAPE(n, page_tokens * row_numbers / 2)), MLX_UINT16);
+}
+
+/* dwords: [B, 16, lines], of which [from, end) are a plane -> its codes, uint8 [B, 16, n]. */
+static mlx_array unpacked_lines(fkv_mlx_graph *g, mlx_array dwords, int from, int end, uint32_t bits, int n) {
+    if (g->failed) return dwords;
+    const int blocks = mlx_array_shape(dwords)[0];
+    const int quads = 8 / (int)bits; /* of a byte */
+    const uint8_t mask = (uint8_t)((1u << bits) - 1u);
+    uint8_t shift[8];
+    for (int i = 0; i < quads; i++) shift[i] = (uint8_t)(i * (int)bits);
+    const mlx_array shifts = fkv_mlx_adopt(g, mlx_array_new_data(shift, (const int[]){quads, 1}, 2, MLX_UINT8));
+    const mlx_array masks = fkv_mlx_adopt(g, mlx_array_new_data(&mask, (const int[]){1}, 1, MLX_UINT8));
+    mlx_array x = fkv_mlx_slice(g, dwords, FKV_MLX_SHAPE(0, 0, from), FKV_MLX_SHAPE(blocks, LANES, end));
+    x = fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(blocks * LANES * (end - from), 1, 1));
+    x = fkv_mlx_right_shift(g, fkv_mlx_view(g, x, MLX_UINT8), shifts);
+    x = fkv_mlx_reshape(g, fkv_mlx_bitwise_and(g, x, masks), FKV_MLX_SHAPE(blocks, LANES, (end - from) * quads * 4));
+    return fkv_mlx_slice(g, x, FKV_MLX_SHAPE(0, 0, 0), FKV_MLX_SHAPE(blocks, LANES, n));
+}
+
+/* The code of every number, uint8 [G, n, T, D]. codes: [n, G, T * row_bytes / 2]. */
+static mlx_array unpacked(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array codes, uint32_t page_tokens) {
+    if (g->failed) return codes;
+    const int n = mlx_array_shape(codes)[0];
+    const int heads = mlx_array_shape(codes)[1];
+    const int dim = (int)codec->dim;
+    const int blocks = n * heads * (int)page_tokens / LANES;
+    const int lines = (int)(codec->row_bytes[FKV_PART_CODES] * LANES / FKV_SEALED_LINE);
+    mlx_array dwords = fkv_mlx_reshape(g, codes, FKV_MLX_SHAPE(blocks, lines * FKV_SEALED_LINE / 2));
+    dwords = fkv_mlx_reshape(g, fkv_mlx_view(g, dwords, MLX_UINT32), FKV_MLX_SHAPE(blocks, lines, LANES));
+    dwords = fkv_mlx_transpose(g, dwords, FKV_MLX_SHAPE(0, 2, 1));
+    mlx_array x = unpacked_lines(g, dwords, 0, low_lines(codec), (uint32_t)low_bits(codec), dim);
+    if (codec->bits == 3) {
+        const uint8_t four = 4;
+        const mlx_array fours = fkv_mlx_adopt(g, mlx_array_new_data(&four, (const int[]){1}, 1, MLX_UINT8));
+        const mlx_array high = unpacked_lines(g, dwords, low_lines(codec), lines, 1, dim);
+        x = fkv_mlx_add(g, x, fkv_mlx_multiply(g, high, fours));
+    }
+    x = fkv_mlx_reshape(g, to_lanes(g, codec, x), FKV_MLX_SHAPE(n, heads, (int)page_tokens, dim));
+    return fkv_mlx_transpose(g, x, FKV_MLX_SHAPE(1, 0, 2, 3));
+}
+
+/* ---- rows of floats ---- */
+
+/* numbers: 16-bit, of the page type, [n, G, rows * columns] -> float32 [G, n, rows, columns]. */
+static mlx_array floats_of(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array numbers, int rows, int columns) {
+    if (g->failed) return numbers;
+    const int n = mlx_array_shape(numbers)[0];
+    const int heads = mlx_array_shape(numbers)[1];
+    mlx_array x = fkv_mlx_transpose(g, numbers, FKV_MLX_SHAPE(1, 0, 2));
+    x = fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(heads, n, rows, columns));
+    return fkv_mlx_astype(g, fkv_mlx_view(g, x, fkv_mlx_page_type(codec)), MLX_FLOAT32);
+}
+
+/* x: [G, n, T, D] -> [G, n * T, D] */
+static mlx_array rows_of(fkv_mlx_graph *g, mlx_array x) {
+    if (g->failed) return x;
+    const int *shape = mlx_array_shape(x);
+    return fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(shape[0], shape[1] * shape[2], shape[3]));
+}
+
+static mlx_array key_rows(fkv_mlx_graph *g, const fkv_codec *codec, const mlx_array part[FKV_N_PARTS], uint32_t page_tokens) {
+    const int dim = (int)codec->dim;
+    mlx_array x = fkv_mlx_astype(g, unpacked(g, codec, part[FKV_PART_CODES], page_tokens), MLX_FLOAT32);
+    x = fkv_mlx_multiply(g, x, floats_of(g, codec, part[FKV_PART_SCALES], 1, dim));
+    return rows_of(g, fkv_mlx_add(g, x, floats_of(g, codec, part[FKV_PART_BIASES], 1, dim)));
+}
+
+static mlx_array value_rows(fkv_mlx_graph *g, const fkv_codec *codec, const mlx_array part[FKV_N_PARTS], uint32_t page_tokens) {
+    const fkv_sealed_book *book = fkv_sealed_book_of(codec->bits);
+    const uint32_t sign = 1u << (codec->bits - 1);
+    float value[2 * FKV_SEALED_LEVELS] = {0};
+    for (uint32_t i = 0; i < 2 * sign; i++)
+        value[i] = (float)book->level[i & (sign - 1)] * ((i & sign) != 0 ? -0x1p-7f : 0x1p-7f);
+    const mlx_array values = fkv_mlx_adopt(g, mlx_array_new_data(value, (const int[]){2 * FKV_SEALED_LEVELS}, 1, MLX_FLOAT32));
+    const mlx_array norms = fkv_mlx_abs(g, floats_of(g, codec, part[FKV_PART_SCALES], (int)page_tokens, 1));
+    const mlx_array x = fkv_mlx_take_first(g, values, unpacked(g, codec, part[FKV_PART_CODES], page_tokens));
+    return rows_of(g, fkv_mlx_multiply(g, x, norms));
+}
+
+/* ---- products, over rows of floats as part 0 ---- */
+
+static mlx_array scores(fkv_mlx_graph *g, const fkv_codec *codec, const mlx_array part[FKV_N_PARTS], mlx_array q) {
+    (void)codec;
+    return fkv_mlx_matmul(g, q, fkv_mlx_transpose(g, part[0], FKV_MLX_SHAPE(0, 2, 1)));
+}
+
+static mlx_array values(fkv_mlx_graph *g, const fkv_codec *codec, const mlx_array part[FKV_N_PARTS], mlx_array p) {
+    (void)codec;
+    return fkv_mlx_matmul(g, p, part[0]);
+}
+
+static mlx_array take_odd(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array part[FKV_N_PARTS]) {
+    (void)codec;
+    const mlx_array zero = fkv_mlx_number(g, 0.0f);
+    const mlx_array finite = fkv_mlx_less_equal(g, fkv_mlx_abs(g, part[0]), fkv_mlx_number(g, FLT_MAX));
+    part[0] = fkv_mlx_where(g, finite, part[0], zero);
+    return fkv_mlx_sum_last(g, fkv_mlx_where(g, finite, zero, fkv_mlx_number(g, NAN)));
+}
+
+/* ---- sealing ---- */
+
+/* x: float32, not negative -> rounded to the page type, 0 below FKV_SEALED_SMALLEST; still float32. */
+static mlx_array rounded(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array x) {
+    const mlx_array half = fkv_mlx_astype(g, fkv_mlx_astype(g, x, fkv_mlx_page_type(codec)), MLX_FLOAT32);
+    return fkv_mlx_where(g, fkv_mlx_less(g, half, fkv_mlx_number(g, FKV_SEALED_SMALLEST)), fkv_mlx_number(g, 0.0f), half);
+}
+
+/* x: float32 that the page type holds -> [N, n] of 16-bit numbers. */
+static mlx_array halves_of(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array x, int blocks, int n) {
+    const mlx_array halves = fkv_mlx_astype(g, fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(blocks, n)), fkv_mlx_page_type(codec));
+    return fkv_mlx_view(g, halves, MLX_UINT16);
+}
+
+static mlx_array whole(fkv_mlx_graph *g, mlx_array x, float most) {
+    return fkv_mlx_round(g, fkv_mlx_minimum(g, fkv_mlx_maximum(g, x, fkv_mlx_number(g, 0.0f)), fkv_mlx_number(g, most)));
+}
+
+static void seal_keys(fkv_mlx_state *mlx, const fkv_codec *codec, mlx_array x, mlx_array part[FKV_N_PARTS]) {
+    fkv_mlx_graph *g = &mlx->graph;
+    if (g->failed) return;
+    const int n = mlx_array_shape(x)[0];
+    const int page_tokens = mlx_array_shape(x)[1];
+    const int dim = (int)codec->dim;
+    const float bins = (float)((1u << codec->bits) - 1u);
+    const mlx_array zero = fkv_mlx_number(g, 0.0f);
+    const mlx_array channels = fkv_mlx_transpose(g, x, FKV_MLX_SHAPE(0, 2, 1));
+    const mlx_array lo = fkv_mlx_min_last(g, channels);
+    const mlx_array range = fkv_mlx_subtract(g, fkv_mlx_max_last(g, channels), lo);
+    const mlx_array scale = rounded(g, codec, fkv_mlx_divide(g, range, fkv_mlx_number(g, bins)));
+    mlx_array bias = fkv_mlx_astype(g, fkv_mlx_add(g, lo, zero), fkv_mlx_page_type(codec)); /* -0 would depend on the order */
+    bias = fkv_mlx_astype(g, bias, MLX_FLOAT32);
+    const mlx_array one_over = fkv_mlx_divide(g, fkv_mlx_number(g, 1.0f), scale);
+    const mlx_array inverse = fkv_mlx_where(g, fkv_mlx_less(g, zero, scale), one_over, zero);
+    mlx_array codes = whole(g, fkv_mlx_multiply(g, fkv_mlx_subtract(g, channels, bias), inverse), bins);
+    part[FKV_PART_CODES] = packed(g, codec, fkv_mlx_transpose(g, codes, FKV_MLX_SHAPE(0, 2, 1)), n, page_tokens);
+    part[FKV_PART_SCALES] = halves_of(g, codec, scale, n, dim);
+    part[FKV_PART_BIASES] = halves_of(g, codec, bias, n, dim);
+}
+
+/* norm: [rows, 1] -> what a number is multiplied by to be in 128ths of it. */
+static mlx_array inverse_of(fkv_mlx_graph *g, mlx_array norm) {
+    const mlx_array small = fkv_mlx_less(g, norm, fkv_mlx_number(g, FKV_SEALED_SMALLEST));
+    return fkv_mlx_where(g, small, fkv_mlx_number(g, 0.0f), fkv_mlx_divide(g, fkv_mlx_number(g, 128.0f), norm));
+}
+
+/* magnitude: [rows, D] -> the size of each code, as a float. */
+static mlx_array sizes_of(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array magnitude, mlx_array inverse) {
+    const fkv_sealed_book *book = fkv_sealed_book_of(codec->bits);
+    const mlx_array m = whole(g, fkv_mlx_multiply(g, magnitude, inverse), 127.0f);
+    mlx_array size = fkv_mlx_number(g, 0.0f);
+    for (uint32_t i = 0; i + 1 < 1u << (codec->bits - 1); i++) {
+        const mlx_array above = fkv_mlx_less(g, fkv_mlx_number(g, (float)book->above[i]), m);
+        size = fkv_mlx_add(g, size, fkv_mlx_astype(g, above, MLX_FLOAT32));
+    }
+    return size;
+}
+
+/* The norm of each row, before it is rounded: [rows, 1]. magnitude: [rows, D] */
+static mlx_array norms_of(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array magnitude, int rows) {
+    const fkv_sealed_book *book = fkv_sealed_book_of(codec->bits);
+    const int dim = (int)codec->dim;
+    float level[FKV_SEALED_LEVELS];
+    for (int i = 0; i < FKV_SEALED_LEVELS; i++) level[i] = (float)book->level[i];
+    const mlx_array levels = fkv_mlx_adopt(g, mlx_array_new_data(level, (const int[]){FKV_SEALED_LEVELS}, 1, MLX_FLOAT32));
+    mlx_array norm = fkv_mlx_divide(g, fkv_mlx_sum_in_lanes(g, magnitude, rows, dim), fkv_mlx_number(g, (float)dim));
+    norm = fkv_mlx_multiply(g, norm, fkv_mlx_number(g, book->start));
+    for (int i = 0; i < FKV_SEALED_REFITS; i++) {
+        const mlx_array sizes = fkv_mlx_astype(g, sizes_of(g, codec, magnitude, inverse_of(g, norm)), MLX_UINT32);
+        const mlx_array of_row = fkv_mlx_take_first(g, levels, sizes);
+        const mlx_array products = fkv_mlx_sum_in_lanes(g, fkv_mlx_multiply(g, magnitude, of_row), rows, dim);
+        const mlx_array squares = fkv_mlx_sum_in_lanes(g, fkv_mlx_multiply(g, of_row, of_row), rows, dim);
+        norm = fkv_mlx_divide(g, fkv_mlx_multiply(g, fkv_mlx_number(g, 128.0f), products), squares);
+    }
+    return norm;
+}
+
+static void seal_values(fkv_mlx_state *mlx, const fkv_codec *codec, mlx_array x, mlx_array part[FKV_N_PARTS]) {
+    fkv_mlx_graph *g = &mlx->graph;
+    if (g->failed) return;
+    const int n = mlx_array_shape(x)[0];
+    const int page_tokens = mlx_array_shape(x)[1];
+    const int rows = n * page_tokens;
+    const mlx_array y = fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(rows, (int)codec->dim));
+    const mlx_array magnitude = fkv_mlx_abs(g, y);
+    mlx_array norm = fkv_mlx_minimum(g, norms_of(g, codec, magnitude, rows), mlx->constants.limit);
+    norm = rounded(g, codec, norm);
+    const mlx_array size = sizes_of(g, codec, magnitude, inverse_of(g, norm));
+    const mlx_array negative = fkv_mlx_astype(g, fkv_mlx_less(g, y, fkv_mlx_number(g, 0.0f)), MLX_FLOAT32);
+    const mlx_array sign = fkv_mlx_multiply(g, negative, fkv_mlx_number(g, (float)(1u << (codec->bits - 1))));
+    part[FKV_PART_CODES] = packed(g, codec, fkv_mlx_add(g, size, sign), n, page_tokens);
+    part[FKV_PART_SCALES] = halves_of(g, codec, norm, n, page_tokens);
+}
+
+const fkv_mlx_codec fkv_mlx_sealed_keys = {
+    .scores = scores, .values = values, .take_odd = take_odd, .rows = key_rows, .seal = seal_keys};
+const fkv_mlx_codec fkv_mlx_sealed_values = {
+    .scores = scores, .values = values, .take_odd = take_odd, .rows = value_rows, .seal = seal_values};
