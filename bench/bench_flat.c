@@ -107,7 +107,7 @@ typedef struct run {
     depth depths[N_DEPTHS + 1];
     size_t n_depths;
     double high_water; /* beyond `before` as well; NAN: the system does not keep one */
-    bool read_once;    /* a decode step read exactly the packed bytes of its tokens */
+    bool read_once;    /* a decode step read exactly the packed bytes of its tokens: seen_bytes() */
     double worst_error;
 } run;
 
@@ -320,6 +320,16 @@ static uint64_t packed_read(const run *r) {
     return stats.packed_bytes_read;
 }
 
+/* Bytes of the tokens that a decode step sees. Of a sealed layer the first page and the own one are in the open form, which has a
+ * group of pages of its own, the last. */
+static uint64_t seen_bytes(const run *r) {
+    uint32_t page = fkv_config_default().page_tokens;
+    if (r->options->k.kind != FKV_CODEC_SEALED) return r->plan.token_bytes * r->length;
+    uint32_t n_open = r->length <= 2 * page ? r->length : page + (r->length - 1) % page + 1;
+    uint64_t open_bytes = r->plan.group_page_bytes[r->plan.n_groups - 1] / page;
+    return open_bytes * n_open + r->plan.token_bytes * (r->length - n_open);
+}
+
 /* Decode steps over all layers, timed, and the last layer's output checked. */
 static void visit_depth(run *r, double prefill_ms) {
     depth *d = &r->depths[r->n_depths++];
@@ -332,7 +342,7 @@ static void visit_depth(run *r, double prefill_ms) {
         uint64_t read = packed_read(r) - before;
         ms[i] = times.write_ms + times.attend_ms;
         rates[i] = (double)read / times.attend_ms * 1e-6;
-        r->read_once = r->read_once && read == r->plan.token_bytes * r->length;
+        r->read_once = r->read_once && read == seen_bytes(r);
     }
     *d = (depth){.tokens = r->length, .prefill_ms = prefill_ms, .write_ms = kit_spread_of(r->steps_ms, r->n_steps).p50};
     d->decode_ms = kit_spread_of(ms, DECODES);

@@ -7,6 +7,7 @@ measured on a machine is not on the page. Numbers are rounded for reading; the f
 import json
 import pathlib
 
+import report_codecs
 from report_tables import build, markdown as table
 
 REAL_MODELS = ["smollm2", "gemma3-270m", "qwen2.5-0.5b", "qwen2.5-1.5b"]
@@ -283,7 +284,7 @@ def filled_cache(machine):
     lines = []
     for record in machine.of("flat"):
         r = record["result"]
-        name = f"{r['layers']} layers, {r['q_heads']}/{r['kv_heads']}/{r['head_dim']}, {r['k_bits']}/{r['v_bits']}"
+        name = f"{r['layers']} layers, {r['q_heads']}/{r['kv_heads']}/{r['head_dim']}, {r.get('codec', '8/4')}"
         sizes = [f"{r[key]:,}" for key in ("plan_bytes", "open_bytes", "peak_bytes", "end_bytes")]
         head = ["cache", "tokens", "plan", "after open", "peak", "at the end", "flat"]
         lines += [table(head, [[name, f"{r['tokens']}", *sizes, "yes" if r["flat"] else "**no**"]]), *made_with_note(record)]
@@ -345,7 +346,18 @@ def rates(machine):
     return lines
 
 
+def codecs(machine):
+    return report_codecs.table_of(machine, table, made_by)
+
+
+def codecs_picture(results):
+    """docs/codecs.svg, of the machine that has measured most models."""
+    machines = [Machine(p.parent) for p in sorted(pathlib.Path(results).glob("*/machine.json"))]
+    return report_codecs.picture(max(machines, key=lambda m: len(report_codecs.Codecs(m).models)))
+
+
 SECTIONS = (
+    ("Codecs: bytes, divergence, perplexity, facts", codecs),
     ("Agreement with llama.cpp", agreement),
     ("Perplexity, divergence and agreement with a 16-bit cache", quality),
     ("The same windows under llama.cpp and mlx-lm", peers_quality),

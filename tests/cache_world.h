@@ -27,7 +27,7 @@
 
 #define N_OF(array) (sizeof(array) / sizeof((array)[0]))
 
-enum { CACHE_WORLD_LAYERS = 4 };
+enum { CACHE_WORLD_LAYERS = 6 };
 
 typedef enum cache_side { CACHE_K = 0, CACHE_V = 1, CACHE_Q = 2 } cache_side;
 

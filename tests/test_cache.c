@@ -29,6 +29,21 @@ static fkv_config small_config(void) {
     return config;
 }
 
+/* What large_config() stores and what takes fewer bits: every kind has its own share of the plan. */
+static const struct {
+    fkv_codec_config k;
+    fkv_codec_config v;
+} KINDS[] = {{{8, 64}, {4, 64}},
+             {{4, 0, FKV_CODEC_SEALED}, {4, 0, FKV_CODEC_SEALED_V}},
+             {{4, 0, FKV_CODEC_TURBO}, {4, 0, FKV_CODEC_TURBO}}};
+
+static fkv_config config_of_kind(fkv_config config, size_t kind) {
+    config.layer.k = KINDS[kind].k;
+    config.layer.v = KINDS[kind].v;
+    config.rotate = FKV_ROTATE_KV;
+    return config;
+}
+
 /* About 110 MB of pages. */
 static fkv_config large_config(void) {
     fkv_config config = fkv_config_default();
@@ -127,8 +142,7 @@ START_TEST(a_window_group_does_not_grow_with_the_context) {
 }
 END_TEST
 
-START_TEST(what_is_taken_is_what_was_planned) {
-    fkv_config config = large_config();
+static void check_taken(fkv_config config) {
     fkv_plan plan = plan_of(&config);
     ck_assert_uint_gt(plan.slab_bytes, 64 * MIB);
     fkv_cache *cache = NULL;
@@ -149,6 +163,10 @@ START_TEST(what_is_taken_is_what_was_planned) {
     ck_assert_uint_ge(taken, plan.total_bytes - plan.total_bytes / 100);
     ck_assert_uint_le(taken, plan.total_bytes + plan.total_bytes / 100);
     ck_assert_uint_le(left, MIB);
+}
+
+START_TEST(what_is_taken_is_what_was_planned) {
+    for (size_t i = 0; i < N_OF(KINDS); i++) check_taken(config_of_kind(large_config(), i));
 }
 END_TEST
 
@@ -457,7 +475,15 @@ START_TEST(attention_reads_the_packed_bytes_of_the_tokens_it_sees_once) {
         config.layer.n_q_heads = 32; /* once for all query heads of a KV head */
         ck_assert_uint_eq(bytes_of_decode(&config, positions[i]), seen * plan.token_bytes);
     }
-    fkv_config config = small_config();
+    fkv_config config = config_of_kind(small_config(), 1);
+    uint64_t sealed = plan_of(&config).token_bytes;
+    config.layer.k = config.layer.v = (fkv_codec_config){8, 64};
+    uint64_t open = plan_of(&config).token_bytes;
+    config = config_of_kind(config, 1);
+    ck_assert_uint_eq(bytes_of_decode(&config, 31), 32 * open); /* the first page and the own one */
+    ck_assert_uint_eq(bytes_of_decode(&config, 240), 17 * open + 14 * 16 * sealed);
+
+    config = small_config();
     config.layer.window = 40;
     config.layer.n_sinks = 4;
     fkv_plan plan = plan_of(&config);

@@ -27,6 +27,9 @@ static const fkv_layer_config LAYERS[] = {
     {.n_q_heads = 4, .n_kv_heads = 2, .head_dim = 64, .k = {8, 64}, .v = {4, 64}},
     {.n_q_heads = 4, .n_kv_heads = 1, .head_dim = 64, .window = 40, .n_sinks = 4, .k = {16, 0}, .v = {16, 0}},
     {.n_q_heads = 2, .n_kv_heads = 2, .head_dim = 128, .softcap = 20.0f, .k = {4, 32}, .v = {2, 64}, .sink_logits = SINK_LOGITS},
+    {.n_q_heads = 4, .n_kv_heads = 2, .head_dim = 64, .k = {4, 0, FKV_CODEC_SEALED}, .v = {4, 0, FKV_CODEC_SEALED_V}},
+    {.n_q_heads = 2, .n_kv_heads = 1, .head_dim = 32, .window = 40, .n_sinks = 4, .k = {3, 0, FKV_CODEC_SEALED}, .v = {8, 32}},
+    {.n_q_heads = 2, .n_kv_heads = 1, .head_dim = 96, .k = {3, 0, FKV_CODEC_TURBO}, .v = {4, 0, FKV_CODEC_TURBO}},
 };
 
 static fkv_config small_config(void) {
@@ -175,7 +178,7 @@ static void live(cache_world *w, const uint32_t *tokens, const uint32_t *strange
         expect(t, fkv_seq_reserve(w->cache, child, N_TOKENS), FKV_OK);
         if (at % PAGE == 0) expect(t, fkv_prefix_insert(w->cache, seq, tokens, at), FKV_OK);
         fkv_status cut = fkv_seq_truncate(w->cache, child, at - n);
-        expect(t, cut == FKV_GONE ? FKV_OK : cut, FKV_OK); /* where a page has left the window */
+        expect(t, cut == FKV_GONE ? FKV_OK : cut, FKV_OK); /* where a page has left the window, or its open form */
         expect(t, fkv_cache_stats(w->cache, &stats), FKV_OK);
         expect(t, fkv_seq_close(w->cache, child), FKV_OK);
         expect(t, fkv_seq_close(w->cache, child), FKV_BAD_SEQ);

@@ -4,6 +4,7 @@
  * load, and hold exactly one of the two states; it may be missing only while no save has ever ended. Whatever part file the dead
  * child left must not hurt the next save.
  */
+#include "cache_world.h"
 #include "page_file_world.h"
 #include "test.h"
 
@@ -14,7 +15,16 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { KILLS = 240, FRESH_START = 12, RACE_SAVES = 60, TOKENS_A = 50, TOKENS_B = 37, SEED_A = 21, SEED_B = 22 };
+enum {
+    KILLS = 240,
+    SEALED_KILLS = 40,
+    FRESH_START = 12,
+    RACE_SAVES = 60,
+    TOKENS_A = 50,
+    TOKENS_B = 37,
+    SEED_A = 21,
+    SEED_B = 22
+};
 
 typedef struct two_states {
     file_world w;
@@ -116,6 +126,63 @@ START_TEST(a_save_killed_at_any_moment_leaves_a_whole_file_or_the_old_one) {
 }
 END_TEST
 
+/* Layers with two groups of pages each, through the public header. */
+static void open_sealed(cache_world *w, fkv_seq seqs[2], uint32_t tokens[2][TOKENS_A]) {
+    static const fkv_layer_config layers[] = {
+        {2, 1, 32, 0, 0, 0, 0, {4, 0, FKV_CODEC_SEALED}, {4, 0, FKV_CODEC_SEALED_V}},
+        {2, 1, 32, 20, 4, 0, 0, {3, 0, FKV_CODEC_SEALED}, {4, 0, FKV_CODEC_TURBO}},
+    };
+    fkv_config config = fkv_config_default();
+    config.n_layers = N_OF(layers);
+    config.layers = layers;
+    config.rotate = FKV_ROTATE_V;
+    config.page_tokens = 16;
+    config.max_tokens = 256;
+    config.max_seqs = 3;
+    config.max_step_tokens = 32;
+    config.n_threads = 1;
+    ck_ok(cache_world_open(w, &config));
+    for (uint64_t i = 0; i < 2; i++) {
+        uint32_t n = i == 0 ? TOKENS_A : TOKENS_B;
+        cache_tokens(i, tokens[i], TOKENS_A);
+        seqs[i] = cache_world_seq(w, n);
+        cache_world_run(w, seqs[i], tokens[i], 0, n, 32, NULL);
+    }
+}
+
+START_TEST(a_killed_save_of_sealed_layers_leaves_a_whole_file) {
+    const char *path = file_world_path("sealed.fkv");
+    cache_world w;
+    fkv_seq seqs[2];
+    uint32_t tokens[2][TOKENS_A];
+    uint32_t seed = 7;
+    open_sealed(&w, seqs, tokens);
+    ck_ok(fkv_seq_save(w.cache, seqs[0], tokens[0], 0, path));
+    for (uint32_t kill_number = 0; kill_number < SEALED_KILLS; kill_number++) {
+        (void)fflush(stdout);
+        const pid_t child = fork();
+        ck_assert_int_ge(child, 0);
+        for (uint32_t i = 0; child == 0; i = !i)
+            if (fkv_seq_save(w.cache, seqs[i], tokens[i], 0, path) != FKV_OK) _exit(EXIT_FAILURE);
+        wait_us(next_random(&seed) % 8000);
+        ck_assert_int_eq(kill(child, SIGKILL), 0);
+        int how = 0;
+        ck_assert_int_eq(waitpid(child, &how, 0), child);
+        ck_assert_msg(WIFSIGNALED(how), "the child could not save");
+        fkv_file_info info;
+        fkv_seq loaded = 0;
+        ck_ok(fkv_file_inspect(path, true, &info));
+        ck_assert(info.version == 2 && (info.n_tokens == TOKENS_A || info.n_tokens == TOKENS_B));
+        const uint32_t *prompt = tokens[info.n_tokens == TOKENS_A ? 0 : 1];
+        fkv_seq_config asked = {.max_tokens = info.n_tokens, .prompt = prompt, .n_prompt = info.n_tokens};
+        ck_ok(fkv_seq_load(w.cache, &asked, path, &loaded));
+        ck_ok(fkv_seq_close(w.cache, loaded));
+    }
+    ck_assert(fkv_cache_consistent(w.cache));
+    cache_world_close(&w);
+}
+END_TEST
+
 START_TEST(saves_that_race_for_one_name_leave_a_whole_file) {
     const char *path = file_world_path("raced.fkv");
     const char *part = file_world_path("raced.fkv.part");
@@ -157,4 +224,5 @@ START_TEST(the_temporary_folder_can_be_emptied) { file_world_remove_folder(); }
 END_TEST
 
 TEST_MAIN("page_file_kill", a_save_killed_at_any_moment_leaves_a_whole_file_or_the_old_one,
-          saves_that_race_for_one_name_leave_a_whole_file, the_temporary_folder_can_be_emptied)
+          a_killed_save_of_sealed_layers_leaves_a_whole_file, saves_that_race_for_one_name_leave_a_whole_file,
+          the_temporary_folder_can_be_emptied)
