@@ -1,4 +1,6 @@
 """Small models of mlx-lm with random weights, and texts for them."""
+import tempfile
+
 import pytest
 
 mx = pytest.importorskip("mlx.core")
@@ -41,6 +43,23 @@ def gpt_oss(layers=2, window=32, seed=0):
 def text(n, seed=1, vocab=1000):
     mx.random.seed(seed)
     return mx.random.randint(0, vocab, (n,))
+
+
+def tokenizer():
+    """Every byte is a token; a chat is its texts one after the other."""
+    from mlx_lm.tokenizer_utils import TokenizerWrapper
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>")
+    fast.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    with tempfile.TemporaryDirectory() as folder:
+        fast.save_pretrained(folder)
+        fast = PreTrainedTokenizerFast.from_pretrained(folder)
+    return TokenizerWrapper(fast)
 
 
 @pytest.fixture

@@ -10,12 +10,11 @@ import argparse
 import importlib.metadata
 import json
 import sys
-import tempfile
 import unittest
 
 import mlx.core as mx
 import mlx_lm.utils
-from conftest import llama
+from conftest import llama, tokenizer
 
 import flatkv
 
@@ -29,23 +28,6 @@ LEFT_OUT = {
     "test_batch_max_kv_size_none_creates_regular_cache": INSIDES,
 }
 FILES = ("test_prompt_cache", "test_generate", "test_server")
-
-
-def tokenizer():
-    """Every byte is a token; a chat is its texts one after the other."""
-    from mlx_lm.tokenizer_utils import TokenizerWrapper
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>")
-    fast.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
-    with tempfile.TemporaryDirectory() as folder:
-        fast.save_pretrained(folder)
-        fast = PreTrainedTokenizerFast.from_pretrained(folder)
-    return TokenizerWrapper(fast)
 
 
 def load(*_, **__):
