@@ -27,6 +27,17 @@ def gemma3(layers=4, window=32, seed=0):
     return model
 
 
+def gemma2(layers=2, seed=0):
+    """Soft caps, low enough to be missed."""
+    from mlx_lm.models import gemma2 as m
+    mx.random.seed(seed)
+    model = m.Model(m.ModelArgs(model_type="gemma2", hidden_size=128, num_hidden_layers=layers, intermediate_size=256,
+                                num_attention_heads=4, num_key_value_heads=2, head_dim=64, rms_norm_eps=1e-5, vocab_size=1000,
+                                attn_logit_softcapping=0.5, query_pre_attn_scalar=4))
+    mx.eval(model.parameters())
+    return model
+
+
 def gpt_oss(layers=2, window=32, seed=0):
     """Learned sinks, large enough to be missed, and a window in every second layer."""
     from mlx_lm.models import gpt_oss as m

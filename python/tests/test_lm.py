@@ -11,7 +11,7 @@ import mlx_lm.models.cache as caches  # noqa: E402
 from mlx_lm.generate import BatchGenerator, generate_step, speculative_generate_step  # noqa: E402
 
 import flatkv  # noqa: E402
-from conftest import gemma3, gpt_oss, llama, text  # noqa: E402
+from conftest import gemma2, gemma3, gpt_oss, llama, text  # noqa: E402
 
 OWN = caches.make_prompt_cache
 LIMIT = 5e-3  # 16-bit pages against mlx-lm's cache
@@ -30,7 +30,7 @@ def generated(model, prompt, n=12, cache=None, **more):
     return [int(t) for t, _ in generate_step(prompt, model, max_tokens=n, prompt_cache=cache, prefill_step_size=64, **more)]
 
 
-@pytest.mark.parametrize("make", [llama, gemma3, gpt_oss])
+@pytest.mark.parametrize("make", [llama, gemma2, gemma3, gpt_oss])
 def test_logits_are_mlx_lms(flat, make):
     model, tokens, cuts = make(), text(90), [0, 40, 80, *range(81, 91)]
     cache = caches.make_prompt_cache(model)

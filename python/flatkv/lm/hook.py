@@ -14,6 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx_lm.models.cache as caches
+from mlx_lm.models import gemma2
 
 from .. import _native
 from .._config import Config
@@ -34,6 +35,7 @@ class _Installed:
         self.functions = {name: getattr(caches, name) for name in ("make_prompt_cache", "save_prompt_cache", "load_prompt_cache")}
         self.new = self.patched()
         self.insert = caches.LRUPromptCache.insert_cache
+        self.capped = gemma2.Attention.__call__
         self.found: dict[tuple[int, str], tuple[Any, list[KVLayer] | Refusal]] = {}  # by id of the model and kinds of its caches
         self.kept: dict[int, dict[str, Pool]] = {}  # pools of a model that lives, by its id
         self.pools: weakref.WeakValueDictionary[str, Pool] = weakref.WeakValueDictionary()
@@ -111,10 +113,32 @@ class _Installed:
             if not isinstance(k, Fetched):
                 return original(q, k, v, *args, **named)
             if isinstance(k.cache, Probe):
-                return k.cache.attend(q, v, named["scale"], named.get("mask"), named.get("sinks"))
+                return k.cache.attend(q, v, named["scale"], named.get("mask"), named.get("sinks"),
+                                      float(named.get("softcap", 0.0)))
             return k.cache.attend(q, float(named["scale"]))
 
         return scaled_dot_product_attention
+
+    def capped_attention(self) -> Any:
+        """mlx-lm writes gemma 2's attention out, because MLX's has no soft cap: over pages it is one call."""
+        original = self.capped
+
+        @functools.wraps(original)
+        def attention(layer: Any, x: Any, mask: Any = None, cache: Any = None) -> Any:
+            if not isinstance(cache, (Probe, FlatKVCache)):
+                return original(layer, x, mask, cache)
+            n_rows, n, _ = x.shape
+
+            def heads(rows: Any, n_heads: int) -> Any:
+                return rows.reshape(n_rows, n, n_heads, -1).transpose(0, 2, 1, 3)
+
+            q = layer.rope(heads(layer.q_proj(x), layer.n_heads), offset=cache.offset)
+            k = layer.rope(heads(layer.k_proj(x), layer.n_kv_heads), offset=cache.offset)
+            keys, values = cache.update_and_fetch(k, heads(layer.v_proj(x), layer.n_kv_heads))
+            out = mx.fast.scaled_dot_product_attention(q, keys, values, scale=layer.scale, mask=mask, softcap=layer.attn_logit_softcapping)
+            return layer.o_proj(out.transpose(0, 2, 1, 3).reshape(n_rows, n, -1))
+
+        return attention
 
 
 _now: _Installed | None = None
@@ -153,6 +177,7 @@ def install(max_tokens: int, *, codec: str = "8/4", rotate: str | None = "kv", m
         return installed.insert(store, *args, **named)
 
     caches.LRUPromptCache.insert_cache = insert_cache
+    gemma2.Attention.__call__ = installed.capped_attention()
 
 
 def uninstall() -> None:
@@ -163,6 +188,7 @@ def uninstall() -> None:
     mx.fast.scaled_dot_product_attention = _now.attention
     _replace(_now.new, _now.functions)
     caches.LRUPromptCache.insert_cache = _now.insert
+    gemma2.Attention.__call__ = _now.capped
     del caches.FlatKVCache
     _now = None
 

@@ -39,6 +39,7 @@ class Probe(caches._BaseCache):
         self.masks = masks  # those made by probes, with their windows
         self.rows: tuple[Any, Any] | None = None
         self.seen: list[tuple[int, float]] = []  # query heads and scale of each attention over it
+        self.caps: set[float] = set()
         self.sinks: list[tuple[float, ...]] = []  # learned, of each attention over it
 
     def refuse(self, reason: str) -> None:
@@ -67,13 +68,14 @@ class Probe(caches._BaseCache):
     def empty(self) -> bool:
         return self.rows is None
 
-    def attend(self, queries: Any, values: Any, scale: float, mask: Any, sinks: Any) -> Any:
+    def attend(self, queries: Any, values: Any, scale: float, mask: Any, sinks: Any, softcap: float) -> Any:
         made = next((window for m, window in self.masks if m is mask), None)
         if made is None and not (isinstance(mask, str) and mask == "causal"):
             self.refuse("has no causal mask" if mask is None else "has a mask of its own")
         if made:
             self.window = min(self.window or made, made)
         self.seen.append((queries.shape[1], float(scale)))
+        self.caps.add(softcap)
         self.sinks.append(() if sinks is None else tuple(sinks.astype(mx.float32).tolist()))
         return mx.zeros((*queries.shape[:3], values.shape[3]), queries.dtype)
 
@@ -85,8 +87,8 @@ class Probe(caches._BaseCache):
         heads = {n for n, _ in self.seen}
         if len(heads) > 1:
             self.refuse(f"is attended with {sorted(heads)} query heads: one number is expected")
-        if len(set(self.sinks)) > 1:
-            self.refuse("is attended with several learned sinks: one for each head is expected")
+        if len(set(self.sinks)) > 1 or len(self.caps) > 1:
+            self.refuse("is attended with several learned sinks or soft caps: one for each head is expected")
         keys, values = self.rows
         if values.shape[:3] != keys.shape[:3]:
             self.refuse(f"has values {values.shape} for keys {keys.shape}")
@@ -96,7 +98,7 @@ class Probe(caches._BaseCache):
         if self.window < 0 or (self.n_sinks and self.window == 0):
             self.refuse(f"has a window of {self.window} beside {self.n_sinks} tokens to keep")
         return KVLayer(heads.pop(), keys.shape[1], keys.shape[3], values.shape[3], self.seen[0][1], self.window, self.n_sinks, dtype,
-                       self.sinks[0])
+                       self.caps.pop(), self.sinks[0])
 
 
 def replaced(own: list[Any], make: Any) -> list[Any]:

@@ -33,6 +33,7 @@ class KVLayer:
     window: int
     n_sinks: int
     dtype: str
+    softcap: float = 0.0
     sink_logits: tuple[float, ...] = ()
 
 
@@ -57,7 +58,7 @@ def stored(layer: KVLayer, options: Options) -> tuple[Layer, str]:
     codec = options.codec if halves or "g" in options.codec else f"{options.codec}g{group}"
     dim = -(-wide // group) * group
     return Layer(layer.n_q_heads, layer.n_kv_heads, dim, layer.window, layer.n_sinks, layer.scale,
-                 sink_logits=layer.sink_logits), codec
+                 layer.softcap, layer.sink_logits), codec
 
 
 def cache_options(layers: list[KVLayer], options: Options) -> tuple[list[Layer], dict[str, Any]]:
