@@ -12,6 +12,7 @@
 #include "../src/base/float16.h"
 #include "../src/codec/codec.h"
 #include "../src/codec/rotation.h"
+#include "vector_reader.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -30,30 +31,6 @@ static void count(bool good, const char *what, fkv_type type, uint32_t dim, uint
     n_failed++;
     const char *const type_name[] = {[FKV_F32] = "f32", [FKV_F16] = "f16", [FKV_BF16] = "bf16"};
     printf("FAIL %s: %s, D %u, %u bits, group %u\n", what, type_name[type], dim, bits, group);
-}
-
-/* ---- the file ------------------------------------------------------------------------------------------------ */
-
-typedef struct reader {
-    const uint8_t *bytes;
-    size_t left;
-} reader;
-
-static const uint8_t *take(reader *from, size_t n) {
-    if (n > from->left) {
-        printf("the vectors end too early\n");
-        exit(EXIT_FAILURE);
-    }
-    const uint8_t *taken = from->bytes;
-    from->bytes += n;
-    from->left -= n;
-    return taken;
-}
-
-static uint32_t take_u32(reader *from) {
-    uint32_t value;
-    memcpy(&value, take(from, sizeof value), sizeof value);
-    return value;
 }
 
 static uint16_t half_at(const uint8_t *bytes, size_t i) {

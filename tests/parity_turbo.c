@@ -5,34 +5,13 @@
  */
 #include "../src/attn/attn.h"
 #include "../src/attn/cpu/kernels.h"
+#include "vector_reader.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
 static uint32_t n_passed;
 static uint32_t n_failed;
-
-typedef struct reader {
-    const uint8_t *bytes;
-    size_t left;
-} reader;
-
-static const void *take(reader *from, size_t n) {
-    if (n > from->left) {
-        printf("the vectors end too early\n");
-        exit(EXIT_FAILURE);
-    }
-    const uint8_t *taken = from->bytes;
-    from->bytes += n;
-    from->left -= n;
-    return taken;
-}
-
-static uint32_t take_u32(reader *from) {
-    uint32_t value;
-    memcpy(&value, take(from, sizeof value), sizeof value);
-    return value;
-}
 
 static void count(bool good, const char *what, const fkv_codec *codec, uint32_t row) {
     n_passed += good;
