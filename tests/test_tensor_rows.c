@@ -4,7 +4,7 @@
 #include "test.h"
 
 #include "../src/base/float16.h"
-#include "../src/model/files/tensor_rows.h"
+#include "../src/model/forward/tensor_matrix.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -339,7 +339,129 @@ START_TEST(powers_of_two_are_packed_without_any_loss) {
 }
 END_TEST
 
+/* ---- matrices that stay mapped ---- */
+
+enum { MAPPED_ROWS = 40, MAPPED_TOKENS = 19 }; /* two whole panels and a half; a block of tokens and three more */
+
+static void *take(uint64_t bytes) {
+    void *block = aligned_alloc(64, (size_t)fkv_align_up(bytes + 1, 64));
+    ck_assert_ptr_nonnull(block);
+    memset(block, 0, (size_t)fkv_align_up(bytes + 1, 64));
+    return block;
+}
+
+typedef struct mapped_world {
+    fkv_tensor tensor; /* [MAPPED_ROWS, n_cols] */
+    fkv_matrix packed, mapped;
+    fkv_panel_room room;
+    float *x, *out, *expected; /* [MAPPED_TOKENS, n_cols], [MAPPED_TOKENS, MAPPED_ROWS] */
+    void *scratch, *input;
+} mapped_world;
+
+static void mapped_world_open(mapped_world *w, const fkv_tensor *tensor, uint32_t n_threads) {
+    *w = (mapped_world){.tensor = *tensor};
+    ck_assert_int_eq(fkv_tensor_matrix_shape(&w->tensor, &w->packed), FKV_OK);
+    ck_assert_int_eq(fkv_tensor_map_matrix(&w->tensor, &w->mapped), FKV_OK);
+    uint32_t n_cols = w->packed.n_cols;
+    w->packed.panels = take(fkv_matrix_bytes(&w->packed));
+    w->scratch = take(fkv_tensor_scratch_bytes(n_cols));
+    fkv_tensor_set_rows(&w->tensor, 0, MAPPED_ROWS, &w->packed, 0, w->scratch);
+    fkv_panel_room_grow(&w->room, &w->mapped);
+    w->room.bytes = take(n_threads * w->room.thread_bytes);
+    memset(w->room.bytes, 0xee, (size_t)(n_threads * w->room.thread_bytes)); /* as other matrices leave it */
+    w->x = take((uint64_t)MAPPED_TOKENS * n_cols * sizeof *w->x);
+    w->out = take((uint64_t)MAPPED_TOKENS * MAPPED_ROWS * sizeof *w->out);
+    w->expected = take((uint64_t)MAPPED_TOKENS * MAPPED_ROWS * sizeof *w->out);
+    w->input = take(fkv_product_input_bytes(MAPPED_TOKENS, n_cols));
+    for (uint32_t t = 0; t < MAPPED_TOKENS; t++)
+        for (uint32_t c = 0; c < tensor->n_cols; c++) w->x[(size_t)t * n_cols + c] = (float)(int32_t)draw() * 0x1p-31f;
+}
+
+static void mapped_world_close(mapped_world *w) {
+    free(w->packed.panels);
+    free(w->scratch);
+    free(w->room.bytes);
+    free(w->x);
+    free(w->out);
+    free(w->expected);
+    free(w->input);
+}
+
+static void check_mapped(const fkv_tensor *tensor) {
+    static const fkv_isa isas[] = {FKV_ISA_SCALAR, FKV_ISA_NEON, FKV_ISA_AVX2, FKV_ISA_AVX512, FKV_ISA_AVX512VNNI, FKV_ISA_AMX};
+    enum { N_THREADS = 2 };
+    fkv_workers *workers = NULL;
+    void *place = take(fkv_workers_bytes(N_THREADS));
+    ck_assert_int_eq(fkv_workers_open(place, N_THREADS, &workers), FKV_OK);
+    mapped_world w;
+    mapped_world_open(&w, tensor, N_THREADS);
+    for (size_t i = 0; i < sizeof isas / sizeof isas[0]; i++) {
+        if (!fkv_cpu_runs(isas[i])) continue;
+        const fkv_product packed = {&w.packed, NULL, w.expected, MAPPED_ROWS, NULL};
+        const fkv_product mapped = {&w.mapped, NULL, w.out, MAPPED_ROWS, &w.room};
+        fkv_product_run(workers, isas[i], &packed, 1, w.x, MAPPED_TOKENS, w.packed.n_cols, w.input);
+        fkv_product_run(workers, isas[i], &mapped, 1, w.x, MAPPED_TOKENS, w.packed.n_cols, w.input);
+        ck_assert_msg(memcmp(w.out, w.expected, MAPPED_TOKENS * MAPPED_ROWS * sizeof *w.out) == 0, "%s on %s",
+                      fkv_tensor_type_name(tensor->type), fkv_isa_name(isas[i]));
+        ck_assert(!w.room.lost);
+    }
+    mapped_world_close(&w);
+    fkv_workers_close(workers);
+    free(place);
+}
+
+START_TEST(mapped_rows_give_the_bits_of_panels) {
+    static uint8_t rows[MAPPED_ROWS * MAX_ROW_BYTES];
+    for (uint32_t i = 0; i < N_QUANTIZED; i++) {
+        fkv_tensor tensor = random_row(&QUANTIZED[i], 0.25f, rows);
+        for (uint32_t r = 1; r < MAPPED_ROWS; r++) tensor = random_row(&QUANTIZED[i], 0.25f, rows + r * tensor.row_bytes);
+        tensor.data = rows;
+        tensor.n_rows = MAPPED_ROWS;
+        check_mapped(&tensor);
+    }
+    for (uint32_t i = 0; i < MAPPED_ROWS * MAX_COLS / 32; i++) {
+        for (uint32_t b = 1; b < 17; b++) rows[17 * i + b] = (uint8_t)draw();
+        rows[17 * i] = (uint8_t)(100 + draw() % 40); /* some below what f16 has */
+    }
+    check_mapped(
+        &(fkv_tensor){.type = FKV_TENSOR_MXFP4, .n_rows = MAPPED_ROWS, .n_cols = MAX_COLS, .data = rows, .row_bytes = 272});
+    for (uint32_t i = 0; i < MAPPED_ROWS * 500; i++) { /* columns that are padded */
+        float x = (float)(int32_t)draw() * 0x1p-31f;
+        memcpy(rows + 4 * (size_t)i, &x, sizeof x);
+    }
+    check_mapped(&(fkv_tensor){.type = FKV_TENSOR_F32, .n_rows = MAPPED_ROWS, .n_cols = 500, .data = rows, .row_bytes = 2000});
+}
+END_TEST
+
+START_TEST(a_mapped_scale_beyond_f16_is_told) {
+    static const struct {
+        fkv_tensor_type type;
+        uint32_t block_bytes, at;
+        uint8_t value;
+    } cases[] = {{FKV_TENSOR_MXFP4, 17, 0, 200}, {FKV_TENSOR_Q8_0, 34, 1, 0x7c}, {FKV_TENSOR_Q4_1, 20, 3, 0x7c}};
+    static uint8_t rows[MAPPED_ROWS * 34];
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        memset(rows, 0, sizeof rows);
+        rows[17 * cases[i].block_bytes + cases[i].at] = cases[i].value;
+        const fkv_tensor tensor = {
+            .type = cases[i].type, .n_rows = MAPPED_ROWS, .n_cols = 32, .data = rows, .row_bytes = cases[i].block_bytes};
+        fkv_workers *workers = NULL;
+        void *place = take(fkv_workers_bytes(1));
+        ck_assert_int_eq(fkv_workers_open(place, 1, &workers), FKV_OK);
+        mapped_world w;
+        mapped_world_open(&w, &tensor, 1);
+        const fkv_product mapped = {&w.mapped, NULL, w.out, MAPPED_ROWS, &w.room};
+        fkv_product_run(workers, fkv_cpu_best_isa(), &mapped, 1, w.x, 1, w.packed.n_cols, w.input);
+        ck_assert(w.room.lost);
+        mapped_world_close(&w);
+        fkv_workers_close(workers);
+        free(place);
+    }
+}
+END_TEST
+
 TEST_MAIN("tensor_rows", floats_are_those_of_the_gguf_package_to_the_bit, floats_of_mlx_arrays_are_those_of_mlx_to_the_bit,
           floats_of_plain_types_are_the_stored_numbers, every_type_says_how_it_is_packed, old_formats_are_packed_without_any_loss,
           k_formats_lose_less_than_a_64th_of_a_step, k_formats_hold_their_bound_where_scales_are_denormal,
-          tables_lose_no_more_than_their_scale, powers_of_two_are_packed_without_any_loss)
+          tables_lose_no_more_than_their_scale, powers_of_two_are_packed_without_any_loss, mapped_rows_give_the_bits_of_panels,
+          a_mapped_scale_beyond_f16_is_told)

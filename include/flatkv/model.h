@@ -244,7 +244,8 @@ typedef struct fkv_runner_plan {
     uint64_t total_bytes;       /* CPU: anonymous, resident (pages: unless lazy) */
     uint64_t activations_bytes; /* of one step, logits included; does not depend on max_tokens. Threads are the cache's */
     uint64_t packed_bytes;      /* weights repacked at load */
-    uint64_t mapped_bytes;      /* weights used where the file is mapped */
+    uint64_t mapped_bytes;      /* weights used where the file is mapped: experts, and an embedding that is only looked up */
+    uint64_t touched_bytes;     /* of the mapped ones, what one token reads */
     fkv_plan cache;
 } fkv_runner_plan;
 

@@ -193,6 +193,7 @@ static void print_table(const subject *s, const budget *b) {
     for (uint32_t i = 0; i < t.n; i++) printf(" %16s", t.columns[i].name);
     putchar('\n');
     if (s->model != NULL) print_line(&t, "weights, mapped", offsetof(fkv_runner_plan, mapped_bytes));
+    if (s->model != NULL) print_line(&t, "  read by a token", offsetof(fkv_runner_plan, touched_bytes));
     if (has_weights(s))
         print_line(&t, s->model != NULL ? "weights, repacked" : "weights, about", offsetof(fkv_runner_plan, packed_bytes));
     print_line(&t, "pages", offsetof(fkv_runner_plan, cache.slab_bytes));
@@ -227,6 +228,7 @@ static int print_json(const subject *s, const fkv_runner_plan *plan, const budge
         kit_json_integer(json, "activations_bytes", plan->activations_bytes);
         kit_json_integer(json, "weights_mapped_bytes", plan->mapped_bytes);
         kit_json_integer(json, "weights_packed_bytes", plan->packed_bytes);
+        kit_json_integer(json, "weights_touched_bytes", plan->touched_bytes);
     }
     kit_json_integer(json, "total_bytes_16bit", wide.total_bytes);
     kit_json_integer(json, "available_bytes", b->bytes);

@@ -35,28 +35,39 @@ static uint8_t *panel_of(const fkv_matrix *m, uint32_t row) {
 
 /* ---- codes ---- */
 
-/* One or two bits of 8 codes, from bit `shift` on: byte by byte as many as fit, in lines of their own. */
+static uint32_t quad_at(const uint8_t *codes, uint32_t j) {
+    uint32_t quad;
+    memcpy(&quad, codes + (size_t)j * QUAD, sizeof quad);
+    return quad;
+}
+
+static void put_quad(uint8_t *line, uint32_t quad) { memcpy(line, &quad, sizeof quad); }
+
+static uint32_t in_every_byte(uint32_t bits) { return bits * 0x01010101u; }
+
+/* One or two bits of 8 quads, from bit `shift` on: byte by byte as many as fit, in lines of their own. */
 static void put_field(const uint8_t *codes, uint32_t shift, uint32_t width, uint8_t *line) {
     FKV_ASSERT(width == 1 || width == 2);
     uint32_t per_byte = 8 / width;
-    uint32_t mask = (1u << width) - 1;
-    for (uint32_t first = 0; first < FKV_UNIT_QUADS; first += per_byte) {
-        uint32_t byte = 0;
-        for (uint32_t i = 0; i < per_byte; i++) byte |= ((uint32_t)codes[(first + i) * QUAD] >> shift & mask) << i * width;
-        line[first / per_byte * FKV_LINE_BYTES] = (uint8_t)byte;
+    uint32_t mask = in_every_byte((1u << width) - 1);
+    for (uint32_t first = 0; first < FKV_UNIT_QUADS; first += per_byte, line += FKV_LINE_BYTES) {
+        uint32_t packed = 0;
+        for (uint32_t i = 0; i < per_byte; i++) packed |= (quad_at(codes, first + i) >> shift & mask) << i * width;
+        put_quad(line, packed);
     }
 }
 
-/* Byte k of one row in every line of a unit, from its 8 codes 4 apart. line: where the row has byte k of the first line. */
-static void put_bytes(uint32_t bits, const uint8_t *codes, uint8_t *line) {
+/* One row of a unit, from its 32 codes. line: where the row has its dword of the first line. */
+static void put_unit(uint32_t bits, const uint8_t *codes, uint8_t *line) {
     if (bits == 8) {
-        for (uint32_t j = 0; j < FKV_UNIT_QUADS; j++) line[j * FKV_LINE_BYTES] = codes[j * QUAD];
+        for (uint32_t j = 0; j < FKV_UNIT_QUADS; j++) put_quad(line + (size_t)j * FKV_LINE_BYTES, quad_at(codes, j));
         return;
     }
     uint32_t low = fkv_panel_low_bits(bits);
+    uint32_t mask = in_every_byte(15);
     if (low == 4)
         for (uint32_t j = 0; j < 4; j++)
-            line[j * FKV_LINE_BYTES] = (uint8_t)((codes[j * QUAD] & 15) | codes[(j + 4) * QUAD] << 4);
+            put_quad(line + (size_t)j * FKV_LINE_BYTES, (quad_at(codes, j) & mask) | (quad_at(codes, j + 4) & mask) << 4);
     else
         put_field(codes, 0, 2, line);
     if (bits > low) put_field(codes, low, bits - low, line + (size_t)low * FKV_LINE_BYTES);
@@ -97,7 +108,7 @@ bool fkv_matrix_set_codes(fkv_matrix *matrix, uint32_t row, const uint8_t *codes
     uint8_t *halves = panel_of(matrix, row) + fkv_panel_code_bytes(layout, matrix->n_cols);
     bool finite = true;
     for (uint32_t c = 0; c < matrix->n_cols; c += FKV_UNIT_COLS, line += (size_t)layout.bits * FKV_LINE_BYTES)
-        for (uint32_t k = 0; k < QUAD; k++) put_bytes(layout.bits, codes + c + k, line + k);
+        put_unit(layout.bits, codes + c, line);
     for (uint32_t g = 0; g < matrix->n_cols / layout.group; g++, halves += fkv_panel_group_bytes(layout)) {
         finite = put_half(halves, lane, scales[g]) && finite;
         if (layout.biased) finite = put_half(halves + FKV_HALVES_BYTES, lane, biases[g]) && finite;

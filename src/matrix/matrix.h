@@ -23,15 +23,32 @@
 #include "../base/workers.h"
 #include "panels.h"
 
-typedef struct fkv_matrix {
+#include <stdatomic.h>
+
+typedef struct fkv_matrix fkv_matrix;
+
+/* Rows that stay where they are, in a mapped file: a matrix that has them has no panels of its own. Each is made on the way to a
+ * product, in room that the caller keeps, and forgotten: what is in memory twice is a few panels for each thread. */
+typedef struct fkv_matrix_rows {
+    /* Rows [row, row + n_rows) of the source as rows 0 on of `panel`, a matrix of one panel. False: as fkv_matrix_set_codes(). */
+    bool (*set)(const void *source, uint32_t row, uint32_t n_rows, fkv_matrix *panel, void *scratch);
+    const void *source;
+    uint64_t scratch_bytes; /* that set() takes */
+    fkv_row_form form;
+    const uint8_t *data; /* [R, row_bytes] of a form that kernels know */
+    uint64_t row_bytes;
+} fkv_matrix_rows;
+
+struct fkv_matrix {
     fkv_matrix_kind kind;
     uint32_t group;  /* 16 or 32; 0 for floats */
     uint32_t n_rows; /* R, outputs */
     uint32_t n_cols; /* C, inputs */
     uint64_t panel_bytes;
     const int8_t *table; /* [16] of the kinds with a table, set by whoever made it; else NULL */
-    uint8_t *panels;     /* [ceil(R / 16), panel_bytes], 64-byte aligned; owned by whoever made it */
-} fkv_matrix;
+    uint8_t *panels;     /* [ceil(R / 16), panel_bytes], 64-byte aligned; owned by whoever made it. NULL: `rows` has them */
+    fkv_matrix_rows rows;
+};
 
 /* Fills in all but `panels` and `table`; FKV_UNSUPPORTED, with the numbers, for columns that do not fit or a group that is not
  * the kind's. */
@@ -50,6 +67,17 @@ void fkv_matrix_get_row(const fkv_matrix *matrix, uint32_t row, float *out /* [C
 /* Activations made ready once for all the matrices they meet. */
 uint64_t fkv_product_input_bytes(uint32_t n_tokens, uint32_t n_cols);
 
+/* Where panels are made of rows; one for the products that one thread asks for. */
+typedef struct fkv_panel_room {
+    uint8_t *bytes; /* [n_threads, thread_bytes], 64-byte aligned */
+    uint64_t thread_bytes;
+    uint64_t scratch_bytes; /* of each thread's, in front */
+    atomic_bool lost;       /* a scale or a bias was not finite as f16: what was multiplied is not the matrix */
+} fkv_panel_room;
+
+/* Grows the sizes, not the bytes, to what products with a matrix take. */
+void fkv_panel_room_grow(fkv_panel_room *room, const fkv_matrix *matrix);
+
 /* One matrix of a job; jobs of one call share their input. out: [T, out_stride], column `row` gets the product (+ bias[row]
  * where bias is not NULL). */
 typedef struct fkv_product {
@@ -57,6 +85,7 @@ typedef struct fkv_product {
     const float *bias; /* [R] or NULL */
     float *out;        /* [T, out_stride] */
     uint32_t out_stride;
+    fkv_panel_room *room; /* for a matrix without panels */
 } fkv_product;
 
 enum { FKV_MAX_PRODUCTS = 4 };

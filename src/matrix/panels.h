@@ -50,6 +50,17 @@ typedef enum fkv_matrix_kind {
     FKV_MATRIX_F32
 } fkv_matrix_kind;
 
+/* Rows of blocks as weight files have them, for the forms that some kernels make panels of by themselves (product_kernels.h).
+ * The blocks are ggml's: src/model/files/block_formats.c has them in full. */
+typedef enum fkv_row_form {
+    FKV_ROWS_OTHER, /* no kernel knows them */
+    FKV_ROWS_Q4_0,
+    FKV_ROWS_Q8_0,
+    FKV_ROWS_Q4_K,
+    FKV_ROWS_Q6_K,
+    FKV_ROWS_MXFP4
+} fkv_row_form;
+
 typedef struct fkv_panel_layout {
     uint32_t bits;  /* of a code, or of a float */
     uint32_t group; /* columns that share a scale; 0: floats */

@@ -35,21 +35,22 @@ typedef struct job {
 
 uint64_t fkv_product_input_bytes(uint32_t n_tokens, uint32_t n_cols) { return fkv_activation_bytes(n_tokens, n_cols); }
 
-/* Tokens [token, token + n_tokens), panels [panel, panel + n_panels), all of them whole. */
-static void whole_panels(const job *j, const fkv_product *p, uint32_t panel, uint32_t n_panels, uint32_t token, uint32_t n_tokens,
-                         float *out, size_t out_stride) {
+/* Tokens [token, token + n_tokens), n_panels panels that lie at `first`, all of them whole. */
+static void whole_panels(const job *j, const fkv_product *p, const uint8_t *first, uint32_t n_panels, uint32_t token,
+                         uint32_t n_tokens, float *out, size_t out_stride) {
     const fkv_matrix *m = p->matrix;
     fkv_panels panels = {.kind = m->kind,
                          .n_cols = m->n_cols,
                          .n_panels = n_panels,
                          .panel_bytes = m->panel_bytes,
                          .table = m->table,
-                         .first = m->panels + panel * m->panel_bytes};
+                         .first = first};
     j->kernels->product(&panels, &j->in, token, n_tokens, out, out_stride);
 }
 
 /* The last panel when it has rows of padding: there is no room for them in out. */
-static void padded_panel(const job *j, const fkv_product *p, uint32_t panel, uint32_t token, uint32_t n_tokens, float *out) {
+static void padded_panel(const job *j, const fkv_product *p, const uint8_t *panel, uint32_t token, uint32_t n_tokens,
+                         float *out) {
     size_t n_rows = p->matrix->n_rows % FKV_PANEL_ROWS;
     for (uint32_t t = 0; t < n_tokens; t += FKV_BLOCK_TOKENS) {
         float block[FKV_BLOCK_TOKENS][FKV_PANEL_ROWS];
@@ -59,8 +60,66 @@ static void padded_panel(const job *j, const fkv_product *p, uint32_t panel, uin
     }
 }
 
+/* Panels [panel, end), which lie at `first`. */
+static void run_panels(const job *j, const fkv_product *p, const uint8_t *first, uint32_t panel, uint32_t end, uint32_t token,
+                       uint32_t n_tokens) {
+    uint32_t whole = fkv_min_u32(end, p->matrix->n_rows / FKV_PANEL_ROWS);
+    float *out = p->out + (size_t)token * p->out_stride + (size_t)panel * FKV_PANEL_ROWS;
+    if (whole > panel) whole_panels(j, p, first, whole - panel, token, n_tokens, out, p->out_stride);
+    if (end <= whole) return;
+    size_t n_before = whole - panel;
+    padded_panel(j, p, first + n_before * p->matrix->panel_bytes, token, n_tokens, out + n_before * FKV_PANEL_ROWS);
+}
+
+/* ---- panels that are made on the way ---- */
+
+static uint32_t panels_in_room(const fkv_matrix *m) {
+    return m->panel_bytes >= ITEM_BYTES ? 1 : (uint32_t)(ITEM_BYTES / m->panel_bytes);
+}
+
+void fkv_panel_room_grow(fkv_panel_room *room, const fkv_matrix *matrix) {
+    uint64_t scratch = fkv_align_up(matrix->rows.scratch_bytes, 64);
+    uint64_t panels = panels_in_room(matrix) * matrix->panel_bytes;
+    uint64_t largest = room->thread_bytes - room->scratch_bytes;
+    if (scratch > room->scratch_bytes) room->scratch_bytes = scratch;
+    room->thread_bytes = room->scratch_bytes + (panels > largest ? panels : largest);
+}
+
+/* Whether it is the matrix's: all scales are finite. */
+static bool fill_panel(const job *j, const fkv_matrix *m, uint32_t panel, uint8_t *out, void *scratch) {
+    const fkv_matrix_rows *rows = &m->rows;
+    uint32_t row = panel * FKV_PANEL_ROWS;
+    uint32_t n_rows = fkv_min_u32(m->n_rows - row, FKV_PANEL_ROWS);
+    if (n_rows == FKV_PANEL_ROWS && rows->form != FKV_ROWS_OTHER && j->kernels->fill != NULL) {
+        fkv_filled filled = j->kernels->fill(rows->form, rows->data + row * rows->row_bytes, rows->row_bytes, m->n_cols, out);
+        if (filled != FKV_FILL_UNKNOWN) return filled == FKV_FILLED;
+    }
+    fkv_matrix one = *m;
+    one.n_rows = n_rows;
+    one.panels = out;
+    return rows->set(rows->source, row, n_rows, &one, scratch);
+}
+
+static void fill_and_run(const job *j, const fkv_product *p, uint32_t panel, uint32_t end, uint32_t token, uint32_t n_tokens,
+                         uint32_t thread) {
+    const fkv_matrix *m = p->matrix;
+    fkv_panel_room *room = p->room;
+    FKV_ASSERT(room != NULL && room->bytes != NULL);
+    uint8_t *scratch = room->bytes + thread * room->thread_bytes;
+    uint8_t *panels = scratch + room->scratch_bytes;
+    uint32_t step = panels_in_room(m);
+    for (uint32_t first = panel; first < end; first += step) {
+        uint32_t n = fkv_min_u32(end - first, step);
+        bool is_right = true;
+        for (uint32_t i = 0; i < n; i++) is_right = fill_panel(j, m, first + i, panels + i * m->panel_bytes, scratch) && is_right;
+        if (!is_right) atomic_store_explicit(&room->lost, true, memory_order_relaxed);
+        run_panels(j, p, panels, first, first + n, token, n_tokens);
+    }
+}
+
+/* ---- items ---- */
+
 static void product_item(void *context, uint32_t item, uint32_t thread) {
-    (void)thread;
     const job *j = context;
     uint32_t i = 0;
     while (i + 1 < j->n_products && item >= j->cuts[i + 1].first_item) i++;
@@ -71,13 +130,15 @@ static void product_item(void *context, uint32_t item, uint32_t thread) {
     uint32_t n_tokens = fkv_min_u32(j->in.n_tokens - token, ITEM_TOKENS);
     uint32_t panel = item / j->n_token_cuts * c->item_panels;
     uint32_t end = fkv_min_u32(panel + c->item_panels, c->n_panels);
-    uint32_t whole = fkv_min_u32(end, p->matrix->n_rows / FKV_PANEL_ROWS);
-    uint32_t first_row = panel * FKV_PANEL_ROWS;
-    uint32_t end_row = fkv_min_u32(end * FKV_PANEL_ROWS, p->matrix->n_rows);
-    float *out = p->out + (size_t)token * p->out_stride;
-    if (whole > panel) whole_panels(j, p, panel, whole - panel, token, n_tokens, out + first_row, p->out_stride);
-    if (end > whole) padded_panel(j, p, whole, token, n_tokens, out + (size_t)whole * FKV_PANEL_ROWS);
+    const fkv_matrix *m = p->matrix;
+    if (m->panels != NULL)
+        run_panels(j, p, m->panels + panel * m->panel_bytes, panel, end, token, n_tokens);
+    else
+        fill_and_run(j, p, panel, end, token, n_tokens, thread);
     if (p->bias == NULL) return;
+    uint32_t first_row = panel * FKV_PANEL_ROWS;
+    uint32_t end_row = fkv_min_u32(end * FKV_PANEL_ROWS, m->n_rows);
+    float *out = p->out + (size_t)token * p->out_stride;
     for (uint32_t t = 0; t < n_tokens; t++, out += p->out_stride)
         for (uint32_t r = first_row; r < end_row; r++) out[r] += p->bias[r];
 }

@@ -57,6 +57,9 @@ struct fkv_model {
     fkv_tensor *views;             /* [n_views] parts of fused tensors */
     const fkv_tensor **experts;    /* what the layers' lists of experts lie in */
     uint64_t mapped_bytes;         /* of what is used where the file is mapped */
+    uint64_t touched_bytes;        /* of that, what one token reads */
+    uint64_t room_bytes;           /* of each thread, to make panels in of what is mapped */
+    uint64_t room_scratch;         /* of those */
     fkv_packed_weights *packed;    /* the CPU's, else NULL */
     fkv_array_weights *arrays;     /* MLX's, else NULL */
     fkv_weights *weights;

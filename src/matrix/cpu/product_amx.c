@@ -9,6 +9,7 @@
  * while the panels pass over them. What has been summed before the span waits in out, as the same floats.
  */
 #include "../../base/simd/amx_tiles.h"
+#include "fill_avx512.h"
 #include "product_vnni.h"
 
 enum {
@@ -158,4 +159,4 @@ static void amx_product(const fkv_panels *panels, const fkv_activations *in, uin
     EACH_MATRIX_KIND(amx_product_tokens)
 }
 
-const fkv_product_kernels fkv_product_amx = {int_prepare_tokens, amx_product};
+const fkv_product_kernels fkv_product_amx = {int_prepare_tokens, amx_product, fill_panel};

@@ -1,4 +1,6 @@
 /* The products over AVX-512 with VNNI. */
 #include "product_vnni.h"
 
-const fkv_product_kernels fkv_product_avx512vnni = {int_prepare_tokens, int_product};
+#include "fill_avx512.h"
+
+const fkv_product_kernels fkv_product_avx512vnni = {int_prepare_tokens, int_product, fill_panel};

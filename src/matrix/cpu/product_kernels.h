@@ -33,6 +33,12 @@ typedef struct fkv_activations {
 /* Two bytes for each number and four floats for each 32 of them: the most that any kernels prepare. */
 FKV_INLINE uint64_t fkv_activation_bytes(uint64_t n_tokens, uint64_t n_cols) { return n_tokens * (n_cols / 32) * 80; }
 
+typedef enum fkv_filled {
+    FKV_FILLED,
+    FKV_FILLED_NOT_FINITE, /* with scales or biases that are not finite as f16 */
+    FKV_FILL_UNKNOWN
+} fkv_filled;
+
 typedef struct fkv_product_kernels {
     /* What product() wants of tokens [token, token + n_tokens) for packed panels beside their floats; NULL: nothing. */
     void (*prepare_tokens)(const fkv_activations *in, uint32_t token, uint32_t n_tokens);
@@ -41,6 +47,10 @@ typedef struct fkv_product_kernels {
      * of FKV_BLOCK_TOKENS; n_tokens: one too, unless they are the last. out: [n_tokens, out_stride]. */
     void (*product)(const fkv_panels *panels, const fkv_activations *in, uint32_t token, uint32_t n_tokens, float *out,
                     size_t out_stride);
+
+    /* One panel of 16 rows of a form, with the bytes that fkv_matrix_set_codes() would give it; NULL, or FKV_FILL_UNKNOWN of some
+     * forms: not here. n_cols: a whole number of blocks. */
+    fkv_filled (*fill)(fkv_row_form form, const uint8_t *rows, uint64_t row_bytes, uint32_t n_cols, uint8_t *panel);
 } fkv_product_kernels;
 
 extern const fkv_product_kernels fkv_product_scalar;

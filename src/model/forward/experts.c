@@ -1,6 +1,8 @@
 /* See experts.h. */
 #include "experts.h"
 
+#include "../../base/cpu.h"
+
 #include <math.h>
 
 enum { ROWS_PER_ITEM = 8 };
@@ -24,6 +26,15 @@ void fkv_experts_layout(fkv_carve *carve, fkv_runner *r) {
     c->expert_from = FKV_CARVE(carve, (uint64_t)h->n_experts + 1, uint32_t);
     c->expert_in = FKV_CARVE(carve, t * c->dim_pad, float);
     c->expert_sum = FKV_CARVE(carve, t * c->dim_pad, float);
+    uint32_t n_threads = r->config.n_threads != 0 ? r->config.n_threads : fkv_cpu_count();
+    c->room = (fkv_panel_room){.thread_bytes = r->model->room_bytes, .scratch_bytes = r->model->room_scratch};
+    c->room.bytes = fkv_carve_take(carve, n_threads, c->room.thread_bytes);
+}
+
+fkv_status fkv_experts_status(fkv_runner *r) {
+    bool lost = atomic_exchange_explicit(&r->cpu.room.lost, false, memory_order_relaxed);
+    FKV_REQUIRE(!lost, FKV_UNSUPPORTED, "an expert of the file has scales that are not finite as 16-bit floats");
+    return FKV_OK;
 }
 
 static void run_item(void *context, uint32_t item, uint32_t thread) {
@@ -128,12 +139,13 @@ static const float *bias_of(const float *biases, uint32_t expert, uint32_t n) {
 
 static void run_expert(mixture *m, uint32_t n_rows) {
     const fkv_hparams *h = m->r->model->hparams;
-    const fkv_cpu_runner *c = &m->r->cpu;
+    fkv_cpu_runner *c = &m->r->cpu;
+    fkv_panel_room *room = &c->room;
     const fkv_packed_layer *l = m->layer;
     uint32_t e = m->expert;
-    const fkv_product gate_up[] = {{&l->gate_experts[e], bias_of(l->gate_experts_bias, e, h->ffn_dim), c->gate, c->ffn_pad},
-                                   {&l->up_experts[e], bias_of(l->up_experts_bias, e, h->ffn_dim), c->up, c->ffn_pad}};
-    const fkv_product down = {&l->down_experts[e], bias_of(l->down_experts_bias, e, h->dim), c->expert_in, c->dim_pad};
+    const fkv_product gate_up[] = {{&l->gate_experts[e], bias_of(l->gate_experts_bias, e, h->ffn_dim), c->gate, c->ffn_pad, room},
+                                   {&l->up_experts[e], bias_of(l->up_experts_bias, e, h->ffn_dim), c->up, c->ffn_pad, room}};
+    const fkv_product down = {&l->down_experts[e], bias_of(l->down_experts_bias, e, h->dim), c->expert_in, c->dim_pad, room};
     run_rows(m, n_rows, gather_row);
     multiply(m, gate_up, 2, c->expert_in, n_rows, c->dim_pad);
     run_rows(m, n_rows, activate_row);
@@ -144,7 +156,7 @@ static void run_expert(mixture *m, uint32_t n_rows) {
 void fkv_experts_run(fkv_runner *r, const fkv_packed_layer *layer, uint32_t n_rows) {
     const fkv_hparams *h = r->model->hparams;
     mixture m = {.r = r, .layer = layer};
-    const fkv_product route = {&layer->router, layer->router_bias, r->cpu.router, h->n_experts};
+    const fkv_product route = {&layer->router, layer->router_bias, r->cpu.router, h->n_experts, NULL};
     multiply(&m, &route, 1, r->cpu.h, n_rows, r->cpu.dim_pad);
     run_rows(&m, n_rows, share_row);
     sort_places(r, n_rows);

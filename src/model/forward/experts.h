@@ -26,4 +26,7 @@ void fkv_experts_layout(fkv_carve *carve, fkv_runner *runner);
 /* The first n_rows of h go through the layer's experts; what they give replaces them. Uses gate and up. */
 void fkv_experts_run(fkv_runner *runner, const fkv_packed_layer *layer, uint32_t n_rows);
 
+/* Behind all layers of a step: FKV_UNSUPPORTED if an expert was not what its file says, because f16 cannot hold its scales. */
+fkv_status fkv_experts_status(fkv_runner *runner);
+
 #endif

@@ -377,7 +377,8 @@ static fkv_status run_layers(pass *p, fkv_step *step) {
 
 static fkv_status forward(fkv_runner *r, fkv_step *step) {
     pass p = {.r = r, .n_rows = r->n_tokens};
-    return run_layers(&p, step);
+    FKV_TRY(run_layers(&p, step));
+    return fkv_experts_status(r);
 }
 
 /* The widest rows of all layers. */

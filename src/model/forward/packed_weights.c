@@ -1,5 +1,9 @@
 /* See packed_weights.h.
  *
+ * Experts are not repacked: a token reads a few of them, so that a file of 20 GB would be in memory twice for little. Their
+ * matrices have rows and no panels (matrix.h), and the system keeps what is used of them in its page cache. A cache of repacked
+ * experts would take, for what it holds, memory that the page cache cannot have.
+ *
  * One walk over the parts of a model is done twice: first it counts the bytes; then, in a map of exactly that size, it repacks.
  * Rows are set by worker threads, a panel each; what was repacked is released from the mapped file at once, so that a model is
  * never in memory twice.
@@ -20,6 +24,9 @@ typedef struct packing {
     fkv_workers *workers;
     uint8_t *scratch; /* [n_threads, scratch_bytes], of the walk that repacks */
     uint64_t scratch_bytes;
+    fkv_panel_room room; /* its sizes, for what stays mapped */
+    uint64_t mapped_bytes;
+    uint64_t touched_bytes;
 } packing;
 
 /* ---- matrices ---- */
@@ -32,46 +39,16 @@ typedef struct repack_job {
     atomic_bool overflowed; /* a scale is beyond f16 */
 } repack_job;
 
-/* One row of either form, for the widest columns. Zeroed before each matrix: padded columns are zeros of any float type. */
-static uint64_t row_scratch_bytes(uint32_t n_cols) {
-    return fkv_align_up((uint64_t)n_cols * (sizeof(float) + 1), FKV_CARVE_ALIGN);
-}
-
-/* The floats of a row side by side, wherever they lie. */
-static void gather_row(const fkv_tensor *tensor, uint32_t row, uint8_t *out) {
-    const uint8_t *from = tensor->data + row * tensor->row_bytes;
-    size_t bytes = tensor->type == FKV_TENSOR_F32 ? sizeof(float) : sizeof(uint16_t);
-    if (tensor->col_step == 0) {
-        memcpy(out, from, tensor->row_bytes);
-        return;
-    }
-    for (uint32_t i = 0; i < tensor->n_cols; i++) memcpy(out + i * bytes, from + i * tensor->col_step, bytes);
-}
-
 static void repack_panel(void *context, uint32_t item, uint32_t thread) {
     repack_job *j = context;
-    const fkv_tensor *tensor = j->tensor;
-    fkv_matrix *matrix = j->matrix;
-    uint8_t *scratch = j->scratch + thread * j->scratch_bytes;
-    uint32_t end = fkv_min_u32((item + 1) * FKV_PANEL_ROWS, tensor->n_rows);
-    for (uint32_t row = item * FKV_PANEL_ROWS; row < end; row++) {
-        if (matrix->group == 0) {
-            gather_row(tensor, row, scratch);
-            fkv_matrix_set_floats(matrix, row, scratch);
-            continue;
-        }
-        float *scales = (float *)(void *)scratch;
-        float *biases = scales + matrix->n_cols / matrix->group;
-        uint8_t *codes = (uint8_t *)(biases + matrix->n_cols / matrix->group);
-        fkv_tensor_row_codes(tensor, row, codes, scales, biases);
-        if (!fkv_matrix_set_codes(matrix, row, codes, scales, biases))
-            atomic_store_explicit(&j->overflowed, true, memory_order_relaxed);
-    }
+    uint32_t row = item * FKV_PANEL_ROWS;
+    uint32_t n_rows = fkv_min_u32(j->tensor->n_rows - row, FKV_PANEL_ROWS);
+    if (!fkv_tensor_set_rows(j->tensor, row, n_rows, j->matrix, row, j->scratch + thread * j->scratch_bytes))
+        atomic_store_explicit(&j->overflowed, true, memory_order_relaxed);
 }
 
 static fkv_status repack(packing *p, const fkv_tensor *tensor, fkv_matrix *matrix) {
     FKV_ASSERT(p->scratch != NULL && p->workers != NULL);
-    memset(p->scratch, 0, fkv_workers_count(p->workers) * p->scratch_bytes);
     repack_job job = {.tensor = tensor, .matrix = matrix, .scratch = p->scratch, .scratch_bytes = p->scratch_bytes};
     fkv_workers_run(p->workers, repack_panel, &job, fkv_ceil_div(tensor->n_rows, FKV_PANEL_ROWS));
     fkv_weights_release(p->model->weights, tensor);
@@ -79,15 +56,24 @@ static fkv_status repack(packing *p, const fkv_tensor *tensor, fkv_matrix *matri
     return FKV_OK;
 }
 
+static void want_scratch(packing *p, uint32_t n_cols) {
+    uint64_t bytes = fkv_tensor_scratch_bytes(n_cols);
+    if (bytes > p->scratch_bytes) p->scratch_bytes = bytes;
+}
+
 static fkv_status take_matrix(packing *p, const fkv_tensor *tensor, fkv_matrix *matrix) {
-    uint32_t group = 0;
-    fkv_matrix_kind kind = fkv_tensor_matrix_kind(tensor, &group);
-    FKV_TRY(fkv_matrix_make(kind, group, tensor->n_rows, fkv_packed_pad(tensor->n_cols), matrix));
-    matrix->table = fkv_tensor_table(tensor);
+    FKV_TRY(fkv_tensor_matrix_shape(tensor, matrix));
     matrix->panels = fkv_carve_take(&p->carve, 1, fkv_matrix_bytes(matrix));
-    uint64_t row = row_scratch_bytes(matrix->n_cols);
-    if (row > p->scratch_bytes) p->scratch_bytes = row;
+    want_scratch(p, matrix->n_cols);
     return p->carve.base != NULL ? repack(p, tensor, matrix) : FKV_OK;
+}
+
+static fkv_status map_matrix(packing *p, const fkv_tensor *tensor, fkv_matrix *matrix) {
+    FKV_TRY(fkv_tensor_map_matrix(tensor, matrix));
+    fkv_panel_room_grow(&p->room, matrix);
+    want_scratch(p, matrix->n_cols); /* of its biases */
+    p->mapped_bytes += fkv_tensor_stored_bytes(tensor);
+    return FKV_OK;
 }
 
 /* ---- vectors ---- */
@@ -107,7 +93,7 @@ static float *take_bias(packing *p, const fkv_tensor *tensor) {
         fkv_tensor one = *tensor;
         one.data += row * tensor->row_bytes;
         if (tensor->col_step != 0) {
-            gather_row(tensor, row, p->scratch);
+            fkv_tensor_gather_row(tensor, row, p->scratch);
             one.data = p->scratch;
         }
         fkv_tensor_row_floats(&one, 0, out + (size_t)row * tensor->n_cols);
@@ -134,12 +120,17 @@ static fkv_status take_experts(packing *p, const fkv_layer_tensors *t, fkv_packe
     } parts[] = {
         {t->gate_experts, layer->gate_experts}, {t->up_experts, layer->up_experts}, {t->down_experts, layer->down_experts}};
     FKV_TRY(take_matrix(p, t->router, &layer->router));
-    for (size_t part = 0; part < sizeof parts / sizeof parts[0]; part++)
+    for (size_t part = 0; part < sizeof parts / sizeof parts[0]; part++) {
+        uint64_t largest = 0;
         for (uint32_t e = 0; e < n; e++) {
             fkv_matrix counted;
+            uint64_t bytes = fkv_tensor_stored_bytes(parts[part].tensors[e]);
             fkv_matrix *matrix = parts[part].matrices != NULL ? &parts[part].matrices[e] : &counted;
-            FKV_TRY(take_matrix(p, parts[part].tensors[e], matrix));
+            FKV_TRY(map_matrix(p, parts[part].tensors[e], matrix));
+            if (bytes > largest) largest = bytes;
         }
+        p->touched_bytes += p->model->hparams->n_experts_used * largest;
+    }
     layer->router_bias = take_bias(p, t->router_bias);
     layer->gate_experts_bias = take_bias(p, t->gate_experts_bias);
     layer->up_experts_bias = take_bias(p, t->up_experts_bias);
@@ -209,8 +200,15 @@ fkv_status fkv_packed_weights_count(fkv_model *model) {
     packing p = {.model = model};
     FKV_TRY(count(&p));
     bool looked_up = model->embedding != model->output;
-    model->mapped_bytes = looked_up ? model->embedding->n_rows * model->embedding->row_bytes : 0;
-    if (model->inputs != NULL) model->mapped_bytes += model->inputs->n_rows * model->inputs->row_bytes;
+    uint64_t row = looked_up ? model->embedding->row_bytes : 0;
+    model->mapped_bytes = p.mapped_bytes + model->embedding->n_rows * row;
+    model->touched_bytes = p.touched_bytes + row;
+    if (model->inputs != NULL) {
+        model->mapped_bytes += model->inputs->n_rows * model->inputs->row_bytes;
+        model->touched_bytes += model->inputs->row_bytes;
+    }
+    model->room_bytes = p.room.thread_bytes;
+    model->room_scratch = p.room.scratch_bytes;
     model->info.packed_bytes = fkv_align_up(p.carve.used, fkv_os_page_bytes());
     return FKV_OK;
 }

@@ -2,14 +2,13 @@
  *
  * Columns of a matrix are padded to a multiple of 32 with zeros, so the rows of activations it meets must be too
  * (fkv_packed_pad). Where the output is a matrix of its own, the embedding is only looked up and stays where the file is mapped.
+ * So do experts, whose panels are made where a row is routed to them (fkv_matrix_rows).
  */
 #ifndef FKV_PACKED_WEIGHTS_H
 #define FKV_PACKED_WEIGHTS_H
 
-#include "../files/tensor_rows.h"
 #include "../model.h"
-
-enum { FKV_COLUMN_ALIGN = 32 };
+#include "tensor_matrix.h"
 
 /* Vectors a layer has not are NULL. */
 typedef struct fkv_packed_layer {
@@ -44,8 +43,6 @@ struct fkv_packed_weights {
     float *ones;              /* [head_dim] of the widest heads: the weight of a norm that has none, or NULL */
     void *map;                /* one map, info.packed_bytes */
 };
-
-FKV_INLINE uint32_t fkv_packed_pad(uint32_t n) { return (uint32_t)fkv_align_up(n, FKV_COLUMN_ALIGN); }
 
 /* As fkv_model_backend has them. */
 fkv_status fkv_packed_weights_count(fkv_model *model);

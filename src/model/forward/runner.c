@@ -133,7 +133,8 @@ static void shape(const fkv_model *model, const fkv_runner_config *c, fkv_runner
 /* *map_bytes: of the activations in host memory, which are one map. */
 static fkv_status make_plan(const fkv_model *model, const fkv_runner_config *c, const fkv_config *cache, fkv_runner_plan *plan,
                             uint64_t *map_bytes) {
-    fkv_runner_plan made = {.packed_bytes = model->info.packed_bytes, .mapped_bytes = model->mapped_bytes};
+    fkv_runner_plan made = {
+        .packed_bytes = model->info.packed_bytes, .mapped_bytes = model->mapped_bytes, .touched_bytes = model->touched_bytes};
     FKV_TRY(model->backend->plan_cache(cache, &made.cache));
     fkv_runner counting;
     fkv_carve carve = {0};

@@ -6,7 +6,7 @@
 #ifndef FKV_RUNNER_H
 #define FKV_RUNNER_H
 
-#include "../../base/workers.h"
+#include "../../matrix/matrix.h"
 #include "../model.h"
 #include "vector_ops.h"
 
@@ -42,6 +42,7 @@ typedef struct fkv_cpu_runner {
     uint32_t *expert_from; /* [E + 1] */
     float *expert_in;      /* [T, dim_pad] rows of one expert, then what it gives */
     float *expert_sum;     /* [T, dim_pad] */
+    fkv_panel_room room;   /* for their panels */
 } fkv_cpu_runner;
 
 typedef struct fkv_array_runner fkv_array_runner;
