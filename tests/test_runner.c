@@ -2,6 +2,7 @@
  * two real models must give, memory that is as planned and stays so, and steps that fail without a trace.
  */
 #include "cache_world.h"
+#include "golden_models.h"
 #include "model_world.h"
 #include "test.h"
 
@@ -147,7 +148,46 @@ START_TEST(large_biases_of_keys_cost_the_other_numbers_nothing) {
 }
 END_TEST
 
+/* Two of six layers attend over the pages of others: four are planned for, two of one head of 64 and two of one of 128, with 16
+ * bits a number. */
+START_TEST(layers_that_share_pages_are_not_planned_for) {
+    static golden_model golden;
+    golden_model_open(&golden, "gemma4_small");
+    fkv_model *model = load(golden.folder);
+    fkv_runner_config config = model_runner_config(16, 200, 16);
+    fkv_runner_plan plan;
+    ck_ok(fkv_runner_plan_make(model, &config, &plan));
+    ck_assert_uint_eq(fkv_model_about(model)->n_layers, 6);
+    ck_assert_uint_eq(plan.cache.token_bytes, 2 * 2 * (64 + 64 + 128 + 128));
+    fkv_model_close(model);
+    golden_model_close(&golden);
+}
+END_TEST
+
 /* ---- the same bits ---- */
+
+/* Shared pages, inputs of layers, experts beside a feed-forward: rows of widths that differ by layer lie in the same memory. */
+START_TEST(logits_of_gemma_4_are_the_same_bits_in_chunks_and_token_by_token) {
+    static const char *const names[] = {"gemma4_small", "gemma4_moe"};
+    enum { N_TOKENS = 50 };
+    static float chunked[N_TOKENS * GOLDEN_VOCAB];
+    static float single[N_TOKENS * GOLDEN_VOCAB];
+    for (size_t i = 0; i < 2; i++) {
+        static golden_model golden;
+        golden_model_open(&golden, names[i]);
+        fkv_model *model = load(golden.folder);
+        fkv_runner *runner = model_runner(model, model_runner_config(16, 200, 24));
+        model_run(runner, model_seq(runner, N_TOKENS), golden.tokens, N_TOKENS, 24, GOLDEN_VOCAB, chunked);
+        fkv_runner_close(runner);
+        runner = model_runner(model, model_runner_config(16, 200, 24));
+        model_run(runner, model_seq(runner, N_TOKENS), golden.tokens, N_TOKENS, 1, GOLDEN_VOCAB, single);
+        ck_assert_mem_eq(chunked, single, sizeof chunked);
+        fkv_runner_close(runner);
+        fkv_model_close(model);
+        golden_model_close(&golden);
+    }
+}
+END_TEST
 
 enum { SAME_TOKENS = 150, NEEDLE_VOCAB = 256 };
 
@@ -457,7 +497,8 @@ END_TEST
 
 TEST_MAIN("runner", logits_agree_with_a_plain_pass_of_every_architecture, a_bounded_context_sees_its_window_and_the_sinks,
           a_bound_leaves_smaller_windows_alone, heads_that_no_group_divides_are_padded_inside_pages,
-          large_biases_of_keys_cost_the_other_numbers_nothing, logits_are_the_same_bits_however_a_token_got_there,
+          large_biases_of_keys_cost_the_other_numbers_nothing, layers_that_share_pages_are_not_planned_for,
+          logits_of_gemma_4_are_the_same_bits_in_chunks_and_token_by_token, logits_are_the_same_bits_however_a_token_got_there,
           a_saved_prompt_goes_on_with_the_same_bits_and_in_no_other_model, stories_are_told_as_llama2c_tells_them,
           a_planted_fact_is_found_again, a_runner_takes_what_it_planned_and_no_more, activations_do_not_grow_with_the_context,
           a_refused_step_leaves_no_trace, configurations_that_cannot_be_are_refused)

@@ -19,6 +19,11 @@ enum { MAX_FILE = 16 * 1024 };
 #define GEMMA3                                                                                                                   \
     "\"model_type\": \"gemma3_text\", \"vocab_size\": 256, \"num_hidden_layers\": 6, \"hidden_size\": 8, \"num_attention_heads\": 2"
 
+#define GEMMA4                                                                                                                         \
+    "\"model_type\": \"gemma4_text\", \"vocab_size\": 256, \"num_hidden_layers\": 6, \"hidden_size\": 8, \"num_attention_heads\": 2, " \
+    "\"num_key_value_heads\": 2, \"head_dim\": 16, \"intermediate_size\": 96, \"attention_k_eq_v\": true, \"layer_types\": "           \
+    "[\"sliding_attention\", \"full_attention\", \"sliding_attention\", \"full_attention\", \"sliding_attention\", \"full_attention\"]"
+
 /* ---- from memory ---- */
 
 static fkv_status read_config(const char *inner, fkv_weights **weights) {
@@ -118,6 +123,47 @@ START_TEST(gemma_has_windows_scales_and_two_ropes) {
 }
 END_TEST
 
+static void ck_shape(const fkv_hparams *h, uint32_t layer, uint32_t n_kv_heads, uint32_t head_dim, uint32_t ffn_dim,
+                     uint32_t kv_layer) {
+    const fkv_layer_shape *s = &h->shapes[layer];
+    ck_assert_uint_eq(s->n_kv_heads, n_kv_heads);
+    ck_assert_uint_eq(s->head_dim, head_dim);
+    ck_assert_uint_eq(s->ffn_dim, ffn_dim);
+    ck_assert_uint_eq(s->kv_layer, kv_layer);
+}
+
+START_TEST(layers_of_gemma_4_have_shapes_of_their_own_in_both_spellings) {
+    static const char *const heads[] = {
+        "\"global_head_dim\": 32, \"num_global_key_value_heads\": 1",
+        "\"per_layer_config\": {\"1\": {\"head_dim\": 32, \"num_key_value_heads\": 1}, \"3\": {\"head_dim\": 32, "
+        "\"num_key_value_heads\": 1}, \"5\": {\"head_dim\": 32, \"num_key_value_heads\": 1}}"};
+    for (size_t i = 0; i < 2; i++) {
+        char inner[1024];
+        (void)snprintf(inner, sizeof inner, GEMMA4 ", \"num_kv_shared_layers\": 2, \"use_double_wide_mlp\": true, %s", heads[i]);
+        fkv_weights *weights = config_of(inner);
+        const fkv_hparams *h = fkv_weights_hparams(weights);
+        ck_assert(h->query_scale == 1 && h->input_dim == 256 && h->n_experts == 0 && !h->norm_plus_one);
+        ck_shape(h, 0, 2, 16, 96, 0);
+        ck_shape(h, 1, 1, 32, 96, 1);
+        ck_shape(h, 4, 2, 16, 192, 2);
+        ck_shape(h, 5, 1, 32, 192, 3);
+        ck_assert(h->rope.dim == 32 && h->local_rope.dim == 16 && h->rope.n_factors == 16);
+        ck_assert(h->rope.short_factors[3] == 1 && h->rope.short_factors[4] == 1e30f);
+        fkv_weights_close(weights);
+    }
+    ck_config_refused(GEMMA4 ", \"per_layer_config\": {\"1\": {\"head_dim\": 32}}", FKV_UNSUPPORTED,
+                      "per_layer_config of layer 3");
+    ck_config_refused(GEMMA4
+                      ", \"per_layer_config\": {\"0\": {\"head_dim\": 32}, \"1\": {\"head_dim\": 32}, \"3\": {\"head_dim\": "
+                      "32}, \"5\": {\"head_dim\": 32}}",
+                      FKV_UNSUPPORTED, "per_layer_config of layer 0");
+    ck_config_refused(GEMMA4 ", \"per_layer_config\": {\"1\": {\"head_dim\": 16, \"x\": 1}}", FKV_UNSUPPORTED, "other fields");
+    ck_config_refused(GEMMA4 ", \"use_bidirectional_attention\": \"all\"", FKV_UNSUPPORTED, "use_bidirectional_attention");
+    ck_config_refused(GEMMA4 ", \"rope_parameters\": {\"full_attention\": {\"rope_type\": \"proportional\", \"factor\": 0}}",
+                      FKV_FILE_FORMAT, "a factor of 0");
+}
+END_TEST
+
 START_TEST(a_window_that_qwen_does_not_use_is_no_window) {
     fkv_weights *weights = config_of("\"model_type\": \"qwen2\", \"sliding_window\": 32768, \"use_sliding_window\": false, "
                                      "\"num_hidden_layers\": 2, \"layer_types\": [\"full_attention\", \"full_attention\"]");
@@ -144,6 +190,8 @@ START_TEST(configs_that_would_run_wrong_are_refused) {
         {"\"model_type\": \"qwen3_next\"", FKV_UNSUPPORTED, "recurrent state"},
         {"\"model_type\": \"deepseek_v3\"", FKV_UNSUPPORTED, "MLA"},
         {"\"model_type\": \"lfm2\"", FKV_UNSUPPORTED, "short convolutions"},
+        {"\"model_type\": \"gemma3n_text\"", FKV_UNSUPPORTED, "AltUp"},
+        {"\"model_type\": \"gemma4_text\", \"num_hidden_layers\": 4000000000, \"num_kv_shared_layers\": 3999999999", FKV_OK, ""},
         {"\"model_type\": \"gemma3\", \"text_config\": {\"model_type\": \"gemma9\"}", FKV_UNSUPPORTED, "'gemma9'"},
         {QWEN3 ", \"rope_scaling\": {\"rope_type\": \"dynamic\", \"factor\": 8}", FKV_UNSUPPORTED, "'dynamic'"},
         {QWEN3 ", \"rope_scaling\": {\"rope_type\": \"llama3\"}", FKV_FILE_FORMAT, "a factor of 0"},
@@ -257,6 +305,12 @@ START_TEST(tensors_get_the_names_of_gguf) {
     ck_name("gemma3", "model.layers.7.post_attention_layernorm.weight", "blk.7.post_attention_norm.weight");
     ck_name("gemma3", "model.layers.7.pre_feedforward_layernorm.weight", "blk.7.ffn_norm.weight");
     ck_name("gemma3", "model.layers.7.post_feedforward_layernorm.weight", "blk.7.post_ffw_norm.weight");
+    ck_name("gemma4", "model.language_model.embed_tokens_per_layer.weight", "per_layer_token_embd.weight");
+    ck_name("gemma4", "model.language_model.layers.7.layer_scalar", "blk.7.layer_output_scale.weight");
+    ck_name("gemma4", "model.language_model.layers.7.router.per_expert_scale", "blk.7.ffn_down_exps.scale");
+    ck_name("gemma4", "language_model.model.layers.7.experts.switch_glu.up_proj.weight", "blk.7.ffn_up_exps.weight");
+    ck_assert(!fkv_hf_tensor_name("gemma4", "model.vision_tower.encoder.layers.0.layer_scalar", name));
+    ck_assert(!fkv_hf_tensor_name("gemma4", "model.embed_vision.embedding_projection.weight", name));
     ck_assert(!fkv_hf_tensor_name("llama", "model.layers.0.self_attn.rotary_emb.inv_freq", name));
     static const char *const kept[] = {"other",
                                        "model.layers.",
@@ -519,9 +573,9 @@ START_TEST(needle_is_read) {
 END_TEST
 
 TEST_MAIN("safetensors", a_config_becomes_hyperparameters, gemma_has_windows_scales_and_two_ropes,
-          a_window_that_qwen_does_not_use_is_no_window, configs_that_would_run_wrong_are_refused,
-          a_config_value_of_the_wrong_type_is_named, what_is_not_json_is_refused, tensors_get_the_names_of_gguf,
-          a_file_gives_its_tensors, a_tensor_that_does_not_fit_its_file_is_refused, a_header_beyond_the_file_is_refused,
-          all_files_of_a_folder_are_one_model, codes_and_scales_of_different_files_are_one_tensor,
-          an_index_says_which_files_and_is_held_to_it, tied_and_untied_outputs_are_as_the_config_says,
-          what_a_folder_lacks_is_said, needle_is_read)
+          layers_of_gemma_4_have_shapes_of_their_own_in_both_spellings, a_window_that_qwen_does_not_use_is_no_window,
+          configs_that_would_run_wrong_are_refused, a_config_value_of_the_wrong_type_is_named, what_is_not_json_is_refused,
+          tensors_get_the_names_of_gguf, a_file_gives_its_tensors, a_tensor_that_does_not_fit_its_file_is_refused,
+          a_header_beyond_the_file_is_refused, all_files_of_a_folder_are_one_model,
+          codes_and_scales_of_different_files_are_one_tensor, an_index_says_which_files_and_is_held_to_it,
+          tied_and_untied_outputs_are_as_the_config_says, what_a_folder_lacks_is_said, needle_is_read)

@@ -49,12 +49,29 @@ static bool all_are_windowed(const json_t *config) {
     return type != NULL && (strcmp(type, "mistral") == 0 || strcmp(type, "phi3") == 0);
 }
 
-/* The layers that keep keys and values, and their windows. Recurrent layers keep a state that does not grow. */
+/* Gemma 4: layers without a window have heads of their own. */
+static void read_full_heads(json_t *config, config_shape *s) {
+    json_t *list = json_object_get(config, "per_layer_config");
+    const json_t *of = config;
+    const char *layer = NULL;
+    json_t *entry = NULL;
+    json_object_foreach(list, layer, entry) of = entry; /* all say the same */
+    bool k_is_v = json_is_true(json_object_get(config, "attention_k_eq_v"));
+    s->full_kv_heads = s->n_kv_heads;
+    s->full_head_dim = count_of(of, of == config ? "global_head_dim" : "head_dim", NULL, s->head_dim);
+    if (of != config || k_is_v)
+        s->full_kv_heads = count_of(of, of == config ? "num_global_key_value_heads" : "num_key_value_heads", NULL, s->n_kv_heads);
+}
+
+/* The layers that keep keys and values, and their windows. Recurrent layers keep a state that does not grow; the last ones of
+ * some models attend over the pages of others. */
 static void read_layers(const json_t *config, uint32_t n, config_shape *s) {
     const json_t *types = json_object_get(config, "layer_types");
     uint32_t window = count_of(config, "sliding_window", NULL, 0);
     uint32_t every = full_every(config);
+    uint32_t n_sharing = count_of(config, "num_kv_shared_layers", NULL, 0);
     if (json_is_false(json_object_get(config, "use_sliding_window"))) window = 0;
+    n = n_sharing < n ? n - n_sharing : 0;
     for (uint32_t i = 0; i < n; i++) {
         const char *type = json_string_value(json_array_get(types, i));
         bool windowed = every != 0 ? (i + 1) % every != 0 : all_are_windowed(config);
@@ -85,13 +102,18 @@ static uint64_t count_parameters(const json_t *config, uint32_t n_layers, const 
     uint64_t expert = count_of(config, "moe_intermediate_size", NULL, s->ffn_dim);
     uint64_t shared = count_of(config, "shared_expert_intermediate_size", NULL, 0);
     uint64_t heads = (uint64_t)s->head_dim * (2ull * s->n_q_heads + 2ull * s->n_kv_heads);
+    bool is_wide = json_is_true(json_object_get(config, "use_double_wide_mlp"));
+    uint64_t wide = is_wide ? count_of(config, "num_kv_shared_layers", NULL, 0) : 0;
+    uint64_t inputs = count_of(config, "hidden_size_per_layer_input", NULL, 0);
     uint64_t ffn = experts > 0 ? experts * expert + shared : s->ffn_dim;
+    if (json_is_boolean(json_object_get(config, "enable_moe_block"))) ffn = s->ffn_dim + experts * expert; /* beside each other */
     bool tied = !json_is_false(json_object_get(config, "tie_word_embeddings"));
-    return (uint64_t)s->n_vocab * dim * (tied ? 1 : 2) + (uint64_t)n_layers * dim * (heads + 3 * ffn);
+    return (uint64_t)s->n_vocab * dim * (tied ? 1 : 2) + (uint64_t)n_layers * dim * (heads + 3 * ffn) +
+           (uint64_t)n_layers * inputs * (s->n_vocab + 3 * dim) + wide * dim * 3 * s->ffn_dim;
 }
 
-static int read_shape(const json_t *root, const char *path, config_shape *s) {
-    const json_t *config = json_object_get(root, "text_config");
+static int read_shape(json_t *root, const char *path, config_shape *s) {
+    json_t *config = json_object_get(root, "text_config");
     if (!json_is_object(config)) config = root;
     const char *name = json_string_value(json_object_get(root, "model_type"));
     (void)snprintf(s->architecture, sizeof s->architecture, "%s", name != NULL ? name : "?");
@@ -109,6 +131,7 @@ static int read_shape(const json_t *root, const char *path, config_shape *s) {
             CONFIG_MAX_LAYERS);
     s->n_kv_heads = count_of(config, "num_key_value_heads", NULL, s->n_q_heads);
     s->head_dim = count_of(config, "head_dim", NULL, s->dim / s->n_q_heads);
+    read_full_heads(config, s);
     s->ffn_dim = count_of(config, "intermediate_size", NULL, 4 * s->dim);
     s->n_vocab = count_of(config, "vocab_size", NULL, 32000);
     s->context = count_of(config, "max_position_embeddings", NULL, 4096);

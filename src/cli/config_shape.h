@@ -14,6 +14,8 @@ typedef struct config_shape {
     uint32_t n_q_heads;
     uint32_t n_kv_heads;
     uint32_t head_dim;
+    uint32_t full_kv_heads; /* of layers without a window, where there are others */
+    uint32_t full_head_dim;
     uint32_t dim;
     uint32_t ffn_dim;
     uint32_t n_vocab;

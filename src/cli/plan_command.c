@@ -277,6 +277,10 @@ static int make_config_shape(subject *s) {
     c->layer.head_dim = padded_dim(&s->o->model.codecs.codecs[0], config->head_dim);
     for (uint32_t i = 0; i < config->n_layers; i++) {
         s->layers[i] = c->layer;
+        if (config->windows[i] == 0) {
+            s->layers[i].n_kv_heads = config->full_kv_heads;
+            s->layers[i].head_dim = padded_dim(&s->o->model.codecs.codecs[0], config->full_head_dim);
+        }
         if (config->windows[i] != 0 && (c->layer.window == 0 || config->windows[i] < c->layer.window)) {
             s->layers[i].window = config->windows[i];
             s->layers[i].n_sinks = 0;

@@ -45,6 +45,8 @@ static const fkv_architecture ARCHITECTURES[] = {
                   .v_norm = true,
                   .k_may_be_v = true,
                   .layer_scales = true,
+                  .experts_beside = true,
+                  .norm_experts = true,
                   .rope_by_kind = true,
                   .window_period = 6},
      .hf_names = {{"post_attention_layernorm", "post_attention_norm"},
@@ -53,7 +55,15 @@ static const fkv_architecture ARCHITECTURES[] = {
                   {"layer_scalar", "layer_output_scale"},
                   {"per_layer_input_gate", "inp_gate"},
                   {"per_layer_projection", "proj"},
-                  {"post_per_layer_input_norm", "post_norm"}},
+                  {"post_per_layer_input_norm", "post_norm"},
+                  {"post_feedforward_layernorm_1", "post_ffw_norm_1"},
+                  {"post_feedforward_layernorm_2", "post_ffw_norm_2"},
+                  {"pre_feedforward_layernorm_2", "pre_ffw_norm_2"},
+                  {"router.proj", "ffn_gate_inp"},
+                  {"router.scale", "ffn_gate_inp"},
+                  {"router.per_expert_scale", "ffn_down_exps"},
+                  {"experts.gate_up_proj", "ffn_up_exps"},
+                  {"experts.down_proj", "ffn_down_exps"}},
      .rope_base = 1e6f,
      .rope_base_local = 10000.0f,
      .query_scale = 1.0f},
@@ -201,6 +211,7 @@ void fkv_architecture_finish(const fkv_architecture *architecture, fkv_hparams *
     if (f->rope_by_kind && h->local_rope.base == 0.0f) h->local_rope.base = local != 0.0f ? local : h->rope.base;
     if (h->local_rope.dim == 0) h->local_rope.dim = h->rope.dim;
     if (h->query_scale == 0.0f && architecture != NULL) h->query_scale = architecture->query_scale;
+    if (h->expert_dim == 0) h->expert_dim = h->ffn_dim;
     finish_shapes(h);
     h->rope.keeps_fractions = h->rope.keeps_fractions || f->keeps_fractions;
     if (architecture != NULL && architecture->logits_divided && h->logit_scale != 0.0f) h->logit_scale = 1.0f / h->logit_scale;

@@ -54,6 +54,8 @@ static fkv_status check_shape(const fkv_hparams *h) {
 
 static fkv_status check_experts(const fkv_hparams *h) {
     FKV_REQUIRE(h->n_experts <= MAX_EXPERTS, FKV_UNSUPPORTED, "a mixture of %u experts: at most %d", h->n_experts, MAX_EXPERTS);
+    FKV_REQUIRE(h->expert_dim > 0 && h->expert_dim <= MAX_DIM, FKV_UNSUPPORTED, "experts of a dimension of %u: 1 to %d",
+                h->expert_dim, MAX_DIM);
     FKV_REQUIRE(h->n_experts == 0 ||
                     (h->n_experts_used > 0 && h->n_experts_used <= h->n_experts && h->n_experts_used <= FKV_MAX_EXPERTS_USED),
                 FKV_UNSUPPORTED, "%u of %u experts for each token: 1 to %d", h->n_experts_used, h->n_experts,
@@ -61,8 +63,10 @@ static fkv_status check_experts(const fkv_hparams *h) {
     return FKV_OK;
 }
 
-/* Every layer that rotates has numbers enough. */
+/* Every layer that rotates has numbers enough; and tables of frequencies, which no layer may use, have an end. */
 static fkv_status check_rope_dims(const fkv_hparams *h) {
+    FKV_REQUIRE(h->rope.dim <= FKV_MAX_HEAD_DIM && h->local_rope.dim <= FKV_MAX_HEAD_DIM, FKV_UNSUPPORTED,
+                "RoPE over %u or %u numbers of a head: at most %d", h->rope.dim, h->local_rope.dim, FKV_MAX_HEAD_DIM);
     for (uint32_t i = 0; i < h->n_layers; i++) {
         uint32_t dim = h->local_rope.base != 0.0f && fkv_architecture_window(h, i) != 0 ? h->local_rope.dim : h->rope.dim;
         FKV_REQUIRE(dim % 2 == 0 && dim > 0 && dim <= h->shapes[i].head_dim, FKV_UNSUPPORTED,
@@ -280,7 +284,7 @@ static const fkv_tensor *every_second(search *s, const fkv_tensor *whole, uint32
 /* gpt-oss in safetensors: [E, columns, rows], and gate and up take turns in the rows. */
 static fkv_status find_turned_experts(search *s, fkv_layer_tensors *t) {
     const fkv_hparams *h = s->model->hparams;
-    const uint32_t f = h->ffn_dim;
+    const uint32_t f = h->expert_dim;
     const fkv_tensor *up = NULL;
     const fkv_tensor *down = NULL;
     const fkv_tensor *bias = NULL;
@@ -312,14 +316,15 @@ static fkv_status find_turned_experts(search *s, fkv_layer_tensors *t) {
 
 static fkv_status find_experts(search *s, fkv_layer_tensors *t) {
     const fkv_hparams *h = s->model->hparams;
-    const uint32_t f = h->ffn_dim;
-    const bool fused = has_part(s, "ffn_up_exps.weight") && !has_part(s, "ffn_gate_exps.weight");
+    const uint32_t f = h->expert_dim;
+    const char *up = has_part(s, "ffn_gate_up_exps.weight") ? "ffn_gate_up" : "ffn_up"; /* both in one */
+    const bool fused = !has_part(s, "ffn_gate_exps.weight") && (has_part(s, "ffn_up_exps.weight") || strcmp(up, "ffn_up") != 0);
     FKV_TRY(find_part(s, "ffn_gate_inp.weight", h->n_experts, h->dim, true, &t->router));
     FKV_TRY(find_part(s, "ffn_gate_inp.bias", 1, h->n_experts, false, &t->router_bias));
     FKV_TRY(find_part(s, "ffn_down_exps.bias", h->n_experts, h->dim, false, &t->down_experts_bias));
     if (fused && h->features.activation == FKV_SWIGLU_CLAMPED) return find_turned_experts(s, t);
-    FKV_TRY(find_expert_part(s, "ffn_gate", fused ? "ffn_up" : "ffn_gate", f, h->dim, 0, fused ? 2 * f : f, &t->gate_experts));
-    FKV_TRY(find_expert_part(s, "ffn_up", "ffn_up", f, h->dim, fused ? f : 0, fused ? 2 * f : f, &t->up_experts));
+    FKV_TRY(find_expert_part(s, "ffn_gate", fused ? up : "ffn_gate", f, h->dim, 0, fused ? 2 * f : f, &t->gate_experts));
+    FKV_TRY(find_expert_part(s, "ffn_up", up, f, h->dim, fused ? f : 0, fused ? 2 * f : f, &t->up_experts));
     FKV_TRY(find_expert_part(s, "ffn_down", "ffn_down", h->dim, f, 0, h->dim, &t->down_experts));
     FKV_TRY(find_part(s, "ffn_gate_exps.bias", h->n_experts, f, false, &t->gate_experts_bias));
     return find_part(s, "ffn_up_exps.bias", h->n_experts, f, false, &t->up_experts_bias);
@@ -329,6 +334,7 @@ static fkv_status find_norms(search *s, fkv_layer_tensors *t) {
     const fkv_hparams *h = s->model->hparams;
     const fkv_features *f = &h->features;
     const bool by_row = f->qk_norm == FKV_QK_NORM_ROWS;
+    const bool beside = f->experts_beside && h->n_experts != 0;
     const bool has_kv = s->shape->kv_layer == s->layer;
     const uint32_t d = s->shape->head_dim;
     const bool has_bias = f->norm == FKV_NORM_LAYER;
@@ -351,6 +357,11 @@ static fkv_status find_norms(search *s, fkv_layer_tensors *t) {
         {"post_ffw_norm.weight", h->dim, f->post_norms, true, &t->post_ffn_norm},
         {"layer_output_scale.weight", 1, f->layer_scales, false, &t->out_scale},
         {"post_norm.weight", h->dim, h->input_dim != 0, true, &t->input_norm},
+        {"post_ffw_norm_1.weight", h->dim, beside, true, &t->post_dense_norm},
+        {"post_ffw_norm_2.weight", h->dim, beside, true, &t->post_experts_norm},
+        {"pre_ffw_norm_2.weight", h->dim, beside, true, &t->experts_norm},
+        {"ffn_gate_inp.scale", h->dim, beside, true, &t->router_scale},
+        {"ffn_down_exps.scale", h->n_experts, beside, false, &t->expert_scales},
         {"attn_sinks.weight", h->n_q_heads, f->sinks, true, &t->sinks},
     };
     for (size_t p = 0; p < sizeof parts / sizeof parts[0]; p++)
@@ -368,7 +379,8 @@ static fkv_status find_layer(search *s, fkv_layer_tensors *t) {
         FKV_TRY(find_part(s, "inp_gate.weight", h->input_dim, h->dim, true, &t->input_gate));
         FKV_TRY(find_part(s, "proj.weight", h->dim, h->input_dim, true, &t->input_proj));
     }
-    return h->n_experts != 0 ? find_experts(s, t) : find_ffn(s, t);
+    if (h->n_experts != 0) FKV_TRY(find_experts(s, t));
+    return h->n_experts == 0 || h->features.experts_beside ? find_ffn(s, t) : FKV_OK;
 }
 
 /* What layers read of tokens. */

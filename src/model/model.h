@@ -23,13 +23,16 @@ typedef struct fkv_layer_tensors {
     const fkv_tensor *attn_norm, *ffn_norm; /* [dim] */
     const fkv_tensor *attn_norm_bias, *ffn_norm_bias;
     const fkv_tensor *post_attn_norm, *post_ffn_norm;
-    const fkv_tensor *out_scale;                                               /* [1] */
-    const fkv_tensor *input_gate, *input_proj;                                 /* [input_dim, dim], [dim, input_dim] */
-    const fkv_tensor *input_norm;                                              /* [dim] */
-    const fkv_tensor *sinks;                                                   /* [H] */
-    const fkv_tensor *router;                                                  /* [E, dim]; gate, up and down are NULL then */
-    const fkv_tensor *router_bias;                                             /* [E] */
-    const fkv_tensor **gate_experts, **up_experts, **down_experts;             /* [E] of gate, up, down */
+    const fkv_tensor *out_scale;                    /* [1] */
+    const fkv_tensor *input_gate, *input_proj;      /* [input_dim, dim], [dim, input_dim] */
+    const fkv_tensor *input_norm;                   /* [dim] */
+    const fkv_tensor *sinks;                        /* [H] */
+    const fkv_tensor *router;                       /* [E, dim]; gate, up and down are NULL then, unless both are there */
+    const fkv_tensor *router_scale, *expert_scales; /* [dim], [E] */
+    const fkv_tensor *experts_norm;                 /* [dim] before experts beside a feed-forward; ffn_norm is before that one */
+    const fkv_tensor *post_dense_norm, *post_experts_norm;         /* [dim] behind each of them, before both are added */
+    const fkv_tensor *router_bias;                                 /* [E] */
+    const fkv_tensor **gate_experts, **up_experts, **down_experts; /* [E] of gate, up, down */
     const fkv_tensor *gate_experts_bias, *up_experts_bias, *down_experts_bias; /* [E, ffn_dim], [E, ffn_dim], [E, dim] */
 } fkv_layer_tensors;
 

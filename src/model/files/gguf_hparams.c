@@ -177,7 +177,8 @@ static fkv_status read_experts(const fkv_gguf_values *values, fkv_weights *weigh
     uint32_t gating = 0;
     FKV_TRY(get_u32(values, weights, "expert_count", &h->n_experts));
     FKV_TRY(get_u32(values, weights, "expert_used_count", &h->n_experts_used));
-    if (h->n_experts != 0) FKV_TRY(get_u32(values, weights, "expert_feed_forward_length", &h->ffn_dim));
+    uint32_t *width = h->features.experts_beside ? &h->expert_dim : &h->ffn_dim;
+    if (h->n_experts != 0) FKV_TRY(get_u32(values, weights, "expert_feed_forward_length", width));
     FKV_TRY(fkv_gguf_get_bool(values, key_of(weights, "expert_weights_norm").text, &h->features.norm_experts));
     FKV_TRY(get_u32(values, weights, "expert_gating_func", &gating));
     FKV_REQUIRE(gating != GATING_SIGMOID, FKV_UNSUPPORTED, "%s.expert_gating_func is sigmoid, which is not supported: %s",

@@ -425,6 +425,9 @@ static fkv_status check_kinds(const reading *r) {
 static fkv_status read_shapes(const reading *r) {
     fkv_hparams *h = r->h;
     bool wide = false;
+    bool last_is_full = strcmp(r->model->architecture, "gemma4") == 0; /* whatever the list says */
+    if (last_is_full && h->n_layers > 0 && h->n_layers <= FKV_MAX_LAYERS)
+        h->layers[h->n_layers - 1] &= (uint8_t)~FKV_LAYER_WINDOW;
     FKV_TRY(check_kinds(r));
     FKV_TRY(get_u32(r->root, "num_kv_shared_layers", r->path, &h->n_sharing));
     FKV_TRY(get_u32(r->root, "hidden_size_per_layer_input", r->path, &h->input_dim));
@@ -449,7 +452,8 @@ static fkv_status read_experts(const reading *r) {
     FKV_TRY(get_bool(r->root, "enable_moe_block", r->path, &is_mixture));
     if (!is_mixture) h->n_experts = h->n_experts_used = 0;
     FKV_TRY(get_bool(r->root, "norm_topk_prob", r->path, &h->features.norm_experts));
-    if (h->n_experts != 0) FKV_TRY(get_u32(r->root, "moe_intermediate_size", r->path, &h->ffn_dim));
+    uint32_t *width = h->features.experts_beside ? &h->expert_dim : &h->ffn_dim;
+    if (h->n_experts != 0) FKV_TRY(get_u32(r->root, "moe_intermediate_size", r->path, width));
     bool is_hybrid = strcmp(r->model->type, "granitemoehybrid") == 0;
     FKV_REQUIRE(!is_hybrid || h->n_experts == 0, FKV_UNSUPPORTED,
                 "num_local_experts %u beside a shared feed-forward is not supported: %s", h->n_experts, r->path);

@@ -40,6 +40,9 @@ static const fkv_name_pair LAYER_NAMES[] = {{"self_attn.q_proj", "attn_q"},
                                             {"block_sparse_moe.switch_mlp.gate_proj", "ffn_gate_exps"},
                                             {"block_sparse_moe.switch_mlp.up_proj", "ffn_up_exps"},
                                             {"block_sparse_moe.switch_mlp.down_proj", "ffn_down_exps"},
+                                            {"experts.switch_glu.gate_proj", "ffn_gate_exps"},
+                                            {"experts.switch_glu.up_proj", "ffn_up_exps"},
+                                            {"experts.switch_glu.down_proj", "ffn_down_exps"},
                                             {"input_layernorm", "attn_norm"},
                                             {"post_attention_layernorm", "ffn_norm"}};
 
@@ -98,7 +101,9 @@ static const char *kind_of(const char *name, size_t *n) {
                 {"experts.gate_up_proj", ".weight", 20},
                 {"experts.down_proj", ".weight", 17},
                 {"self_attn.sinks", ".weight", 15},
-                {"layer_scalar", ".weight", 12}};
+                {"layer_scalar", ".weight", 12},
+                {"router.scale", ".scale", 12},
+                {"router.per_expert_scale", ".scale", 23}};
     const size_t length = strlen(name);
     for (size_t i = 0; i < COUNT(ends); i++) {
         const size_t end = strlen(ends[i].end);

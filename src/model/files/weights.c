@@ -309,6 +309,7 @@ static void add_hparams(fkv_sha256 *sha, const fkv_hparams *h) {
     fkv_sha256_add(sha, h->layers, h->n_layers < FKV_MAX_LAYERS ? h->n_layers : FKV_MAX_LAYERS);
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) add_f32(sha, numbers[i]);
     add_shapes(sha, h);
+    if (h->expert_dim != h->ffn_dim) add_u32(sha, h->expert_dim);
 }
 
 static void add_tensor(fkv_sha256 *sha, const fkv_tensor *tensor) {

@@ -114,6 +114,7 @@ typedef struct fkv_features {
     bool parallel;           /* attention and feed-forward read the same normalized row */
     bool qkv_bias;           /* q, k and v must have biases; others may have them */
     bool sinks;              /* every query head has a learned logit more */
+    bool experts_beside;     /* experts, where there are any, beside a feed-forward, each with norms of its own */
     bool norm_experts;       /* the shares of the experts taken add up to 1 */
     bool rope_by_kind;       /* windowed layers have a RoPE of their own, never scaled */
     bool no_rope_full;       /* where there are windowed layers, the others do not rotate */
@@ -148,6 +149,7 @@ typedef struct fkv_hparams {
         n_sharing; /* of the last layers have no keys and values: they attend over those of the last one of their kind before */
     uint32_t input_dim;                 /* of what each layer reads of a token beside what layers add to; 0: nothing */
     uint32_t n_experts, n_experts_used; /* 0: the feed-forward is one */
+    uint32_t expert_dim;                /* of the feed-forward of each; 0: ffn_dim */
     fkv_features features;
     float norm_eps;                 /* 0: not said, which model.c refuses */
     fkv_rope rope;                  /* base 0 becomes 10000 */

@@ -88,6 +88,8 @@ static void share_row(const mixture *m, uint32_t row) {
         for (uint32_t e = 0; e < h->n_experts; e++) total += expf(logits[e] - largest);
     }
     for (uint32_t i = 0; i < h->n_experts_used; i++) shares[i] /= total;
+    const float *scales = m->layer->expert_scales;
+    for (uint32_t i = 0; scales != NULL && i < h->n_experts_used; i++) shares[i] *= scales[choices[i]];
 }
 
 /* Places (row * n_experts_used + i) by expert, rows ascending. */
@@ -116,8 +118,10 @@ static void gather_row(const mixture *m, uint32_t row) {
 
 static void activate_row(const mixture *m, uint32_t row) {
     const fkv_runner *r = m->r;
-    fkv_activate(r, r->cpu.gate + (size_t)row * r->cpu.ffn_pad, r->cpu.up + (size_t)row * r->cpu.ffn_pad,
-                 r->model->hparams->ffn_dim);
+    const uint32_t n = r->model->hparams->expert_dim;
+    float *gate = r->cpu.gate + (size_t)row * r->cpu.ffn_pad;
+    fkv_activate(r, gate, r->cpu.up + (size_t)row * r->cpu.ffn_pad, n);
+    memset(gate + n, 0, (fkv_packed_pad(n) - n) * sizeof *gate); /* a wider feed-forward may have been there */
 }
 
 static void add_row(const mixture *m, uint32_t row) {
@@ -143,8 +147,9 @@ static void run_expert(mixture *m, uint32_t n_rows) {
     fkv_panel_room *room = &c->room;
     const fkv_packed_layer *l = m->layer;
     uint32_t e = m->expert;
-    const fkv_product gate_up[] = {{&l->gate_experts[e], bias_of(l->gate_experts_bias, e, h->ffn_dim), c->gate, c->ffn_pad, room},
-                                   {&l->up_experts[e], bias_of(l->up_experts_bias, e, h->ffn_dim), c->up, c->ffn_pad, room}};
+    const fkv_product gate_up[] = {
+        {&l->gate_experts[e], bias_of(l->gate_experts_bias, e, h->expert_dim), c->gate, c->ffn_pad, room},
+        {&l->up_experts[e], bias_of(l->up_experts_bias, e, h->expert_dim), c->up, c->ffn_pad, room}};
     const fkv_product down = {&l->down_experts[e], bias_of(l->down_experts_bias, e, h->dim), c->expert_in, c->dim_pad, room};
     run_rows(m, n_rows, gather_row);
     multiply(m, gate_up, 2, c->expert_in, n_rows, c->dim_pad);
@@ -153,13 +158,18 @@ static void run_expert(mixture *m, uint32_t n_rows) {
     run_rows(m, n_rows, add_row);
 }
 
-void fkv_experts_run(fkv_runner *r, const fkv_packed_layer *layer, uint32_t n_rows) {
+void fkv_experts_route(fkv_runner *r, const fkv_packed_layer *layer, uint32_t n_rows) {
     const fkv_hparams *h = r->model->hparams;
     mixture m = {.r = r, .layer = layer};
     const fkv_product route = {&layer->router, layer->router_bias, r->cpu.router, h->n_experts, NULL};
     multiply(&m, &route, 1, r->cpu.h, n_rows, r->cpu.dim_pad);
     run_rows(&m, n_rows, share_row);
     sort_places(r, n_rows);
+}
+
+void fkv_experts_run(fkv_runner *r, const fkv_packed_layer *layer, uint32_t n_rows) {
+    const fkv_hparams *h = r->model->hparams;
+    mixture m = {.r = r, .layer = layer};
     memset(r->cpu.expert_sum, 0, (size_t)n_rows * r->cpu.dim_pad * sizeof(float));
     for (m.expert = 0; m.expert < h->n_experts; m.expert++) {
         uint32_t n = r->cpu.expert_from[m.expert + 1] - r->cpu.expert_from[m.expert];

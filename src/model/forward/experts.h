@@ -23,7 +23,10 @@ FKV_INLINE void fkv_activate(const fkv_runner *runner, float *gate, const float 
 /* The part of the runner's walk that experts need; dim_pad is set. */
 void fkv_experts_layout(fkv_carve *carve, fkv_runner *runner);
 
-/* The first n_rows of h go through the layer's experts; what they give replaces them. Uses gate and up. */
+/* Which experts the first n_rows of h go to, and their shares. */
+void fkv_experts_route(fkv_runner *runner, const fkv_packed_layer *layer, uint32_t n_rows);
+
+/* The first n_rows of h, which were routed, go through the layer's experts; what they give replaces them. Uses gate and up. */
 void fkv_experts_run(fkv_runner *runner, const fkv_packed_layer *layer, uint32_t n_rows);
 
 /* Behind all layers of a step: FKV_UNSUPPORTED if an expert was not what its file says, because f16 cannot hold its scales. */

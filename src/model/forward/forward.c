@@ -180,6 +180,20 @@ static void add_ffn_row(const pass *p, uint32_t row) {
     if (p->layer->input_norm == NULL) end_row(p, row);
 }
 
+static float *dense_of(const pass *p, uint32_t row) { return p->r->cpu.dense + (size_t)row * p->r->cpu.dim_pad; }
+
+static void begin_router_row(const pass *p, uint32_t row) {
+    norm(p, h_of(p, row), p->layer->post_dense_norm, NULL, dense_of(p, row));
+    norm(p, x_of(p, row), p->layer->router_norm, NULL, h_of(p, row));
+}
+
+static void begin_experts_row(const pass *p, uint32_t row) { norm(p, x_of(p, row), p->layer->experts_norm, NULL, h_of(p, row)); }
+
+static void join_row(const pass *p, uint32_t row) {
+    norm(p, h_of(p, row), p->layer->post_experts_norm, NULL, h_of(p, row));
+    p->r->ops->add(h_of(p, row), dense_of(p, row), p->r->model->hparams->dim);
+}
+
 static void add_input_row(const pass *p, uint32_t row) {
     add_row(p, row, p->layer->input_norm);
     end_row(p, row);
@@ -283,10 +297,14 @@ static void begin_ffn(const pass *p) {
     run_rows(p, activate_row);
 }
 
-static void end_ffn(const pass *p) {
+static void multiply_down(const pass *p) {
     const fkv_runner *r = p->r;
     const fkv_product down = {&p->layer->down, p->layer->down_bias, r->cpu.h, r->cpu.dim_pad};
     multiply(p, &down, 1, r->cpu.gate, p->ffn_pad);
+}
+
+static void end_ffn(const pass *p) {
+    multiply_down(p);
     run_rows(p, add_ffn_row);
 }
 
@@ -302,14 +320,29 @@ static void add_input(const pass *p) {
     run_rows(p, add_input_row);
 }
 
+/* Experts, alone or beside a feed-forward: then each reads x by a norm of its own, as the router does, and both are added. */
+static void add_experts(const pass *p) {
+    const fkv_runner *r = p->r;
+    const bool beside = r->model->hparams->features.experts_beside;
+    if (beside) {
+        begin_ffn(p);
+        multiply_down(p);
+        run_rows(p, begin_router_row);
+    }
+    fkv_experts_route(p->r, p->layer, p->n_rows);
+    if (beside) run_rows(p, begin_experts_row);
+    fkv_experts_run(p->r, p->layer, p->n_rows);
+    if (beside) run_rows(p, join_row);
+    run_rows(p, add_ffn_row);
+}
+
 /* Behind attention. */
 static void finish_layer(const pass *p) {
     const fkv_hparams *h = p->r->model->hparams;
     if (h->features.parallel) begin_ffn(p);
     add_attention(p);
     if (h->n_experts != 0) {
-        fkv_experts_run(p->r, p->layer, p->n_rows);
-        run_rows(p, add_ffn_row);
+        add_experts(p);
     } else {
         if (!h->features.parallel) begin_ffn(p);
         end_ffn(p);
@@ -403,6 +436,7 @@ static widths widths_of(const fkv_runner *r) {
         w.ffn = fkv_max_u32(w.ffn, fkv_packed_pad(s->ffn_dim));
     }
     w.ffn = fkv_max_u32(w.ffn, fkv_packed_pad(h->input_dim));
+    if (h->n_experts != 0) w.ffn = fkv_max_u32(w.ffn, fkv_packed_pad(h->expert_dim));
     return w;
 }
 
@@ -430,6 +464,7 @@ static void layout(fkv_carve *carve, fkv_runner *r) {
         c->looked_up = FKV_CARVE(carve, t * h->n_layers * h->input_dim, float);
     }
     if (h->n_experts != 0) fkv_experts_layout(carve, r);
+    if (h->n_experts != 0 && h->features.experts_beside) c->dense = FKV_CARVE(carve, t * c->dim_pad, float);
     uint32_t widest = fkv_max_u32(c->dim_pad, fkv_max_u32(w.attention, c->ffn_pad));
     c->input = fkv_carve_take(carve, 1, fkv_product_input_bytes((uint32_t)t, widest));
 }

@@ -15,6 +15,7 @@
 #include "../../base/workers.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 
@@ -132,6 +133,13 @@ static fkv_status take_experts(packing *p, const fkv_layer_tensors *t, fkv_packe
         p->touched_bytes += p->model->hparams->n_experts_used * largest;
     }
     layer->router_bias = take_bias(p, t->router_bias);
+    layer->expert_scales = take_bias(p, t->expert_scales);
+    layer->router_norm = take_bias(p, t->router_scale);
+    for (uint32_t i = 0; p->carve.base != NULL && layer->router_norm != NULL && i < p->model->hparams->dim; i++)
+        layer->router_norm[i] /= sqrtf((float)p->model->hparams->dim);
+    layer->experts_norm = take_norm(p, t->experts_norm);
+    layer->post_dense_norm = take_norm(p, t->post_dense_norm);
+    layer->post_experts_norm = take_norm(p, t->post_experts_norm);
     layer->gate_experts_bias = take_bias(p, t->gate_experts_bias);
     layer->up_experts_bias = take_bias(p, t->up_experts_bias);
     layer->down_experts_bias = take_bias(p, t->down_experts_bias);
@@ -147,9 +155,8 @@ static fkv_status take_layer(packing *p, const fkv_layer_tensors *t, fkv_packed_
         FKV_TRY(take_matrix(p, t->input_gate, &layer->input_gate));
         FKV_TRY(take_matrix(p, t->input_proj, &layer->input_proj));
     }
-    if (t->router != NULL) {
-        FKV_TRY(take_experts(p, t, layer));
-    } else {
+    if (t->router != NULL) FKV_TRY(take_experts(p, t, layer));
+    if (t->gate != NULL) {
         FKV_TRY(take_matrix(p, t->gate, &layer->gate));
         FKV_TRY(take_matrix(p, t->up, &layer->up));
         FKV_TRY(take_matrix(p, t->down, &layer->down));

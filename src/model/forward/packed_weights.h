@@ -22,12 +22,15 @@ typedef struct fkv_packed_layer {
     float *attn_norm, *ffn_norm; /* [dim] */
     float *attn_norm_bias, *ffn_norm_bias;
     float *post_attn_norm, *post_ffn_norm;
-    float *out_scale;                                     /* [1] */
-    fkv_matrix input_gate, input_proj;                    /* [input_dim, dim], [dim, input_dim]; without inputs all zeros */
-    float *input_norm;                                    /* [dim] */
-    fkv_matrix router;                                    /* [E, dim]; without experts all zeros */
-    float *router_bias;                                   /* [E] */
-    fkv_matrix *gate_experts, *up_experts, *down_experts; /* [E]; gate, up and down are all zeros then */
+    float *out_scale;                  /* [1] */
+    fkv_matrix input_gate, input_proj; /* [input_dim, dim], [dim, input_dim]; without inputs all zeros */
+    float *input_norm;                 /* [dim] */
+    fkv_matrix router;                 /* [E, dim]; without experts all zeros */
+    float *router_norm;                /* [dim] of a norm before the router, or NULL: it reads what experts read */
+    float *expert_scales;              /* [E] of their shares */
+    float *experts_norm, *post_dense_norm, *post_experts_norm; /* [dim] */
+    float *router_bias;                                        /* [E] */
+    fkv_matrix *gate_experts, *up_experts, *down_experts; /* [E]; gate, up and down are all zeros then, unless both are there */
     float *gate_experts_bias, *up_experts_bias;           /* [E, ffn_dim] */
     float *down_experts_bias;                             /* [E, dim] */
 } fkv_packed_layer;
