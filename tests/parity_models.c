@@ -47,9 +47,9 @@ static double least_change(const golden_model *g) {
     return least;
 }
 
-/* MLX has no experts yet and must say so. */
+/* MLX has no experts beside a feed-forward yet and must say so. */
 static bool is_refused_by_name(const options *o, fkv_status status) {
-    return o->backend == FKV_BACKEND_MLX && status == FKV_UNSUPPORTED && strstr(fkv_message(), "mixtures of experts") != NULL;
+    return o->backend == FKV_BACKEND_MLX && status == FKV_UNSUPPORTED && strstr(fkv_message(), "beside a feed-forward") != NULL;
 }
 
 /* The path of the model to load; false: there is no such GGUF file. */

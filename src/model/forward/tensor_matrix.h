@@ -22,7 +22,7 @@ bool fkv_tensor_set_rows(const fkv_tensor *tensor, uint32_t row, uint32_t n_rows
 fkv_status fkv_tensor_map_matrix(const fkv_tensor *tensor, fkv_matrix *matrix);
 
 /* The floats of a row side by side, wherever they lie. */
-void fkv_tensor_gather_row(const fkv_tensor *tensor, uint32_t row, uint8_t *out);
+FKV_SEAM void fkv_tensor_gather_row(const fkv_tensor *tensor, uint32_t row, uint8_t *out);
 
 /* Of a tensor in its file. */
 uint64_t fkv_tensor_stored_bytes(const fkv_tensor *tensor);

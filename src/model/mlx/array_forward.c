@@ -181,14 +181,75 @@ static mlx_array activation(const pass *p, mlx_array x) {
     return fkv_mlx_multiply(p->g, x, fkv_model_op_sigmoid(p->g, inner));
 }
 
+/* gate = activation(gate) * up, as on the CPU (fkv_activate). */
+static mlx_array activate(const pass *p, mlx_array gate, mlx_array up) {
+    const fkv_hparams *h = p->r->model->hparams;
+    if (h->features.activation != FKV_SWIGLU_CLAMPED) return fkv_mlx_multiply(p->g, activation(p, gate), up);
+    mlx_array limit = fkv_mlx_adopt(p->g, mlx_array_new_float32(h->swiglu_limit));
+    mlx_array least = fkv_mlx_adopt(p->g, mlx_array_new_float32(-h->swiglu_limit));
+    mlx_array one = fkv_mlx_adopt(p->g, mlx_array_new_float32(1.0f));
+    mlx_array g = fkv_mlx_minimum(p->g, gate, limit);
+    mlx_array u = fkv_mlx_maximum(p->g, fkv_mlx_minimum(p->g, up, limit), least);
+    mlx_array sigmoid = fkv_model_op_sigmoid(p->g, fkv_model_op_scale(p->g, g, h->swiglu_alpha));
+    return fkv_mlx_multiply(p->g, fkv_mlx_multiply(p->g, g, sigmoid), fkv_mlx_add(p->g, u, one));
+}
+
+/* ---- experts ---- */
+
+/* What a step's rows have chosen: experts [T, k] and their shares [T, k]. */
+typedef struct routed {
+    mlx_array experts;
+    mlx_array shares;
+} routed;
+
+static routed route(const pass *p, rows in) {
+    const fkv_hparams *h = p->r->model->hparams;
+    const fkv_array_layer *l = p->layer;
+    mlx_array logits = plus(p, product(p, in, &l->router), l->router_bias);
+    mlx_array experts = fkv_model_op_largest(p->g, logits, p->n_rows, (int)h->n_experts_used);
+    bool over_all = !h->features.norm_experts;
+    mlx_array taken = fkv_model_op_take_along(p->g, over_all ? fkv_model_op_softmax(p->g, logits) : logits, experts);
+    return (routed){experts, over_all ? taken : fkv_model_op_softmax(p->g, taken)};
+}
+
+/* Rows [T, 1 or k, 1, C] with the matrices of their experts, and a bias of each: f32 [T, k, 1, R]. Rows may be of any size. */
+static mlx_array expert_product(const pass *p, mlx_array x, const fkv_array_stack *m, mlx_array bias, mlx_array experts) {
+    bool is_half = m->rows == MLX_FLOAT16;
+    mlx_array size = is_half ? fkv_model_op_row_size(p->g, x) : (mlx_array){NULL};
+    mlx_array in = is_half ? fkv_mlx_astype(p->g, fkv_mlx_divide(p->g, x, size), MLX_FLOAT16) : x;
+    mlx_array out = m->is_coded ? fkv_model_op_gather_qmm(p->g, in, &m->affine, experts)
+                                : fkv_model_op_gather_mm(p->g, in, m->across, experts);
+    if (is_half) out = fkv_mlx_multiply(p->g, fkv_mlx_astype(p->g, out, MLX_FLOAT32), size);
+    if (bias.ctx == NULL || p->g->failed) return out;
+    const int k = (int)p->r->model->hparams->n_experts_used;
+    mlx_array taken = fkv_mlx_take_first(p->g, bias, experts);
+    return fkv_mlx_add(p->g, out, fkv_mlx_reshape(p->g, taken, FKV_MLX_SHAPE(p->n_rows, k, 1, mlx_array_shape(bias)[1])));
+}
+
+/* [T, dim] -> [T, dim] */
+static mlx_array run_experts(const pass *p, mlx_array x) {
+    const fkv_hparams *h = p->r->model->hparams;
+    const fkv_array_layer *l = p->layer;
+    const int k = (int)h->n_experts_used;
+    routed to = route(p, rows_of(p, x));
+    mlx_array in = fkv_mlx_reshape(p->g, x, FKV_MLX_SHAPE(p->n_rows, 1, 1, (int)h->dim));
+    mlx_array gate = expert_product(p, in, &l->gate_experts, l->gate_experts_bias, to.experts);
+    mlx_array up = expert_product(p, in, &l->up_experts, l->up_experts_bias, to.experts);
+    mlx_array given = expert_product(p, activate(p, gate, up), &l->down_experts, l->down_experts_bias, to.experts);
+    given = fkv_mlx_reshape(p->g, given, FKV_MLX_SHAPE(p->n_rows, k, (int)h->dim));
+    mlx_array shares = fkv_mlx_reshape(p->g, to.shares, FKV_MLX_SHAPE(p->n_rows, k, 1));
+    return fkv_model_op_sum_second(p->g, fkv_mlx_multiply(p->g, given, shares));
+}
+
 /* x: what attention was added to; before: what the layer read, which a parallel block reads again. */
 static mlx_array add_ffn(const pass *p, mlx_array x, mlx_array before) {
     const fkv_array_layer *l = p->layer;
     mlx_array read = p->r->model->hparams->features.parallel ? norm(p, before, l->attn_norm, l->attn_norm_bias)
                                                              : norm(p, x, l->ffn_norm, l->ffn_norm_bias);
+    if (p->r->model->hparams->n_experts != 0) return add_given(p, x, run_experts(p, read), l->post_ffn_norm);
     rows in = rows_of(p, read);
-    mlx_array gate = activation(p, plus(p, product_of_input(p, in, &l->gate), l->gate_bias));
-    mlx_array both = fkv_mlx_multiply(p->g, gate, plus(p, product_of_input(p, in, &l->up), l->up_bias));
+    mlx_array gate = plus(p, product_of_input(p, in, &l->gate), l->gate_bias);
+    mlx_array both = activate(p, gate, plus(p, product_of_input(p, in, &l->up), l->up_bias));
     return add_given(p, x, plus(p, product_of_large(p, both, &l->down), l->down_bias), l->post_ffn_norm);
 }
 

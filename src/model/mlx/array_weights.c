@@ -1,10 +1,11 @@
 /* From tensors of a file to arrays of MLX, one at a time: beside the arrays there is never more than the codes of one matrix in
- * host memory, and what was taken is let go from the file's pages. See array_weights.h.
+ * host memory, or one part of the experts of a layer a second time in MLX's, and what was taken is let go from the file's pages.
+ * See array_weights.h.
  */
 #include "array_weights.h"
 
 #include "../../base/float16.h"
-#include "../files/tensor_rows.h"
+#include "../forward/tensor_matrix.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -42,17 +43,44 @@ static uint64_t matrix_bytes(const fkv_tensor *tensor, bool on_gpu) {
     return n_rows * (row_words(tensor) * sizeof(uint32_t) + of_scales);
 }
 
-static uint64_t vector_bytes(const fkv_tensor *tensor) { return tensor != NULL ? (uint64_t)tensor->n_cols * sizeof(float) : 0; }
+static uint64_t vector_bytes(const fkv_tensor *tensor) {
+    return tensor != NULL ? (uint64_t)tensor->n_rows * tensor->n_cols * sizeof(float) : 0;
+}
 
-static uint64_t layer_bytes(const fkv_layer_tensors *t, bool on_gpu) {
-    const fkv_tensor *matrices[] = {t->q, t->k, t->v, t->o, t->gate, t->up, t->down, t->input_gate, t->input_proj};
-    const fkv_tensor *vectors[] = {t->q_bias,     t->k_bias,         t->v_bias,        t->o_bias,         t->gate_bias,
-                                   t->up_bias,    t->down_bias,      t->q_norm,        t->k_norm,         t->attn_norm,
-                                   t->ffn_norm,   t->attn_norm_bias, t->ffn_norm_bias, t->post_attn_norm, t->post_ffn_norm,
-                                   t->input_norm, t->out_scale};
+static uint64_t expert_bytes(const fkv_tensor *tensor, bool on_gpu) {
+    bool widens = !on_gpu && code_bits(tensor) == 0;
+    return widens ? (uint64_t)tensor->n_rows * tensor->n_cols * sizeof(float) : matrix_bytes(tensor, on_gpu);
+}
+
+static uint64_t layer_bytes(const fkv_layer_tensors *t, uint32_t n_experts, bool on_gpu) {
+    const fkv_tensor *matrices[] = {t->q, t->k, t->v, t->o, t->gate, t->up, t->down, t->input_gate, t->input_proj, t->router};
+    const fkv_tensor *vectors[] = {t->q_bias,
+                                   t->k_bias,
+                                   t->v_bias,
+                                   t->o_bias,
+                                   t->gate_bias,
+                                   t->up_bias,
+                                   t->down_bias,
+                                   t->q_norm,
+                                   t->k_norm,
+                                   t->attn_norm,
+                                   t->ffn_norm,
+                                   t->attn_norm_bias,
+                                   t->ffn_norm_bias,
+                                   t->post_attn_norm,
+                                   t->post_ffn_norm,
+                                   t->router_bias,
+                                   t->gate_experts_bias,
+                                   t->up_experts_bias,
+                                   t->down_experts_bias,
+                                   t->input_norm,
+                                   t->out_scale};
     uint64_t bytes = 0;
     for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++) bytes += matrix_bytes(matrices[i], on_gpu);
     for (size_t i = 0; i < sizeof vectors / sizeof vectors[0]; i++) bytes += vector_bytes(vectors[i]);
+    for (uint32_t e = 0; t->router != NULL && e < n_experts; e++)
+        bytes += expert_bytes(t->gate_experts[e], on_gpu) + expert_bytes(t->up_experts[e], on_gpu) +
+                 expert_bytes(t->down_experts[e], on_gpu);
     return bytes;
 }
 
@@ -86,8 +114,9 @@ uint64_t fkv_array_available(const char **source) {
 
 /* What the pass on MLX does not do yet, by name. */
 static fkv_status check_known(const fkv_model *model) {
-    FKV_REQUIRE(model->hparams->n_experts == 0, FKV_UNSUPPORTED,
-                "mixtures of experts (%s) are not supported on MLX: run it on the CPU", model->architecture->name);
+    FKV_REQUIRE(model->hparams->n_experts == 0 || !model->hparams->features.experts_beside, FKV_UNSUPPORTED,
+                "mixtures of experts beside a feed-forward (%s) are not supported on MLX: run it on the CPU",
+                model->architecture->name);
     return FKV_OK;
 }
 
@@ -100,9 +129,11 @@ fkv_status fkv_array_weights_count(fkv_model *model) {
     uint64_t bytes = matrix_bytes(model->output, on_gpu) + vector_bytes(model->final_norm) + vector_bytes(model->final_norm_bias);
     if (model->embedding != model->output) bytes += matrix_bytes(model->embedding, on_gpu);
     bytes += matrix_bytes(model->inputs, on_gpu) + matrix_bytes(model->inputs_proj, on_gpu) + vector_bytes(model->inputs_norm);
-    for (uint32_t i = 0; i < model->hparams->n_layers; i++) bytes += layer_bytes(&model->tensors[i], on_gpu);
+    for (uint32_t i = 0; i < model->hparams->n_layers; i++)
+        bytes += layer_bytes(&model->tensors[i], model->hparams->n_experts, on_gpu);
     model->info.packed_bytes = bytes;
     model->mapped_bytes = 0;
+    model->touched_bytes = 0;
     return FKV_OK;
 }
 
@@ -261,6 +292,123 @@ static void take_matrix(loading *l, const fkv_tensor *tensor, fkv_array_matrix *
     fkv_weights_release(l->model->weights, tensor);
 }
 
+/* ---- experts ---- */
+
+/* A tensor whose numbers lie apart, side by side in memory that the caller frees. */
+static fkv_status gather_tensor(const fkv_tensor *tensor, fkv_tensor *gathered, void **bytes) {
+    *gathered = *tensor;
+    *bytes = NULL;
+    if (tensor->col_step == 0) return FKV_OK;
+    gathered->col_step = 0;
+    gathered->row_bytes = (uint64_t)tensor->n_cols * fkv_tensor_format_of(tensor->type)->block_bytes;
+    uint8_t *to = malloc((size_t)(tensor->n_rows * gathered->row_bytes));
+    FKV_REQUIRE(to != NULL, FKV_NO_MEMORY, "no memory for tensor %s on its way to MLX", tensor->name);
+    for (uint32_t r = 0; r < tensor->n_rows; r++) fkv_tensor_gather_row(tensor, r, to + r * gathered->row_bytes);
+    gathered->data = to;
+    *bytes = to;
+    return FKV_OK;
+}
+
+static fkv_status load_floats(const fkv_tensor *tensor, mlx_array *array) {
+    float *numbers = malloc((size_t)tensor->n_rows * tensor->n_cols * sizeof *numbers);
+    FKV_REQUIRE(numbers != NULL, FKV_NO_MEMORY, "no memory for tensor %s on its way to MLX", tensor->name);
+    for (uint32_t r = 0; r < tensor->n_rows; r++) fkv_tensor_row_floats(tensor, r, numbers + (size_t)r * tensor->n_cols);
+    fkv_status status = copy_to(array, numbers, tensor->n_rows, tensor->n_cols, MLX_FLOAT32);
+    free(numbers);
+    return status;
+}
+
+/* One expert as a part of a stack. */
+static fkv_status load_expert(loading *l, const fkv_tensor *tensor, fkv_array_matrix *m) {
+    fkv_tensor gathered;
+    void *bytes = NULL;
+    FKV_TRY(gather_tensor(tensor, &gathered, &bytes));
+    fkv_status status = FKV_OK;
+    if (l->weights->on_gpu || code_bits(tensor) != 0) {
+        status = fkv_array_matrix_load(&gathered, l->weights->on_gpu, l->stream, m);
+    } else {
+        *m = (fkv_array_matrix){.rows = MLX_FLOAT32};
+        status = load_floats(&gathered, &m->halves);
+    }
+    free(bytes);
+    return status;
+}
+
+/* One array [R, C] of each of n experts, `offset` bytes into it, as one [n, R, C]. */
+static fkv_status stack_arrays(loading *l, const fkv_array_matrix *experts, size_t offset, uint32_t n, mlx_array *stack) {
+    mlx_vector_array list = mlx_vector_array_new();
+    mlx_array joined = mlx_array_new();
+    bool good = true;
+    const int *shape = NULL;
+    for (uint32_t e = 0; good && e < n; e++) {
+        const mlx_array *part = (const mlx_array *)(const void *)((const char *)&experts[e] + offset);
+        if (e == 0) shape = mlx_array_shape(*part);
+        good = mlx_vector_array_append_value(list, *part) == 0;
+    }
+    if (good && shape != NULL) {
+        const int whole[] = {(int)n, shape[0], shape[1]};
+        good = mlx_concatenate_axis(&joined, list, 0, l->stream) == 0 && mlx_reshape(stack, joined, whole, 3, l->stream) == 0 &&
+               mlx_array_eval(*stack) == 0;
+    }
+    (void)mlx_array_free(joined);
+    (void)mlx_vector_array_free(list);
+    return said(good);
+}
+
+static fkv_status join_experts(loading *l, const fkv_array_matrix *experts, uint32_t n, fkv_array_stack *stack) {
+    stack->rows = experts[0].rows;
+    stack->is_coded = experts[0].is_coded;
+    stack->affine.bits = experts[0].affine.bits;
+    stack->affine.group = experts[0].affine.group;
+    stack->affine.mode = experts[0].affine.mode;
+    if (!stack->is_coded) {
+        FKV_TRY(stack_arrays(l, experts, offsetof(fkv_array_matrix, halves), n, &stack->halves));
+        return said(mlx_swapaxes(&stack->across, stack->halves, 1, 2, l->stream) == 0 && mlx_array_eval(stack->across) == 0);
+    }
+    FKV_TRY(stack_arrays(l, experts, offsetof(fkv_array_matrix, affine.codes), n, &stack->affine.codes));
+    FKV_TRY(stack_arrays(l, experts, offsetof(fkv_array_matrix, affine.scales), n, &stack->affine.scales));
+    if (stack->affine.mode != NULL) return FKV_OK;
+    return stack_arrays(l, experts, offsetof(fkv_array_matrix, affine.biases), n, &stack->affine.biases);
+}
+
+static fkv_status load_stack(loading *l, const fkv_tensor **tensors, fkv_array_matrix *experts, fkv_array_stack *stack) {
+    uint32_t n = l->model->hparams->n_experts;
+    for (uint32_t e = 0; e < n; e++) {
+        FKV_REQUIRE(tensors[e]->type == tensors[0]->type && tensors[e]->bits == tensors[0]->bits &&
+                        tensors[e]->group == tensors[0]->group,
+                    FKV_UNSUPPORTED, "tensor %s is not of the type of %s: experts of one layer must be on MLX", tensors[e]->name,
+                    tensors[0]->name);
+        FKV_TRY(load_expert(l, tensors[e], &experts[e]));
+        fkv_weights_release(l->model->weights, tensors[e]);
+    }
+    return join_experts(l, experts, n, stack);
+}
+
+static void take_stack(loading *l, const fkv_tensor **tensors, fkv_array_stack *stack) {
+    if (tensors == NULL || l->status != FKV_OK) return;
+    uint32_t n = l->model->hparams->n_experts;
+    fkv_array_matrix *experts = calloc(n, sizeof *experts);
+    if (experts == NULL) {
+        l->status = fkv_fail(FKV_NO_MEMORY, "no memory for the tables of %u experts", n);
+        return;
+    }
+    l->status = load_stack(l, tensors, experts, stack);
+    for (uint32_t e = 0; e < n; e++) fkv_array_matrix_free(&experts[e]);
+    free(experts);
+}
+
+/* Biases of all experts: a row each. */
+static void take_table(loading *l, const fkv_tensor *tensor, mlx_array *array) {
+    if (tensor == NULL || l->status != FKV_OK) return;
+    fkv_tensor gathered;
+    void *bytes = NULL;
+    l->status = gather_tensor(tensor, &gathered, &bytes);
+    if (l->status == FKV_OK) l->status = load_floats(&gathered, array);
+    free(bytes);
+}
+
+/* ---- layers ---- */
+
 /* A norm or a bias; stays empty where the model has none. */
 static void take_vector(loading *l, const fkv_tensor *tensor, bool is_norm, mlx_array *array) {
     if (tensor == NULL || l->status != FKV_OK) return;
@@ -289,6 +437,14 @@ static void take_layer(loading *l, const fkv_layer_tensors *t, fkv_array_layer *
     take_matrix(l, t->down, &layer->down);
     take_matrix(l, t->input_gate, &layer->input_gate);
     take_matrix(l, t->input_proj, &layer->input_proj);
+    take_matrix(l, t->router, &layer->router);
+    take_stack(l, t->gate_experts, &layer->gate_experts);
+    take_stack(l, t->up_experts, &layer->up_experts);
+    take_stack(l, t->down_experts, &layer->down_experts);
+    take_table(l, t->gate_experts_bias, &layer->gate_experts_bias);
+    take_table(l, t->up_experts_bias, &layer->up_experts_bias);
+    take_table(l, t->down_experts_bias, &layer->down_experts_bias);
+    take_vector(l, t->router_bias, false, &layer->router_bias);
     take_vector(l, t->q_bias, false, &layer->q_bias);
     take_vector(l, t->k_bias, false, &layer->k_bias);
     take_vector(l, t->v_bias, false, &layer->v_bias);
@@ -344,10 +500,30 @@ fkv_status fkv_array_weights_load(fkv_model *model) {
 /* ---- unload ---- */
 
 static void give_layer(fkv_array_layer *l) {
-    fkv_array_matrix *matrices[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down, &l->input_gate, &l->input_proj};
-    mlx_array vectors[] = {l->q_bias,        l->k_bias,         l->v_bias,        l->o_bias,     l->gate_bias, l->up_bias,
-                           l->down_bias,     l->q_norm,         l->k_norm,        l->attn_norm,  l->ffn_norm,  l->attn_norm_bias,
-                           l->ffn_norm_bias, l->post_attn_norm, l->post_ffn_norm, l->input_norm, l->out_scale};
+    fkv_array_matrix *matrices[] = {&l->q,           &l->k,          &l->v,          &l->o,      &l->gate,         &l->up,
+                                    &l->down,        &l->input_gate, &l->input_proj, &l->router, &l->gate_experts, &l->up_experts,
+                                    &l->down_experts};
+    mlx_array vectors[] = {l->q_bias,
+                           l->k_bias,
+                           l->v_bias,
+                           l->o_bias,
+                           l->gate_bias,
+                           l->up_bias,
+                           l->down_bias,
+                           l->q_norm,
+                           l->k_norm,
+                           l->attn_norm,
+                           l->ffn_norm,
+                           l->attn_norm_bias,
+                           l->ffn_norm_bias,
+                           l->post_attn_norm,
+                           l->post_ffn_norm,
+                           l->router_bias,
+                           l->gate_experts_bias,
+                           l->up_experts_bias,
+                           l->down_experts_bias,
+                           l->input_norm,
+                           l->out_scale};
     for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++) fkv_array_matrix_free(matrices[i]);
     for (size_t i = 0; i < sizeof vectors / sizeof vectors[0]; i++) (void)mlx_array_free(vectors[i]);
 }

@@ -27,6 +27,10 @@ typedef struct fkv_array_matrix {
     mlx_array across;      /* else: [C, R], the same numbers seen the other way */
 } fkv_array_matrix;
 
+/* The same part of all experts of a layer: every array of it has one dimension more in front, [E, ...]. Floats are f32 on MLX's
+ * CPU stream, whose gathered products take nothing else. */
+typedef fkv_array_matrix fkv_array_stack;
+
 /* Vectors are f32; those a model has not are empty. */
 typedef struct fkv_array_layer {
     fkv_array_matrix q, k, v, o, gate, up, down;
@@ -38,6 +42,10 @@ typedef struct fkv_array_layer {
     mlx_array attn_norm_bias, ffn_norm_bias;
     mlx_array post_attn_norm, post_ffn_norm;
     mlx_array input_norm, out_scale;
+    fkv_array_matrix router; /* [E, dim]; gate, up and down are empty then */
+    fkv_array_stack gate_experts, up_experts, down_experts;
+    mlx_array router_bias;                                           /* [E] */
+    mlx_array gate_experts_bias, up_experts_bias, down_experts_bias; /* [E, ffn_dim], [E, ffn_dim], [E, dim] */
 } fkv_array_layer;
 
 struct fkv_array_weights {

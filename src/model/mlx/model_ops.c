@@ -86,3 +86,54 @@ mlx_array fkv_model_op_dequantize(fkv_mlx_graph *g, const fkv_mlx_affine *w) {
                               (mlx_array){NULL}, type, g->stream);
     return made(g, code, out);
 }
+
+/* ---- experts ---- */
+
+mlx_array fkv_model_op_largest(fkv_mlx_graph *g, mlx_array a, int n_rows, int k) {
+    mlx_array negative = {NULL};
+    mlx_array order = {NULL};
+    if (g->failed) return order;
+    int code = mlx_negative(&negative, a, g->stream);
+    negative = made(g, code, negative);
+    if (g->failed) return order;
+    code = mlx_argpartition_axis(&order, negative, k - 1, -1, g->stream);
+    return fkv_mlx_slice(g, made(g, code, order), FKV_MLX_SHAPE(0, 0), FKV_MLX_SHAPE(n_rows, k));
+}
+
+mlx_array fkv_model_op_take_along(fkv_mlx_graph *g, mlx_array a, mlx_array indices) {
+    mlx_array out = {NULL};
+    if (g->failed) return out;
+    int code = mlx_take_along_axis(&out, a, indices, -1, g->stream);
+    return made(g, code, out);
+}
+
+mlx_array fkv_model_op_softmax(fkv_mlx_graph *g, mlx_array a) {
+    mlx_array out = {NULL};
+    if (g->failed) return out;
+    int code = mlx_softmax_axis(&out, a, -1, true, g->stream);
+    return made(g, code, out);
+}
+
+mlx_array fkv_model_op_sum_second(fkv_mlx_graph *g, mlx_array a) {
+    mlx_array out = {NULL};
+    if (g->failed) return out;
+    int code = mlx_sum_axis(&out, a, 1, false, g->stream);
+    return made(g, code, out);
+}
+
+mlx_array fkv_model_op_gather_mm(fkv_mlx_graph *g, mlx_array x, mlx_array across, mlx_array experts) {
+    mlx_array out = {NULL};
+    if (g->failed) return out;
+    int code = mlx_gather_mm(&out, x, across, (mlx_array){NULL}, experts, false, g->stream);
+    return made(g, code, out);
+}
+
+mlx_array fkv_model_op_gather_qmm(fkv_mlx_graph *g, mlx_array x, const fkv_mlx_affine *w, mlx_array experts) {
+    mlx_array out = {NULL};
+    if (g->failed) return out;
+    const mlx_optional_int group = {w->group, true};
+    const mlx_optional_int bits = {w->bits, true};
+    int code = mlx_gather_qmm(&out, x, w->codes, w->scales, w->biases, (mlx_array){NULL}, experts, true, group, bits,
+                              w->mode != NULL ? w->mode : "affine", false, g->stream);
+    return made(g, code, out);
+}
