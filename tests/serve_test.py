@@ -14,6 +14,8 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 
 TREE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -316,6 +318,61 @@ def a_slow_reader_is_dropped():
             server.until(lambda f: f["slow_readers_total"] == 1 and nothing_is_held(f), "the reader is dropped", 60)
 
 
+# ---- prefixes on disk
+
+
+@contextlib.contextmanager
+def folder():
+    with tempfile.TemporaryDirectory(prefix="flatkv-serve-") as parent:
+        yield os.path.join(parent, "prefixes")
+
+
+def prefixes_come_back_after_a_restart():
+    body = chat(BOOK[:900])
+    key = [{"Authorization": "Bearer " + k} for k in KEYS]
+    with serving("-c", "8K") as server:
+        truth = server.post("/v1/chat/completions", body)["choices"][0]["message"]
+    with folder() as path:
+        options = ("-c", "8K", "--prefix-dir", path, "--prefix-disk", "8M", "--api-key", KEYS[0], "--api-key", KEYS[1])
+        with serving(*options) as server:
+            assert server.post("/v1/chat/completions", body, key[0])["choices"][0]["message"] == truth
+        assert all(k not in name for k in KEYS for name in os.listdir(path))
+        with serving(*options[:-4], "--api-key", KEYS[1], "--api-key", KEYS[0]) as server:  # in another order: a key is known by its name
+            answer = server.post("/v1/chat/completions", body, key[0])
+            other = server.post("/v1/chat/completions", body, key[1])
+            assert other["usage"]["prompt_tokens_details"]["cached_tokens"] == 0, other
+            assert answer["choices"][0]["message"] == other["choices"][0]["message"] == truth
+            figures = server.metrics(key[0])
+            cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+            assert cached > 500 and figures["prefix_store_read_pages_total"] == cached / 64, (cached, figures)
+            assert 0 < figures["prefix_store_bytes"] <= figures["prefix_store_max_bytes"] == 8 << 20, figures
+            second = subprocess.run([sys.argv[1], "serve", "-m", "needle", "--port", "0", *options], capture_output=True, timeout=60, check=False)
+            assert second.returncode != 0 and b"its own folder" in second.stderr, second
+
+
+def killed_servers_leave_nothing_wrong():
+    rng = random.Random(5)
+    prompts = [BOOK[i:i + 700] for i in range(0, 2000, 500)]
+    body = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    with serving("-c", "8K") as server:
+        truth = [server.post("/v1/completions", {"prompt": p, **body})["choices"][0]["text"] for p in prompts]
+    with folder() as path:
+        for _ in range(6):
+            with contextlib.suppress(OSError, http.client.HTTPException), serving("-c", "8K", "--prefix-dir", path) as server:
+                timer = threading.Timer(rng.random() * 0.4, server.process.kill)
+                timer.start()
+                for prompt, text in zip(prompts, truth):
+                    assert server.post("/v1/completions", {"prompt": prompt, **body})["choices"][0]["text"] == text
+                timer.join()
+                server.post("/v1/completions", {"prompt": prompts[0], **body})
+                raise AssertionError("it was not killed")
+            timer.join()
+        with serving("-c", "8K", "--prefix-dir", path) as server:
+            for prompt, text in zip(prompts, truth):
+                assert server.post("/v1/completions", {"prompt": prompt, **body})["choices"][0]["text"] == text
+            assert server.metrics()["prefix_store_damaged_pages_total"] == 0
+
+
 # ---- the end
 
 
@@ -332,7 +389,7 @@ def sigterm_finishes_what_runs():
 
 BEHAVIOURS = [value for name, value in list(globals().items())
               if callable(value) and getattr(value, "__module__", "") == "__main__" and name.islower() and value.__code__.co_argcount == 0
-              and name not in ("main", "serving")]
+              and name not in ("main", "serving", "folder")]
 
 
 def main():

@@ -6,10 +6,13 @@
 
 #include <flatkv/engine.h>
 
+#include <dirent.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 enum { MAX_NEW = 24, PROMPT = 200, N_BATCH = 16 };
 
@@ -25,6 +28,8 @@ typedef struct heard {
 } heard;
 
 static fkv_model *model;
+static const fkv_prefix_store *the_store; /* of the engines that are opened */
+static uint32_t n_drafts;
 
 static void hear(void *user, const fkv_event *e) {
     heard *h = user;
@@ -64,12 +69,15 @@ static fkv_engine *open_engine(uint32_t max_seqs) {
         ck_ok(fkv_model_load("models/needle", &config, &model));
     }
     c.runner.max_tokens = 8192;
-    c.runner.max_seqs = c.runner.max_logit_rows = max_seqs;
+    c.runner.max_seqs = max_seqs;
+    c.draft_tokens = n_drafts;
+    c.runner.max_logit_rows = max_seqs * (1 + n_drafts);
     c.runner.max_step_tokens = 128;
     c.runner.page_tokens = 16;
     c.runner.n_threads = 2;
     c.max_queue = 100;
     c.step_ms = 20.0;
+    c.store = the_store;
     ck_ok(fkv_engine_open(model, &c, &engine));
     return engine;
 }
@@ -147,6 +155,204 @@ START_TEST(a_text_is_the_same_alone_in_a_batch_from_a_shared_and_a_forked_prefix
     for (uint32_t i = 0; i < N_BATCH; i++) check_same(&alone[i], &batch[i], 0, "in a batch");
     check_empty(engine);
     fkv_engine_close(engine);
+}
+END_TEST
+
+/* ---- prefixes beyond memory ---- */
+
+static const char *store_path(void) {
+    static char path[200];
+    const char *root = getenv("TMPDIR");
+    (void)snprintf(path, sizeof path, "%s/flatkv_engine_test_%d", root != NULL ? root : "/tmp", (int)getpid());
+    return path;
+}
+
+/* Changes one byte of the n-th page in the folder (n past the last: removes all, and the folder). Returns how many there are. */
+static uint32_t each_page(uint32_t n) {
+    char name[600];
+    uint32_t i = 0;
+    DIR *dir = opendir(store_path());
+    ck_assert_ptr_nonnull(dir);
+    for (const struct dirent *d = readdir(dir); d != NULL; d = readdir(dir)) {
+        (void)snprintf(name, sizeof name, "%s/%s", store_path(), d->d_name);
+        if (n == UINT32_MAX) (void)unlink(name);
+        if (strstr(d->d_name, ".page") == NULL || i++ != n) continue;
+        FILE *file = fopen(name, "r+b");
+        ck_assert(file != NULL && fseek(file, 0, SEEK_END) == 0);
+        const long at = ftell(file) * (long)(n % 5) / 5;
+        ck_assert_int_eq(fseek(file, at, SEEK_SET), 0);
+        const int byte = fgetc(file);
+        ck_assert(byte != EOF && fseek(file, at, SEEK_SET) == 0 && fputc(byte ^ 0x10, file) != EOF);
+        ck_assert_int_eq(fclose(file), 0);
+    }
+    (void)closedir(dir);
+    if (n == UINT32_MAX) (void)rmdir(store_path());
+    return i;
+}
+
+/* Opens an engine on the store, asks once, closes it. */
+static fkv_engine_stats ask_once(const fkv_prefix_store *store, const uint32_t *prompt, const char *tenant_name, heard *h) {
+    fkv_engine_stats stats;
+    uint64_t id = 0;
+    the_store = store;
+    fkv_engine *engine = open_engine(2);
+    the_store = NULL;
+    fkv_request r = request_of(prompt, h);
+    r.tenant_name = tenant_name;
+    heard_start(h);
+    ck_ok(fkv_engine_submit(engine, &r, &id, NULL));
+    heard_wait(h);
+    check_empty(engine);
+    fkv_engine_stats_now(engine, &stats);
+    fkv_engine_close(engine);
+    return stats;
+}
+
+static fkv_engine_stats ask_folder(const uint32_t *prompt, const char *tenant_name, heard *h) {
+    fkv_prefix_store store;
+    ck_ok(fkv_prefix_folder_open(store_path(), 16 << 20, &store));
+    fkv_engine_stats stats = ask_once(&store, prompt, tenant_name, h);
+    store.close(store.self);
+    return stats;
+}
+
+START_TEST(a_text_is_the_same_from_a_prefix_on_disk_and_damage_is_computed_anew) {
+    enum { CACHED = (PROMPT - 1) / 16 * 16, ALL = (PROMPT + MAX_NEW - 1) / 16 };
+    static heard cold;
+    static heard warm;
+    uint32_t prompt[PROMPT];
+    model_book_tokens(77, prompt, PROMPT);
+    (void)ask_once(NULL, prompt, NULL, &cold);
+    (void)ask_folder(prompt, "a", &warm);
+    ck_assert_uint_eq(warm.n_cached, 0);
+    check_same(&cold, &warm, 0, "with a store that is empty");
+    ck_assert_uint_eq(each_page(UINT32_MAX - 1), ALL); /* of the answer too */
+
+    fkv_engine_stats stats = ask_folder(prompt, "a", &warm);
+    check_same(&cold, &warm, 0, "from disk");
+    ck_assert_uint_eq(warm.n_cached, CACHED);
+    ck_assert_uint_eq(stats.store.read_pages, CACHED / 16);
+    ck_assert_uint_eq(stats.computed_tokens, PROMPT - CACHED);
+
+    stats = ask_folder(prompt, "b", &warm); /* another tenant sees none of it */
+    check_same(&cold, &warm, 0, "of another tenant");
+    ck_assert_uint_eq(warm.n_cached, 0);
+    ck_assert_uint_eq(stats.store.read_pages, 0);
+    uint64_t n_damaged = 0;
+    for (uint32_t n = 0; n < each_page(UINT32_MAX - 1); n += 3) {
+        (void)each_page(n);
+        stats = ask_folder(prompt, n % 2 == 0 ? "a" : "b", &warm);
+        check_same(&cold, &warm, 0, "with a damaged page");
+        n_damaged += stats.store.damaged_pages;
+    }
+    ck_assert_uint_gt(n_damaged, 2);
+    (void)each_page(UINT32_MAX);
+}
+END_TEST
+
+static fkv_status slow_read(void *self, const fkv_page_key *key, uint8_t *packed, uint64_t capacity, uint64_t *n_bytes) {
+    const struct timespec time = {.tv_sec = 1}; /* for a page that takes milliseconds to compute */
+    const fkv_prefix_store *inner = self;
+    (void)nanosleep(&time, NULL);
+    return inner->read(inner->self, key, packed, capacity, n_bytes);
+}
+
+static bool inner_look(void *self, const fkv_page_key *key) {
+    const fkv_prefix_store *inner = self;
+    return inner->look(inner->self, key);
+}
+
+static fkv_status inner_write(void *self, const fkv_page_key *key, const uint8_t *packed, uint64_t n_bytes) {
+    const fkv_prefix_store *inner = self;
+    return inner->write(inner->self, key, packed, n_bytes);
+}
+
+static void inner_used(void *self, const fkv_page_key *keys, uint32_t n) {
+    const fkv_prefix_store *inner = self;
+    inner->used(inner->self, keys, n);
+}
+
+static void inner_figures(void *self, fkv_prefix_store_figures *figures) {
+    const fkv_prefix_store *inner = self;
+    inner->figures(inner->self, figures);
+}
+
+START_TEST(a_store_that_is_slower_than_computing_is_left_alone) {
+    static heard cold;
+    static heard warm;
+    uint32_t prompt[PROMPT];
+    static fkv_prefix_store inner;
+    uint64_t id = 0;
+    fkv_engine_stats stats;
+    model_book_tokens(78, prompt, PROMPT);
+    (void)ask_folder(prompt, "a", &cold);
+    ck_ok(fkv_prefix_folder_open(store_path(), 16 << 20, &inner));
+    const fkv_prefix_store slow = {.self = &inner,
+                                   .look = inner_look,
+                                   .read = slow_read,
+                                   .write = inner_write,
+                                   .used = inner_used,
+                                   .figures = inner_figures};
+    the_store = &slow;
+    fkv_engine *engine = open_engine(2);
+    the_store = NULL;
+    for (uint32_t i = 0; i < 3; i++) {
+        uint32_t other[PROMPT];
+        memcpy(other, prompt, sizeof other);
+        if (i == 0) model_book_tokens(500, other, PROMPT); /* learns what computing takes */
+        fkv_request r = request_of(other, &warm);
+        r.tenant_name = "a";
+        r.tenant = i; /* a tree of its own, the same name */
+        heard_start(&warm);
+        ck_ok(fkv_engine_submit(engine, &r, &id, NULL));
+        heard_wait(&warm);
+        if (i > 0) check_same(&cold, &warm, 0, "beside a slow store");
+    }
+    ck_assert(fkv_engine_drain(engine, 60.0));
+    fkv_engine_stats_now(engine, &stats);
+    ck_assert_uint_le(stats.store.read_pages, 1);
+    ck_assert_uint_eq(stats.store.late + stats.store.declined, 2);
+    ck_assert_uint_ge(stats.store.declined, 1);
+    fkv_engine_close(engine);
+    inner.close(inner.self);
+    (void)each_page(UINT32_MAX);
+}
+END_TEST
+
+/* ---- drafts ---- */
+
+START_TEST(drafts_change_the_time_and_not_the_text) {
+    enum { N = 6, DRAFT = 4 };
+    static heard plain[N];
+    static heard drafted[N];
+    uint32_t prompts[N][PROMPT];
+    uint64_t id = 0;
+    fkv_engine_stats stats;
+    for (uint32_t i = 0; i < N; i++) {
+        model_book_tokens(150 * i, prompts[i], PROMPT / 2);
+        memcpy(prompts[i] + PROMPT / 2, prompts[i], PROMPT / 2 * sizeof(uint32_t)); /* the text begins to repeat itself */
+    }
+    for (n_drafts = 0; n_drafts <= DRAFT; n_drafts += DRAFT) {
+        heard *all = n_drafts > 0 ? drafted : plain;
+        fkv_engine *engine = open_engine(3);
+        for (uint32_t i = 0; i < N; i++) {
+            fkv_request r = request_of(prompts[i], &all[i]);
+            if (i % 3 == 2) r.sampler.temperature = 0.8f; /* the seed is the same */
+            r.n = i == 1 ? 2 : 1;
+            heard_start(&all[i]);
+            ck_ok(fkv_engine_submit(engine, &r, &id, NULL));
+        }
+        for (uint32_t i = 0; i < N; i++) heard_wait(&all[i]);
+        check_empty(engine);
+        fkv_engine_stats_now(engine, &stats);
+        fkv_engine_close(engine);
+    }
+    n_drafts = 0;
+    for (uint32_t i = 0; i < N; i++) check_same(&plain[i], &drafted[i], 0, "with drafts");
+    check_same(&plain[1], &drafted[1], 1, "a fork with drafts");
+    printf("%u of %u drafted tokens were right\n", (unsigned)stats.accepted_tokens, (unsigned)stats.drafted_tokens);
+    ck_assert_uint_le(stats.accepted_tokens,
+                      stats.drafted_tokens); /* how many pay depends on the clock: test_engine has its own */
 }
 END_TEST
 
@@ -255,4 +461,6 @@ START_TEST(a_full_queue_says_when_to_come_back) {
 END_TEST
 
 TEST_MAIN("engine_model", a_text_is_the_same_alone_in_a_batch_from_a_shared_and_a_forked_prefix,
+          a_text_is_the_same_from_a_prefix_on_disk_and_damage_is_computed_anew,
+          a_store_that_is_slower_than_computing_is_left_alone, drafts_change_the_time_and_not_the_text,
           requests_and_cancels_come_from_many_threads, a_mask_decides_what_may_be_written, a_full_queue_says_when_to_come_back)

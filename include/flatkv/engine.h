@@ -16,6 +16,7 @@
 #define FLATKV_ENGINE_H
 
 #include "model.h"
+#include "prefix_store.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -23,7 +24,7 @@ extern "C" {
 
 typedef struct fkv_engine fkv_engine;
 
-enum { FKV_MAX_ANSWERS = 16, FKV_MAX_LOGPROBS = 20 };
+enum { FKV_MAX_ANSWERS = 16, FKV_MAX_LOGPROBS = 20, FKV_MAX_DRAFT = 16 };
 
 typedef struct fkv_engine_config {
     fkv_runner_config runner; /* max_seqs answers at once; max_tokens of all requests and cached prefixes together */
@@ -34,6 +35,12 @@ typedef struct fkv_engine_config {
     uint32_t default_new;     /* tokens of a request that does not say how many it wants */
     double ageing_s;          /* a request that waited this long counts as one priority higher */
     double output_weight;     /* what a written token counts for a tenant; a computed prompt token counts 1 */
+    uint32_t draft_tokens; /* an answer may try this many tokens beyond the next one, found by looking back in its text; 0: none.
+                              max_logit_rows holds max_seqs * (1 + draft_tokens). Never changes a text; not done where it
+                              does not pay, nor with windowed or sealed layers */
+
+    const fkv_prefix_store *store; /* or NULL: where pages of prefixes go beyond memory, and come back from before a request is
+                                      admitted. Copied; closed by its owner after the engine */
 } fkv_engine_config;
 
 /* 8 answers at once, steps of 100 ms, 256 waiting for at most 120 s, 64 tenants, 1024 new tokens. */
@@ -110,10 +117,11 @@ typedef struct fkv_request {
     bool logprobs;
     uint32_t n_top; /* most likely tokens told beside the one drawn, with logprobs */
     uint64_t tenant;
-    double weight;     /* of the tenant's share; 0 counts as 1 */
-    int32_t priority;  /* higher goes first, within the tenant */
-    double deadline_s; /* from now; 0: none */
-    fkv_mask_fn mask;  /* or NULL */
+    const char *tenant_name; /* what a store of prefixes knows the tenant by, over restarts; hashed. NULL: its number */
+    double weight;           /* of the tenant's share; 0 counts as 1 */
+    int32_t priority;        /* higher goes first, within the tenant */
+    double deadline_s;       /* from now; 0: none */
+    fkv_mask_fn mask;        /* or NULL */
     void *mask_user;
     fkv_event_fn event;
     void *user;
@@ -128,6 +136,22 @@ FKV_API void fkv_engine_cancel(fkv_engine *engine, uint64_t id);
 
 /* ---- what it does -------------------------------------------------------------------------------------------- */
 
+/* Pages of prefixes beyond memory. */
+typedef struct fkv_store_stats {
+    fkv_prefix_store_figures figures;
+    uint64_t read_pages; /* that came back, verified */
+    uint64_t read_bytes;
+    double read_seconds; /* that requests waited for them, one request at a time */
+    uint64_t written_pages;
+    double write_seconds;
+    uint64_t failed_writes;
+    uint64_t unsent_pages;  /* the request ended before a buffer was free */
+    uint64_t damaged_pages; /* were not what they should be, and were removed */
+    uint64_t declined;      /* requests for which computing was predicted to be faster */
+    uint64_t late;          /* requests that went on because it had become so */
+    uint64_t buffer_bytes;  /* taken at open beside the plan */
+} fkv_store_stats;
+
 typedef struct fkv_engine_stats {
     fkv_stats cache;
     fkv_runner_plan plan;
@@ -141,6 +165,8 @@ typedef struct fkv_engine_stats {
     uint64_t cached_tokens;   /* of them, found in the prefix tree */
     uint64_t computed_tokens; /* of them, computed */
     uint64_t new_tokens;      /* written */
+    uint64_t drafted_tokens;  /* tried */
+    uint64_t accepted_tokens; /* of them, right */
     uint64_t page_waits;      /* requests that waited for a page another one was computing */
     uint64_t steps;
     double step_seconds;         /* in all */
@@ -149,6 +175,7 @@ typedef struct fkv_engine_stats {
     uint32_t max_request_tokens; /* prompt and answer of one request */
     uint32_t default_new;
     uint32_t max_tokens; /* of the cache */
+    fkv_store_stats store;
 } fkv_engine_stats;
 
 FKV_API void fkv_engine_stats_now(fkv_engine *engine, fkv_engine_stats *stats);

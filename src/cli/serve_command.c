@@ -26,6 +26,9 @@ typedef struct serve_options {
     uint32_t default_new;
     double step_ms;
     double max_wait;
+    uint32_t drafts;
+    const char *prefix_dir;
+    uint64_t prefix_disk;
 } serve_options;
 
 static bool is_local(const char *host) {
@@ -68,7 +71,9 @@ static fkv_engine_config engine_config(const serve_options *o, const fkv_model_i
     uint64_t tokens = o->model.context;
     if (tokens == 0) tokens = (uint64_t)about->context * o->parallel;
     c.runner = model_options_runner(&o->model, (uint32_t)(tokens < INT32_MAX ? tokens : INT32_MAX));
-    c.runner.max_seqs = c.runner.max_logit_rows = o->parallel;
+    c.runner.max_seqs = o->parallel;
+    c.runner.max_logit_rows = o->parallel * (1 + o->drafts);
+    c.draft_tokens = o->drafts;
     c.step_ms = o->step_ms;
     c.max_queue = o->queue;
     c.max_wait_s = o->max_wait;
@@ -81,13 +86,28 @@ static const char *last_part(const char *path) {
     return slash != NULL && slash[1] != 0 ? slash + 1 : path;
 }
 
+static void say_store(const fkv_store_stats *stats, const char *folder) {
+    char used[32];
+    char most[32];
+    char buffers[32];
+    (void)fprintf(stderr, "prefixes in %s: %llu pages, %s of %s; %s of memory for them\n", folder,
+                  (unsigned long long)stats->figures.pages, kit_bytes(stats->figures.bytes, used),
+                  kit_bytes(stats->figures.max_bytes, most), kit_bytes(stats->buffer_bytes + stats->figures.memory, buffers));
+}
+
 static int serve(serve_options *o) {
     fkv_model *model = NULL;
     fkv_engine *engine = NULL;
+    fkv_prefix_store store = {0};
     int code = model_options_load(&o->model, false, &model);
     if (code != EXIT_GOOD) return code;
     fkv_engine_config config = engine_config(o, fkv_model_about(model));
-    fkv_status status = fkv_engine_open(model, &config, &engine);
+    fkv_status status = FKV_OK;
+    if (o->prefix_dir != NULL) {
+        status = fkv_prefix_folder_open(o->prefix_dir, o->prefix_disk, &store);
+        config.store = &store;
+    }
+    if (status == FKV_OK) status = fkv_engine_open(model, &config, &engine);
     if (status == FKV_OK) {
         fkv_engine_stats stats;
         char bytes[32];
@@ -95,12 +115,14 @@ static int serve(serve_options *o) {
         o->http.model_name = o->alias != NULL ? o->alias : last_part(o->model.model);
         (void)fprintf(stderr, "%u tokens of cache for %u answers at once, %s; a request may have %u tokens\n",
                       config.runner.max_tokens, o->parallel, kit_bytes(stats.plan.total_bytes, bytes), stats.max_request_tokens);
+        if (o->prefix_dir != NULL) say_store(&stats.store, o->prefix_dir);
         if (!serve_run(model, engine, &o->http))
             code = kit_fail(EXIT_FAILED, "%s port %u cannot be listened on: %s", o->http.host, o->port, strerror(errno));
     } else {
         code = cli_fail_status(status);
     }
     fkv_engine_close(engine);
+    if (store.close != NULL) store.close(store.self);
     fkv_model_close(model);
     return code;
 }
@@ -113,7 +135,8 @@ int cli_serve(int argc, char **argv) {
                        .queue = 256,
                        .default_new = 1024,
                        .step_ms = 0.0,
-                       .max_wait = 120.0};
+                       .max_wait = 120.0,
+                       .prefix_disk = UINT64_C(20) << 30};
     kit_option common[N_MODEL_OPTIONS];
     model_options_list(&o.model, common);
     const kit_option own[] = {
@@ -130,6 +153,12 @@ int cli_serve(int argc, char **argv) {
          "refuse a request that would wait longer; 0: no bound (default 120)"},
         {"default-new", 0, OPTION_COUNT, &o.default_new, INT32_MAX, "N",
          "new tokens of a request without max_tokens (default 1024)"},
+        {"draft-tokens", 0, OPTION_U32, &o.drafts, FKV_MAX_DRAFT, "N",
+         "try so many tokens at once that followed the last ones before; never changes a text (default 0: off)"},
+        {"prefix-dir", 0, OPTION_TEXT, &o.prefix_dir, 0, "DIR",
+         "keep prefixes in this folder too: they outlive the cache and the process"},
+        {"prefix-disk", 0, OPTION_U64, &o.prefix_disk, INT64_MAX, "BYTES",
+         "of files there at most; the least recently used go first (default 20G)"},
         {"step-ms", 0, OPTION_REAL, &o.step_ms, 0, "MS", "predicted time of a step with prefill in it (default 100, on MLX 40)"},
         {0}};
     const kit_option *const tables[] = {own, common, NULL};

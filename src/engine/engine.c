@@ -28,6 +28,7 @@ struct fkv_engine {
     bool ready;
     bool closing;
     bool draining;
+    bool arrived; /* a page from the store of prefixes */
     fkv_waiting_line inbox;
     double inbox_units;
     fkv_job *live; /* every job that was taken and is not done */
@@ -70,6 +71,15 @@ static const char *text_of(void *user, uint32_t token, size_t *n_bytes) {
     return fkv_token_text(((fkv_engine *)user)->model, token, false, n_bytes);
 }
 
+/* From a thread of the traffic with the store. */
+static void page_arrived(void *user) {
+    fkv_engine *e = user;
+    (void)pthread_mutex_lock(&e->lock);
+    e->arrived = true;
+    (void)pthread_cond_broadcast(&e->changed);
+    (void)pthread_mutex_unlock(&e->lock);
+}
+
 /* ---- the thread ---- */
 
 /* After the last event of a job. */
@@ -84,8 +94,21 @@ static void retire(void *user, fkv_job *job) {
     fkv_job_free(job);
 }
 
+static fkv_store_stats store_stats(const fkv_prefix_tier *tier) {
+    fkv_store_stats stats = tier->stats;
+    if (tier->traffic == NULL) return stats;
+    fkv_traffic_figures figures;
+    fkv_traffic_figures_now(tier->traffic, &figures);
+    tier->store.figures(tier->store.self, &stats.figures);
+    stats.written_pages = figures.written;
+    stats.failed_writes = figures.failed;
+    stats.write_seconds = figures.write_seconds;
+    return stats;
+}
+
 static void publish(fkv_engine *e) {
     fkv_scheduler *s = &e->scheduler;
+    fkv_store_stats store = store_stats(&s->tier);
     double ahead = 0.0;
     for (const fkv_job *j = s->line.first; j != NULL; j = j->next) ahead += fkv_scheduler_units(s, j);
     double wait = fkv_scheduler_wait(s, ahead);
@@ -98,6 +121,7 @@ static void publish(fkv_engine *e) {
     e->stats.submitted = submitted;
     e->stats.refused_busy = busy;
     e->stats.refused_size = size;
+    e->stats.store = store;
     e->stats.running = s->n_running;
     e->stats.waiting = s->line.n;
     e->ahead_units = ahead;
@@ -107,6 +131,14 @@ static void publish(fkv_engine *e) {
     (void)pthread_mutex_unlock(&e->lock);
 }
 
+/* Under the lock. Until the next page arrives; a request may end by itself meanwhile. */
+static void wait_for_page(fkv_engine *e) {
+    double end = now_seconds(NULL) + 0.02;
+    struct timespec at = {.tv_sec = (time_t)end, .tv_nsec = (long)((end - floor(end)) * 1e9)};
+    while (e->inbox.n == 0 && !e->closing && !e->arrived && pthread_cond_timedwait(&e->changed, &e->lock, &at) == 0) {
+    }
+}
+
 /* Takes what came; false: it is time to end. Waits where there is nothing to do. */
 static bool take_inbox(fkv_engine *e, bool idle) {
     (void)pthread_mutex_lock(&e->lock);
@@ -114,6 +146,8 @@ static bool take_inbox(fkv_engine *e, bool idle) {
         (void)pthread_cond_broadcast(&e->changed); /* whoever drains */
         (void)pthread_cond_wait(&e->changed, &e->lock);
     }
+    if (idle && fkv_tier_busy(&e->scheduler.tier)) wait_for_page(e);
+    e->arrived = false;
     fkv_waiting_line came = e->inbox;
     e->stats.waiting += came.n; /* until the next figures are published */
     e->base_wait_s += e->inbox_units * e->seconds_for_unit;
@@ -129,6 +163,23 @@ static bool take_inbox(fkv_engine *e, bool idle) {
         fkv_scheduler_accept(&e->scheduler, job);
     }
     return go_on;
+}
+
+static fkv_status open_tier(fkv_engine *e) {
+    fkv_prefix_tier *tier = &e->scheduler.tier;
+    if (e->config.store == NULL) return FKV_OK;
+    *tier = (fkv_prefix_tier){.store = *e->config.store,
+                              .cache = fkv_runner_cache(e->runner),
+                              .page_tokens = e->config.runner.page_tokens,
+                              .seconds = now_seconds};
+    uint64_t packed_bytes = fkv_prefix_packed_bytes(tier->cache);
+    tier->stats.buffer_bytes = fkv_traffic_bytes(packed_bytes);
+    return fkv_traffic_open(e->config.store, packed_bytes, page_arrived, e, &tier->traffic);
+}
+
+/* A draft is taken back by truncating, which windowed and sealed layers cannot always do. */
+static bool can_draft(const fkv_engine *e) {
+    return fkv_model_about(e->model)->window == 0 && e->config.runner.max_kv == 0 && e->plan.cache.n_groups == 1;
 }
 
 static fkv_status open_inside(fkv_engine *e) {
@@ -147,12 +198,15 @@ static fkv_status open_inside(fkv_engine *e) {
                            .max_seqs = c.max_seqs,
                            .max_step_tokens = c.max_step_tokens,
                            .page_tokens = c.page_tokens,
+                           .draft_tokens = can_draft(e) ? e->config.draft_tokens : 0,
                            .n_end = about->n_end};
     memcpy(d.end, about->end, sizeof d.end);
     FKV_TRY(fkv_scheduler_open(&e->scheduler, &e->config, &d));
     e->scheduler.retire = retire;
     e->scheduler.retire_user = e;
-    return FKV_OK;
+    fkv_status status = open_tier(e);
+    if (status != FKV_OK) fkv_scheduler_close(&e->scheduler);
+    return status;
 }
 
 static void *work(void *user) {
@@ -170,6 +224,7 @@ static void *work(void *user) {
             worked = fkv_scheduler_turn(&e->scheduler);
             publish(e);
         }
+        fkv_traffic_close(e->scheduler.tier.traffic);
         fkv_scheduler_close(&e->scheduler);
     }
     fkv_runner_close(e->runner);
@@ -192,8 +247,11 @@ fkv_status fkv_engine_open(const fkv_model *model, const fkv_engine_config *conf
     FKV_REQUIRE(model != NULL && config != NULL && engine != NULL, FKV_BAD_ARGUMENT,
                 "fkv_engine_open: model, config or engine is NULL");
     const fkv_runner_config *c = &config->runner;
-    FKV_REQUIRE(c->max_logit_rows >= c->max_seqs, FKV_BAD_CONFIG,
-                "%u rows of logits for %u answers at once: raise max_logit_rows", c->max_logit_rows, c->max_seqs);
+    FKV_REQUIRE(config->draft_tokens <= FKV_MAX_DRAFT, FKV_BAD_CONFIG, "%u drafted tokens: at most %d", config->draft_tokens,
+                FKV_MAX_DRAFT);
+    FKV_REQUIRE(c->max_logit_rows / (1 + config->draft_tokens) >= c->max_seqs, FKV_BAD_CONFIG,
+                "%u rows of logits for %u answers at once, each with %u drafted tokens: raise max_logit_rows", c->max_logit_rows,
+                c->max_seqs, config->draft_tokens);
     fkv_engine *e = calloc(1, sizeof *e);
     FKV_REQUIRE(e != NULL, FKV_NO_MEMORY, "no memory for an engine");
     e->model = model;
@@ -279,8 +337,14 @@ fkv_status fkv_engine_submit(fkv_engine *e, const fkv_request *request, uint64_t
         (void)pthread_mutex_unlock(&e->lock);
         return status;
     }
-    fkv_job *job = fkv_job_make(request, max_new, e->scheduler.max_token_bytes);
+    uint32_t page_tokens = e->config.runner.page_tokens;
+    uint32_t max_keys = e->config.store != NULL ? (request->n_prompt + max_new) / page_tokens : 0;
+    fkv_job *job = fkv_job_make(request, max_new, e->scheduler.max_token_bytes, max_keys);
     FKV_REQUIRE(job != NULL, FKV_NO_MEMORY, "no memory for a request of %u tokens", request->n_prompt);
+    if (max_keys > 0 && fkv_tier_name(e->scheduler.tier.cache, page_tokens, request->tenant_name, job) != FKV_OK) {
+        fkv_job_free(job);
+        return fkv_fail(FKV_UNSUPPORTED, "SHA-256 is not to be had: serve without a store of prefixes");
+    }
     job->arrived_at = now_seconds(NULL);
     job->deadline_at = request->deadline_s > 0.0 ? job->arrived_at + request->deadline_s : INFINITY;
     (void)pthread_mutex_lock(&e->lock);

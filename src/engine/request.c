@@ -40,7 +40,7 @@ static size_t longest_stop(const fkv_request *r) {
     return most;
 }
 
-fkv_job *fkv_job_make(const fkv_request *r, uint32_t max_new, size_t max_token_bytes) {
+fkv_job *fkv_job_make(const fkv_request *r, uint32_t max_new, size_t max_token_bytes, uint32_t max_keys) {
     uint32_t n = r->n != 0 ? r->n : 1;
     size_t n_tokens = (size_t)r->n_prompt + max_new;
     size_t held_bytes = longest_stop(r) + max_token_bytes;
@@ -48,7 +48,7 @@ fkv_job *fkv_job_make(const fkv_request *r, uint32_t max_new, size_t max_token_b
     for (uint32_t i = 0; i < r->n_stops; i++) stop_bytes += strlen(r->stops[i]) + 1;
     size_t n_bias = r->sampler.n_bias;
     size_t head = sizeof(fkv_job) + n * sizeof(fkv_answer) + r->n_stops * sizeof(char *) + n_bias * sizeof(fkv_logit_bias);
-    fkv_job *job = malloc(head + n * n_tokens * sizeof(uint32_t) + n * held_bytes + stop_bytes);
+    fkv_job *job = malloc(head + n * n_tokens * sizeof(uint32_t) + max_keys * sizeof(fkv_page_key) + n * held_bytes + stop_bytes);
     if (job == NULL) return NULL;
     memset(job, 0, sizeof *job + n * sizeof(fkv_answer));
     job->r = *r;
@@ -60,10 +60,13 @@ fkv_job *fkv_job_make(const fkv_request *r, uint32_t max_new, size_t max_token_b
     uint32_t *tokens = (uint32_t *)(void *)(bias + n_bias);
     if (n_bias > 0) memcpy(bias, r->sampler.bias, n_bias * sizeof *bias);
     job->r.sampler.bias = bias;
-    char *bytes = (char *)(tokens + n * n_tokens);
+    job->keys = (fkv_page_key *)(void *)(tokens + n * n_tokens);
+    job->r.tenant_name = NULL;
+    char *bytes = (char *)(job->keys + max_keys);
     for (uint32_t i = 0; i < n; i++) {
         job->answers[i].tokens = tokens + i * n_tokens;
         memcpy(job->answers[i].tokens, r->prompt, r->n_prompt * sizeof(uint32_t));
+        job->answers[i].drafts = fkv_draft_record_start();
         job->answers[i].text = (fkv_answer_text){.held = bytes, .capacity = held_bytes};
         bytes += held_bytes;
     }

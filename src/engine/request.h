@@ -9,6 +9,7 @@
 #define FKV_ENGINE_REQUEST_H
 
 #include "answer_text.h"
+#include "draft.h"
 
 #include <flatkv/engine.h>
 
@@ -24,6 +25,7 @@ typedef struct fkv_answer {
     bool finished;
     fkv_finish reason;
     fkv_answer_text text;
+    fkv_draft_record drafts;
 } fkv_answer;
 
 typedef struct fkv_job {
@@ -43,11 +45,17 @@ typedef struct fkv_job {
     uint64_t passed_over; /* the turn in which it was looked at and could not go */
     fkv_stop_list stops;
     uint32_t n_unfinished;
+    fkv_page_key root;  /* of its tenant, where there is a store of prefixes */
+    fkv_page_key *keys; /* [n_keys] of the pages of answer 0, prompt included; room for all it may have */
+    uint32_t n_keys;
+    uint32_t n_sent;      /* pages that were sent to the store, or that it has */
+    double held_at;       /* when it began to wait for the store, 0: it did not */
+    bool restored;        /* what the store has of the prompt is in memory, or is not worth it */
     fkv_answer answers[]; /* [r.n] */
 } fkv_job;
 
-/* A copy of the request. NULL: no memory. max_token_bytes: of any token's text. */
-fkv_job *fkv_job_make(const fkv_request *request, uint32_t max_new, size_t max_token_bytes);
+/* A copy of the request, without the tenant's name. NULL: no memory. max_token_bytes: of any token's text; max_keys: of pages. */
+fkv_job *fkv_job_make(const fkv_request *request, uint32_t max_new, size_t max_token_bytes, uint32_t max_keys);
 void fkv_job_free(fkv_job *job); /* NULL is allowed */
 
 /* Checks what a caller may get wrong: FKV_BAD_ARGUMENT. */

@@ -172,6 +172,7 @@ static void end_answer(fkv_scheduler *s, fkv_job *job, uint32_t i, fkv_event eve
 /* The job is in no list any more. */
 static void end_job(fkv_scheduler *s, fkv_job *job, fkv_finish reason, const char *message) {
     uint32_t n_new = 0;
+    fkv_tier_leave(&s->tier, job);
     for (uint32_t i = 0; i < job->r.n; i++) {
         if (!job->answers[i].finished) end_answer(s, job, i, (fkv_event){.reason = reason, .message = message});
         n_new += job->answers[i].n_new;
@@ -306,6 +307,11 @@ static void admit(fkv_scheduler *s, double now) {
             job->passed_over = s->turn;
             continue;
         }
+        if (fkv_tier_holds(&s->tier, job, &s->cost)) {
+            job->passed_over = s->turn;
+            continue;
+        }
+        job->n_known = cached_tokens(s, job);
         fkv_status status = s->n_seqs + job->r.n <= s->device.max_seqs ? open_all(s, job) : FKV_SEQS_FULL;
         if (status == FKV_OK) {
             start(s, job, now);
@@ -327,6 +333,35 @@ static void add_row(fkv_scheduler *s, fkv_job *job, uint32_t answer, uint32_t n,
     s->owners[s->n_rows++] = (fkv_row_owner){job, answer};
 }
 
+static double token_seconds(const fkv_scheduler *s, fkv_step_work work) {
+    return fkv_step_cost_predict(&s->cost, work) / work.n_rows;
+}
+
+/* Lets decode rows try tokens that stood behind their last ones before, where that is worth its time. The draft lies behind the
+ * tokens of the answer, where what is drawn will overwrite it. */
+static void add_drafts(fkv_scheduler *s, fkv_step_work *work) {
+    uint32_t left = s->device.max_step_tokens - s->n_rows;
+    s->n_drafted = 0;
+    if (s->device.draft_tokens == 0) return;
+    for (uint32_t i = 0; i < s->n_rows; i++) {
+        fkv_job *job = s->owners[i].job;
+        fkv_answer *a = &job->answers[s->owners[i].answer];
+        uint32_t end = job->r.n_prompt + a->n_new;
+        uint32_t most = fkv_min_u32(fkv_min_u32(s->device.draft_tokens, left), job->r.max_new - a->n_new - 1);
+        uint32_t n = most > 0 ? fkv_draft_find(a->tokens, end, most, a->tokens + end) : 0;
+        fkv_step_work with = *work;
+        with.n_prefill += n;
+        with.history += fkv_step_history(a->n_fed + 1, n);
+        double extra = fkv_step_cost_predict(&s->cost, with) - fkv_step_cost_predict(&s->cost, *work);
+        if (n == 0 || !fkv_draft_pays(&a->drafts, n, extra, token_seconds(s, *work))) continue;
+        *work = with;
+        s->rows[i].n_tokens += n;
+        s->rows[i].logits = FKV_LOGITS_ALL;
+        s->n_drafted += n;
+        left -= n;
+    }
+}
+
 /* Decode rows first, then prefill in the order of admission. */
 static fkv_step_work compose(fkv_scheduler *s) {
     fkv_step_work work = {0};
@@ -340,15 +375,18 @@ static fkv_step_work compose(fkv_scheduler *s) {
             add_row(s, job, k, 1, FKV_LOGITS_LAST);
         }
     }
-    uint32_t left = s->device.max_step_tokens - s->n_rows;
+    add_drafts(s, &work);
+    bool first = true;
+    uint32_t left = s->device.max_step_tokens - s->n_rows - s->n_drafted;
     for (uint32_t i = 0; i < s->n_running && left > 0; i++) {
         fkv_job *job = s->running[i];
         if (job->phase != FKV_PHASE_PREFILL) continue;
         uint32_t from = job->answers[0].n_fed;
         uint32_t most = fkv_min_u32(left, job->r.n_prompt - from);
         uint32_t n = fkv_step_cost_chunk(&s->cost, work, from, most, s->config.step_ms / 1000.0);
-        if (n == 0 && work.n_prefill == 0) n = fkv_min_u32(most, LEAST_CHUNK);
+        if (n == 0 && first) n = fkv_min_u32(most, LEAST_CHUNK);
         if (n == 0) break;
+        first = false;
         work.n_prefill += n;
         work.history += fkv_step_history(from, n);
         left -= n;
@@ -430,23 +468,48 @@ static void begin_answers(fkv_scheduler *s, fkv_job *job, const float *logits) {
         if (!job->answers[i].finished) draw(s, job, i, logits);
 }
 
+/* A decode row: draws a token, and one more for each drafted token that was the one drawn. What was wrong is taken back. */
+static void draw_row(fkv_scheduler *s, fkv_job *job, uint32_t answer, const float *logits, uint32_t n_drafted) {
+    fkv_answer *a = &job->answers[answer];
+    uint32_t n_right = 0;
+    for (;;) {
+        uint32_t at = job->r.n_prompt + a->n_new;
+        uint32_t guess = n_right < n_drafted ? a->tokens[at] : 0;
+        draw(s, job, answer, logits + (size_t)n_right * s->device.n_vocab);
+        if (n_right == n_drafted || a->finished || a->tokens[at] != guess) break;
+        n_right++;
+        a->n_fed++;
+    }
+    if (n_drafted == 0) return;
+    s->stats.drafted_tokens += n_drafted;
+    s->stats.accepted_tokens += n_right;
+    fkv_draft_note(&a->drafts, n_drafted, n_right);
+    if (a->finished) return;
+    offer(s, a);
+    if (n_right < n_drafted && fkv_seq_truncate(s->device.cache, a->seq, a->n_fed) != FKV_OK)
+        end_answer(s, job, answer, (fkv_event){.reason = FKV_FINISH_FAILED, .message = fkv_message()});
+}
+
 static void settle(fkv_scheduler *s, const float *logits) {
     for (uint32_t i = 0; i < s->n_rows; i++) {
         fkv_job *job = s->owners[i].job;
         fkv_answer *a = &job->answers[s->owners[i].answer];
         const float *row = logits;
-        if (s->rows[i].logits == FKV_LOGITS_LAST) logits += s->device.n_vocab;
-        a->n_fed += s->rows[i].n_tokens;
+        uint32_t n_drafted = s->rows[i].logits == FKV_LOGITS_ALL ? s->rows[i].n_tokens - 1 : 0;
+        if (s->rows[i].logits != FKV_LOGITS_NONE) logits += (size_t)(1 + n_drafted) * s->device.n_vocab;
+        a->n_fed += s->rows[i].n_tokens - n_drafted;
         if (job->phase == FKV_PHASE_PREFILL) s->stats.computed_tokens += s->rows[i].n_tokens;
         offer(s, a);
-        if (s->rows[i].logits != FKV_LOGITS_LAST) continue;
+        if (s->rows[i].logits == FKV_LOGITS_NONE) continue;
         if (job->phase == FKV_PHASE_PREFILL)
             begin_answers(s, job, row);
         else
-            draw(s, job, s->owners[i].answer, row);
+            draw_row(s, job, s->owners[i].answer, row, n_drafted);
     }
-    for (uint32_t i = s->n_running; i-- > 0;)
+    for (uint32_t i = s->n_running; i-- > 0;) {
+        fkv_tier_send(&s->tier, s->running[i]);
         if (s->running[i]->n_unfinished == 0) end_running(s, i, FKV_FINISH_END, NULL);
+    }
 }
 
 static void fail_step(fkv_scheduler *s, const char *message) {
@@ -457,6 +520,7 @@ bool fkv_scheduler_turn(fkv_scheduler *s) {
     double start_at = s->device.seconds(s->device.user);
     s->turn++;
     end_those_who_must(s, start_at);
+    fkv_tier_pump(&s->tier);
     admit(s, start_at);
     fkv_step_work work = compose(s);
     if (s->n_rows == 0) return false;
@@ -471,7 +535,7 @@ bool fkv_scheduler_turn(fkv_scheduler *s) {
     s->stats.steps++;
     s->stats.step_seconds += seconds;
     s->stats.predicted_seconds += fkv_step_cost_predict(&s->cost, work);
-    s->served_units = s->served_units * keep + work.n_prefill + work.n_rows * s->config.output_weight;
+    s->served_units = s->served_units * keep + (work.n_prefill - s->n_drafted) + work.n_rows * s->config.output_weight;
     s->served_seconds = s->served_seconds * keep + seconds;
     fkv_step_cost_learn(&s->cost, work, seconds);
     settle(s, logits);

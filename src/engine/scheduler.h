@@ -11,6 +11,7 @@
 #define FKV_ENGINE_SCHEDULER_H
 
 #include "fair_share.h"
+#include "prefix_tier.h"
 #include "request.h"
 #include "step_cost.h"
 #include "waiting_line.h"
@@ -27,6 +28,7 @@ typedef struct fkv_engine_device {
     uint32_t max_seqs;
     uint32_t max_step_tokens; /* more than max_seqs */
     uint32_t page_tokens;
+    uint32_t draft_tokens; /* most tokens drafted in a row; there is a row of logits for each */
     uint32_t n_end;
     uint32_t end[FKV_MAX_END_TOKENS];
 } fkv_engine_device;
@@ -49,11 +51,13 @@ typedef struct fkv_scheduler {
     fkv_tokens *rows;      /* [max_seqs] of the step */
     fkv_row_owner *owners; /* [max_seqs] */
     uint32_t n_rows;
-    float *masked; /* [n_vocab] */
+    uint32_t n_drafted; /* tokens of the step */
+    float *masked;      /* [n_vocab] */
     size_t max_token_bytes;
     double served_units; /* weighted tokens of the last half minute or so, and the seconds of their steps */
     double served_seconds;
     double used_share;                        /* of max_new, that answers turn out to write */
+    fkv_prefix_tier tier;                     /* without traffic where there is no store */
     void (*retire)(void *user, fkv_job *job); /* after its last event: takes the job over */
     void *retire_user;
     fkv_engine_stats stats; /* without those of the cache */

@@ -404,6 +404,7 @@ void exchange_begin(server *s, struct evhttp_request *req, api_request *api, con
                      .logprobs = api->logprobs,
                      .n_top = api->n_top,
                      .tenant = tenant,
+                     .tenant_name = tenant > 0 ? s->config.keys[tenant - 1] : "",
                      .priority = api->priority,
                      .deadline_s = api->deadline_s,
                      .event = on_event,

@@ -60,6 +60,27 @@ static void write_pages(struct evbuffer *out, const fkv_engine_stats *s) {
     }
 }
 
+/* Prefixes beyond memory. */
+static void write_store(struct evbuffer *out, const fkv_store_stats *s) {
+    const figure figures[] = {
+        {"prefix_store_pages", "gauge", "Pages of prefixes on disk.", (double)s->figures.pages},
+        {"prefix_store_bytes", "gauge", "Their bytes.", (double)s->figures.bytes},
+        {"prefix_store_max_bytes", "gauge", "The bound of these bytes.", (double)s->figures.max_bytes},
+        {"prefix_store_evictions_total", "counter", "Pages given up for younger ones.", (double)s->figures.evicted},
+        {"prefix_store_read_pages_total", "counter", "Pages that came back, verified.", (double)s->read_pages},
+        {"prefix_store_read_bytes_total", "counter", "Their bytes.", (double)s->read_bytes},
+        {"prefix_store_read_seconds_total", "counter", "Time that requests waited for them.", s->read_seconds},
+        {"prefix_store_written_pages_total", "counter", "Pages written.", (double)s->written_pages},
+        {"prefix_store_write_seconds_total", "counter", "Their time.", s->write_seconds},
+        {"prefix_store_failed_writes_total", "counter", "Pages that could not be written.", (double)s->failed_writes},
+        {"prefix_store_unsent_pages_total", "counter", "Pages not written because the disk was behind.", (double)s->unsent_pages},
+        {"prefix_store_damaged_pages_total", "counter", "Pages refused and removed.", (double)s->damaged_pages},
+        {"prefix_store_declined_total", "counter", "Requests for which computing was faster.", (double)s->declined},
+        {"prefix_store_late_total", "counter", "Requests that stopped waiting for pages.", (double)s->late},
+    };
+    if (s->figures.max_bytes > 0) write_figures(out, figures, sizeof figures / sizeof figures[0]);
+}
+
 void metrics_write(const metrics *m, const fkv_engine_stats *s, const char *model, uint64_t resident_bytes,
                    struct evbuffer *out) {
     const fkv_group_stats *g = &s->cache.groups[0];
@@ -74,6 +95,8 @@ void metrics_write(const metrics *m, const fkv_engine_stats *s, const char *mode
         {"generation_tokens_total", "counter", "Tokens written.", (double)s->new_tokens},
         {"prefix_cache_queries_total", "counter", "Prompt tokens looked for in the prefix cache.", (double)s->prompt_tokens},
         {"prefix_cache_hits_total", "counter", "Prompt tokens found there.", (double)s->cached_tokens},
+        {"spec_decode_num_draft_tokens_total", "counter", "Tokens tried beyond the next one.", (double)s->drafted_tokens},
+        {"spec_decode_num_accepted_tokens_total", "counter", "Of them, right.", (double)s->accepted_tokens},
         {"page_waits_total", "counter", "Requests that waited for a page another one was computing.", (double)s->page_waits},
         {"requests_total", "counter", "Requests taken.", (double)s->submitted},
         {"refused_busy_total", "counter", "Requests refused because of the queue.", (double)s->refused_busy},
@@ -85,11 +108,13 @@ void metrics_write(const metrics *m, const fkv_engine_stats *s, const char *mode
         {"step_predicted_seconds_total", "counter", "The time predicted for them.", s->predicted_seconds},
         {"evictions_total", "counter", "Pages that the prefix cache gave up.", (double)s->cache.evictions},
         {"page_copies_total", "counter", "Pages copied because two sequences shared them.", (double)s->cache.page_copies},
-        {"planned_bytes", "gauge", "Cache and activations, as planned.", (double)s->plan.total_bytes},
+        {"planned_bytes", "gauge", "Cache, activations and buffers, as planned.",
+         (double)(s->plan.total_bytes + s->store.buffer_bytes + s->store.figures.memory)},
         {"resident_bytes", "gauge", "Anonymous memory of the process.", (double)resident_bytes},
     };
     (void)evbuffer_add_printf(out, "# flatkv %s, model %s\n", fkv_version(), model);
     write_figures(out, figures, sizeof figures / sizeof figures[0]);
+    write_store(out, &s->store);
     write_ends(out, s);
     write_pages(out, s);
     write_histogram(out, "time_to_first_token_seconds", "From arrival to the first token.", &m->first_token);

@@ -49,7 +49,12 @@ json_t *page_state(server *s, uint64_t resident_bytes) {
     } figures[] = {
         {"now", exchange_now()},
         {"resident_bytes", (double)resident_bytes},
-        {"planned_bytes", (double)e.plan.total_bytes},
+        {"planned_bytes", (double)(e.plan.total_bytes + e.store.buffer_bytes + e.store.figures.memory)},
+        {"store_bytes", (double)e.store.figures.bytes},
+        {"store_max_bytes", (double)e.store.figures.max_bytes},
+        {"store_pages", (double)e.store.figures.pages},
+        {"store_read_pages", (double)e.store.read_pages},
+        {"store_written_pages", (double)e.store.written_pages},
         {"packed_bytes", (double)e.plan.packed_bytes},
         {"running", e.running},
         {"waiting", e.waiting},
