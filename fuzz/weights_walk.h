@@ -4,6 +4,7 @@
 #ifndef FKV_FUZZ_WEIGHTS_WALK_H
 #define FKV_FUZZ_WEIGHTS_WALK_H
 
+#include "../src/model/files/linear_codes.h"
 #include "../src/model/files/tensor_rows.h"
 #include "../src/model/files/weights_state.h"
 
@@ -31,11 +32,14 @@ static void walk_tensor(const fkv_tensor *tensor, const uint8_t *bytes, size_t s
     uint32_t group = 0;
     must(walk_inside(tensor->data, (size_t)(tensor->n_rows * tensor->row_bytes), bytes, size), "a tensor outside its file");
     if (tensor->bits != 0) {
-        const size_t n_scales = (size_t)tensor->n_rows * (tensor->n_cols / tensor->group);
-        const size_t scales = n_scales * fkv_tensor_format_of(tensor->scale_type)->block_bytes;
+        const size_t scales = (size_t)(tensor->n_rows * tensor->scale_row_bytes);
+        const size_t n_groups = tensor->n_cols / tensor->group;
+        must(tensor->scale_row_bytes == n_groups * fkv_tensor_format_of(tensor->scale_type)->block_bytes, "a row of scales");
         must(walk_inside(tensor->scales, scales, bytes, size), "scales outside their file");
         must(tensor->biases == NULL || walk_inside(tensor->biases, scales, bytes, size), "biases outside their file");
     }
+    if (tensor->linear != NULL)
+        must(walk_inside(tensor->linear->scales, (size_t)tensor->linear->scale_bytes, bytes, size), "scales outside their file");
     const size_t n = tensor->n_cols;
     float *floats = malloc(3 * n * sizeof *floats);
     uint8_t *codes = malloc(n);
@@ -43,6 +47,7 @@ static void walk_tensor(const fkv_tensor *tensor, const uint8_t *bytes, size_t s
     const fkv_matrix_kind kind = fkv_tensor_matrix_kind(tensor, &group);
     for (uint32_t row = 0; row < tensor->n_rows; row++) {
         fkv_tensor_row_floats(tensor, row, floats);
+        if (group == 0 && tensor->type > FKV_TENSOR_BF16) (void)fkv_tensor_row_halves(tensor, row, (uint8_t *)floats);
         if (group == 0) continue;
         fkv_tensor_row_codes(tensor, row, codes, floats + n, floats + 2 * n);
         for (size_t i = 0; i < n; i++) must(codes[i] >> fkv_panel_layout_of(kind).bits == 0, "a code of more bits than its kind");

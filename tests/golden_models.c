@@ -40,19 +40,33 @@ uint32_t golden_model_names(char names[GOLDEN_MAX_MODELS][GOLDEN_NAME]) {
 
 /* ---- numbers ---- */
 
-void golden_model_numbers(const char *model, const char *tensor, float middle, float spread, float *out, size_t n) {
+static uint64_t state_of(const char *model, const char *tensor) {
     char name[256];
     (void)snprintf(name, sizeof name, "%s/%s", model, tensor);
     uint64_t state = 14695981039346656037u;
     for (const char *c = name; *c != 0; c++) state = (state ^ (uint8_t)*c) * 1099511628211u;
+    return state;
+}
+
+static uint64_t next_of(uint64_t *state) {
+    uint64_t z = *state += 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+void golden_model_numbers(const char *model, const char *tensor, float middle, float spread, float *out, size_t n) {
+    uint64_t state = state_of(model, tensor);
     for (size_t i = 0; i < n; i++) {
-        uint64_t z = state += 0x9e3779b97f4a7c15u;
-        z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-        z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-        z ^= z >> 31;
-        float unit = (float)((int64_t)(z >> 40) - (1 << 23)) / (float)(1 << 23);
+        float unit = (float)((int64_t)(next_of(&state) >> 40) - (1 << 23)) / (float)(1 << 23);
         out[i] = fkv_f16_to_f32(fkv_f32_to_f16(unit * spread + middle));
     }
+}
+
+/* Words of random bits, of which `mask` are kept and `more` are set. */
+static void raw_words(const char *model, const char *tensor, uint32_t mask, uint32_t more, uint32_t *out, size_t n) {
+    uint64_t state = state_of(model, tensor);
+    for (size_t i = 0; i < n; i++) out[i] = ((uint32_t)(next_of(&state) >> 32) & mask) | more;
 }
 
 static uint32_t digit_of(char c) {
@@ -92,6 +106,20 @@ static size_t count_of(const json_t *shape) {
     return n;
 }
 
+/* A tensor is [name, shape, middle, spread] of floats; with a fifth, its dtype: F16, or one whose bits are [name, shape, mask,
+ * more, dtype]. */
+static const char *dtype_of(const json_t *tensor) {
+    const char *dtype = json_string_value(json_array_get(tensor, 4));
+    return dtype != NULL ? dtype : "F32";
+}
+
+static size_t bytes_of(const json_t *tensor) {
+    const char *dtype = dtype_of(tensor);
+    const size_t n = count_of(json_array_get(tensor, 1));
+    if (strcmp(dtype, "F16") == 0) return 2 * n;
+    return strcmp(dtype + 1, "32") == 0 ? 4 * n : n;
+}
+
 /* The header of a safetensors file, padded to a multiple of 8. */
 static char *make_header(const json_t *tensors) {
     json_t *header = json_object();
@@ -100,9 +128,9 @@ static char *make_header(const json_t *tensors) {
     json_t *tensor = NULL;
     json_array_foreach(tensors, i, tensor) {
         json_t *shape = json_array_get(tensor, 1);
-        size_t bytes = count_of(shape) * sizeof(float);
-        json_t *about = json_pack("{s:s, s:O, s:[I, I]}", "dtype", "F32", "shape", shape, "data_offsets", (json_int_t)at,
-                                  (json_int_t)at + (json_int_t)bytes);
+        size_t bytes = bytes_of(tensor);
+        json_t *about = json_pack("{s:s, s:O, s:[I, I]}", "dtype", dtype_of(tensor), "shape", shape, "data_offsets",
+                                  (json_int_t)at, (json_int_t)at + (json_int_t)bytes);
         must(json_object_set_new(header, json_string_value(json_array_get(tensor, 0)), about) == 0, "a header");
         at += bytes;
     }
@@ -119,27 +147,87 @@ static char *make_header(const json_t *tensors) {
     return padded;
 }
 
-static void write_tensors(const golden_model *g) {
+/* The bytes of a tensor: [bytes_of()] */
+static void make_tensor(const golden_model *g, const json_t *tensor, uint8_t *out) {
+    const char *name = json_string_value(json_array_get(tensor, 0));
+    const json_t *first = json_array_get(tensor, 2);
+    const json_t *second = json_array_get(tensor, 3);
+    const size_t n = count_of(json_array_get(tensor, 1));
+    if (dtype_of(tensor)[0] != 'F' || strcmp(dtype_of(tensor), "F8_E4M3") == 0) {
+        const size_t n_bytes = bytes_of(tensor);
+        uint32_t *words = malloc(n_bytes + sizeof *words);
+        must(words != NULL, "malloc");
+        raw_words(g->name, name, (uint32_t)json_integer_value(first), (uint32_t)json_integer_value(second), words,
+                  (n_bytes + 3) / 4);
+        memcpy(out, words, n_bytes);
+        free(words);
+        return;
+    }
+    float *numbers = malloc(n * sizeof *numbers);
+    must(numbers != NULL, "malloc");
+    golden_model_numbers(g->name, name, (float)json_number_value(first), (float)json_number_value(second), numbers, n);
+    if (bytes_of(tensor) == 2 * n)
+        for (size_t i = 0; i < n; i++) fkv_store_half(out, (uint32_t)i, fkv_f32_to_f16(numbers[i]));
+    else
+        memcpy(out, numbers, n * sizeof *numbers);
+    free(numbers);
+}
+
+/* One file, or several with an index, as large models are published. */
+static uint32_t n_shards_of(const golden_model *g) {
+    const json_int_t n = json_integer_value(json_object_get(g->json, "shards"));
+    return n > 1 ? (uint32_t)n : 1;
+}
+
+static const char *shard_name(const golden_model *g, uint32_t shard, char name[64]) {
+    const uint32_t n = n_shards_of(g);
+    (void)snprintf(name, 64, n > 1 ? "model-%05u-of-%05u.safetensors" : "model.safetensors", shard + 1, n);
+    return name;
+}
+
+static void write_shard(const golden_model *g, uint32_t shard, const json_t *tensors) {
     char path[1024];
-    const json_t *tensors = json_object_get(g->json, "tensors");
+    char name[64];
     char *header = make_header(tensors);
     uint64_t n_header = strlen(header);
-    FILE *file = fopen(path_of(g, "model.safetensors", path), "wb");
+    FILE *file = fopen(path_of(g, shard_name(g, shard, name), path), "wb");
     must(file != NULL && fwrite(&n_header, 8, 1, file) == 1 && fwrite(header, 1, n_header, file) == n_header, "the header");
     free(header);
     size_t i = 0;
     json_t *tensor = NULL;
     json_array_foreach(tensors, i, tensor) {
-        size_t n = count_of(json_array_get(tensor, 1));
-        float *numbers = malloc(n * sizeof *numbers);
-        must(numbers != NULL, "malloc");
-        golden_model_numbers(g->name, json_string_value(json_array_get(tensor, 0)),
-                             (float)json_number_value(json_array_get(tensor, 2)),
-                             (float)json_number_value(json_array_get(tensor, 3)), numbers, n);
-        must(fwrite(numbers, sizeof *numbers, n, file) == n, "a tensor");
-        free(numbers);
+        size_t n = bytes_of(tensor);
+        uint8_t *bytes = malloc(n);
+        must(bytes != NULL, "malloc");
+        make_tensor(g, tensor, bytes);
+        must(fwrite(bytes, 1, n, file) == n, "a tensor");
+        free(bytes);
     }
-    must(fclose(file) == 0, "model.safetensors");
+    must(fclose(file) == 0, path);
+}
+
+/* Tensors are dealt to the files in turn, so that the parts of a quantized weight lie in different ones. */
+static void write_tensors(const golden_model *g) {
+    const json_t *tensors = json_object_get(g->json, "tensors");
+    const uint32_t n = n_shards_of(g);
+    json_t *map = json_object();
+    char path[1024];
+    char name[64];
+    for (uint32_t shard = 0; shard < n; shard++) {
+        json_t *own = json_array();
+        for (size_t i = shard; i < json_array_size(tensors); i += n) {
+            json_t *tensor = json_array_get(tensors, i);
+            must(json_array_append(own, tensor) == 0, "a list of tensors");
+            must(json_object_set_new(map, json_string_value(json_array_get(tensor, 0)),
+                                     json_string(shard_name(g, shard, name))) == 0,
+                 "an index");
+        }
+        write_shard(g, shard, own);
+        json_decref(own);
+    }
+    json_t *index = json_pack("{s:o}", "weight_map", map);
+    must(n == 1 || json_dump_file(index, path_of(g, "model.safetensors.index.json", path), 0) == 0, "the index");
+    json_decref(index);
 }
 
 void golden_model_open(golden_model *g, const char *name) {
@@ -164,9 +252,11 @@ void golden_model_open(golden_model *g, const char *name) {
 
 void golden_model_close(golden_model *g) {
     char path[1024];
-    json_decref(g->json);
+    char name[64];
+    for (uint32_t shard = 0; shard < n_shards_of(g); shard++) (void)unlink(path_of(g, shard_name(g, shard, name), path));
+    (void)unlink(path_of(g, "model.safetensors.index.json", path));
     (void)unlink(path_of(g, "config.json", path));
-    (void)unlink(path_of(g, "model.safetensors", path));
+    json_decref(g->json);
     (void)rmdir(g->folder);
 }
 

@@ -20,7 +20,7 @@ typedef struct golden_model {
     uint32_t n_rows;
     uint32_t rows[GOLDEN_MAX_ROWS];               /* whose logits are known */
     float logits[GOLDEN_MAX_ROWS * GOLDEN_VOCAB]; /* [n_rows, GOLDEN_VOCAB] */
-    char folder[512];                             /* config.json and model.safetensors */
+    char folder[512];                             /* config.json and safetensors */
 } golden_model;
 
 /* Names of all goldens of the tree, sorted; how many. */

@@ -138,8 +138,23 @@ START_TEST(floats_are_those_of_the_gguf_package_to_the_bit) {
 }
 END_TEST
 
+/* What is packed as 16-bit floats: those hold it as it is. */
+static void ck_halves(const fkv_tensor *tensor, uint32_t row, const float *floats, const float *expected) {
+    alignas(float) uint8_t room[MAX_COLS * sizeof(float)];
+    memset(room, 1, sizeof room);
+    ck_assert(fkv_tensor_row_halves(tensor, row, room));
+    for (uint32_t i = 0; i < tensor->n_cols; i++) {
+        const float half = fkv_f16_to_f32(fkv_load_half(room, i));
+        if (floats[i] != expected[i] || half != expected[i])
+            ck_abort_msg("row %u: number %u is %.9g, packed %.9g instead of %.9g", row, i, (double)floats[i], (double)half,
+                         (double)expected[i]);
+        ck_assert_uint_eq(fkv_load_half(room, tensor->n_cols + i), 0);
+    }
+}
+
 START_TEST(floats_of_mlx_arrays_are_those_of_mlx_to_the_bit) {
-    static const fkv_tensor_type modes[] = {FKV_TENSOR_MLX_AFFINE, FKV_TENSOR_MLX_MXFP4, FKV_TENSOR_MLX_NVFP4};
+    static const fkv_tensor_type modes[] = {FKV_TENSOR_MLX_AFFINE, FKV_TENSOR_MLX_MXFP4, FKV_TENSOR_MLX_NVFP4,
+                                            FKV_TENSOR_MLX_MXFP8};
     static const fkv_tensor_type kinds[] = {FKV_TENSOR_F32, FKV_TENSOR_F16, FKV_TENSOR_BF16, FKV_TENSOR_U8};
     size_t size = 0;
     uint8_t *bytes = read_vectors("FKV_ARRAY_VECTORS", "tests/vectors/array_codes.bin", &size);
@@ -157,6 +172,7 @@ START_TEST(floats_of_mlx_arrays_are_those_of_mlx_to_the_bit) {
         const size_t n_scales = (size_t)tensor.n_rows * (tensor.n_cols / tensor.group);
         const size_t part = n_scales * fkv_tensor_format_of(tensor.scale_type)->block_bytes;
         tensor.data = at;
+        tensor.scale_row_bytes = part / tensor.n_rows;
         tensor.scales = at += tensor.n_rows * tensor.row_bytes;
         at += part;
         if (head[0] == 0) {
@@ -173,6 +189,10 @@ START_TEST(floats_of_mlx_arrays_are_those_of_mlx_to_the_bit) {
             fkv_panel_layout layout = fkv_panel_layout_of(fkv_tensor_matrix_kind(&tensor, &group));
             memcpy(expected, at, tensor.n_cols * sizeof(float));
             fkv_tensor_row_floats(&tensor, row, floats);
+            if (group == 0) {
+                ck_halves(&tensor, row, floats, expected);
+                continue;
+            }
             fkv_tensor_row_codes(&tensor, row, codes, scales, biases);
             for (uint32_t i = 0; i < tensor.n_cols; i++) {
                 const float packed = scales[i / group] * number_of(&tensor, codes[i]) + biases[i / group];

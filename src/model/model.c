@@ -281,7 +281,37 @@ static const fkv_tensor *every_second(search *s, const fkv_tensor *whole, uint32
     return view;
 }
 
-/* gpt-oss in safetensors: [E, columns, rows], and gate and up take turns in the rows. */
+/* gpt-oss in safetensors as it is published: codes [E, rows, columns], and gate and up take turns in the rows. */
+static fkv_status find_coded_experts(search *s, fkv_layer_tensors *t) {
+    const fkv_hparams *h = s->model->hparams;
+    const uint32_t f = h->expert_dim;
+    const fkv_tensor *up = NULL;
+    const fkv_tensor *bias = NULL;
+    FKV_TRY(find_part(s, "ffn_up_exps.weight", (uint64_t)h->n_experts * 2 * f, h->dim, true, &up));
+    FKV_TRY(find_part(s, "ffn_up_exps.bias", h->n_experts, 2 * f, true, &bias));
+    FKV_REQUIRE(bias->type <= FKV_TENSOR_BF16, FKV_UNSUPPORTED, "tensor %s is of type %s; biases are F32, F16 or BF16",
+                bias->name, fkv_tensor_type_name(bias->type));
+    t->gate_experts_bias = every_second(s, bias, 0, f);
+    t->up_experts_bias = every_second(s, bias, 1, f);
+    const fkv_tensor ***lists[] = {&t->gate_experts, &t->up_experts};
+    for (uint32_t part = 0; part < 2; part++) {
+        *lists[part] = s->next_expert;
+        for (uint32_t e = 0; e < h->n_experts; e++) {
+            fkv_tensor *view = s->next_view++;
+            *view = fkv_tensor_every_second_row(up, e * 2 * f + part, f);
+            *s->next_expert++ = view;
+        }
+    }
+    return find_expert_part(s, "ffn_down", "ffn_down", h->dim, f, 0, h->dim, &t->down_experts);
+}
+
+static bool is_coded(const search *s, const char *name) {
+    char text[FKV_MAX_TENSOR_NAME];
+    const fkv_tensor *tensor = fkv_weights_find(s->model->weights, layer_name(text, s->layer, name));
+    return tensor != NULL && tensor->bits != 0;
+}
+
+/* The same as floats: [E, columns, rows]. */
 static fkv_status find_turned_experts(search *s, fkv_layer_tensors *t) {
     const fkv_hparams *h = s->model->hparams;
     const uint32_t f = h->expert_dim;
@@ -322,7 +352,8 @@ static fkv_status find_experts(search *s, fkv_layer_tensors *t) {
     FKV_TRY(find_part(s, "ffn_gate_inp.weight", h->n_experts, h->dim, true, &t->router));
     FKV_TRY(find_part(s, "ffn_gate_inp.bias", 1, h->n_experts, false, &t->router_bias));
     FKV_TRY(find_part(s, "ffn_down_exps.bias", h->n_experts, h->dim, false, &t->down_experts_bias));
-    if (fused && h->features.activation == FKV_SWIGLU_CLAMPED) return find_turned_experts(s, t);
+    if (fused && h->features.activation == FKV_SWIGLU_CLAMPED)
+        return is_coded(s, "ffn_up_exps.weight") ? find_coded_experts(s, t) : find_turned_experts(s, t);
     FKV_TRY(find_expert_part(s, "ffn_gate", fused ? up : "ffn_gate", f, h->dim, 0, fused ? 2 * f : f, &t->gate_experts));
     FKV_TRY(find_expert_part(s, "ffn_up", up, f, h->dim, fused ? f : 0, fused ? 2 * f : f, &t->up_experts));
     FKV_TRY(find_expert_part(s, "ffn_down", "ffn_down", h->dim, f, 0, h->dim, &t->down_experts));

@@ -2,8 +2,9 @@
  *
  *   "quantization": {"bits": 4, "group_size": 64, "mode": "affine", "model.layers.0.mlp.gate": {"bits": 8, ...}, "x": false}
  *
- * A module M has M.weight (U32 words), M.scales and, if affine, M.biases. The three may lie in different files, so they are
- * joined when all have been read.
+ * A module M has M.weight (U32 words), M.scales and, if affine, M.biases. gpt-oss has the words of mxfp4 as M_blocks, bytes, and
+ * M_scales. Parts may lie in different files, so they are joined when all have been read. Other methods are in
+ * quantization_methods.c.
  */
 #include "quantization.h"
 
@@ -19,8 +20,10 @@ typedef struct mode {
     uint32_t group; /* the same */
 } mode;
 
-static const mode MODES[] = {
-    {"affine", FKV_TENSOR_MLX_AFFINE, 0, 0}, {"mxfp4", FKV_TENSOR_MLX_MXFP4, 4, 32}, {"nvfp4", FKV_TENSOR_MLX_NVFP4, 4, 16}};
+static const mode MODES[] = {{"affine", FKV_TENSOR_MLX_AFFINE, 0, 0},
+                             {"mxfp4", FKV_TENSOR_MLX_MXFP4, 4, 32},
+                             {"nvfp4", FKV_TENSOR_MLX_NVFP4, 4, 16},
+                             {"mxfp8", FKV_TENSOR_MLX_MXFP8, 8, 32}};
 
 /* ---- config.json ---- */
 
@@ -32,7 +35,7 @@ static fkv_status read_one(const json_t *object, const char *path, struct fkv_qu
     if (name == NULL) name = "affine";
     for (size_t i = 0; i < sizeof MODES / sizeof MODES[0]; i++)
         if (strcmp(MODES[i].name, name) == 0) found = &MODES[i];
-    FKV_REQUIRE(found != NULL, FKV_UNSUPPORTED, "quantization of mode '%s'; affine, mxfp4 and nvfp4 are read; %s: %s",
+    FKV_REQUIRE(found != NULL, FKV_UNSUPPORTED, "quantization of mode '%s'; affine, mxfp4, nvfp4 and mxfp8 are read; %s: %s",
                 fkv_show_text(name).text, METHOD_HINT, path);
     if (found->bits != 0) {
         FKV_REQUIRE(bits == found->bits && group == found->group, FKV_FILE_FORMAT,
@@ -74,10 +77,13 @@ fkv_status fkv_quantization_read(fkv_weights *weights, const json_t *root, const
     if (object == NULL || json_is_null(object)) return FKV_OK;
     FKV_REQUIRE(json_is_object(object), FKV_FILE_FORMAT, "quantization_config is no object: %s", path);
     const char *method = json_string_value(json_object_get(object, "quant_method"));
-    FKV_REQUIRE(method == NULL, FKV_UNSUPPORTED, "weights quantized by '%s' are not read; %s: %s",
-                fkv_show_text(method == NULL ? "" : method).text, METHOD_HINT, path);
     weights->quantized = fkv_weights_keep(weights, (json_object_size(object) + 1) * sizeof *weights->quantized);
     FKV_REQUIRE(weights->quantized != NULL, FKV_NO_MEMORY, "no memory for the quantization of modules: %s", path);
+    if (method != NULL) {
+        FKV_TRY(fkv_quantization_method(object, method, path, &weights->quantized[0]));
+        weights->n_quantized = 1;
+        return FKV_OK;
+    }
     FKV_TRY(read_one(object, path, &weights->quantized[0]));
     weights->n_quantized = 1;
     return read_modules(object, path, weights);
@@ -85,22 +91,25 @@ fkv_status fkv_quantization_read(fkv_weights *weights, const json_t *root, const
 
 /* ---- tensors ---- */
 
-fkv_status fkv_quantization_describe(const fkv_weights *weights, const char *name, const char *path, fkv_tensor *tensor) {
+/* What the config says of a module: the name before its last dot. NULL: nothing. */
+static const struct fkv_quantization *found_for(const fkv_weights *weights, const char *name) {
     const char *end = strrchr(name, '.');
     const size_t n = end == NULL ? 0 : (size_t)(end - name);
-    FKV_REQUIRE(weights->n_quantized > 0, FKV_UNSUPPORTED,
-                "tensor %s is of type U32 and config.json has no \"quantization\"; F32, F16 and BF16 are read without: %s",
-                fkv_show_text(name).text, path);
-    const struct fkv_quantization *found = &weights->quantized[0];
+    const struct fkv_quantization *found = weights->n_quantized > 0 ? &weights->quantized[0] : NULL;
     for (uint32_t i = 1; i < weights->n_quantized; i++) {
         const char *module = weights->quantized[i].module;
         if (strlen(module) == n && memcmp(module, name, n) == 0) found = &weights->quantized[i];
     }
-    const uint64_t n_bits = (uint64_t)tensor->n_cols * 32;
+    return found;
+}
+
+/* n_bits: of a row. */
+static fkv_status make_codes(const struct fkv_quantization *found, uint64_t n_bits, const char *name, const char *path,
+                             fkv_tensor *tensor) {
     const uint64_t n_cols = n_bits / found->bits;
     FKV_REQUIRE(n_bits % found->bits == 0 && n_cols % found->group == 0 && n_cols <= UINT32_MAX, FKV_FILE_DAMAGED,
-                "tensor %s has rows of %u words, which are no groups of %u codes of %u bits: %s", fkv_show_text(name).text,
-                tensor->n_cols, found->group, found->bits, path);
+                "tensor %s has rows of %" PRIu64 " bytes, which are no groups of %u codes of %u bits: %s",
+                fkv_show_text(name).text, n_bits / 8, found->group, found->bits, path);
     tensor->type = found->type;
     tensor->n_cols = (uint32_t)n_cols;
     tensor->bits = found->bits;
@@ -108,26 +117,44 @@ fkv_status fkv_quantization_describe(const fkv_weights *weights, const char *nam
     return FKV_OK;
 }
 
-/* The tensor beside one of codes that has another end to its name. */
-static fkv_tensor *beside(fkv_weights *weights, const fkv_tensor *codes, const char *end) {
+fkv_status fkv_quantization_describe(const fkv_weights *weights, const char *name, const char *path, fkv_tensor *tensor) {
+    const struct fkv_quantization *found = found_for(weights, name);
+    const bool is_words = tensor->type == FKV_TENSOR_U32;
+    const bool is_blocks = tensor->type == FKV_TENSOR_U8 && fkv_ends_with(name, "_blocks");
+    if (!is_words && !is_blocks) return FKV_OK;
+    FKV_REQUIRE(found != NULL && found->bits != 0 && found->is_hf == is_blocks &&
+                    (!is_blocks || found->type == FKV_TENSOR_MLX_MXFP4),
+                FKV_UNSUPPORTED,
+                "tensor %s is of type %s and config.json has no \"quantization\" that says what it means; F32, F16 and BF16 are "
+                "read without: %s",
+                fkv_show_text(name).text, fkv_tensor_type_name(tensor->type), path);
+    return make_codes(found, tensor->row_bytes * 8, name, path, tensor);
+}
+
+/* The tensor beside another whose name has another end behind the last dot. */
+static fkv_tensor *beside(fkv_weights *weights, const fkv_tensor *tensor, const char *end) {
     char name[FKV_MAX_TENSOR_NAME];
-    static const char weight[] = ".weight";
-    const size_t n = strlen(codes->name);
-    if (n < sizeof weight || strcmp(codes->name + n - (sizeof weight - 1), weight) != 0) return NULL;
-    const size_t stem = n - (sizeof weight - 1);
+    const char *dot = strrchr(tensor->name, '.');
+    if (dot == NULL) return NULL;
+    const size_t stem = (size_t)(dot - tensor->name);
     if (stem + strlen(end) >= sizeof name) return NULL;
-    memcpy(name, codes->name, stem);
+    memcpy(name, tensor->name, stem);
     memcpy(name + stem, end, strlen(end) + 1);
     const fkv_tensor *found = fkv_weights_find(weights, name);
     return found == NULL ? NULL : &weights->tensors[found - weights->tensors];
 }
 
 static bool is_codes(const fkv_tensor *tensor) { return tensor->bits != 0; }
+static bool is_linear(const fkv_tensor *tensor) {
+    return tensor->type == FKV_TENSOR_E4M3 || (tensor->type == FKV_TENSOR_I32 && fkv_ends_with(tensor->name, ".qweight"));
+}
 
 static fkv_status join_one(fkv_weights *weights, fkv_tensor *codes, bool *taken, const char *path) {
     const bool is_affine = codes->type == FKV_TENSOR_MLX_AFFINE;
     const uint32_t n_groups = codes->n_cols / codes->group;
-    fkv_tensor *parts[2] = {beside(weights, codes, ".scales"), is_affine ? beside(weights, codes, ".biases") : NULL};
+    const bool is_weight = fkv_ends_with(codes->name, ".weight");
+    fkv_tensor *parts[2] = {is_weight ? beside(weights, codes, ".scales") : NULL,
+                            is_weight && is_affine ? beside(weights, codes, ".biases") : NULL};
     FKV_REQUIRE(parts[0] != NULL && (!is_affine || parts[1] != NULL), FKV_FILE_DAMAGED,
                 "tensor %s is quantized and its scales%s are in no file: %s", codes->name, is_affine ? " or biases" : "", path);
     for (uint32_t i = 0; i < 2 && parts[i] != NULL; i++) {
@@ -143,17 +170,22 @@ static fkv_status join_one(fkv_weights *weights, fkv_tensor *codes, bool *taken,
     codes->scales = parts[0]->data;
     codes->biases = is_affine ? parts[1]->data : NULL;
     codes->scale_type = parts[0]->type;
+    codes->scale_row_bytes = parts[0]->row_bytes;
     return FKV_OK;
 }
 
-/* Leaves out what was taken; what is no weight by itself must have been. */
+/* Leaves out what was taken; what is no weight by itself must have been. "qweight" is a weight now. */
 static fkv_status keep_others(fkv_weights *weights, const bool *taken, const char *path) {
     uint32_t n = 0;
     for (uint32_t i = 0; i < weights->n_tensors; i++) {
+        fkv_tensor *tensor = &weights->tensors[i];
         if (taken[i]) continue;
-        FKV_REQUIRE(weights->tensors[i].type != FKV_TENSOR_U8, FKV_UNSUPPORTED,
-                    "tensor %s is of type U8 and belongs to no quantized weight: %s", weights->tensors[i].name, path);
-        if (n != i) weights->tensors[n] = weights->tensors[i];
+        FKV_REQUIRE(tensor->type < FKV_TENSOR_U8, FKV_UNSUPPORTED,
+                    "tensor %s is of type %s and belongs to no quantized weight: %s", tensor->name,
+                    fkv_tensor_type_name(tensor->type), path);
+        if (tensor->linear != NULL && fkv_ends_with(tensor->name, ".qweight"))
+            memcpy(tensor->name + strlen(tensor->name) - strlen("qweight"), "weight", sizeof "weight");
+        if (n != i) weights->tensors[n] = *tensor;
         n++;
     }
     weights->n_tensors = n;
@@ -165,7 +197,10 @@ fkv_status fkv_quantization_join(fkv_weights *weights, const char *path) {
     FKV_REQUIRE(taken != NULL, FKV_NO_MEMORY, "no memory to join %u tensors: %s", weights->n_tensors, path);
     fkv_status status = FKV_OK;
     for (uint32_t i = 0; i < weights->n_tensors && status == FKV_OK; i++)
-        if (is_codes(&weights->tensors[i])) status = join_one(weights, &weights->tensors[i], taken, path);
+        if (is_codes(&weights->tensors[i]))
+            status = join_one(weights, &weights->tensors[i], taken, path);
+        else if (is_linear(&weights->tensors[i]))
+            status = fkv_quantization_join_linear(weights, &weights->tensors[i], beside, taken, path);
     if (status == FKV_OK) status = keep_others(weights, taken, path);
     free(taken);
     return status;

@@ -25,13 +25,16 @@ enum { MAX_PATH = 4096 };
 static fkv_status type_of(const json_t *about, const char *name, const char *path, fkv_tensor_type *type) {
     const char *dtype = json_string_value(json_object_get(about, "dtype"));
     FKV_REQUIRE(dtype != NULL, FKV_FILE_FORMAT, "tensor %s has no dtype: %s", fkv_show_text(name).text, path);
-    static const fkv_tensor_type types[] = {FKV_TENSOR_F32, FKV_TENSOR_F16, FKV_TENSOR_BF16, FKV_TENSOR_U8, FKV_TENSOR_U32};
+    static const fkv_tensor_type types[] = {FKV_TENSOR_F32, FKV_TENSOR_F16, FKV_TENSOR_BF16, FKV_TENSOR_U8,
+                                            FKV_TENSOR_U32, FKV_TENSOR_I32, FKV_TENSOR_E4M3};
     for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
         if (strcmp(fkv_tensor_type_name(types[i]), dtype) != 0) continue;
         *type = types[i];
         return FKV_OK;
     }
-    return fkv_fail(FKV_UNSUPPORTED, "tensor %s is of type %s; F32, F16, BF16 and MLX's quantized ones are read: %s",
+    return fkv_fail(FKV_UNSUPPORTED,
+                    "tensor %s is of type %s; F32, F16, BF16 and the parts of quantized weights (U8, U32, I32, "
+                    "F8_E4M3) are read: %s",
                     fkv_show_text(name).text, fkv_show_text(dtype).text, path);
 }
 
@@ -51,6 +54,16 @@ static fkv_status numbers_of(const json_t *about, const char *key, const char *n
     return FKV_OK;
 }
 
+/* [..., blocks, 16 bytes] of gpt-oss is a row of bytes. */
+static fkv_status join_blocks(const char *name, const char *path, uint64_t *dims, uint32_t *n_dims) {
+    if (!fkv_ends_with(name, "_blocks")) return FKV_OK;
+    FKV_REQUIRE(*n_dims >= 2 && dims[*n_dims - 1] == 16 && dims[*n_dims - 2] <= UINT32_MAX, FKV_FILE_DAMAGED,
+                "tensor %s is not of blocks of 16 bytes: %s", fkv_show_text(name).text, path);
+    dims[*n_dims - 2] *= 16;
+    (*n_dims)--;
+    return FKV_OK;
+}
+
 static fkv_status read_tensor(const json_t *about, const char *hf_name, const char *name, const uint8_t *data,
                               uint64_t data_bytes, const char *path, fkv_tensor *tensor) {
     fkv_tensor_type type = FKV_TENSOR_F32;
@@ -63,6 +76,7 @@ static fkv_status read_tensor(const json_t *about, const char *hf_name, const ch
     FKV_TRY(type_of(about, hf_name, path, &type));
     FKV_TRY(numbers_of(about, "shape", hf_name, path, dims, FKV_MAX_DIMS, &n_dims));
     FKV_TRY(numbers_of(about, "data_offsets", hf_name, path, span, 2, &n_span));
+    FKV_TRY(join_blocks(hf_name, path, dims, &n_dims));
     FKV_TRY(fkv_tensor_describe(tensor, (fkv_bytes){.data = name, .size = strlen(name)}, type, dims, n_dims, path, &bytes));
     FKV_REQUIRE(n_span == 2 && span[0] <= span[1] && span[1] <= data_bytes, FKV_FILE_DAMAGED,
                 "tensor %s lies from %" PRIu64 " to %" PRIu64 " of %" PRIu64 " bytes; is the download complete? %s",
@@ -74,24 +88,50 @@ static fkv_status read_tensor(const json_t *about, const char *hf_name, const ch
     return FKV_OK;
 }
 
-/* The end of a name of scales or biases of a quantized weight; NULL: another's. */
-static const char *part_end(const char *name) {
-    const char *end = strrchr(name, '.');
-    return end != NULL && (strcmp(end, ".scales") == 0 || strcmp(end, ".biases") == 0) ? end : NULL;
+/* Ends of names that parts of a quantized weight have. A part is called as its weight is, with an end of its own. */
+typedef struct part_name {
+    const char *end;   /* in the file */
+    const char *whole; /* instead of it, the weight's */
+    const char *part;  /* instead of ".weight", here */
+} part_name;
+
+static const part_name PARTS[] = {
+    {".scales", ".weight", ".scales"},    {".biases", ".weight", ".biases"},
+    {".qweight", ".weight", ".qweight"},  {".qzeros", ".weight", ".qzeros"},
+    {".g_idx", ".weight", ".g_idx"},      {".weight_scale_inv", ".weight", ".weight_scale_inv"},
+    {"_proj_blocks", "_proj", ".weight"}, {"_proj_scales", "_proj", ".scales"},
+};
+
+static const part_name *part_of(const char *hf_name) {
+    for (size_t i = 0; i < sizeof PARTS / sizeof PARTS[0]; i++)
+        if (fkv_ends_with(hf_name, PARTS[i].end)) return &PARTS[i];
+    return NULL;
 }
 
-/* Scales and biases are called as their weight is. False: not a tensor of the model. */
+/* How activations were scaled, which are not quantized here. */
+static bool is_of_activations(const fkv_weights *weights, const char *hf_name) {
+    const bool is_fp8 = weights->n_quantized > 0 && weights->quantized[0].type == FKV_TENSOR_FP8;
+    return is_fp8 && (fkv_ends_with(hf_name, ".activation_scale") || fkv_ends_with(hf_name, ".input_scale"));
+}
+
+/* The name of a part, from that of its weight; false: of no weight that has a name here. */
+static bool name_of_part(const fkv_weights *weights, const char *hf_name, const part_name *part, char name[FKV_MAX_TENSOR_NAME]) {
+    char weight[FKV_MAX_TENSOR_NAME];
+    const int stem = (int)(strlen(hf_name) - strlen(part->end));
+    const int n = snprintf(weight, sizeof weight, "%.*s%s", stem, hf_name, part->whole);
+    if (n < 0 || n >= FKV_MAX_TENSOR_NAME || !fkv_hf_tensor_name(weights->architecture, weight, name)) return false;
+    const size_t before = strlen(name) - strlen(".weight");
+    if (!fkv_ends_with(name, ".weight") || before + strlen(part->part) >= FKV_MAX_TENSOR_NAME) return false;
+    memcpy(name + before, part->part, strlen(part->part) + 1);
+    return true;
+}
+
+/* False: not a tensor of the model. */
 static bool name_of(const fkv_weights *weights, const char *hf_name, char name[FKV_MAX_TENSOR_NAME]) {
-    const char *end = part_end(hf_name);
-    if (end == NULL) {
+    const part_name *part = part_of(hf_name);
+    if (is_of_activations(weights, hf_name)) return false;
+    if (part == NULL || !name_of_part(weights, hf_name, part, name))
         if (!fkv_hf_tensor_name(weights->architecture, hf_name, name)) return false;
-    } else {
-        char weight[FKV_MAX_TENSOR_NAME + 8];
-        (void)snprintf(weight, sizeof weight, "%.*s.weight", (int)(end - hf_name), hf_name);
-        if (strlen(weight) >= FKV_MAX_TENSOR_NAME || !fkv_hf_tensor_name(weights->architecture, weight, name)) return false;
-        char *kind = strrchr(name, '.');
-        if (kind != NULL) memcpy(kind, end, strlen(end) + 1); /* as long as ".weight" */
-    }
     return !weights->is_tied || strncmp(name, "output.", 7) != 0; /* a copy of the embedding */
 }
 
@@ -107,7 +147,7 @@ static fkv_status read_tensors(fkv_weights *weights, json_t *header, const uint8
                     fkv_show_text(hf_name).text, FKV_MAX_TENSOR_NAME - 1, path);
         if (!name_of(weights, hf_name, name)) continue;
         FKV_TRY(read_tensor(about, hf_name, name, data, data_bytes, path, next));
-        if (next->type == FKV_TENSOR_U32) FKV_TRY(fkv_quantization_describe(weights, hf_name, path, next));
+        FKV_TRY(fkv_quantization_describe(weights, hf_name, path, next));
         next++;
         weights->n_tensors++;
     }
@@ -233,7 +273,7 @@ static fkv_status check_index(const fkv_weights *weights, const json_t *index, c
     json_t *file = NULL;
     json_object_foreach(map, hf_name, file) {
         char name[FKV_MAX_TENSOR_NAME];
-        if (!name_of(weights, hf_name, name) || part_end(name) != NULL) continue;
+        if (!name_of(weights, hf_name, name) || part_of(name) != NULL) continue;
         FKV_REQUIRE(fkv_weights_find(weights, name) != NULL, FKV_FILE_DAMAGED, "tensor %s is in the index and in no file: %s",
                     fkv_show_text(hf_name).text, path);
     }

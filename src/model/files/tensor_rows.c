@@ -5,6 +5,7 @@
 #include "../../base/float16.h"
 #include "array_codes.h"
 #include "block_formats.h"
+#include "linear_codes.h"
 
 static const uint8_t *row_at(const fkv_tensor *tensor, uint32_t row) {
     FKV_ASSERT(row < tensor->n_rows);
@@ -12,13 +13,17 @@ static const uint8_t *row_at(const fkv_tensor *tensor, uint32_t row) {
 }
 
 fkv_matrix_kind fkv_tensor_matrix_kind(const fkv_tensor *tensor, uint32_t *group) {
-    const fkv_matrix_kind kind = tensor->bits != 0 ? fkv_array_codes_kind(tensor) : fkv_block_format_of(tensor->type)->kind;
+    const fkv_matrix_kind kind = tensor->linear != NULL ? fkv_linear_codes_kind(tensor)
+                                 : tensor->bits != 0    ? fkv_array_codes_kind(tensor)
+                                                        : fkv_block_format_of(tensor->type)->kind;
     *group = fkv_panel_layout_of(kind).group;
     return kind;
 }
 
 const int8_t *fkv_tensor_table(const fkv_tensor *tensor) {
-    if (tensor->bits != 0) return tensor->type == FKV_TENSOR_MLX_AFFINE ? NULL : FKV_TABLE_FP4;
+    if (tensor->linear != NULL) return NULL;
+    if (tensor->bits == 4 && tensor->type != FKV_TENSOR_MLX_AFFINE) return FKV_TABLE_FP4;
+    if (tensor->bits != 0) return NULL;
     return fkv_block_format_of(tensor->type)->table;
 }
 
@@ -32,6 +37,10 @@ static void round_centered(fkv_panel_layout layout, float *scales, float *biases
 }
 
 void fkv_tensor_row_codes(const fkv_tensor *tensor, uint32_t row, uint8_t *codes, float *scales, float *biases) {
+    if (tensor->linear != NULL) {
+        fkv_linear_codes_row(tensor, row, codes, scales, biases);
+        return;
+    }
     if (tensor->bits != 0) {
         fkv_array_codes_row(tensor, row, codes, scales, biases);
         return;
@@ -71,7 +80,26 @@ static void plain_floats(fkv_type type, const uint8_t *numbers, float *out, uint
         for (uint32_t i = 0; i < n; i++) out[i] = fkv_half_to_f32(type, fkv_load_half(numbers, i));
 }
 
+bool fkv_tensor_row_halves(const fkv_tensor *tensor, uint32_t row, uint8_t *room) {
+    const uint32_t n = tensor->n_cols;
+    bool finite = true;
+    fkv_tensor_row_floats(tensor, row, (float *)(void *)room);
+    for (uint32_t i = 0; i < n; i++) { /* a half is written where a float was read before */
+        float number;
+        memcpy(&number, room + sizeof number * i, sizeof number);
+        const uint16_t half = fkv_f32_to_f16(number);
+        fkv_store_half(room, i, half);
+        finite = finite && (half & 0x7c00) != 0x7c00;
+    }
+    memset(room + (size_t)n * sizeof(uint16_t), 0, (size_t)n * sizeof(uint16_t));
+    return finite;
+}
+
 void fkv_tensor_row_floats(const fkv_tensor *tensor, uint32_t row, float *out) {
+    if (tensor->linear != NULL) {
+        fkv_linear_codes_floats(tensor, row, out);
+        return;
+    }
     if (tensor->bits != 0) {
         fkv_array_codes_floats(tensor, row, out);
         return;

@@ -22,6 +22,10 @@ FKV_SEAM const int8_t *fkv_tensor_table(const fkv_tensor *tensor);
  * table, scale * table[code]. */
 FKV_SEAM void fkv_tensor_row_codes(const fkv_tensor *tensor, uint32_t row, uint8_t *codes, float *scales, float *biases);
 
+/* The types that are packed as 16-bit floats and are none in the file (FP8, MLX's mxfp8). room: [4 C] bytes, aligned for floats;
+ * becomes C 16-bit floats and zeros. False: a number is not finite as such. */
+bool fkv_tensor_row_halves(const fkv_tensor *tensor, uint32_t row, uint8_t *room);
+
 /* Any type to floats, exactly as the format's definition says: the truth, and for vectors (norms, biases). */
 FKV_SEAM void fkv_tensor_row_floats(const fkv_tensor *tensor, uint32_t row, float *out);
 

@@ -9,6 +9,7 @@
 
 #include "../../base/checksum.h"
 #include "../../base/memory.h"
+#include "linear_codes.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -50,14 +51,25 @@ static const fkv_tensor_format FORMATS[FKV_N_TENSOR_TYPES] = {
     [FKV_TENSOR_MLX_AFFINE] = {"MLX affine", 1, 1},
     [FKV_TENSOR_MLX_MXFP4] = {"MLX mxfp4", 1, 1},
     [FKV_TENSOR_MLX_NVFP4] = {"MLX nvfp4", 1, 1},
+    [FKV_TENSOR_MLX_MXFP8] = {"MLX mxfp8", 1, 1},
+    [FKV_TENSOR_AWQ] = {"AWQ", 1, 1},
+    [FKV_TENSOR_GPTQ] = {"GPTQ", 1, 1},
+    [FKV_TENSOR_FP8] = {"FP8", 1, 1},
     [FKV_TENSOR_U8] = {"U8", 1, 1},
     [FKV_TENSOR_U32] = {"U32", 1, 4},
+    [FKV_TENSOR_I32] = {"I32", 1, 4},
+    [FKV_TENSOR_E4M3] = {"F8_E4M3", 1, 1},
 };
 
 const fkv_tensor_format *fkv_tensor_format_of(fkv_tensor_type type) { return &FORMATS[type]; }
 const char *fkv_tensor_type_name(fkv_tensor_type type) { return FORMATS[type].name; }
 
 /* ---- making -------------------------------------------------------------------------------------------------- */
+
+bool fkv_ends_with(const char *text, const char *end) {
+    const size_t n = strlen(text);
+    return n >= strlen(end) && strcmp(text + n - strlen(end), end) == 0;
+}
 
 fkv_weights *fkv_weights_new(void) {
     fkv_weights *weights = calloc(1, sizeof *weights);
@@ -250,12 +262,27 @@ uint64_t fkv_weights_file_bytes(const fkv_weights *weights) {
 fkv_tensor fkv_tensor_rows(const fkv_tensor *tensor, uint32_t first, uint32_t n_rows) {
     fkv_tensor view = *tensor;
     view.n_rows = n_rows;
+    if (tensor->linear != NULL) {
+        view.first_row += first;
+        return view;
+    }
     view.data += first * tensor->row_bytes;
     if (tensor->bits == 0) return view;
-    const uint64_t before = (uint64_t)first * (tensor->n_cols / tensor->group) * FORMATS[tensor->scale_type].block_bytes;
-    view.scales += before;
-    if (view.biases != NULL) view.biases += before;
+    view.scales += first * tensor->scale_row_bytes;
+    if (view.biases != NULL) view.biases += first * tensor->scale_row_bytes;
     return view;
+}
+
+fkv_tensor fkv_tensor_every_second_row(const fkv_tensor *tensor, uint32_t first, uint32_t n_rows) {
+    FKV_ASSERT(tensor->bits != 0);
+    fkv_tensor view = fkv_tensor_rows(tensor, first, n_rows);
+    view.row_bytes *= 2;
+    view.scale_row_bytes *= 2;
+    return view;
+}
+
+uint64_t fkv_tensor_row_size(const fkv_tensor *tensor) {
+    return tensor->bits != 0 ? (uint64_t)tensor->n_cols * tensor->bits / 8 : tensor->row_bytes;
 }
 
 /* ---- identity ------------------------------------------------------------------------------------------------ */
@@ -322,10 +349,13 @@ static void add_tensor(fkv_sha256 *sha, const fkv_tensor *tensor) {
     fkv_sha256_add(sha, tensor->data, sample);
     fkv_sha256_add(sha, tensor->data + (bytes - sample) / 2, sample);
     fkv_sha256_add(sha, tensor->data + (bytes - sample), sample);
-    if (tensor->bits == 0) return;
-    add_u32(sha, tensor->group);
-    const uint64_t n_scales = (uint64_t)tensor->n_rows * (tensor->n_cols / tensor->group);
-    fkv_sha256_add(sha, tensor->scales, (size_t)(n_scales < SAMPLE_BYTES ? n_scales : SAMPLE_BYTES));
+    const bool is_linear = tensor->linear != NULL;
+    if (tensor->bits == 0 && !is_linear) return;
+    add_u32(sha, is_linear ? tensor->linear->group : tensor->group);
+    const uint64_t n_scales =
+        is_linear ? tensor->linear->scale_bytes : (uint64_t)tensor->n_rows * (tensor->n_cols / tensor->group);
+    fkv_sha256_add(sha, is_linear ? tensor->linear->scales : tensor->scales,
+                   (size_t)(n_scales < SAMPLE_BYTES ? n_scales : SAMPLE_BYTES));
 }
 
 fkv_status fkv_weights_id(const fkv_weights *weights, uint8_t id[32]) {
@@ -341,7 +371,8 @@ void fkv_weights_release(const fkv_weights *weights, const fkv_tensor *tensor) {
     (void)weights;
     const uint64_t page = fkv_os_page_bytes();
     const uintptr_t first = (uintptr_t)fkv_align_up((uintptr_t)tensor->data, page);
-    const uintptr_t end = ((uintptr_t)tensor->data + tensor_bytes(tensor)) / page * page;
+    const uint64_t before_last = (uint64_t)(tensor->n_rows - 1) * tensor->row_bytes;
+    const uintptr_t end = ((uintptr_t)tensor->data + before_last + fkv_tensor_row_size(tensor)) / page * page;
     /* clean pages of a file: the system reads them again if it must */
     if (first < end) (void)madvise((void *)first, end - first, MADV_DONTNEED);
 }

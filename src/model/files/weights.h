@@ -41,8 +41,14 @@ typedef enum fkv_tensor_type {
     FKV_TENSOR_MLX_AFFINE = FKV_N_BLOCK_TYPES,
     FKV_TENSOR_MLX_MXFP4,
     FKV_TENSOR_MLX_NVFP4,
-    FKV_TENSOR_U8,  /* scales, until they are joined with their codes: no tensor of open weights */
-    FKV_TENSOR_U32, /* words of codes, until they are described */
+    FKV_TENSOR_MLX_MXFP8,
+    FKV_TENSOR_AWQ, /* these three: linear_codes.h */
+    FKV_TENSOR_GPTQ,
+    FKV_TENSOR_FP8,
+    FKV_TENSOR_U8,   /* from here on parts of a weight, until they are joined: no tensor of open weights */
+    FKV_TENSOR_U32,  /* words of codes, until they are described */
+    FKV_TENSOR_I32,  /* words of codes and zeros */
+    FKV_TENSOR_E4M3, /* floats of 8 bits, whose scales lie apart */
     FKV_N_TENSOR_TYPES
 } fkv_tensor_type;
 
@@ -73,10 +79,21 @@ typedef struct fkv_tensor {
     fkv_tensor_type scale_type; /* F32, F16, BF16 or U8 */
     const uint8_t *scales;      /* [n_rows, n_cols / group] */
     const uint8_t *biases;      /* the same, or NULL */
+    uint64_t scale_row_bytes;   /* from one row of scales to the next */
+
+    /* AWQ, GPTQ and FP8, whose rows have no place of their own: */
+    const struct fkv_linear_codes *linear; /* or NULL; row_bytes is then a row's share */
+    uint32_t first_row;                    /* of the whole, in a view */
 } fkv_tensor;
 
 /* Rows [first, first + n_rows) of a tensor, as a tensor: a matrix of a stack. */
 fkv_tensor fkv_tensor_rows(const fkv_tensor *tensor, uint32_t first, uint32_t n_rows);
+
+/* Rows first, first + 2, ... of one of MLX's types: row_bytes then leads to the next row and is not its size. */
+fkv_tensor fkv_tensor_every_second_row(const fkv_tensor *tensor, uint32_t first, uint32_t n_rows);
+
+/* What a row of its own takes, wherever the next one lies. */
+FKV_SEAM uint64_t fkv_tensor_row_size(const fkv_tensor *tensor);
 
 const char *fkv_tensor_type_name(fkv_tensor_type type); /* "Q4_K" */
 

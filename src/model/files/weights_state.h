@@ -37,6 +37,8 @@ struct fkv_weights {
     bool says_untied; /* config.json: the output must be there */
 };
 
+bool fkv_ends_with(const char *text, const char *end);
+
 /* Zeroed, with the defaults of a file that says nothing. NULL: no memory. */
 fkv_weights *fkv_weights_new(void);
 

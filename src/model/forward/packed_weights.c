@@ -53,7 +53,8 @@ static fkv_status repack(packing *p, const fkv_tensor *tensor, fkv_matrix *matri
     repack_job job = {.tensor = tensor, .matrix = matrix, .scratch = p->scratch, .scratch_bytes = p->scratch_bytes};
     fkv_workers_run(p->workers, repack_panel, &job, fkv_ceil_div(tensor->n_rows, FKV_PANEL_ROWS));
     fkv_weights_release(p->model->weights, tensor);
-    FKV_REQUIRE(!job.overflowed, FKV_UNSUPPORTED, "tensor %s has scales that are not finite as 16-bit floats", tensor->name);
+    FKV_REQUIRE(!job.overflowed, FKV_UNSUPPORTED, "tensor %s has scales or numbers that are not finite as 16-bit floats",
+                tensor->name);
     return FKV_OK;
 }
 

@@ -37,7 +37,10 @@ bool fkv_tensor_set_rows(const fkv_tensor *tensor, uint32_t row, uint32_t n_rows
         if (matrix->group != 0) {
             finite = set_codes(tensor, row + i, matrix, to + i, scratch) && finite;
         } else {
-            fkv_tensor_gather_row(tensor, row + i, scratch);
+            if (tensor->type <= FKV_TENSOR_BF16)
+                fkv_tensor_gather_row(tensor, row + i, scratch);
+            else
+                finite = fkv_tensor_row_halves(tensor, row + i, scratch) && finite;
             fkv_matrix_set_floats(matrix, to + i, scratch);
         }
     }
@@ -73,7 +76,7 @@ fkv_status fkv_tensor_map_matrix(const fkv_tensor *tensor, fkv_matrix *matrix) {
 }
 
 uint64_t fkv_tensor_stored_bytes(const fkv_tensor *tensor) {
-    uint64_t row = tensor->row_bytes;
+    uint64_t row = fkv_tensor_row_size(tensor);
     if (tensor->col_step != 0) row = (uint64_t)tensor->n_cols * fkv_tensor_format_of(tensor->type)->block_bytes;
     if (tensor->bits != 0) {
         uint64_t scale = fkv_tensor_format_of(tensor->scale_type)->block_bytes;

@@ -15,7 +15,7 @@ fkv_status fkv_tensor_matrix_shape(const fkv_tensor *tensor, fkv_matrix *matrix)
 uint64_t fkv_tensor_scratch_bytes(uint32_t n_cols);
 
 /* Rows [row, row + n_rows) of a tensor as rows `to` on of a matrix with panels; columns that pad it become zeros. False: a scale
- * is not finite as f16. */
+ * or a number is not finite as f16. */
 bool fkv_tensor_set_rows(const fkv_tensor *tensor, uint32_t row, uint32_t n_rows, fkv_matrix *matrix, uint32_t to, void *scratch);
 
 /* The matrix of a tensor that stays mapped, and must stay where it is. */

@@ -206,18 +206,25 @@ static void look_up(const int8_t *table, uint32_t n_cols, uint8_t *codes, const 
     for (uint32_t g = 0; g < n_cols / GROUP; g++) biases[g] = -128 * scales[g];
 }
 
+/* Rows of `bytes` bytes, `step` apart in the file and at any address there. */
+static void gather_rows(const uint8_t *from, uint64_t step, uint64_t bytes, uint32_t n_rows, uint8_t *out) {
+    for (uint32_t r = 0; r < n_rows; r++) memcpy(out + r * bytes, from + r * step, bytes);
+}
+
 /* MLX's own codes, as they lie in the file; bytes for scales too, others in the type of the rows. */
 static fkv_status take_arrays(const fkv_tensor *tensor, const staging *s, fkv_array_matrix *m) {
     const uint32_t n_groups = tensor->n_cols / tensor->group;
-    memcpy(s->bytes, tensor->data, (size_t)(tensor->n_rows * tensor->row_bytes)); /* which may lie at an odd address */
+    gather_rows(tensor->data, tensor->row_bytes, fkv_tensor_row_size(tensor), tensor->n_rows, s->bytes);
     FKV_TRY(copy_to(&m->affine.codes, s->bytes, tensor->n_rows, row_words(tensor), MLX_UINT32));
-    if (tensor->scale_type == FKV_TENSOR_U8)
-        return copy_to(&m->affine.scales, tensor->scales, tensor->n_rows, n_groups, MLX_UINT8);
+    if (tensor->scale_type == FKV_TENSOR_U8) {
+        gather_rows(tensor->scales, tensor->scale_row_bytes, n_groups, tensor->n_rows, s->bytes);
+        return copy_to(&m->affine.scales, s->bytes, tensor->n_rows, n_groups, MLX_UINT8);
+    }
     const uint8_t *parts[] = {tensor->scales, tensor->biases};
     mlx_array *arrays[] = {&m->affine.scales, &m->affine.biases};
     for (size_t i = 0; i < 2; i++) {
         fkv_tensor part = {.type = tensor->scale_type, .n_rows = tensor->n_rows, .n_cols = n_groups, .data = parts[i]};
-        part.row_bytes = (uint64_t)n_groups * fkv_tensor_format_of(part.type)->block_bytes;
+        part.row_bytes = tensor->scale_row_bytes;
         for (uint32_t r = 0; r < part.n_rows; r++) {
             fkv_tensor_row_floats(&part, r, s->row);
             put_numbers(m->rows, s->row, n_groups, s->bytes, (size_t)r * n_groups);
@@ -250,6 +257,7 @@ static fkv_status take_codes(const fkv_tensor *tensor, const staging *s, fkv_arr
 
 static const char *mode_of(const fkv_tensor *tensor) {
     if (tensor->type == FKV_TENSOR_MLX_MXFP4) return "mxfp4";
+    if (tensor->type == FKV_TENSOR_MLX_MXFP8) return "mxfp8";
     return tensor->type == FKV_TENSOR_MLX_NVFP4 ? "nvfp4" : NULL;
 }
 

@@ -1,0 +1,118 @@
+/* See linear_codes.h. */
+#include "linear_codes.h"
+
+#include "../../base/float16.h"
+
+enum { WORD_BITS = 32, AWQ_ROWS = 8 };
+
+/* Where AWQ has the code of each of the 8 rows of a word. */
+static const uint8_t AWQ_PLACES[AWQ_ROWS] = {0, 4, 1, 5, 2, 6, 3, 7};
+
+static uint32_t word_at(const uint8_t *words, uint64_t i) {
+    uint32_t word;
+    memcpy(&word, words + sizeof word * i, sizeof word);
+    return word;
+}
+
+/* Number i of a stream of codes whose words are `step` apart. */
+static uint32_t code_at(const uint8_t *words, uint64_t first, uint64_t step, uint32_t bits, uint64_t i) {
+    FKV_ASSERT(bits >= 2 && bits <= 8);
+    const uint64_t at = i * bits;
+    const uint32_t shift = (uint32_t)(at % WORD_BITS);
+    uint64_t wide = word_at(words, first + at / WORD_BITS * step);
+    if (shift + bits > WORD_BITS) wide |= (uint64_t)word_at(words, first + (at / WORD_BITS + 1) * step) << WORD_BITS;
+    return (uint32_t)(wide >> shift) & ((1u << bits) - 1);
+}
+
+static uint32_t awq_at(const fkv_tensor *tensor, const uint8_t *words, uint64_t line, uint64_t row) {
+    const uint64_t n_words = tensor->linear->n_rows / AWQ_ROWS;
+    return word_at(words, line * n_words + row / AWQ_ROWS) >> 4 * AWQ_PLACES[row % AWQ_ROWS] & 15;
+}
+
+static uint32_t code_of(const fkv_tensor *tensor, uint64_t row, uint32_t col) {
+    if (tensor->type == FKV_TENSOR_AWQ) return awq_at(tensor, tensor->data, col, row);
+    return code_at(tensor->data, row, tensor->linear->n_rows, tensor->linear->bits, col);
+}
+
+static uint32_t zero_of(const fkv_tensor *tensor, uint64_t row, uint32_t group) {
+    const struct fkv_linear_codes *l = tensor->linear;
+    if (tensor->type == FKV_TENSOR_AWQ) return awq_at(tensor, l->zeros, group, row);
+    const uint64_t n_words = (uint64_t)l->n_rows * l->bits / WORD_BITS;
+    return (code_at(l->zeros, group * n_words, 1, l->bits, row) + l->zero_more) & ((1u << l->bits) - 1);
+}
+
+static float scale_of(const struct fkv_linear_codes *l, uint64_t i) {
+    uint16_t half;
+    float single;
+    if (l->scale_type == FKV_TENSOR_F32) {
+        memcpy(&single, l->scales + sizeof single * i, sizeof single);
+        return single;
+    }
+    memcpy(&half, l->scales + sizeof half * i, sizeof half);
+    return l->scale_type == FKV_TENSOR_F16 ? fkv_f16_to_f32(half) : fkv_bf16_to_f32(half);
+}
+
+fkv_matrix_kind fkv_linear_codes_kind(const fkv_tensor *tensor) {
+    static const fkv_matrix_kind affine[] = {
+        [2] = FKV_MATRIX_AFFINE2, [3] = FKV_MATRIX_AFFINE3, [4] = FKV_MATRIX_AFFINE4, [8] = FKV_MATRIX_AFFINE8};
+    const struct fkv_linear_codes *l = tensor->linear;
+    if (tensor->type == FKV_TENSOR_FP8) return FKV_MATRIX_F16;
+    if (l->centered && l->bits == 4) return FKV_MATRIX_CENTERED4;
+    return l->centered && l->bits == 8 ? FKV_MATRIX_CENTERED8 : affine[l->bits];
+}
+
+/* All codes of a row. */
+static void codes_of(const fkv_tensor *tensor, uint64_t row, uint8_t *codes) {
+    const struct fkv_linear_codes *l = tensor->linear;
+    const uint32_t per_word = WORD_BITS / l->bits;
+    if (tensor->type == FKV_TENSOR_AWQ || l->bits == 3) {
+        for (uint32_t i = 0; i < tensor->n_cols; i++) codes[i] = (uint8_t)code_of(tensor, row, i);
+        return;
+    }
+    for (uint32_t i = 0; i < tensor->n_cols; i += per_word) {
+        uint32_t word = word_at(tensor->data, (uint64_t)(i / per_word) * l->n_rows + row);
+        for (uint32_t k = 0; k < per_word; k++, word >>= l->bits) codes[i + k] = (uint8_t)(word & ((1u << l->bits) - 1));
+    }
+}
+
+void fkv_linear_codes_row(const fkv_tensor *tensor, uint32_t row, uint8_t *codes, float *scales, float *biases) {
+    const struct fkv_linear_codes *l = tensor->linear;
+    const uint64_t of_whole = (uint64_t)tensor->first_row + row;
+    const uint32_t group = fkv_panel_layout_of(fkv_linear_codes_kind(tensor)).group;
+    FKV_ASSERT(group != 0 && of_whole < l->n_rows);
+    codes_of(tensor, of_whole, codes);
+    for (uint32_t g = 0; g < tensor->n_cols / group; g++) {
+        const uint32_t at = g * group / l->group;
+        scales[g] = scale_of(l, (uint64_t)at * l->n_rows + of_whole);
+        biases[g] = -scales[g] * (float)zero_of(tensor, of_whole, at);
+    }
+}
+
+static void fp8_floats(const fkv_tensor *tensor, uint64_t row, float *out) {
+    const struct fkv_linear_codes *l = tensor->linear;
+    const uint8_t *numbers = tensor->data + row * tensor->row_bytes;
+    const uint64_t first = row / l->group_rows * fkv_ceil_div(tensor->n_cols, l->group);
+    for (uint32_t i = 0; i < tensor->n_cols; i++) out[i] = fkv_e4m3_to_f32(numbers[i]) * scale_of(l, first + i / l->group);
+}
+
+void fkv_linear_codes_floats(const fkv_tensor *tensor, uint32_t row, float *out) {
+    const struct fkv_linear_codes *l = tensor->linear;
+    const uint64_t of_whole = (uint64_t)tensor->first_row + row;
+    if (tensor->type == FKV_TENSOR_FP8) {
+        fp8_floats(tensor, of_whole, out);
+        return;
+    }
+    for (uint32_t i = 0; i < tensor->n_cols; i++) {
+        const uint32_t g = i / l->group;
+        const float distance = (float)code_of(tensor, of_whole, i) - (float)zero_of(tensor, of_whole, g);
+        out[i] = scale_of(l, (uint64_t)g * l->n_rows + of_whole) * distance;
+    }
+}
+
+bool fkv_linear_codes_centered(const fkv_tensor *tensor) {
+    const struct fkv_linear_codes *l = tensor->linear;
+    for (uint32_t g = 0; g < tensor->n_cols / l->group; g++)
+        for (uint64_t row = 0; row < l->n_rows; row++)
+            if (zero_of(tensor, row, g) != 1u << (l->bits - 1)) return false;
+    return true;
+}
