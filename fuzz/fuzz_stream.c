@@ -18,7 +18,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
             0, NULL);
     if (size < 2) return 0;
     reply_setup setup = {.reasoning = (fkv_reasoning_syntax)(1 + (data[0] & 15) % FKV_REASONING_CHANNEL),
-                         .syntax = (fkv_tool_syntax)(1 + (data[0] >> 4) % FKV_TOOLS_ARG_KEYS),
+                         .syntax = (fkv_tool_syntax)(1 + (data[0] >> 4) % FKV_TOOLS_INVOKE),
                          .tools = (data[1] & 1) != 0 ? tools : NULL,
                          .prompt = (data[1] & 2) != 0 ? "<think>" : "<|start|>assistant",
                          .n_prompt = (data[1] & 2) != 0 ? 7 : 18};

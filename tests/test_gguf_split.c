@@ -144,29 +144,61 @@ START_TEST(version_2_reads_as_version_3) {
 }
 END_TEST
 
-/* Whatever the file says of its sizes, and of an architecture that nobody here knows. */
-START_TEST(a_vocabulary_tokenizes_and_does_not_run) {
+/* Four tokens; the maker is open for more keys. */
+static void vocab_keys(maker *m) {
     static const char *const tokens[] = {"a", "b", "ab", "<end>"};
     static const int32_t types[] = {1, 1, 1, 3};
     static const char *const merges[] = {"a b"};
-    maker_open(&shared);
-    key_text(&shared, "general.architecture", "gpt2");
-    key_u32(&shared, "gpt2.block_count", 100000);
-    key_text(&shared, "tokenizer.ggml.model", "gpt2");
-    key_text(&shared, "tokenizer.ggml.pre", "gpt-2");
-    key_texts(&shared, "tokenizer.ggml.tokens", tokens, 4);
-    key_array(&shared, "tokenizer.ggml.token_type", I32, 4);
-    put(&shared, types, sizeof types);
-    key_texts(&shared, "tokenizer.ggml.merges", merges, 1);
-    key_u32(&shared, "tokenizer.ggml.eos_token_id", 3);
-    const size_t n = made(&shared);
-    file_world_write_file(file_world_path("vocab.gguf"), shared.bytes, n);
+    maker_open(m);
+    key_text(m, "general.architecture", "gpt2");
+    key_u32(m, "gpt2.block_count", 100000);
+    key_text(m, "tokenizer.ggml.model", "gpt2");
+    key_text(m, "tokenizer.ggml.pre", "gpt-2");
+    key_texts(m, "tokenizer.ggml.tokens", tokens, 4);
+    key_array(m, "tokenizer.ggml.token_type", I32, 4);
+    put(m, types, sizeof types);
+    key_texts(m, "tokenizer.ggml.merges", merges, 1);
+    key_u32(m, "tokenizer.ggml.eos_token_id", 3);
+}
+
+static fkv_model *load_vocab(maker *m) {
     fkv_model *model = NULL;
+    fkv_model_config config = fkv_model_config_default();
+    const size_t n = made(m);
+    file_world_write_file(file_world_path("vocab.gguf"), m->bytes, n);
+    ck_ok(fkv_model_load(file_world_path("vocab.gguf"), &config, &model));
+    return model;
+}
+
+/* The defaults stay where a file says nothing, or what cannot be. */
+START_TEST(a_file_says_how_to_sample) {
+    bool said = true;
+    vocab_keys(&shared);
+    fkv_model *model = load_vocab(&shared);
+    fkv_sampler_config c = fkv_model_sampling(model, &said);
+    ck_assert(!said && c.temperature == 0.7f && c.top_k == 40 && c.top_p == 0.95f && c.min_p == 0.05f);
+    fkv_model_close(model);
+    vocab_keys(&shared);
+    key_f32(&shared, "general.sampling.temp", 0.6f);
+    key_u32(&shared, "general.sampling.top_k", 20);
+    key_f32(&shared, "general.sampling.top_p", 7);
+    key_f32(&shared, "general.sampling.min_p", -1);
+    key_f32(&shared, "general.sampling.penalty_repeat", 1.1f);
+    model = load_vocab(&shared);
+    c = fkv_model_sampling(model, &said);
+    ck_assert(said && c.temperature == 0.6f && c.top_k == 20 && c.top_p == 0.95f && c.min_p == 0.05f);
+    ck_assert_float_eq(c.repetition_penalty, 1.1f);
+    fkv_model_close(model);
+}
+END_TEST
+
+/* Whatever the file says of its sizes, and of an architecture that nobody here knows. */
+START_TEST(a_vocabulary_tokenizes_and_does_not_run) {
+    vocab_keys(&shared);
+    fkv_model *model = load_vocab(&shared);
     fkv_runner *runner = NULL;
     fkv_runner_plan plan;
-    fkv_model_config config = fkv_model_config_default();
     fkv_runner_config run = fkv_runner_config_default();
-    ck_ok(fkv_model_load(file_world_path("vocab.gguf"), &config, &model));
     uint32_t found[8];
     size_t n_found = 0;
     ck_ok(fkv_tokenize(model, "abba", 4, FKV_TOKENIZE_PLAIN, found, 8, &n_found));
@@ -185,4 +217,4 @@ END_TEST
 
 TEST_MAIN("gguf split", parts_are_one_model_whichever_is_opened, a_missing_part_is_named,
           parts_that_do_not_belong_together_are_refused, a_whole_file_may_be_called_like_a_part, version_2_reads_as_version_3,
-          a_vocabulary_tokenizes_and_does_not_run)
+          a_file_says_how_to_sample, a_vocabulary_tokenizes_and_does_not_run)

@@ -29,7 +29,10 @@ enum {
     LLAMA = FKV_TOOLS_LLAMA,
     T_HARMONY = FKV_TOOLS_HARMONY,
     GEMMA = FKV_TOOLS_GEMMA,
-    ARG_KEYS = FKV_TOOLS_ARG_KEYS
+    ARG_KEYS = FKV_TOOLS_ARG_KEYS,
+    KIMI = FKV_TOOLS_KIMI,
+    PYTHONIC = FKV_TOOLS_PYTHONIC,
+    INVOKE = FKV_TOOLS_INVOKE
 };
 
 static const reply_case CASES[] = {
@@ -116,6 +119,46 @@ static const reply_case CASES[] = {
     {NO_R, ARG_KEYS, "", "<tool_call>f</tool_call>", "C(f)A({})E"},
     {NO_R, ARG_KEYS, "", "<tool_call>f<arg_key>a</arg_key><arg_value>{\"b\": null}</arg_value></tool_call>",
      "C(f)A({\"a\": {\"b\": null}})E"},
+    /* JSON alone, where the tag was forgotten */
+    {THINK, JSON, "", "<think>t</think>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"x\"}}",
+     "R(t)C(weather)A({\"city\": \"x\"})E", true},
+    {NO_R, JSON, "", "\n{\"name\": \"weather\", \"arguments\": {}}\n</tool_call>", "C(weather)A({})E", true},
+    {NO_R, JSON, "", "{\"name\": \"Bob\", \"age\": 3}", "T({\"name\": \"Bob\", \"age\": 3})", true},
+    {NO_R, JSON, "", "{\"name\": \"weather\", \"arguments\": {}}", "T({\"name\": \"weather\", \"arguments\": {}})"},
+    {NO_R, JSON, "", "So: {\"name\": \"weather\"}", "T(So: {\"name\": \"weather\"})", true},
+    {NO_R, JSON, "", "{\"name\": \"weather\", \"arguments\": {\"city", "C(weather)A({\"city)E!", true},
+    /* Kimi */
+    {THINK, KIMI, "",
+     "<think>t</think>I look.<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{\"city\":"
+     " \"a<b\"}<|tool_call_end|>\n<|tool_call_begin|>g:1<|tool_call_argument_begin|> {} <|tool_call_end|><|tool_calls_section_end|>ok",
+     "R(t)T(I look.)C(weather)A({\"city\": \"a<b\"})EC(g)A({})ET(ok)"},
+    {NO_R, KIMI, "", "<|tool_call_begin|>functions.f<|tool_call_argument_begin|><|tool_call_end|>", "C(f)A({})E"},
+    {NO_R, KIMI, "", "<|tool_calls_section_begin|>no", "T(<|tool_calls_section_begin|>no)"},
+    {NO_R, KIMI, "", "<|tool_calls_section_begin|><|tool_calls_section_end|>",
+     "T(<|tool_calls_section_begin|><|tool_calls_section_end|>)"},
+    {NO_R, KIMI, "", "<|tool_call_begin|>:0<|tool_call_argument_begin|>{}",
+     "T(<|tool_call_begin|>:0<|tool_call_argument_begin|>{})"},
+    {NO_R, KIMI, "", "<|tool_call_begin|>f:0<|tool_call_argument_begin|>{\"a\": [1<|tool_call_end|>x", "C(f)A({\"a\": [1)E!T(x)"},
+    /* LFM2 */
+    {NO_R, PYTHONIC, "",
+     "<|tool_call_start|>[weather(city=\"Br\\u00fcnn's\", days=3, detail=True), g(), h(a=[1, -2.5e3, ('x', None,)], b = {'k': "
+     "\"v\\n\", 'l': {}})]<|tool_call_end|>Checking.",
+     "C(weather)A({\"city\": \"Br\xc3\xbcnn's\", \"days\": 3, \"detail\": true})EC(g)A({})EC(h)A({\"a\": [1, -2.5e3, [\"x\", "
+     "null]], \"b\": {\"k\": \"v\\n\", \"l\": {}}})ET(Checking.)"},
+    {NO_R, PYTHONIC, "", "<|tool_call_start|>f(a='it\\'s', b=word, c=)<|tool_call_end|>",
+     "C(f)A({\"a\": \"it's\", \"b\": \"word\", \"c\": null})E"},
+    {NO_R, PYTHONIC, "", "<|tool_call_start|>[f(1)]<|tool_call_end|>", "C(f)A({)E!T(]<|tool_call_end|>)"},
+    {NO_R, PYTHONIC, "", "<|tool_call_start|>[f(a=1<|tool_call_end|>x", "C(f)A({\"a\": )E!T(x)"},
+    {NO_R, PYTHONIC, "", "<|tool_call_start|>[f(a='x' 'y')]", "C(f)A({\"a\": \"x\")E!T(y')])"},
+    {NO_R, PYTHONIC, "", "<|tool_call_start|>[]<|tool_call_end|>", "T(<|tool_call_start|>[]<|tool_call_end|>)"},
+    {NO_R, PYTHONIC, "", "<|tool_call_start|>what? f(x)", "T(<|tool_call_start|>what? f(x))"},
+    /* MiniMax */
+    {THINK, INVOKE, "",
+     "<think>\nt</think>\n<minimax:tool_call>\n<invoke name=\"weather\">\n<parameter name=\"city\">12</parameter>\n<parameter "
+     "name=\"days\">3</parameter>\n</invoke>\n<invoke name=\"g\">\n</invoke>\n</minimax:tool_call>ok",
+     "R(t)C(weather)A({\"city\": \"12\", \"days\": 3})EC(g)A({})ET(ok)", true},
+    {NO_R, INVOKE, "", "<minimax:tool_call><invoke name=\"f\"><parameter name=\"a\">[1", "C(f)A({\"a\": )E!"},
+    {NO_R, INVOKE, "", "<minimax:tool_call>\nno", "T(<minimax:tool_call>\nno)"},
 };
 enum { N_CASES = sizeof CASES / sizeof CASES[0] };
 
@@ -187,7 +230,7 @@ START_TEST(mixed_up_replies_are_told_apart_the_same_way_for_every_cut) {
             n += take;
         }
         reply_case c = {.reasoning = (int)(1 + next_random(&state) % FKV_REASONING_CHANNEL),
-                        .tools = (int)(1 + (next_random(&state) >> 8) % FKV_TOOLS_ARG_KEYS),
+                        .tools = (int)(1 + (next_random(&state) >> 8) % FKV_TOOLS_INVOKE),
                         .prompt = "",
                         .with_tools = round % 2 == 0};
         char *whole = events_of(setup_of(&c, tools), text, n, NULL, NULL);
@@ -216,6 +259,10 @@ START_TEST(what_is_held_is_bounded_and_never_lost) {
                 {"[TOOL_CALLS]f[CALL_ID]", FKV_TOOLS_MISTRAL, 'x'},
                 {"<|tool_call>", FKV_TOOLS_GEMMA, 'x'},
                 {"<tool_call>", FKV_TOOLS_ARG_KEYS, 'x'},
+                {"<|tool_calls_section_begin|>", FKV_TOOLS_KIMI, '\n'},
+                {"<|tool_calls_section_begin|><|tool_call_begin|>", FKV_TOOLS_KIMI, 'x'},
+                {"<|tool_call_start|>[f", FKV_TOOLS_PYTHONIC, 'x'},
+                {"<minimax:tool_call><invoke name=\"", FKV_TOOLS_INVOKE, 'x'},
                 {"<tool_call>{\"arguments\": [", FKV_TOOLS_JSON, '['},
                 {"<|python_tag|>", FKV_TOOLS_LLAMA, '\n'}};
     char *text = malloc(N + 64);
@@ -307,6 +354,8 @@ START_TEST(the_template_says_what_a_model_writes_and_else_its_tokens) {
                 {"<|channel>thought <|tool_call>call:", FKV_REASONING_CHANNEL, FKV_TOOLS_GEMMA},
                 {"[THINK] [TOOL_CALLS]", FKV_REASONING_BRACKETS, FKV_TOOLS_MISTRAL},
                 {"<|python_tag|>", FKV_REASONING_NONE, FKV_TOOLS_LLAMA},
+                {"<think> <|tool_calls_section_begin|>", FKV_REASONING_THINK, FKV_TOOLS_KIMI},
+                {"<minimax:tool_call><invoke name=\"", FKV_REASONING_NONE, FKV_TOOLS_INVOKE},
                 {"<|im_start|>", FKV_REASONING_NONE, FKV_TOOLS_NONE},
                 {"", FKV_REASONING_NONE, FKV_TOOLS_NONE}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -315,6 +364,7 @@ START_TEST(the_template_says_what_a_model_writes_and_else_its_tokens) {
         ck_assert_int_eq(fkv_reply_tools_of(text, no_token, NULL), rows[i].tools);
     }
     ck_assert_int_eq(fkv_reply_tools_of((fkv_bytes){"x", 1}, one_token, "<|python_tag|>"), FKV_TOOLS_LLAMA);
+    ck_assert_int_eq(fkv_reply_tools_of((fkv_bytes){"x", 1}, one_token, "<|tool_call_start|>"), FKV_TOOLS_PYTHONIC);
     ck_assert_int_eq(fkv_reply_reasoning_of((fkv_bytes){"x", 1}, one_token, "<think>"), FKV_REASONING_THINK);
 }
 END_TEST

@@ -222,7 +222,7 @@ START_TEST(configs_that_would_run_wrong_are_refused) {
         {QWEN3 ", \"layer_types\": [\"full_attention\"]", FKV_FILE_FORMAT, "each of 6 layers"},
         {QWEN3 ", \"no_rope_layers\": [1]", FKV_FILE_FORMAT, "no_rope_layers"},
         {QWEN3 ", \"no_rope_layers\": [1, 1, 1, 2, 1, 1]", FKV_FILE_FORMAT, "no_rope_layers"},
-        {"\"model_type\": \"cohere\", \"use_qk_norm\": true", FKV_UNSUPPORTED, "use_qk_norm"},
+        {"\"model_type\": \"cohere2\", \"use_qk_norm\": true", FKV_UNSUPPORTED, "use_qk_norm"},
         {"\"model_type\": \"granitemoehybrid\", \"num_local_experts\": 8", FKV_UNSUPPORTED, "num_local_experts 8"},
         {"\"model_type\": \"granitemoehybrid\", \"num_hidden_layers\": 1, \"layer_types\": [\"mamba\"]", FKV_UNSUPPORTED,
          "'mamba'"},

@@ -447,6 +447,33 @@ START_TEST(files_beside_the_vocabulary_say_what_begins_and_ends_a_text) {
 }
 END_TEST
 
+START_TEST(the_generation_config_says_how_to_sample) {
+    json_t *vectors = vectors_load();
+    char *text = json_text(vectors, find_named(vectors, "llama3"), JSON_COMPACT);
+    folder_open();
+    write_text("tokenizer.json", text);
+    fkv_weights *weights = folder_read(FKV_OK);
+    ck_assert_uint_eq(weights->vocab.sampling.said, 0);
+    fkv_weights_close(weights);
+    write_text("generation_config.json",
+               "{\"do_sample\": true, \"temperature\": 0.6, \"top_k\": 20, \"top_p\": 0.95, \"min_p\": 0, "
+               "\"repetition_penalty\": 1.1, \"eos_token_id\": 401}");
+    weights = folder_read(FKV_OK);
+    const fkv_sampling_source *s = &weights->vocab.sampling;
+    ck_assert_uint_eq(s->said, FKV_SAID_TEMPERATURE | FKV_SAID_TOP_K | FKV_SAID_TOP_P | FKV_SAID_MIN_P | FKV_SAID_REPETITION);
+    ck_assert(s->temperature == 0.6f && s->top_k == 20 && s->top_p == 0.95f && s->min_p == 0 && s->repetition == 1.1f);
+    fkv_weights_close(weights);
+    write_text("generation_config.json", "{\"temperature\": null, \"top_k\": -1, \"top_p\": \"0.9\", \"min_p\": 0.1}");
+    weights = folder_read(FKV_OK); /* what has no number is not said */
+    ck_assert_uint_eq(weights->vocab.sampling.said, FKV_SAID_MIN_P);
+    ck_assert_float_eq(weights->vocab.sampling.min_p, 0.1f);
+    fkv_weights_close(weights);
+    folder_remove();
+    free(text);
+    json_decref(vectors);
+}
+END_TEST
+
 /* ---- SentencePiece ------------------------------------------------------------------------------------------- */
 
 typedef struct proto_writer {
@@ -553,5 +580,5 @@ TEST_MAIN("tokenizer_json", every_construct_tokenizes_as_hugging_face_does, toke
           marked_text_makes_no_control_token, names_and_the_file_tell_control_tokens_from_tags,
           tokens_that_the_model_has_no_row_for_are_left_out, what_is_not_understood_is_refused_by_name,
           a_file_that_is_cut_off_is_refused, patterns_that_cannot_be_used_are_refused,
-          files_beside_the_vocabulary_say_what_begins_and_ends_a_text, a_folder_with_tokenizer_model_alone_is_sentencepiece,
-          other_sentencepiece_models_are_refused_by_name)
+          files_beside_the_vocabulary_say_what_begins_and_ends_a_text, the_generation_config_says_how_to_sample,
+          a_folder_with_tokenizer_model_alone_is_sentencepiece, other_sentencepiece_models_are_refused_by_name)

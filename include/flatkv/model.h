@@ -142,13 +142,17 @@ typedef enum fkv_reasoning_syntax {
 typedef enum fkv_tool_syntax {
     FKV_TOOLS_AUTO = 0,
     FKV_TOOLS_NONE,
-    FKV_TOOLS_JSON,       /* <tool_call>{"name": ..., "arguments": ...}</tool_call>: Qwen2.5, Qwen3, Hermes */
+    FKV_TOOLS_JSON,       /* <tool_call>{"name": ..., "arguments": ...}</tool_call>, or that JSON alone where it names one of the
+                             tools and nothing was said before: Qwen2.5, Qwen3, Hermes */
     FKV_TOOLS_PARAMETERS, /* <function=NAME><parameter=KEY>: Qwen3-Coder */
     FKV_TOOLS_MISTRAL,    /* [TOOL_CALLS] */
     FKV_TOOLS_LLAMA,      /* <|python_tag|>, or JSON alone that names one of the tools: Llama 3.x */
     FKV_TOOLS_HARMONY,    /* gpt-oss */
     FKV_TOOLS_GEMMA,      /* <|tool_call>call:NAME{...}<tool_call|>: Gemma 4 */
     FKV_TOOLS_ARG_KEYS,   /* <tool_call>NAME<arg_key>KEY</arg_key><arg_value>: GLM */
+    FKV_TOOLS_KIMI,       /* <|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}: Kimi K2 */
+    FKV_TOOLS_PYTHONIC,   /* <|tool_call_start|>[NAME(key="text", key=1)]<|tool_call_end|>: LFM2 */
+    FKV_TOOLS_INVOKE,     /* <minimax:tool_call><invoke name="NAME"><parameter name="KEY">: MiniMax M2 */
 } fkv_tool_syntax;
 
 typedef struct fkv_reply_syntax {

@@ -361,12 +361,29 @@ static fkv_status find_experts(search *s, fkv_layer_tensors *t) {
     return find_part(s, "ffn_up_exps.bias", h->n_experts, f, false, &t->up_experts_bias);
 }
 
+/* Weights for each head as one row: [1, n_heads D] */
+static fkv_status find_head_norms(search *s, const char *name, uint32_t n_heads, const fkv_tensor **out) {
+    const fkv_tensor *whole = NULL;
+    FKV_TRY(find_part(s, name, n_heads, s->shape->head_dim, true, &whole));
+    FKV_REQUIRE(whole->type <= FKV_TENSOR_BF16, FKV_UNSUPPORTED, "tensor %s is of type %s; norms are F32, F16 or BF16",
+                whole->name, fkv_tensor_type_name(whole->type));
+    fkv_tensor *view = s->next_view++;
+    *view = *whole;
+    view->n_rows = 1;
+    view->n_cols = n_heads * s->shape->head_dim;
+    view->row_bytes = whole->n_rows * whole->row_bytes;
+    *out = view;
+    return FKV_OK;
+}
+
 static fkv_status find_norms(search *s, fkv_layer_tensors *t) {
     const fkv_hparams *h = s->model->hparams;
     const fkv_features *f = &h->features;
     const bool by_row = f->qk_norm == FKV_QK_NORM_ROWS;
     const bool beside = f->experts_beside && h->n_experts != 0;
     const bool has_kv = s->shape->kv_layer == s->layer;
+    const bool own_heads = f->qk_norm == FKV_QK_NORM_OWN_HEADS;
+    const bool has_norms = f->qk_norm != FKV_QK_PLAIN && !own_heads;
     const uint32_t d = s->shape->head_dim;
     const bool has_bias = f->norm == FKV_NORM_LAYER;
     const bool renamed = s->model->architecture->gguf_post_attn_is_ffn_norm && !has_part(s, "ffn_norm.weight");
@@ -382,8 +399,8 @@ static fkv_status find_norms(search *s, fkv_layer_tensors *t) {
         {renamed ? "post_attention_norm.weight" : "ffn_norm.weight", h->dim, !f->no_pre_norms && !f->parallel, true,
          &t->ffn_norm},
         {"ffn_norm.bias", h->dim, has_bias && !f->parallel, false, &t->ffn_norm_bias},
-        {"attn_q_norm.weight", by_row ? h->n_q_heads * d : d, f->qk_norm != FKV_QK_PLAIN, true, &t->q_norm},
-        {"attn_k_norm.weight", by_row ? s->shape->n_kv_heads * d : d, f->qk_norm != FKV_QK_PLAIN && has_kv, true, &t->k_norm},
+        {"attn_q_norm.weight", by_row ? h->n_q_heads * d : d, has_norms, true, &t->q_norm},
+        {"attn_k_norm.weight", by_row ? s->shape->n_kv_heads * d : d, has_norms && has_kv, true, &t->k_norm},
         {"post_attention_norm.weight", h->dim, f->post_norms, true, &t->post_attn_norm},
         {"post_ffw_norm.weight", h->dim, f->post_norms, true, &t->post_ffn_norm},
         {"layer_output_scale.weight", 1, f->layer_scales, false, &t->out_scale},
@@ -397,7 +414,9 @@ static fkv_status find_norms(search *s, fkv_layer_tensors *t) {
     };
     for (size_t p = 0; p < sizeof parts / sizeof parts[0]; p++)
         if (parts[p].known) FKV_TRY(find_part(s, parts[p].name, 1, parts[p].n_cols, parts[p].needed, parts[p].out));
-    return FKV_OK;
+    if (!own_heads) return FKV_OK;
+    FKV_TRY(find_head_norms(s, "attn_q_norm.weight", h->n_q_heads, &t->q_norm));
+    return find_head_norms(s, "attn_k_norm.weight", s->shape->n_kv_heads, &t->k_norm);
 }
 
 static fkv_status find_layer(search *s, fkv_layer_tensors *t) {

@@ -34,6 +34,12 @@ typedef struct tool_row {
 static const tool_row TOOLS[] = {
     {FKV_TOOLS_HARMONY, "<|channel|>", {{0}}},
     {FKV_TOOLS_GEMMA, "<|tool_call>", {{.text = "<|tool_call>", .found = reply_found_gemma_tag}}},
+    {FKV_TOOLS_KIMI,
+     "<|tool_calls_section_begin|>",
+     {{.text = "<|tool_calls_section_begin|>", .found = reply_found_kimi_section},
+      {.text = "<|tool_call_begin|>", .found = reply_found_kimi_call}}},
+    {FKV_TOOLS_PYTHONIC, "<|tool_call_start|>", {{.text = "<|tool_call_start|>", .found = reply_found_pythonic}}},
+    {FKV_TOOLS_INVOKE, "<minimax:tool_call>", {{.text = "<minimax:tool_call>", .found = reply_found_invoke_tag}}},
     {FKV_TOOLS_PARAMETERS,
      "<parameter=",
      {{.text = "<tool_call>", .found = reply_found_function_tag}, {.text = "<function=", .found = reply_found_function}}},
@@ -68,9 +74,14 @@ fkv_tool_syntax fkv_reply_tools_of(fkv_bytes chat_template, bool (*has_token)(co
 
 /* ---- text and reasoning ---- */
 
+/* Small models forget the tag, Llama has none. */
+static bool may_be_bare(const fkv_reply *r) {
+    return r->tools != NULL && (r->syntax == FKV_TOOLS_LLAMA || r->syntax == FKV_TOOLS_JSON);
+}
+
 static void text_byte(fkv_reply *r, char c) {
     bool space = reply_is_space(c);
-    if (!r->began && c == '{' && r->syntax == FKV_TOOLS_LLAMA && r->tools != NULL) {
+    if (!r->began && c == '{' && may_be_bare(r)) {
         reply_call_open(r, "{");
         r->bare = true;
         reply_json_begin(r);
@@ -289,7 +300,7 @@ fkv_status fkv_reply_open(const fkv_model *model, const fkv_reply_config *config
                 "fkv_reply_open: model, config, reply or on_event is NULL");
     FKV_REQUIRE(config->prompt != NULL || config->n_prompt == 0, FKV_BAD_ARGUMENT, "fkv_reply_open: prompt is NULL");
     bool known =
-        (unsigned)config->syntax.reasoning <= FKV_REASONING_CHANNEL && (unsigned)config->syntax.tools <= FKV_TOOLS_ARG_KEYS;
+        (unsigned)config->syntax.reasoning <= FKV_REASONING_CHANNEL && (unsigned)config->syntax.tools <= FKV_TOOLS_INVOKE;
     FKV_REQUIRE(known, FKV_BAD_ARGUMENT, "fkv_reply_open: syntaxes %d and %d are not known", (int)config->syntax.reasoning,
                 (int)config->syntax.tools);
     FKV_TRY(check_stops(config));
@@ -335,13 +346,31 @@ typedef struct later_marker {
 } later_marker;
 
 static const later_marker LATER[] = {
-    {FKV_TOOLS_MISTRAL, "[ARGS]"},          {FKV_TOOLS_MISTRAL, "[CALL_ID]"},     {FKV_TOOLS_GEMMA, "<|\"|>"},
-    {FKV_TOOLS_GEMMA, "<tool_call|>"},      {FKV_TOOLS_GEMMA, "<|channel>"},      {FKV_TOOLS_JSON, "</tool_call>"},
-    {FKV_TOOLS_PARAMETERS, "</tool_call>"}, {FKV_TOOLS_ARG_KEYS, "</tool_call>"}, {FKV_TOOLS_ARG_KEYS, "<arg_key>"},
-    {FKV_TOOLS_ARG_KEYS, "</arg_key>"},     {FKV_TOOLS_ARG_KEYS, "<arg_value>"},  {FKV_TOOLS_ARG_KEYS, "</arg_value>"},
-    {FKV_TOOLS_HARMONY, "<|channel|>"},     {FKV_TOOLS_HARMONY, "<|message|>"},   {FKV_TOOLS_HARMONY, "<|start|>"},
-    {FKV_TOOLS_HARMONY, "<|constrain|>"},   {FKV_TOOLS_HARMONY, "<|end|>"},       {FKV_TOOLS_HARMONY, "<|call|>"},
+    {FKV_TOOLS_MISTRAL, "[ARGS]"},
+    {FKV_TOOLS_MISTRAL, "[CALL_ID]"},
+    {FKV_TOOLS_GEMMA, "<|\"|>"},
+    {FKV_TOOLS_GEMMA, "<tool_call|>"},
+    {FKV_TOOLS_GEMMA, "<|channel>"},
+    {FKV_TOOLS_JSON, "</tool_call>"},
+    {FKV_TOOLS_PARAMETERS, "</tool_call>"},
+    {FKV_TOOLS_ARG_KEYS, "</tool_call>"},
+    {FKV_TOOLS_ARG_KEYS, "<arg_key>"},
+    {FKV_TOOLS_ARG_KEYS, "</arg_key>"},
+    {FKV_TOOLS_ARG_KEYS, "<arg_value>"},
+    {FKV_TOOLS_ARG_KEYS, "</arg_value>"},
+    {FKV_TOOLS_HARMONY, "<|channel|>"},
+    {FKV_TOOLS_HARMONY, "<|message|>"},
+    {FKV_TOOLS_HARMONY, "<|start|>"},
+    {FKV_TOOLS_HARMONY, "<|constrain|>"},
+    {FKV_TOOLS_HARMONY, "<|end|>"},
+    {FKV_TOOLS_HARMONY, "<|call|>"},
     {FKV_TOOLS_HARMONY, "<|return|>"},
+    {FKV_TOOLS_KIMI, "<|tool_call_begin|>"},
+    {FKV_TOOLS_KIMI, "<|tool_call_argument_begin|>"},
+    {FKV_TOOLS_KIMI, "<|tool_call_end|>"},
+    {FKV_TOOLS_KIMI, "<|tool_calls_section_end|>"},
+    {FKV_TOOLS_PYTHONIC, "<|tool_call_end|>"},
+    {FKV_TOOLS_INVOKE, "</minimax:tool_call>"},
 };
 
 static bool is_text(const char *marker, const char *text, size_t n) {

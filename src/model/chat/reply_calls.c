@@ -15,11 +15,6 @@ static void only_space(fkv_reply *r, char c) {
     if (!reply_is_space(c)) reply_call_fail(r);
 }
 
-static void call_over(fkv_reply *r) {
-    reply_part_ended(r);
-    r->state = &r->text;
-}
-
 /* ---- JSON between <tool_call> and </tool_call> ---- */
 
 void reply_found_json_tag(fkv_reply *r) {
@@ -27,7 +22,7 @@ void reply_found_json_tag(fkv_reply *r) {
     r->state = &REPLY_JSON_CALLS;
 }
 
-/* ---- <function=NAME> <parameter=KEY> value </parameter> </function> ---- */
+/* ---- <function=NAME> <parameter=KEY> value </parameter> </function>, or <invoke name="NAME"> <parameter name="KEY"> ---- */
 
 static const reply_state FUNCTION_BODY;
 static const reply_state FUNCTION_BEHIND;
@@ -40,10 +35,18 @@ static void found_parameter_end(fkv_reply *r) {
 static const reply_state PARAMETER_VALUE = {.byte = reply_value_byte,
                                             .markers = {{.text = "</parameter>", .found = found_parameter_end}}};
 
+/* The quote before '>' belongs to the tag. */
+static void end_quoted(const fkv_reply *r, reply_word *word) {
+    if (r->syntax == FKV_TOOLS_INVOKE && word->n > 0 && word->bytes[word->n - 1] == '"') word->bytes[--word->n] = 0;
+}
+
 static void parameter_key(fkv_reply *r, char c) {
     if (c != '>') {
         reply_word_add(&r->key, c);
-    } else if (r->key.n == 0 || r->key.too_long) {
+        return;
+    }
+    end_quoted(r, &r->key);
+    if (r->key.n == 0 || r->key.too_long) {
         reply_call_fail(r);
     } else {
         reply_value_begin(r);
@@ -63,9 +66,11 @@ static void found_function_end(fkv_reply *r) {
     r->state = &FUNCTION_BEHIND;
 }
 
-static const reply_state FUNCTION_BODY = {
-    .byte = only_space,
-    .markers = {{.text = "<parameter=", .found = found_parameter}, {.text = "</function>", .found = found_function_end}}};
+static const reply_state FUNCTION_BODY = {.byte = only_space,
+                                          .markers = {{.text = "<parameter=", .found = found_parameter},
+                                                      {.text = "</function>", .found = found_function_end},
+                                                      {.text = "<parameter name=\"", .found = found_parameter},
+                                                      {.text = "</invoke>", .found = found_function_end}}};
 
 static void function_name(fkv_reply *r, char c) {
     if (c != '>') {
@@ -73,6 +78,7 @@ static void function_name(fkv_reply *r, char c) {
         return;
     }
     r->state = &FUNCTION_BODY;
+    end_quoted(r, &r->name);
     reply_call_named(r);
 }
 
@@ -81,6 +87,7 @@ static const reply_state FUNCTION_NAME = {.byte = function_name};
 static void found_name_tag(fkv_reply *r) { r->state = &FUNCTION_NAME; }
 
 static const reply_state FUNCTION_TAG = {.byte = only_space, .markers = {{.text = "<function=", .found = found_name_tag}}};
+static const reply_state INVOKE_TAG = {.byte = only_space, .markers = {{.text = "<invoke name=\"", .found = found_name_tag}}};
 
 void reply_found_function(fkv_reply *r) {
     reply_call_open(r, "<function=");
@@ -92,14 +99,26 @@ void reply_found_function_tag(fkv_reply *r) {
     r->state = &FUNCTION_TAG;
 }
 
+void reply_found_invoke_tag(fkv_reply *r) {
+    reply_call_open(r, "<minimax:tool_call>");
+    r->state = &INVOKE_TAG;
+}
+
+static void found_invoke(fkv_reply *r) {
+    reply_call_open(r, "<invoke name=\"");
+    r->state = &FUNCTION_NAME;
+}
+
 static void behind_function(fkv_reply *r, char c) {
     if (!reply_is_space(c)) reply_to_text(r, c);
 }
 
 static const reply_state FUNCTION_BEHIND = {.byte = behind_function,
-                                            .markers = {{.text = "</tool_call>", .found = call_over},
+                                            .markers = {{.text = "</tool_call>", .found = reply_call_over},
                                                         {.text = "<function=", .found = reply_found_function},
-                                                        {.text = "<tool_call>", .found = reply_found_function_tag}}};
+                                                        {.text = "<tool_call>", .found = reply_found_function_tag},
+                                                        {.text = "</minimax:tool_call>", .found = reply_call_over},
+                                                        {.text = "<invoke name=\"", .found = found_invoke}}};
 
 /* ---- <tool_call>NAME <arg_key>KEY</arg_key> <arg_value>value</arg_value> </tool_call> ---- */
 
@@ -140,7 +159,7 @@ static void found_glm_end(fkv_reply *r) {
     if (r->phase == CALL_HELD) reply_call_named(r);
     if (r->phase != CALL_NAMED) return;
     reply_values_end(r);
-    call_over(r);
+    reply_call_over(r);
 }
 
 static void glm_name(fkv_reply *r, char c) {
@@ -158,6 +177,81 @@ static const reply_state GLM_BODY = {
 void reply_found_glm_tag(fkv_reply *r) {
     reply_call_open(r, "<tool_call>");
     r->state = &GLM_NAME;
+}
+
+/* ---- <|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}<|tool_call_end|> ---- */
+
+static const reply_state KIMI_SECTION;
+
+static void kimi_between(fkv_reply *r, char c) {
+    if (reply_is_space(c)) return;
+    if (r->phase == CALL_HELD)
+        reply_call_fail(r);
+    else
+        reply_to_text(r, c);
+}
+
+static void found_kimi_section_end(fkv_reply *r) {
+    if (r->phase == CALL_HELD)
+        reply_call_fail(r);
+    else
+        reply_call_over(r);
+}
+
+static void kimi_args(fkv_reply *r, char c) {
+    if (r->has_item || (!r->scan.started && reply_is_space(c))) return;
+    reply_scan_answer answer = reply_scan_byte(&r->scan, c);
+    if (answer != SCAN_BEFORE) reply_args(r, c);
+    r->has_item = answer != SCAN_MORE;
+}
+
+static void found_kimi_end(fkv_reply *r) {
+    bool complete = r->has_item || !r->scan.started || r->scan.scalar;
+    if (!r->scan.started) reply_args_text(r, "{}");
+    reply_call_end(r, complete);
+    r->state = &KIMI_SECTION;
+}
+
+static const reply_state KIMI_ARGS = {.byte = kimi_args, .markers = {{.text = "<|tool_call_end|>", .found = found_kimi_end}}};
+
+/* "functions.NAME:7": the number of the call is no part of the name. */
+static void found_kimi_args(fkv_reply *r) {
+    static const char before[] = "functions.";
+    reply_word *name = &r->name;
+    size_t n = name->n;
+    while (n > 0 && name->bytes[n - 1] >= '0' && name->bytes[n - 1] <= '9') n--;
+    if (n > 0 && n < name->n && name->bytes[n - 1] == ':') name->bytes[name->n = n - 1] = 0;
+    if (name->n > strlen(before) && memcmp(name->bytes, before, strlen(before)) == 0) {
+        name->n -= strlen(before);
+        memmove(name->bytes, name->bytes + strlen(before), name->n + 1);
+    }
+    r->scan = (reply_scan){0};
+    r->has_item = false;
+    r->state = &KIMI_ARGS;
+    reply_call_named(r);
+}
+
+static void kimi_name(fkv_reply *r, char c) {
+    if (!reply_is_space(c)) reply_word_add(&r->name, c);
+    if (r->name.too_long) reply_call_fail(r);
+}
+
+static const reply_state KIMI_NAME = {.byte = kimi_name,
+                                      .markers = {{.text = "<|tool_call_argument_begin|>", .found = found_kimi_args},
+                                                  {.text = "<|tool_call_end|>", .found = reply_call_fail}}};
+
+void reply_found_kimi_call(fkv_reply *r) {
+    if (r->phase != CALL_HELD) reply_call_open(r, "<|tool_call_begin|>");
+    r->state = &KIMI_NAME;
+}
+
+static const reply_state KIMI_SECTION = {.byte = kimi_between,
+                                         .markers = {{.text = "<|tool_call_begin|>", .found = reply_found_kimi_call},
+                                                     {.text = "<|tool_calls_section_end|>", .found = found_kimi_section_end}}};
+
+void reply_found_kimi_section(fkv_reply *r) {
+    reply_call_open(r, "<|tool_calls_section_begin|>");
+    r->state = &KIMI_SECTION;
 }
 
 /* ---- <|tool_call>call:NAME{key:<|"|>text<|"|>,key:1}<tool_call|> ---- */
@@ -241,7 +335,7 @@ static void found_gemma_unquote(fkv_reply *r) {
 
 static void found_gemma_end(fkv_reply *r) {
     if (r->phase != CALL_NONE) reply_call_fail(r);
-    call_over(r);
+    reply_call_over(r);
 }
 
 static const reply_state GEMMA_ARGS = {.byte = gemma_args,

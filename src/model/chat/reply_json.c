@@ -69,8 +69,7 @@ static uint32_t hex_of(char c) {
     return c >= 'A' && c <= 'F' ? (uint32_t)(c - 'A' + 10) : 16;
 }
 
-/* A byte between the quotes. */
-static void string_byte(fkv_reply *r, char c, byte_sink sink) {
+void reply_unescape_byte(fkv_reply *r, char c, byte_sink sink) {
     reply_unescape *u = &r->unescape;
     static const char names[] = "ntrbf";
     static const char meant[] = "\n\t\r\b\f";
@@ -154,8 +153,8 @@ static void value_byte(fkv_reply *r, char c) {
     }
     bool last = answer == SCAN_LAST;
     if (r->json_role == ROLE_ARGS) reply_args(r, c);
-    if (r->json_role == ROLE_NAME && !last) string_byte(r, c, add_to_name);
-    if (r->json_role == ROLE_ARGS_TEXT && !last) string_byte(r, c, reply_args);
+    if (r->json_role == ROLE_NAME && !last) reply_unescape_byte(r, c, add_to_name);
+    if (r->json_role == ROLE_ARGS_TEXT && !last) reply_unescape_byte(r, c, reply_args);
     if (!last) return;
     r->json_state = BEHIND_VALUE;
     if (r->json_role == ROLE_NAME) reply_call_named(r);
@@ -166,7 +165,7 @@ static void key_byte(fkv_reply *r, char c) {
     if (reply_scan_byte(&r->scan, c) == SCAN_LAST)
         r->json_state = AT_COLON;
     else
-        string_byte(r, c, add_to_key);
+        reply_unescape_byte(r, c, add_to_key);
 }
 
 static void begin_key(fkv_reply *r, char c) {
@@ -217,8 +216,7 @@ static void found_close(fkv_reply *r) {
         reply_call_fail(r);
         return;
     }
-    reply_part_ended(r);
-    r->state = &r->text;
+    reply_call_over(r);
 }
 
 /* Objects may be in a list, and be separated by commas or semicolons. */

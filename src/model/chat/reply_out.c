@@ -195,6 +195,11 @@ void reply_call_end(fkv_reply *r, bool complete) {
     reply_part_ended(r);
 }
 
+void reply_call_over(fkv_reply *r) {
+    reply_part_ended(r);
+    r->state = &r->text;
+}
+
 void reply_args(fkv_reply *r, char c) {
     r->has_args = true;
     if (r->phase == CALL_NAMED)

@@ -108,6 +108,9 @@ struct fkv_reply {
     bool as_string;
     bool newline;
     bool in_key;
+    bool has_item;    /* a value stands here */
+    bool comma;       /* another item follows */
+    char quote;       /* of a Python string */
     uint64_t objects; /* the brackets that are open, a bit each: 1 an object */
     uint32_t depth;
     char header[256]; /* of a harmony message */
@@ -159,6 +162,7 @@ void reply_raw_add(fkv_reply *r, const char *bytes, size_t n);
 void reply_call_fail(fkv_reply *r);
 void reply_call_named(fkv_reply *r);
 void reply_call_end(fkv_reply *r, bool complete);
+void reply_call_over(fkv_reply *r);    /* behind the closing tag */
 void reply_args(fkv_reply *r, char c); /* waits for the name */
 void reply_args_text(fkv_reply *r, const char *text);
 void reply_args_quoted(fkv_reply *r, char c); /* inside a JSON string */
@@ -171,7 +175,8 @@ typedef enum reply_scan_answer {
     SCAN_BEFORE
 } reply_scan_answer; /* the byte is the value's last, or behind it */
 reply_scan_answer reply_scan_byte(reply_scan *scan, char c);
-void reply_json_begin(fkv_reply *r);       /* the state becomes: inside of a call's object */
+void reply_json_begin(fkv_reply *r); /* the state becomes: inside of a call's object */
+void reply_unescape_byte(fkv_reply *r, char c, void (*sink)(fkv_reply *r, char c)); /* between the quotes of a string */
 extern const reply_state REPLY_JSON_CALLS; /* objects one after another, or a list of them */
 extern const reply_state REPLY_JSON_ARGS;  /* a value: the arguments of a call that has a name */
 
@@ -179,7 +184,8 @@ extern const reply_state REPLY_JSON_ARGS;  /* a value: the arguments of a call t
 void reply_value_begin(fkv_reply *r); /* of the key */
 void reply_value_byte(fkv_reply *r, char c);
 void reply_value_end(fkv_reply *r);
-void reply_values_end(fkv_reply *r); /* and of the call */
+void reply_values_end(fkv_reply *r);                        /* and of the call */
+const char *reply_python_value(const char *text, size_t n); /* what JSON has for True, False and None; else NULL */
 
 /* ---- calls by syntax (reply_calls.c) */
 void reply_found_json_tag(fkv_reply *r);
@@ -190,6 +196,13 @@ void reply_found_gemma_tag(fkv_reply *r);
 void reply_found_mistral(fkv_reply *r);
 void reply_found_python(fkv_reply *r);
 bool reply_python_end(fkv_reply *r); /* true: code ended with the reply */
+
+void reply_found_invoke_tag(fkv_reply *r);
+void reply_found_kimi_section(fkv_reply *r);
+void reply_found_kimi_call(fkv_reply *r);
+
+/* ---- calls in Python's words (reply_pythonic.c) */
+void reply_found_pythonic(fkv_reply *r);
 
 /* ---- harmony (reply_harmony.c) */
 extern const reply_state REPLY_HARMONY; /* the header of a message */

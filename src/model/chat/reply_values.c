@@ -66,7 +66,7 @@ static bool is_json(const char *text, size_t n) {
 }
 
 /* What Python calls them. */
-static const char *python_value(const char *text, size_t n) {
+const char *reply_python_value(const char *text, size_t n) {
     static const char *const values[][2] = {{"True", "true"}, {"False", "false"}, {"None", "null"}};
     for (size_t i = 0; i < sizeof values / sizeof values[0]; i++)
         if (n == strlen(values[i][0]) && memcmp(text, values[i][0], n) == 0) return values[i][1];
@@ -75,7 +75,7 @@ static const char *python_value(const char *text, size_t n) {
 
 void reply_value_end(fkv_reply *r) {
     if (!r->as_string) {
-        const char *known = type_of_key(r)[0] != 0 ? python_value(r->args, r->n_args) : NULL;
+        const char *known = type_of_key(r)[0] != 0 ? reply_python_value(r->args, r->n_args) : NULL;
         size_t n = r->n_args;
         if (known != NULL) {
             reply_args_text(r, known);

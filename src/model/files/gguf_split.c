@@ -73,11 +73,19 @@ static fkv_status first_path_of(const char *path, char out[MAX_PATH]) {
     return FKV_OK;
 }
 
+/* Command-R+ has norms of queries and keys, Command-R has not, and no key says so. */
+static void note_norms(fkv_weights *weights) {
+    if (strcmp(weights->architecture, "command-r") == 0 && fkv_weights_find(weights, "blk.0.attn_q_norm.weight") != NULL)
+        weights->hparams.features.qk_norm = FKV_QK_NORM_OWN_HEADS;
+}
+
 fkv_status fkv_gguf_open(fkv_weights *weights, const char *path) {
     char first_path[MAX_PATH];
     fkv_gguf_part first = {0};
     FKV_TRY(first_path_of(path, first_path));
     FKV_TRY(read_one(weights, first_path, 0, &first));
     FKV_TRY(read_others(weights, first_path, &first));
-    return fkv_weights_finish(weights, path);
+    FKV_TRY(fkv_weights_finish(weights, path));
+    note_norms(weights);
+    return FKV_OK;
 }

@@ -143,8 +143,10 @@ static fkv_status add_defaults(const reading *r) {
     return FKV_OK;
 }
 
-/* Layers that share pages are known of one architecture; pictures, whose tokens see each other, are not read at all. */
+/* Layers that share pages are known of one architecture, norms of queries and keys that a flag asks for of another; pictures,
+ * whose tokens see each other, are not read at all. */
 static bool is_known_field(const reading *r, const char *key, const json_t *value) {
+    if (strcmp(key, "use_qk_norm") == 0) return strcmp(r->model->architecture, "command-r") == 0 && json_is_boolean(value);
     if (strcmp(r->model->architecture, "gemma4") != 0) return false;
     const char *text = json_string_value(value);
     return strcmp(key, "num_kv_shared_layers") == 0 ||
@@ -167,6 +169,7 @@ static fkv_status refuse_other_models(const reading *r) {
                      (json_is_array(value) && json_array_size(value) == 0);
         FKV_REQUIRE(unset, FKV_UNSUPPORTED, "%s is set, which is not supported: %s", fields[i].key, r->path);
     }
+    if (json_is_true(get(r->root, "use_qk_norm"))) r->h->features.qk_norm = FKV_QK_NORM_OWN_HEADS;
     uint32_t step = 1;
     FKV_TRY(get_u32(r->root, "decoder_sparse_step", r->path, &step));
     FKV_REQUIRE(step == 1, FKV_UNSUPPORTED, "decoder_sparse_step is %u, only 1 is supported: %s", step, r->path);

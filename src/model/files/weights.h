@@ -120,7 +120,8 @@ typedef struct fkv_rope {
 
 typedef enum fkv_activation { FKV_SILU, FKV_GELU_TANH, FKV_SWIGLU_CLAMPED } fkv_activation;
 typedef enum fkv_norm_kind { FKV_NORM_RMS, FKV_NORM_LAYER } fkv_norm_kind;
-typedef enum fkv_qk_norm { FKV_QK_PLAIN, FKV_QK_NORM_HEADS, FKV_QK_NORM_ROWS } fkv_qk_norm;
+/* OWN_HEADS: a layer norm of each head, with weights of its own. */
+typedef enum fkv_qk_norm { FKV_QK_PLAIN, FKV_QK_NORM_HEADS, FKV_QK_NORM_ROWS, FKV_QK_NORM_OWN_HEADS } fkv_qk_norm;
 
 /* What layers do beside their sizes. An architecture is known for most of it; a file may say otherwise. */
 typedef struct fkv_features {

@@ -104,11 +104,20 @@ static void norm_heads(const pass *p, float *heads, uint32_t n_heads, uint32_t w
         p->r->ops->rms_norm(heads + at, weight, p->r->model->hparams->norm_eps, width, heads + at);
 }
 
+static void norm_own_heads(const pass *p, float *heads, uint32_t n_heads, const float *weight) {
+    const uint32_t d = p->shape->head_dim;
+    for (uint32_t at = 0; at < n_heads * d; at += d)
+        p->r->ops->layer_norm(heads + at, weight + at, NULL, p->r->model->hparams->norm_eps, d, heads + at);
+}
+
 static void turn_heads(const pass *p, uint32_t row, float *heads, uint32_t n_heads, const float *weight, const float *center) {
     const fkv_hparams *h = p->r->model->hparams;
     bool by_row = h->features.qk_norm == FKV_QK_NORM_ROWS;
     uint32_t n = n_heads * p->shape->head_dim;
-    if (weight != NULL) norm_heads(p, heads, n_heads, by_row ? n : p->shape->head_dim, weight);
+    if (weight != NULL && h->features.qk_norm == FKV_QK_NORM_OWN_HEADS)
+        norm_own_heads(p, heads, n_heads, weight);
+    else if (weight != NULL)
+        norm_heads(p, heads, n_heads, by_row ? n : p->shape->head_dim, weight);
     rotate_heads(p, row, heads, n_heads);
     for (uint32_t i = 0; center != NULL && i < n; i++) heads[i] -= center[i];
     fkv_heads_spread(heads, n_heads, p->shape->head_dim, p->head_pad);

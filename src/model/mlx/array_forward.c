@@ -107,6 +107,12 @@ static mlx_array turn_heads(const pass *p, mlx_array x, int n_heads, mlx_array w
     bool by_row = h->features.qk_norm == FKV_QK_NORM_ROWS;
     if (by_row) x = rms_norm(p, x, weight);
     mlx_array heads = fkv_mlx_reshape(p->g, x, FKV_MLX_SHAPE(p->n_rows, n_heads, (int)p->shape->head_dim));
+    if (h->features.qk_norm == FKV_QK_NORM_OWN_HEADS) {
+        const mlx_array none = {NULL};
+        heads = fkv_model_op_layer_norm(p->g, heads, none, none, h->norm_eps);
+        weight = fkv_mlx_reshape(p->g, weight, FKV_MLX_SHAPE(n_heads, (int)p->shape->head_dim));
+        return rotate_heads(p, fkv_mlx_multiply(p->g, heads, weight), n_heads);
+    }
     return rotate_heads(p, by_row ? heads : rms_norm(p, heads, weight), n_heads);
 }
 
