@@ -43,7 +43,7 @@ static void fix(const file_world *w, uint8_t flags, uint8_t *bytes, size_t n) {
     if (flags & FIX_MAGIC) memcpy(&header, &ours, offsetof(fkv_file_header, file_bytes));
     if (flags & FIX_IDENTITY) {
         const size_t first = offsetof(fkv_file_header, page_tokens);
-        memcpy((uint8_t *)&header + first, (uint8_t *)&ours + first, offsetof(fkv_file_header, zero) - first);
+        memcpy((uint8_t *)&header + first, (uint8_t *)&ours + first, offsetof(fkv_file_header, calibration) - first);
         header.n_layers = ours.n_layers;
         header.n_groups = w->slab.n_groups;
         const size_t layers_bytes = (size_t)ours.n_layers * ours.layer_bytes;

@@ -1,5 +1,6 @@
 /* See attn_cases.h. */
 #include "attn_cases.h"
+#include "channel_bits.h"
 
 #include "../src/attn/cpu/kernels.h"
 
@@ -68,6 +69,20 @@ static attn_case completed(attn_case c) {
     return c;
 }
 
+static void calibrate(attn_world *w, uint32_t dim, uint32_t average) {
+    uint64_t state = 17;
+    for (uint32_t h = 0; h < w->layer.n_kv_heads; h++) {
+        uint8_t bits[FKV_MAX_HEAD_DIM];
+        channel_bits_random(&state, dim, average, bits);
+        if (fkv_channel_bits_check(bits, dim, average, h) != FKV_OK) abort();
+        fkv_channel_order_make(bits, dim, w->channels[h], &w->orders[h]);
+        w->head_blocks[h] = w->layer.block;
+        w->head_blocks[h].codec[FKV_SIDE_K].channels = &w->orders[h];
+    }
+    w->layer.calibrated = true;
+    w->layer.head_blocks = w->head_blocks;
+}
+
 bool attn_world_describe(attn_world *w, const attn_case *given) {
     memset(w, 0, sizeof *w);
     w->c = completed(*given);
@@ -90,6 +105,10 @@ bool attn_world_describe(attn_world *w, const attn_case *given) {
     fkv_block_make(&k, &v, c->page_tokens, &w->layer.block);
     w->layer.sealed = c->opens && c->codec >= FIRST_SEALED_CODEC;
     if (w->layer.sealed) fkv_block_make_open(c->shape.head_dim, c->page_type, c->page_tokens, &w->layer.open);
+    if (c->codec >= FIRST_CALIBRATED_CODEC) {
+        if (c->shape.n_kv_heads > MAX_CALIBRATED_HEADS) return false;
+        calibrate(w, c->shape.head_dim, shape.k.bits);
+    }
     fkv_rotation_make(11, 0, c->shape.head_dim, &w->rotate_k);
     fkv_rotation_make(11, 1, c->shape.head_dim, &w->rotate_v);
     if ((c->rotate & FKV_ROTATE_K) != 0 && !w->layer.sealed) w->layer.rotate_k = &w->rotate_k;
@@ -109,6 +128,8 @@ static void write_sealed(const attn_world *w, const fkv_cpu_kernels *kernels, fk
     fkv_codec codec;
     if (fkv_codec_make(config, w->c.shape.head_dim, w->c.page_type, &codec) != FKV_OK) abort();
     fkv_attn_layer open = w->layer;
+    open.calibrated = false;
+    open.head_blocks = NULL;
     fkv_block_make(&codec, &codec, w->c.page_tokens, &open.block);
     uint32_t n_kv_heads = w->c.shape.n_kv_heads;
     uint32_t n_pages = whole->n_tokens / w->c.page_tokens;
@@ -120,7 +141,7 @@ static void write_sealed(const attn_world *w, const fkv_cpu_kernels *kernels, fk
     fkv_attn_write(kernels, &open, &row, 1, k, v, workers);
     for (uint32_t i = 0; i < n_pages * n_kv_heads; i++) {
         size_t page = fkv_page_at(whole->view, i / n_kv_heads);
-        kernels->seal(&open.block, open.pages + (size_t)i * open.block.bytes, &w->layer.block,
+        kernels->seal(&open.block, open.pages + (size_t)i * open.block.bytes, fkv_attn_head_block(&w->layer, i % n_kv_heads),
                       w->pages + (page * n_kv_heads + i % n_kv_heads) * w->layer.block.bytes);
     }
     free(open.pages);

@@ -7,6 +7,7 @@
 #include "relative_l2.h"
 
 #include "../src/attn/attn.h"
+#include "../src/codec/channel_order.h"
 
 typedef struct attn_shape {
     uint32_t n_q_heads;
@@ -47,8 +48,14 @@ static const attn_codec attn_codecs[] = {
     {"s3/s3", SEALED_K(3), SEALED_V(3)},
     {"s2/s2", SEALED_K(2), SEALED_V(2)},
     {"s4/4", SEALED_K(4), {4, 64}},
+    {"c4/s4", {4, 0, FKV_CODEC_CALIBRATED}, SEALED_V(4)},
+    {"c3/s3", {3, 0, FKV_CODEC_CALIBRATED}, SEALED_V(3)},
 };
-enum { N_ATTN_CODECS = sizeof attn_codecs / sizeof attn_codecs[0], FIRST_SEALED_CODEC = N_ATTN_CODECS - 4 };
+enum {
+    N_ATTN_CODECS = sizeof attn_codecs / sizeof attn_codecs[0],
+    FIRST_SEALED_CODEC = N_ATTN_CODECS - 6,
+    FIRST_CALIBRATED_CODEC = N_ATTN_CODECS - 2
+};
 
 /* One sequence of a step: `start` tokens are in the pages before it, n_tokens are new. */
 typedef struct attn_mix {
@@ -56,7 +63,7 @@ typedef struct attn_mix {
     uint32_t n_tokens;
 } attn_mix;
 
-enum { MAX_MIX = 6, MAX_CASE_HEADS = 64 };
+enum { MAX_MIX = 6, MAX_CASE_HEADS = 64, MAX_CALIBRATED_HEADS = 8 };
 
 /* How large the numbers of one side are. 0 means 1. */
 typedef struct attn_sizes {
@@ -94,6 +101,9 @@ typedef struct attn_world {
     fkv_rotation rotate_k;
     fkv_rotation rotate_v;
     float sink_logits[MAX_CASE_HEADS];
+    fkv_block head_blocks[MAX_CALIBRATED_HEADS]; /* of calibrated keys, with bits drawn at random; the layer looks at them here */
+    fkv_channel_order orders[MAX_CALIBRATED_HEADS];
+    uint16_t channels[MAX_CALIBRATED_HEADS][FKV_MAX_HEAD_DIM];
     uint32_t n_new;   /* T */
     uint8_t *pages;   /* the slab */
     uint8_t *open;    /* that of open pages, under the same numbers; NULL: none */

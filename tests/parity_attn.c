@@ -210,11 +210,12 @@ static void long_histories(fkv_isa only) {
 
 static attn_case sweep_case(void) {
     static const attn_shape sweep_shapes[] = {{8, 2, 128}, {3, 1, 64}, {16, 1, 128}, {4, 1, 256}};
-    enum { S4 = FIRST_SEALED_CODEC, S3 };
-    static const uint32_t codecs[] = {3, 2, 0, 8, 1, 6, 7, S4, S3, 3, 2, 13, 8, 1, 15, 7, S4, S3};
-    /* 4/4, 8/4, 16/16, 4/4 g32, 8/8, 2/2, 8/4 g32, s4/s4, s3/s3; the second time with tq4 and tq2 for 16/16 and 2/2 */
+    enum { S4 = FIRST_SEALED_CODEC, S3, C4 = FIRST_CALIBRATED_CODEC, C3 };
+    static const uint32_t codecs[] = {3, 2, 0, 8, 1, 6, 7, S4, S3, C4, C3, 3, 2, 13, 8, 1, 15, 7, S4, S3, C4};
+    /* 4/4, 8/4, 16/16, 4/4 g32, 8/8, 2/2, 8/4 g32, s4/s4, s3/s3, c4/s4, c3/s3; the second time with tq4 and tq2 for 16/16 and 2/2
+     */
     static uint32_t turn;
-    attn_case c = {.shape = sweep_shapes[turn % 4], .codec = codecs[turn % 18], .page_tokens = 64, .n_rows = 2};
+    attn_case c = {.shape = sweep_shapes[turn % 4], .codec = codecs[turn % 21], .page_tokens = 64, .n_rows = 2};
     c.page_type = turn / 2 % 2 == 0 ? FKV_F16 : FKV_BF16;
     c.rows[0] = (attn_mix){130, 1};
     c.rows[1] = (attn_mix){61, 5};

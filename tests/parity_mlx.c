@@ -417,7 +417,7 @@ static void every_codec_and_shape(void) {
 
 /* Sealed layers: every width and shape; queries in the first pages, at the edges of pages, behind windows, over tiles. */
 static void sealed_layers(void) {
-    for (uint32_t codec = FIRST_SEALED_CODEC; codec < N_ATTN_CODECS; codec++) {
+    for (uint32_t codec = FIRST_SEALED_CODEC; codec < FIRST_CALIBRATED_CODEC; codec++) {
         for (uint32_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++) {
             attn_case c = {.shape = shapes[s], .codec = codec, .page_tokens = 16u << (codec + s) % 5, .n_rows = 3, .opens = true};
             c.page_type = (codec + s) % 2 == 0 ? FKV_F16 : FKV_BF16;

@@ -8,6 +8,7 @@
 #include "../src/attn/cpu/kernels.h"
 #include "../src/base/float16.h"
 #include "../src/codec/sealed.h"
+#include "channel_bits.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -165,6 +166,71 @@ static double error_of(const fkv_block *open, const uint8_t *from, const fkv_blo
     return error / size;
 }
 
+/* Keys of channels with bits of their own: as near as the bits of each channel say, in the order of the open block. */
+static void check_calibrated(const fkv_block *open, const uint8_t *from, const fkv_block *sealed, const uint8_t *to,
+                             const uint8_t *bits, const seal_case *c) {
+    float lo[FKV_MAX_HEAD_DIM];
+    float hi[FKV_MAX_HEAD_DIM];
+    float x[FKV_MAX_HEAD_DIM];
+    float y[FKV_MAX_HEAD_DIM];
+    for (uint32_t d = 0; d < c->dim; d++) {
+        lo[d] = INFINITY;
+        hi[d] = -INFINITY;
+    }
+    for (uint32_t t = 0; t < c->page_tokens; t++) {
+        fkv_block_decode(open, from, FKV_SIDE_K, t, x);
+        for (uint32_t d = 0; d < c->dim; d++) {
+            lo[d] = fminf(lo[d], x[d]);
+            hi[d] = fmaxf(hi[d], x[d]);
+        }
+    }
+    bool good = true;
+    for (uint32_t t = 0; t < c->page_tokens; t++) {
+        fkv_block_decode(open, from, FKV_SIDE_K, t, x);
+        fkv_block_decode(sealed, to, FKV_SIDE_K, t, y);
+        for (uint32_t d = 0; d < c->dim; d++) {
+            float step = (hi[d] - lo[d]) / (float)((1 << bits[d]) - 1);
+            float rounded = (fabsf(lo[d]) + hi[d] - lo[d]) * (c->type == FKV_BF16 ? 0x1p-8f : 0x1p-11f) * 2; /* scale, bias */
+            good = good && fabsf(y[d] - x[d]) <= 0.51f * step + rounded;
+        }
+    }
+    count(good, "calibrated keys are further off than their bits allow", c, "C");
+}
+
+static void calibrated_blocks(void) {
+    static const uint32_t dims[] = {16, 32, 64, 80, 96, 128, 256, 512};
+    uint64_t state = 5;
+    for (uint32_t i = 0; i < 96; i++) {
+        seal_case c = {
+            .type = 1 + i % 2, .dim = dims[i / 2 % 8], .page_tokens = 16u << i / 3 % 5, .bits = 3 + i / 16 % 2, .open_bits = 8};
+        c.open_group = c.dim % 64 == 0 ? 64 : 32;
+        if (c.dim % 32 != 0) c.open_bits = 16;
+        uint8_t bits[FKV_MAX_HEAD_DIM];
+        uint16_t channel[FKV_MAX_HEAD_DIM];
+        fkv_channel_order order;
+        fkv_block open;
+        fkv_block sealed;
+        channel_bits_random(&state, c.dim, c.bits, bits);
+        fkv_channel_order_make(bits, c.dim, channel, &order);
+        if (!make_blocks(&c, &open, &sealed)) abort();
+        fkv_codec k;
+        fkv_codec v = sealed.codec[FKV_SIDE_V];
+        if (fkv_codec_make((fkv_codec_config){c.bits, 0, FKV_CODEC_CALIBRATED}, c.dim, (fkv_type)c.type, &k) != FKV_OK) abort();
+        k.channels = &order;
+        fkv_block_make(&k, &v, c.page_tokens, &sealed);
+        uint8_t *from = zeroes(open.bytes);
+        uint8_t *truth = zeroes(sealed.bytes);
+        fill_open(&state, &open, from);
+        bool hostile = i % 4 == 3;
+        for (uint32_t at = 0; hostile && at < open.bytes; at++) from[at] = (uint8_t)draw(&state);
+        fkv_seal_block(&open, from, &sealed, truth);
+        check_isas(&c, &open, &sealed, from, truth);
+        if (!hostile) check_calibrated(&open, from, &sealed, truth, bits, &c);
+        free(from);
+        free(truth);
+    }
+}
+
 static void random_blocks(void) {
     static const uint32_t dims[] = {16, 32, 64, 80, 96, 128, 256, 512};
     static const double most[FKV_N_SIDES][5] = {{0, 0, 0.35, 0.07, 0.015}, {0, 0, 0.14, 0.04, 0.012}}; /* by bits */
@@ -203,6 +269,7 @@ static void random_blocks(void) {
 int main(int argc, char **argv) {
     vectors(argc > 1 ? argv[1] : "tests/vectors/sealed.bin");
     random_blocks();
+    calibrated_blocks();
     printf("%u passed, %u failed\n", n_passed, n_failed);
     return n_failed == 0 && n_passed > 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }

@@ -76,9 +76,11 @@ static const struct {
     {"K of 0 bits", {SET(layer.k.bits, 0)}},
     {"V of 32 bits", {SET(layer.v.bits, 32)}},
     {"K in groups of 16", {SET(layer.k.group, 16)}},
-    {"K of a kind behind the last", {SET(layer.k.kind, FKV_CODEC_TURBO + 1)}},
+    {"K of a kind behind the last", {SET(layer.k.kind, FKV_CODEC_CALIBRATED + 1)}},
     {"K as sealed values", {SET(layer.k.bits, 4), SET(layer.k.kind, FKV_CODEC_SEALED_V)}},
     {"V as sealed keys", {SET(layer.v.bits, 4), SET(layer.v.kind, FKV_CODEC_SEALED)}},
+    {"calibrated K without bits of channels", {SET(layer.k.bits, 4), SET(layer.k.kind, FKV_CODEC_CALIBRATED)}},
+    {"V as calibrated keys", {SET(layer.v.bits, 4), SET(layer.v.kind, FKV_CODEC_CALIBRATED)}},
     {"sealed K of 5 bits", {SET(layer.k.bits, 5), SET(layer.k.kind, FKV_CODEC_SEALED)}},
     {"V that is sealed beside K that is not", {SET(layer.v.bits, 4), SET(layer.v.kind, FKV_CODEC_SEALED_V)}},
     {"V of a kind far behind the last", {SET(layer.v.kind, UINT32_MAX)}},
@@ -134,7 +136,7 @@ START_TEST(bad_configurations_are_refused_with_a_message) {
 END_TEST
 
 START_TEST(an_unknown_kind_of_codec_is_named_by_its_number) {
-    static const int kinds[] = {FKV_CODEC_TURBO + 1, 77, -5};
+    static const int kinds[] = {FKV_CODEC_CALIBRATED + 1, 77, -5};
     for (size_t i = 0; i < N_OF(kinds); i++) {
         char number[32];
         (void)snprintf(number, sizeof number, "kind %d:", kinds[i]);

@@ -265,6 +265,7 @@ START_TEST(bad_configurations_are_refused_with_their_numbers) {
         {8, 0, 64, FKV_F16, "8 bits", FKV_CODEC_SEALED},
         {5, 0, 64, FKV_F16, "5 bits", FKV_CODEC_SEALED_V},
         {4, 0, 24, FKV_F16, "dimension 24", FKV_CODEC_SEALED},
+        {2, 0, 64, FKV_F16, "2 bits", FKV_CODEC_CALIBRATED},
         {8, 0, 64, FKV_F16, "of 8 bits", FKV_CODEC_TURBO},
         {4, 0, 48, FKV_F16, "dimension 48", FKV_CODEC_TURBO},
         {16, 0, 64, FKV_F16, "kind -1", (fkv_codec_kind)-1},
@@ -387,6 +388,12 @@ START_TEST(names_are_codecs_and_keep_the_groups_they_do_not_name) {
     ck_ok(fkv_codec_parse("s4/4g32", &sealed[0], &sealed[1]));
     check_config(sealed[0], FKV_CODEC_SEALED, 4, 32);
     check_config(sealed[1], FKV_CODEC_AFFINE, 4, 32);
+    ck_ok(fkv_codec_parse("calibrated", &sealed[0], &sealed[1]));
+    check_config(sealed[0], FKV_CODEC_CALIBRATED, 4, 32);
+    check_config(sealed[1], FKV_CODEC_SEALED_V, 4, 32);
+    ck_ok(fkv_codec_parse("c3/s3", &sealed[0], &sealed[1]));
+    check_config(sealed[0], FKV_CODEC_CALIBRATED, 3, 32);
+    ck_status(fkv_codec_parse("8/c4", &sealed[0], &sealed[1]), FKV_BAD_CONFIG);
     fkv_codec_info info;
     ck_ok(fkv_codec_about((fkv_codec_config){4, 64, FKV_CODEC_SEALED_V}, &info));
     ck_assert(strcmp(info.name, "s4") == 0 && info.group == 0 && info.dim_multiple == 16 && info.rotates);

@@ -24,6 +24,13 @@ typedef struct shape {
 
 #define SEALED(bits) {bits, 0, FKV_CODEC_SEALED}
 #define SEALED_V(bits) {bits, 0, FKV_CODEC_SEALED_V}
+#define CALIBRATED(bits) {bits, 0, FKV_CODEC_CALIBRATED}
+
+/* 16 channels with 4, and with 3 bits on average. */
+#define SIXTEEN_4 6, 2, 4, 4, 2, 6, 2, 6, 4, 4, 6, 2, 4, 4, 4, 4
+#define SIXTEEN_3 2, 2, 4, 2, 4, 2, 2, 4, 2, 4, 4, 2, 2, 4, 4, 4
+static const uint8_t BITS_4[2 * 64] = {SIXTEEN_4, SIXTEEN_4, SIXTEEN_4, SIXTEEN_4, SIXTEEN_4, SIXTEEN_4, SIXTEEN_4, SIXTEEN_4};
+static const uint8_t BITS_3[80] = {SIXTEEN_3, SIXTEEN_3, SIXTEEN_3, SIXTEEN_3, SIXTEEN_3};
 #define TURBO(bits) {bits, 0, FKV_CODEC_TURBO}
 
 static const float SINK_LOGITS[] = {1.5f, -2.0f, 6.0f, 0.25f};
@@ -94,6 +101,14 @@ static const shape SHAPES[] = {
      FKV_ROTATE_V,
      128,
      1.0f},
+    {"calibrated",
+     {{4, 2, 64, 0, 0, 0, 0, CALIBRATED(4), SEALED_V(4), .channel_bits = BITS_4},
+      {3, 1, 80, 70, 20, 0, 20.0f, CALIBRATED(3), SEALED_V(3), .channel_bits = BITS_3}},
+     FKV_F32,
+     FKV_F16,
+     FKV_ROTATE_V,
+     16,
+     20.0f},
     {"sealed windows",
      {{2, 1, 64, 70, 20, 0, 0, SEALED(4), SEALED_V(4)}, {2, 2, 32, 24, 0, 0, 0, SEALED(2), SEALED_V(3)}},
      FKV_F32,

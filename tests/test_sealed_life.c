@@ -3,6 +3,7 @@
  * test_meaning's.
  */
 #include "cache_world.h"
+#include "channel_bits.h"
 #include "test.h"
 
 #include <stdio.h>
@@ -201,42 +202,116 @@ static void open_golden(cache_world *w, uint32_t tokens[N_TOKENS]) {
     cache_tokens(7, tokens, N_TOKENS);
 }
 
-/* tests/golden/sealed.fkv is the file that this test saved when the format got its second version. */
-START_TEST(the_golden_file_of_version_2_is_written_and_read_as_ever) {
+/* The golden file `path` is what is saved now, and what is loaded of it is saved to the same bytes. */
+static void check_golden(const char *path, void (*open)(cache_world *w, uint32_t tokens[N_TOKENS])) {
     static uint8_t golden[FILE_BYTES];
     static uint8_t now[FILE_BYTES];
-    char path[512];
-    (void)cache_path(path, "now.fkv");
+    char saved[512];
+    (void)cache_path(saved, "now.fkv");
     cache_world w;
     uint32_t tokens[N_TOKENS];
-    open_golden(&w, tokens);
+    open(&w, tokens);
     fkv_seq seq = cache_world_seq(&w, N_TOKENS);
     cache_world_run(&w, seq, tokens, 0, 55, 40, NULL);
-    ck_ok(fkv_seq_save(w.cache, seq, tokens, 0, path));
-    size_t n = read_file(path, now);
+    ck_ok(fkv_seq_save(w.cache, seq, tokens, 0, saved));
+    size_t n = read_file(saved, now);
     const char *keep = getenv("FKV_TEST_KEEP_GOLDEN");
     if (keep != NULL) write_file(keep, now, n);
-    ck_assert_uint_eq(read_file("tests/golden/sealed.fkv", golden), n);
+    ck_assert_uint_eq(read_file(path, golden), n);
     ck_assert_mem_eq(golden, now, n);
+    ck_ok(fkv_seq_close(w.cache, seq));
+    ck_ok(fkv_seq_load(w.cache, &(fkv_seq_config){.max_tokens = N_TOKENS}, path, &seq));
+    ck_ok(fkv_seq_save(w.cache, seq, tokens, 0, saved));
+    ck_assert_uint_eq(read_file(saved, now), n);
+    ck_assert_mem_eq(golden, now, n);
+    cache_world_close(&w);
+}
+
+/* tests/golden/sealed.fkv is the file that this test saved when the format got its second version. */
+START_TEST(the_golden_file_of_version_2_is_written_and_read_as_ever) {
+    check_golden("tests/golden/sealed.fkv", open_golden);
     fkv_file_info info;
     ck_ok(fkv_file_inspect("tests/golden/sealed.fkv", true, &info));
     ck_assert_uint_eq(info.version, 2);
     ck_assert_int_eq(info.first_layer.k.kind, FKV_CODEC_SEALED);
     ck_assert_int_eq(info.first_layer.v.kind, FKV_CODEC_SEALED_V);
-    ck_ok(fkv_seq_close(w.cache, seq));
-    ck_ok(fkv_seq_load(w.cache, &(fkv_seq_config){.max_tokens = N_TOKENS}, "tests/golden/sealed.fkv", &seq));
-    ck_ok(fkv_seq_save(w.cache, seq, tokens, 0, path)); /* what was loaded is saved to the same bytes */
-    ck_assert_uint_eq(read_file(path, now), n);
-    ck_assert_mem_eq(golden, now, n);
+}
+END_TEST
+
+/* ---- calibrated keys ---- */
+
+/* Two heads that differ, and a windowed layer with 3 bits on average. `other`: the bits of two channels changed places. */
+static fkv_status try_calibrated(cache_world *w, bool other) {
+    uint8_t bits[2][2 * 64];
+    uint64_t state = 21;
+    channel_bits_random(&state, 32, 4, bits[0]);
+    channel_bits_random(&state, 32, 4, bits[0] + 32);
+    channel_bits_random(&state, 48, 3, bits[1]);
+    uint32_t c = 1;
+    while (bits[1][c] == bits[1][0]) c++;
+    uint8_t first = bits[1][0];
+    if (other) bits[1][0] = bits[1][c];
+    if (other) bits[1][c] = first;
+    fkv_layer_config layers[] = {{4, 2, 32, 0, 0, 0, 0, {4, 0, FKV_CODEC_CALIBRATED}, {4, 0, FKV_CODEC_SEALED_V}},
+                                 {2, 1, 48, 20, 3, 0, 0, {3, 0, FKV_CODEC_CALIBRATED}, {3, 0, FKV_CODEC_SEALED_V}}};
+    for (int i = 0; i < 2; i++) layers[i].channel_bits = bits[i];
+    fkv_config config = config_of(layers[0]);
+    config.layers = layers;
+    config.rotation_seed = 7;
+    fkv_status status = cache_world_open(w, &config); /* which copies the bits */
+    for (int i = 0; i < 2; i++) w->layers[i].channel_bits = NULL;
+    return status;
+}
+
+static void open_calibrated(cache_world *w, uint32_t tokens[N_TOKENS]) {
+    ck_ok(try_calibrated(w, false));
+    cache_tokens(7, tokens, N_TOKENS);
+}
+
+START_TEST(the_golden_file_of_calibrated_layers_is_of_version_4_and_foreign_to_other_bits) {
+    static const char path[] = "tests/golden/calibrated.fkv";
+    check_golden(path, open_calibrated);
+    fkv_file_info info;
+    ck_ok(fkv_file_inspect(path, true, &info));
+    ck_assert_uint_eq(info.version, 4);
+    ck_assert_int_eq(info.first_layer.k.kind, FKV_CODEC_CALIBRATED);
+    cache_world w;
+    fkv_seq seq = 0;
+    ck_ok(try_calibrated(&w, true));
+    ck_status(fkv_seq_load(w.cache, &(fkv_seq_config){.max_tokens = N_TOKENS}, path, &seq), FKV_FILE_FOREIGN);
+    ck_assert_ptr_nonnull(strstr(fkv_message(), "calibration is "));
     cache_world_close(&w);
 }
 END_TEST
 
-START_TEST(every_flipped_bit_of_a_file_of_version_2_is_found) {
+START_TEST(bits_of_channels_that_cannot_be_are_refused_with_their_numbers) {
+    static const struct {
+        uint8_t first[5];
+        const char *says;
+    } bad[] = {{{3, 4, 4, 4, 5}, "channel 0 has 3 bits"},
+               {{0}, "channel 0 has 0 bits"},
+               {{6, 4, 4, 4, 4}, "66 bits in all"},
+               {{6, 2, 4, 4, 4}, "1 of 6: multiples of 4"}};
+    for (size_t i = 0; i < N_OF(bad); i++) {
+        uint8_t bits[16];
+        memset(bits, 4, sizeof bits);
+        memcpy(bits, bad[i].first, sizeof bad[i].first);
+        fkv_config config = config_of((fkv_layer_config){
+            1, 1, 16, 0, 0, 0, 0, {4, 0, FKV_CODEC_CALIBRATED}, {4, 0, FKV_CODEC_SEALED_V}, .channel_bits = bits});
+        fkv_plan plan;
+        ck_status(fkv_plan_make(&config, &plan), FKV_BAD_CONFIG);
+        ck_assert_msg(strstr(fkv_message(), bad[i].says) != NULL, "\"%s\" does not say \"%s\"", fkv_message(), bad[i].says);
+    }
+}
+END_TEST
+
+/* ---- damage ---- */
+
+static void check_flipped_bits(const char *golden) {
     static uint8_t bytes[FILE_BYTES];
     char path[512];
     (void)cache_path(path, "flipped.fkv");
-    size_t n = read_file("tests/golden/sealed.fkv", bytes);
+    size_t n = read_file(golden, bytes);
     for (size_t at = 0; at < n; at += at < 512 ? 1 : 37) {
         uint8_t bit = (uint8_t)(1u << at % 8);
         bytes[at] ^= bit;
@@ -247,6 +322,11 @@ START_TEST(every_flipped_bit_of_a_file_of_version_2_is_found) {
         fkv_status got = fkv_file_inspect(path, true, &info);
         ck_assert_msg(got == expected, "byte %zu: %s", at, fkv_status_name(got));
     }
+}
+
+START_TEST(every_flipped_bit_of_a_file_of_version_2_and_4_is_found) {
+    check_flipped_bits("tests/golden/sealed.fkv");
+    check_flipped_bits("tests/golden/calibrated.fkv");
 }
 END_TEST
 
@@ -273,4 +353,6 @@ TEST_MAIN("sealed life", the_first_page_and_the_own_one_are_seen_in_8_bits,
           truncating_is_exact_in_the_last_two_pages_and_to_starts_of_pages_before_them,
           a_prefix_and_a_file_bring_the_first_page_and_the_last_part, a_prefix_can_be_shared_after_a_full_life_beside_it,
           a_long_context_takes_at_most_71_percent_of_what_8_4_takes, the_golden_file_of_version_2_is_written_and_read_as_ever,
-          every_flipped_bit_of_a_file_of_version_2_is_found, a_file_of_a_sealed_layer_is_foreign_to_one_that_is_not)
+          the_golden_file_of_calibrated_layers_is_of_version_4_and_foreign_to_other_bits,
+          bits_of_channels_that_cannot_be_are_refused_with_their_numbers, every_flipped_bit_of_a_file_of_version_2_and_4_is_found,
+          a_file_of_a_sealed_layer_is_foreign_to_one_that_is_not)

@@ -109,12 +109,13 @@ typedef enum fkv_isa {
 } fkv_isa;
 
 typedef enum fkv_codec_kind {
-    FKV_CODEC_AUTO = 0,     /* bits decide: 16 are FKV_CODEC_HALF, fewer FKV_CODEC_AFFINE */
-    FKV_CODEC_HALF = 1,     /* 16 bits: the numbers themselves; group is ignored */
-    FKV_CODEC_AFFINE = 2,   /* 8, 4 or 2 bits, a scale and a bias for each group of 32, 64 or 128 along the head dimension */
-    FKV_CODEC_SEALED = 3,   /* K, 4, 3 or 2 bits: full pages packed again, a scale and a bias for each channel of a page */
-    FKV_CODEC_SEALED_V = 4, /* V beside it, 4, 3 or 2 bits: a norm for each row and a codebook; rotate V */
-    FKV_CODEC_TURBO = 5     /* TurboQuant, 4, 3 or 2 bits: one scale for each row and a codebook; its side must be rotated */
+    FKV_CODEC_AUTO = 0,      /* bits decide: 16 are FKV_CODEC_HALF, fewer FKV_CODEC_AFFINE */
+    FKV_CODEC_HALF = 1,      /* 16 bits: the numbers themselves; group is ignored */
+    FKV_CODEC_AFFINE = 2,    /* 8, 4 or 2 bits, a scale and a bias for each group of 32, 64 or 128 along the head dimension */
+    FKV_CODEC_SEALED = 3,    /* K, 4, 3 or 2 bits: full pages packed again, a scale and a bias for each channel of a page */
+    FKV_CODEC_SEALED_V = 4,  /* V beside it, 4, 3 or 2 bits: a norm for each row and a codebook; rotate V */
+    FKV_CODEC_TURBO = 5,     /* TurboQuant, 4, 3 or 2 bits: one scale for each row and a codebook; its side must be rotated */
+    FKV_CODEC_CALIBRATED = 6 /* K, 4 or 3 bits on average: sealed, with 2, 4 or 6 bits for each channel (channel_bits) */
 } fkv_codec_kind;
 
 /* How one side (K or V) is stored. {8, 64} is affine codes of 8 bits in groups of 64. */
@@ -124,9 +125,9 @@ typedef struct fkv_codec_config {
     fkv_codec_kind kind;
 } fkv_codec_config;
 
-/* The codecs of both sides by their names, K first: "8/4", "16/16", "4/4g32", "8/tq4", "s4/s4", "tq4" for both, or "sealed",
- * which is "s4/s4". Without g the groups stay those of *k and *v. FKV_BAD_CONFIG, with the names there are; *k and *v are then
- * unchanged. */
+/* The codecs of both sides by their names, K first: "8/4", "16/16", "4/4g32", "8/tq4", "s4/s4", "tq4" for both, "sealed",
+ * which is "s4/s4", or "calibrated", which is "c4/s4". Without g the groups stay those of *k and *v. FKV_BAD_CONFIG, with the
+ * names there are; *k and *v are then unchanged. */
 FKV_API fkv_status fkv_codec_parse(const char *text, fkv_codec_config *k, fkv_codec_config *v);
 
 /* What a model and a program need to know of one side. */
@@ -154,6 +155,9 @@ typedef struct fkv_layer_config {
     const float *sink_logits; /* [n_q_heads] or NULL; copied. Learned sinks: one more score for each query head, natural, behind
                                  scale and soft cap, that counts in the denominator of the softmax and has no value. Part of the
                                  weights: page files know it by weights_id alone */
+    const uint8_t *channel_bits; /* [n_kv_heads, head_dim] of 2, 4 and 6, for K of FKV_CODEC_CALIBRATED, else NULL; copied. Every
+                                    head has k.bits on average, and a multiple of 4 channels of 4 bits, and of 6. Page files have
+                                    a hash of it */
 } fkv_layer_config;
 
 typedef void (*fkv_log_fn)(void *user, const char *line);

@@ -7,12 +7,15 @@
  * pieces.
  *
  * In a sealed layer a query tile lies within one page, so that all its queries see the same pages open. A walk then goes over two
- * forms of pages, each with kernels and prepared queries of its own.
+ * forms of pages, each with kernels and prepared queries of its own. Calibrated keys lie in an order of channels that each head
+ * has for itself; queries are put in that order once.
  *
  * Invariant (same answer however it got there): for each query, pieces are closed at the same pages and folded in the same order
  * whether one item walks them all or each piece is an item.
  */
 #include "seen_values.h"
+
+#include "../codec/channel_order.h"
 
 #include "../base/carve.h"
 #include "../base/float16.h"
@@ -31,7 +34,7 @@ enum {
 typedef enum form_kind { PACKED = 0, OPEN = 1, N_FORMS = 2 } form_kind;
 
 typedef struct thread_scratch {
-    float *q;                /* [tile rows, D] */
+    float *q[N_FORMS];       /* [tile rows, D]: as keys lie in pages of this form */
     void *prepared[N_FORMS]; /* of q; OPEN: NULL unless the layer is sealed */
     float *scores;           /* [tile rows, FKV_TILE_TOKENS] */
     fkv_row_mask *masks;
@@ -101,9 +104,12 @@ static uint64_t piece_floats(uint64_t heads_per_kv, uint64_t dim) {
     return fkv_align_up(2 * heads_per_kv, 16) + heads_per_kv * dim;
 }
 
-static thread_scratch carve_thread(fkv_carve *carve, uint64_t tile_rows, uint64_t dim, bool sealed) {
+static thread_scratch carve_thread(fkv_carve *carve, const fkv_attn_layer *layer, uint64_t tile_rows) {
     thread_scratch t;
-    t.q = FKV_CARVE(carve, tile_rows * dim, float);
+    uint64_t dim = layer->head_dim;
+    bool sealed = layer->sealed;
+    t.q[OPEN] = FKV_CARVE(carve, tile_rows * dim, float);
+    t.q[PACKED] = layer->calibrated ? FKV_CARVE(carve, tile_rows * dim, float) : t.q[OPEN];
     t.prepared[PACKED] = fkv_carve_take(carve, 1, fkv_prepared_bytes(tile_rows, dim));
     t.prepared[OPEN] = sealed ? fkv_carve_take(carve, 1, fkv_prepared_bytes(tile_rows, dim)) : NULL;
     t.scores = FKV_CARVE(carve, tile_rows * FKV_TILE_TOKENS, float);
@@ -122,7 +128,7 @@ static void layout(fkv_carve *carve, const fkv_attn_layer *layer, uint32_t max_r
 
     s->first_tile = FKV_CARVE(carve, max_rows, uint32_t);
     fkv_carve one = {0};
-    (void)carve_thread(&one, tile_rows, dim, layer->sealed);
+    (void)carve_thread(&one, layer, tile_rows);
     s->thread_bytes = fkv_align_up(one.used, FKV_CARVE_ALIGN);
     s->threads = fkv_carve_take(carve, n_threads, s->thread_bytes);
     s->loaded = FKV_CARVE(carve, n_threads, uint32_t);
@@ -134,7 +140,7 @@ static thread_scratch scratch_of(const job *j, uint32_t thread) {
     const scratch *s = &j->scratch;
     fkv_carve carve = {.base = s->threads + thread * s->thread_bytes, .size = s->thread_bytes};
     uint64_t tile_rows = (uint64_t)queries_per_tile(j->heads_per_kv) * j->heads_per_kv;
-    thread_scratch t = carve_thread(&carve, tile_rows, j->layer->head_dim, j->layer->sealed);
+    thread_scratch t = carve_thread(&carve, j->layer, tile_rows);
     FKV_ASSERT(carve.base != NULL && !carve.overflow); /* as it was when the scratch was planned */
     return t;
 }
@@ -207,23 +213,33 @@ static void clear_rows(fkv_softmax s, uint32_t n_rows, uint32_t dim) {
     memset(s.out, 0, (size_t)n_rows * dim * sizeof *s.out);
 }
 
+/* The block of a KV head in pages of a form. */
+static const fkv_block *block_of(const job *j, form_kind form, uint32_t head) {
+    return form == PACKED ? fkv_attn_head_block(j->layer, head) : j->forms[form].block;
+}
+
+static void order_queries(const fkv_channel_order *order, const float *q, uint32_t n_rows, uint32_t dim, float *to) {
+    for (uint32_t r = 0; r < n_rows; r++, q += dim, to += dim)
+        for (uint32_t p = 0; p < dim; p++) to[p] = q[order->channel[p]];
+}
+
 /* Queries to floats, scaled and rotated as the keys are, and prepared. */
 static void load_queries(const job *j, query_tile tile, uint32_t head, const thread_scratch *s) {
     const fkv_attn_layer *layer = j->layer;
     uint32_t n = j->heads_per_kv * layer->head_dim;
     for (uint32_t i = 0; i < tile.n_queries; i++) {
         size_t at = ((size_t)(tile.first_token + i) * layer->n_q_heads + (size_t)head * j->heads_per_kv) * layer->head_dim;
-        float *to = s->q + (size_t)i * n;
+        float *to = s->q[OPEN] + (size_t)i * n;
         fkv_rows_to_f32(layer->row_type, j->q + at * fkv_type_bytes(layer->row_type), to, n);
         for (uint32_t d = 0; d < n; d++) to[d] *= layer->scale;
         if (layer->rotate_k != NULL)
             for (uint32_t h = 0; h < j->heads_per_kv; h++) fkv_rotation_apply(layer->rotate_k, to + (size_t)h * layer->head_dim);
     }
-    for (int f = PACKED; f <= (layer->sealed ? OPEN : PACKED); f++) {
-        const page_form *form = &j->forms[f];
-        form->codecs[FKV_SIDE_K]->prepare(&form->block->codec[FKV_SIDE_K], s->q, tile.n_queries * j->heads_per_kv,
-                                          s->prepared[f]);
-    }
+    uint32_t n_rows = tile.n_queries * j->heads_per_kv;
+    if (layer->calibrated)
+        order_queries(block_of(j, PACKED, head)->codec[FKV_SIDE_K].channels, s->q[OPEN], n_rows, layer->head_dim, s->q[PACKED]);
+    for (form_kind f = PACKED; f <= (layer->sealed ? OPEN : PACKED); f++)
+        j->forms[f].codecs[FKV_SIDE_K]->prepare(&block_of(j, f, head)->codec[FKV_SIDE_K], s->q[f], n_rows, s->prepared[f]);
 }
 
 /* What the weights of a row are divided by: their sum, and that of the head's learned sink. */
@@ -278,6 +294,7 @@ static uint32_t window_begin(const fkv_attn_layer *layer, uint32_t position) {
 /* Where a kernel tile lies: a block of the slab, of one form, and a slot in it. */
 typedef struct place {
     const uint8_t *block;
+    const fkv_block *layout;
     form_kind form;
     uint32_t slot;
 } place;
@@ -287,7 +304,7 @@ static place block_at(const job *j, query_tile tile, uint32_t head, uint32_t pag
     form_kind form = j->layer->sealed && fkv_attn_sees_open(tile.position / j->layer->block.page_tokens, page) ? OPEN : PACKED;
     size_t number = fkv_page_at(form == OPEN ? tile.row->open : tile.row->view, page);
     size_t at = (number * j->layer->n_kv_heads + head) * j->forms[form].block->bytes;
-    return (place){j->forms[form].pages + at, form, 0};
+    return (place){j->forms[form].pages + at, block_of(j, form, head), form, 0};
 }
 
 /* What each row sees of the tokens [base, base + tile_tokens). */
@@ -307,11 +324,11 @@ FKV_INLINE void meet(const job *j, query_tile tile, const thread_scratch *s, pla
     const fkv_attn_layer *layer = j->layer;
     uint32_t n_rows = tile.n_queries * j->heads_per_kv;
     const page_form *form = &j->forms[here.form];
-    const fkv_block *block = form->block;
+    const fkv_block *block = here.layout;
     const uint8_t *part[FKV_N_SIDES][FKV_N_PARTS];
     fkv_fetch fetch = {.n_ranges = 0};
     bool whole_page = j->tile_tokens == block->page_tokens;
-    const fkv_block *next_block = j->forms[next.form].block;
+    const fkv_block *next_block = next.layout;
     if (whole_page) fkv_fetch_add(&fetch, next.block, next_block->bytes);
     for (int side = 0; side < FKV_N_SIDES; side++) {
         for (int p = 0; p < FKV_N_PARTS; p++) {
@@ -322,8 +339,8 @@ FKV_INLINE void meet(const job *j, query_tile tile, const thread_scratch *s, pla
                               j->tile_tokens * row_bytes);
         }
     }
-    form->codecs[FKV_SIDE_K]->scores(&block->codec[FKV_SIDE_K], part[FKV_SIDE_K], &fetch, n_tokens, s->q, s->prepared[here.form],
-                                     n_rows, s->scores);
+    form->codecs[FKV_SIDE_K]->scores(&block->codec[FKV_SIDE_K], part[FKV_SIDE_K], &fetch, n_tokens, s->q[here.form],
+                                     s->prepared[here.form], n_rows, s->scores);
     j->kernels->softmax(s->scores, j->tile_tokens, s->masks, n_rows, layer->head_dim, layer->softcap, s->piece);
     if (!fkv_masks_hide(s->masks, n_rows, n_tokens)) {
         form->codecs[FKV_SIDE_V]->values(&block->codec[FKV_SIDE_V], part[FKV_SIDE_V], &fetch, n_tokens, s->scores, n_rows,
@@ -389,7 +406,7 @@ static uint64_t walk(const job *j, query_tile tile, uint32_t head, const thread_
             uint32_t n_tokens = fkv_min_u32(j->tile_tokens, seen_end - base);
             here.slot = slot;
             place next = next_page;
-            if (slot + j->tile_tokens < page_tokens) next = (place){here.block, here.form, slot + j->tile_tokens};
+            if (slot + j->tile_tokens < page_tokens) next = (place){here.block, here.layout, here.form, slot + j->tile_tokens};
             bool whole = layer->window == 0 && base + j->tile_tokens <= tile.position + 1; /* every row sees all of it */
             if (!whole || !were_whole) set_masks(j, tile, base, s->masks);
             were_whole = whole;

@@ -37,10 +37,12 @@ typedef struct fkv_attn_layer {
     fkv_block block;
     const fkv_rotation *rotate_k; /* NULL: none */
     const fkv_rotation *rotate_v;
-    uint8_t *pages; /* block of (page 0, head 0); (page, head) is at (page * G + head) * block.bytes */
-    bool sealed;    /* block and pages are the sealed ones, open and open_pages where rows are written */
+    uint8_t *pages;  /* block of (page 0, head 0); (page, head) is at (page * G + head) * block.bytes */
+    bool calibrated; /* K has channels of its own for each head: head_blocks is there where pages are */
+    bool sealed;     /* block and pages are the sealed ones, open and open_pages where rows are written */
     fkv_block open;
-    uint8_t *open_pages; /* as pages, with open.bytes */
+    uint8_t *open_pages;          /* as pages, with open.bytes */
+    const fkv_block *head_blocks; /* [G] where heads differ (calibrated keys), else NULL; as `block` but for K's channels */
 } fkv_attn_layer;
 
 /* Whether a query in logical page `own` sees logical page `page` of the layer open. */
@@ -49,6 +51,11 @@ FKV_INLINE bool fkv_attn_sees_open(uint32_t own, uint32_t page) { return page ==
 /* Where the rows of a layer are written, and in which pages. */
 FKV_INLINE const fkv_block *fkv_attn_row_block(const fkv_attn_layer *layer) {
     return layer->sealed ? &layer->open : &layer->block;
+}
+
+/* The block of a page and KV head, sealed where the layer is. */
+FKV_INLINE const fkv_block *fkv_attn_head_block(const fkv_attn_layer *layer, uint32_t head) {
+    return layer->head_blocks != NULL ? &layer->head_blocks[head] : &layer->block;
 }
 
 /* One sequence's share of a step. first - rows[0].first is where its tokens lie in k, v, q and out. */

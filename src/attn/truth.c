@@ -21,7 +21,7 @@ static void decode(const query *x, uint32_t token, fkv_side side, float *out) {
     uint32_t page_tokens = layer->block.page_tokens;
     uint32_t logical = token / page_tokens;
     bool open = layer->sealed && fkv_attn_sees_open(x->position / page_tokens, logical);
-    const fkv_block *block = open ? &layer->open : &layer->block;
+    const fkv_block *block = open ? &layer->open : fkv_attn_head_block(layer, x->head);
     size_t page = fkv_page_at(open ? x->row->open : x->row->view, logical);
     const uint8_t *bytes = (open ? layer->open_pages : layer->pages) + (page * layer->n_kv_heads + x->head) * block->bytes;
     fkv_block_decode(block, bytes, side, token % page_tokens, out);

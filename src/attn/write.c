@@ -83,7 +83,7 @@ static void seal_page(void *context, uint32_t item, uint32_t thread) {
     uint32_t logical = fkv_attn_first_to_seal(row, j->block->page_tokens) + number;
     size_t from = ((size_t)fkv_page_at(row->open, logical) * layer->n_kv_heads + head) * j->block->bytes;
     size_t to = ((size_t)fkv_page_at(row->view, logical) * layer->n_kv_heads + head) * layer->block.bytes;
-    j->kernels->seal(j->block, j->pages + from, &layer->block, layer->pages + to);
+    j->kernels->seal(j->block, j->pages + from, fkv_attn_head_block(layer, head), layer->pages + to);
 }
 
 void fkv_attn_write(const fkv_cpu_kernels *kernels, const fkv_attn_layer *layer, const fkv_attn_row *rows, uint32_t n_rows,

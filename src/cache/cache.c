@@ -106,6 +106,9 @@ static fkv_status make_shape(const fkv_device *device, const fkv_config *config,
     if (!device->on_host) used.n_threads = 1;
     FKV_TRY(fkv_shape_make(&used, shape));
     if (!device->on_host) shape->scratch_bytes = 0;
+    FKV_REQUIRE(device->on_host || shape->n_head_blocks == 0, FKV_UNSUPPORTED,
+                "calibrated keys are for caches on the host so far: choose sealed ones (s4/s4), or open the cache with %s",
+                fkv_device_host.calls);
     return FKV_OK;
 }
 
@@ -223,6 +226,7 @@ static fkv_file_identity identity_of(const fkv_cache *cache) {
                                   .rotate = c->rotate,
                                   .rotation_seed = c->rotation_seed};
     memcpy(identity.weights_id, c->weights_id, sizeof identity.weights_id);
+    memcpy(identity.calibration, cache->shape.calibration, sizeof identity.calibration);
     memcpy(identity.rope_id, c->rope_id, sizeof identity.rope_id);
     return identity;
 }
@@ -233,6 +237,7 @@ static fkv_status fill(fkv_cache *cache, const fkv_shape *shape, const fkv_plan 
     fkv_shape_fill_layers(&cache->shape, &cache->layers);
     cache->shape.config.layers = NULL; /* the caller's; copied above */
     cache->shape.config.layer.sink_logits = NULL;
+    cache->shape.config.layer.channel_bits = NULL;
     cache->step.cache = cache;
     fkv_file_identity identity = identity_of(cache);
     return fkv_pack_identity_make(&identity, &cache->pack_identity);

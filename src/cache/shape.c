@@ -7,6 +7,20 @@
 
 enum { PAGES_PER_PREFIX = 256 }; /* of max_tokens, for each cached prefix whose first page stays open */
 
+static fkv_status check_kinds(const fkv_layer_config *l, uint32_t layer) {
+    FKV_REQUIRE(l->k.kind != FKV_CODEC_SEALED_V && l->v.kind != FKV_CODEC_SEALED && l->v.kind != FKV_CODEC_CALIBRATED &&
+                    (l->v.kind != FKV_CODEC_SEALED_V || fkv_shape_sealed(l)),
+                FKV_BAD_CONFIG,
+                "layer %u: K of kind %d and V of kind %d: FKV_CODEC_SEALED (%d) and FKV_CODEC_CALIBRATED (%d) are for K, "
+                "FKV_CODEC_SEALED_V (%d) for V beside them",
+                layer, (int)l->k.kind, (int)l->v.kind, (int)FKV_CODEC_SEALED, (int)FKV_CODEC_CALIBRATED, (int)FKV_CODEC_SEALED_V);
+    FKV_REQUIRE((l->channel_bits != NULL) == fkv_shape_calibrated(l), FKV_BAD_CONFIG,
+                "layer %u: %s: K of FKV_CODEC_CALIBRATED (%d) has channel_bits, and no other", layer,
+                l->channel_bits != NULL ? "channel_bits beside another K" : "calibrated K without channel_bits",
+                (int)FKV_CODEC_CALIBRATED);
+    return FKV_OK;
+}
+
 static fkv_status check_layer(const fkv_layer_config *l, uint32_t layer) {
     FKV_REQUIRE(l->n_q_heads > 0 && l->n_kv_heads > 0 && l->n_q_heads % l->n_kv_heads == 0, FKV_BAD_CONFIG,
                 "layer %u: %u query heads cannot share %u KV heads: the second must divide the first", layer, l->n_q_heads,
@@ -27,13 +41,7 @@ static fkv_status check_layer(const fkv_layer_config *l, uint32_t layer) {
     for (uint32_t h = 0; l->sink_logits != NULL && h < l->n_q_heads; h++)
         FKV_REQUIRE(isfinite(l->sink_logits[h]), FKV_BAD_CONFIG, "layer %u: sink_logits[%u] is %g: a finite number", layer, h,
                     (double)l->sink_logits[h]);
-    FKV_REQUIRE(
-        l->k.kind != FKV_CODEC_SEALED_V && l->v.kind != FKV_CODEC_SEALED &&
-            (l->v.kind != FKV_CODEC_SEALED_V || l->k.kind == FKV_CODEC_SEALED),
-        FKV_BAD_CONFIG,
-        "layer %u: K of kind %d and V of kind %d: FKV_CODEC_SEALED (%d) is for K, FKV_CODEC_SEALED_V (%d) for V beside it", layer,
-        (int)l->k.kind, (int)l->v.kind, (int)FKV_CODEC_SEALED, (int)FKV_CODEC_SEALED_V);
-    return FKV_OK;
+    return check_kinds(l, layer);
 }
 
 static fkv_status check_config(const fkv_config *c) {
@@ -140,6 +148,8 @@ static fkv_status make_layer(const fkv_config *c, const fkv_layer_config *l, fkv
     FKV_TRY(fkv_codec_make(l->v, l->head_dim, c->page_type, &v));
     FKV_TRY(check_rotation(l->k, c->rotate, FKV_ROTATE_K, "K"));
     FKV_TRY(check_rotation(l->v, c->rotate, FKV_ROTATE_V, "V"));
+    for (uint32_t h = 0; l->channel_bits != NULL && h < l->n_kv_heads; h++)
+        FKV_TRY(fkv_channel_bits_check(l->channel_bits + (size_t)h * l->head_dim, l->head_dim, l->k.bits, h));
     if (c->rotate & FKV_ROTATE_K) fkv_codec_rotated(&k);
     if (c->rotate & FKV_ROTATE_V) fkv_codec_rotated(&v);
     *out = (fkv_attn_layer){.n_q_heads = l->n_q_heads,
@@ -150,6 +160,7 @@ static fkv_status make_layer(const fkv_config *c, const fkv_layer_config *l, fkv
                             .scale = l->scale != 0.0f ? l->scale : 1.0f / sqrtf((float)l->head_dim),
                             .softcap = l->softcap,
                             .row_type = c->row_type,
+                            .calibrated = fkv_shape_calibrated(l),
                             .sealed = fkv_shape_sealed(l)};
     fkv_block_make(&k, &v, c->page_tokens, &out->block);
     if (out->sealed) fkv_block_make_open(l->head_dim, c->page_type, c->page_tokens, &out->open);
@@ -176,6 +187,18 @@ static void put_slab_layer(const fkv_shape *shape, const fkv_attn_layer *attn, u
     layers[shape->n_layers + n_before] = make_slab_layer(attn, &attn->open, shape->open_group);
 }
 
+/* The bits of all calibrated layers, one after the other. */
+static fkv_status hash_calibration(fkv_shape *shape) {
+    fkv_sha256 sha;
+    if (shape->n_channels == 0) return FKV_OK;
+    fkv_sha256_open(&sha);
+    for (uint32_t i = 0; i < shape->n_layers; i++) {
+        const fkv_layer_config *l = fkv_shape_layer(&shape->config, i);
+        if (l->channel_bits != NULL) fkv_sha256_add(&sha, l->channel_bits, (size_t)l->n_kv_heads * l->head_dim);
+    }
+    return fkv_sha256_close(&sha, shape->calibration);
+}
+
 fkv_status fkv_shape_make(const fkv_config *config, fkv_shape *shape) {
     FKV_TRY(check_config(config));
     *shape = (fkv_shape){.config = *config, .n_layers = config->n_layers};
@@ -195,13 +218,15 @@ fkv_status fkv_shape_make(const fkv_config *config, fkv_shape *shape) {
         FKV_TRY(make_layer(config, l, &attn));
         put_slab_layer(shape, &attn, i, layers);
         if (l->sink_logits != NULL) shape->n_sink_logits += l->n_q_heads;
+        if (attn.calibrated) shape->n_head_blocks += l->n_kv_heads;
+        if (attn.calibrated) shape->n_channels += (uint64_t)l->n_kv_heads * l->head_dim;
         shape->token_bytes += (uint64_t)l->n_kv_heads * attn.block.token_bytes;
         uint64_t scratch = fkv_attn_scratch_bytes(&attn, config->max_seqs, shape->n_threads);
         if (scratch > shape->scratch_bytes) shape->scratch_bytes = scratch;
     }
     fkv_status status = fkv_slab_layout(slab);
     slab->layers = NULL;
-    return status;
+    return status == FKV_OK ? hash_calibration(shape) : status;
 }
 
 void fkv_shape_carve_layers(fkv_carve *carve, const fkv_shape *shape, fkv_shape_layers *layers) {
@@ -209,14 +234,28 @@ void fkv_shape_carve_layers(fkv_carve *carve, const fkv_shape *shape, fkv_shape_
     layers->attn = FKV_CARVE(carve, shape->n_layers, fkv_attn_layer);
     layers->file = FKV_CARVE(carve, shape->n_layers, fkv_file_layer);
     layers->sink_logits = FKV_CARVE(carve, shape->n_sink_logits, float);
+    layers->head_blocks = FKV_CARVE(carve, shape->n_head_blocks, fkv_block);
+    layers->orders = FKV_CARVE(carve, shape->n_head_blocks, fkv_channel_order);
+    layers->channels = FKV_CARVE(carve, shape->n_channels, uint16_t);
     layers->rotations = NULL;
     if (shape->config.rotate != FKV_ROTATE_NONE)
         layers->rotations = FKV_CARVE(carve, (uint64_t)shape->n_layers * FKV_N_SIDES, fkv_rotation);
 }
 
+/* The blocks of the heads of a calibrated layer; *free: what is not used yet. */
+static void fill_heads(const fkv_layer_config *l, fkv_shape_layers *free, fkv_attn_layer *attn) {
+    attn->head_blocks = free->head_blocks;
+    for (uint32_t h = 0; h < l->n_kv_heads; h++) {
+        fkv_channel_order_make(l->channel_bits + (size_t)h * l->head_dim, l->head_dim, free->channels, free->orders);
+        *free->head_blocks = attn->block;
+        free->head_blocks++->codec[FKV_SIDE_K].channels = free->orders++;
+        free->channels += l->head_dim;
+    }
+}
+
 void fkv_shape_fill_layers(fkv_shape *shape, const fkv_shape_layers *layers) {
     const fkv_config *c = &shape->config;
-    float *sink_logits = layers->sink_logits;
+    fkv_shape_layers free = *layers;
     for (uint32_t i = 0; i < shape->n_layers; i++) {
         const fkv_layer_config *l = fkv_shape_layer(c, i);
         fkv_attn_layer *attn = &layers->attn[i];
@@ -227,9 +266,10 @@ void fkv_shape_fill_layers(fkv_shape *shape, const fkv_shape_layers *layers) {
         layers->file[i] = (fkv_file_layer){l->n_kv_heads,          l->head_dim, l->window, l->n_sinks, fkv_file_side_of(l->k),
                                            fkv_file_side_of(l->v), {0}};
         if (l->sink_logits != NULL) {
-            attn->sink_logits = memcpy(sink_logits, l->sink_logits, l->n_q_heads * sizeof *sink_logits);
-            sink_logits += l->n_q_heads;
+            attn->sink_logits = memcpy(free.sink_logits, l->sink_logits, l->n_q_heads * sizeof *free.sink_logits);
+            free.sink_logits += l->n_q_heads;
         }
+        if (attn->calibrated) fill_heads(l, &free, attn);
         if (layers->rotations == NULL) continue;
         fkv_rotation *pair = &layers->rotations[(size_t)i * FKV_N_SIDES];
         for (uint32_t side = 0; side < FKV_N_SIDES; side++) fkv_rotation_make(c->rotation_seed, side, l->head_dim, &pair[side]);

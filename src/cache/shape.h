@@ -6,6 +6,8 @@
 
 #include "../attn/attn.h"
 #include "../base/carve.h"
+#include "../base/checksum.h"
+#include "../codec/channel_order.h"
 #include "../pager/pager.h"
 #include "../store/page_file.h"
 #include "../store/slab.h"
@@ -17,9 +19,12 @@ typedef struct fkv_shape {
     uint32_t open_group; /* of the open pages of sealed layers, the last; FKV_MAX_GROUPS: none is sealed */
     uint32_t n_layers;
     uint64_t token_bytes;
-    uint32_t n_sink_logits; /* of all layers */
-    uint64_t scratch_bytes; /* of attention, the largest over the layers */
-    fkv_slab slab;          /* n_layers: sealed ones count twice; `layers` is set only by fkv_shape_fill_layers() */
+    uint32_t n_sink_logits;                /* of all layers */
+    uint32_t n_head_blocks;                /* KV heads of all calibrated layers */
+    uint64_t n_channels;                   /* of these heads */
+    uint8_t calibration[FKV_SHA256_BYTES]; /* of their bits; 0 where no layer is calibrated */
+    uint64_t scratch_bytes;                /* of attention, the largest over the layers */
+    fkv_slab slab; /* n_layers: sealed ones count twice; `layers` is set only by fkv_shape_fill_layers() */
 } fkv_shape;
 
 /* The arrays of one element a layer that a cache keeps, carved with the rest of its tables. */
@@ -29,6 +34,9 @@ typedef struct fkv_shape_layers {
     fkv_file_layer *file;    /* [n_layers] */
     fkv_rotation *rotations; /* [n_layers, 2] where rotated, else NULL */
     float *sink_logits;      /* [n_sink_logits]: those of the layers that have any, one after the other */
+    fkv_block *head_blocks;  /* [n_head_blocks]; so are the next two: those of calibrated layers, one after the other */
+    fkv_channel_order *orders;
+    uint16_t *channels; /* [n_channels] */
 } fkv_shape_layers;
 
 /* Checks every field of the configuration: FKV_BAD_CONFIG, with the value and what would be right. Takes nothing. */
@@ -43,7 +51,11 @@ FKV_INLINE const fkv_layer_config *fkv_shape_layer(const fkv_config *config, uin
     return config->layers != NULL ? &config->layers[layer] : &config->layer;
 }
 
-FKV_INLINE bool fkv_shape_sealed(const fkv_layer_config *layer) { return layer->k.kind == FKV_CODEC_SEALED; }
+FKV_INLINE bool fkv_shape_calibrated(const fkv_layer_config *layer) { return layer->k.kind == FKV_CODEC_CALIBRATED; }
+
+FKV_INLINE bool fkv_shape_sealed(const fkv_layer_config *layer) {
+    return layer->k.kind == FKV_CODEC_SEALED || fkv_shape_calibrated(layer);
+}
 
 FKV_INLINE uint32_t fkv_shape_n_sealed(const fkv_shape *shape) {
     uint32_t n = 0;

@@ -10,8 +10,9 @@
 enum { ROW_MULTIPLE = 16 }; /* of every head dimension */
 
 static const fkv_codec_functions *const kinds[] = {
-    [FKV_CODEC_HALF] = &fkv_codec_half,         [FKV_CODEC_AFFINE] = &fkv_codec_affine, [FKV_CODEC_SEALED] = &fkv_codec_sealed,
-    [FKV_CODEC_SEALED_V] = &fkv_codec_sealed_v, [FKV_CODEC_TURBO] = &fkv_codec_turbo,
+    [FKV_CODEC_HALF] = &fkv_codec_half,     [FKV_CODEC_AFFINE] = &fkv_codec_affine,
+    [FKV_CODEC_SEALED] = &fkv_codec_sealed, [FKV_CODEC_SEALED_V] = &fkv_codec_sealed_v,
+    [FKV_CODEC_TURBO] = &fkv_codec_turbo,   [FKV_CODEC_CALIBRATED] = &fkv_codec_calibrated,
 };
 enum { N_KINDS = sizeof kinds / sizeof kinds[0] };
 
@@ -28,9 +29,9 @@ static fkv_status check(fkv_codec_config config) {
     FKV_REQUIRE(
         exists(kind), FKV_BAD_CONFIG,
         "a codec of kind %d: choose FKV_CODEC_AUTO (0), FKV_CODEC_HALF (%d), FKV_CODEC_AFFINE (%d), FKV_CODEC_SEALED (%d, K), "
-        "FKV_CODEC_SEALED_V (%d, V) or FKV_CODEC_TURBO (%d)",
+        "FKV_CODEC_SEALED_V (%d, V), FKV_CODEC_TURBO (%d) or FKV_CODEC_CALIBRATED (%d, K)",
         (int)kind, (int)FKV_CODEC_HALF, (int)FKV_CODEC_AFFINE, (int)FKV_CODEC_SEALED, (int)FKV_CODEC_SEALED_V,
-        (int)FKV_CODEC_TURBO);
+        (int)FKV_CODEC_TURBO, (int)FKV_CODEC_CALIBRATED);
     return kinds[kind]->check(config);
 }
 
@@ -78,7 +79,7 @@ void fkv_codec_rotated(fkv_codec *codec) {
 
 bool fkv_codec_same(const fkv_codec *a, const fkv_codec *b) {
     return a->kind == b->kind && a->type == b->type && a->bits == b->bits && a->group == b->group && a->dim == b->dim &&
-           a->fitted == b->fitted;
+           a->fitted == b->fitted && a->channels == b->channels;
 }
 
 void fkv_codec_clean(const fkv_codec *codec, float *x) {
@@ -159,7 +160,7 @@ static bool parse_group(const char *text, uint32_t *group) {
 fkv_status fkv_codec_parse(const char *text, fkv_codec_config *k, fkv_codec_config *v) {
     FKV_REQUIRE(text != NULL && k != NULL && v != NULL, FKV_BAD_ARGUMENT, "fkv_codec_parse: text, k or v is NULL");
     fkv_codec_config sides[2] = {*k, *v};
-    const char *names_both = strcmp(text, "sealed") == 0 ? "s4" : text;
+    const char *names_both = strcmp(text, "sealed") == 0 ? "s4" : strcmp(text, "calibrated") == 0 ? "c4/s4" : text;
     const char *slash = strchr(names_both, '/');
     const char *from[2] = {names_both, slash != NULL ? slash + 1 : names_both};
     const char *after = names_both;
@@ -177,7 +178,7 @@ fkv_status fkv_codec_parse(const char *text, fkv_codec_config *k, fkv_codec_conf
     FKV_REQUIRE(
         good, FKV_BAD_CONFIG,
         "\"%.40s\" names no codecs: write K/V, or one name for both, of %s, and g32, g64 or g128 behind them for other groups: 8/4, "
-        "4/4g32, tq4; or sealed, which is s4/s4",
+        "4/4g32, tq4; or sealed, which is s4/s4, or calibrated, which is c4/s4",
         text, names);
     if (group != 0) sides[0].group = sides[1].group = group;
     *k = sides[0];

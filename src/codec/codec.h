@@ -1,9 +1,9 @@
 /* How a row of D numbers becomes bits and back: the truth of the format.
  *
  * A codec stores one row in up to three parts that live apart in a page: codes, scales, biases. Each kind has a file of its own
- * (half.c, affine.c, sealed.c, turbo.c) with one fkv_codec_functions; codec.c lists them and is the only place that looks one up.
- * Devices have a table of kernels each, by codec; pager, store, cache and models see bytes only. docs/architecture.md says what a
- * new kind touches.
+ * (half.c, affine.c, sealed.c, turbo.c, calibrated.c) with one fkv_codec_functions; codec.c lists them and is the only place that
+ * looks one up. Devices have a table of kernels each, by codec; pager, store, cache and models see bytes only.
+ * docs/architecture.md says what a new kind touches.
  *
  * What is stored is always finite: NaN is stored as if it were 0, and values beyond +-fkv_codec_limit() as if they were the
  * limit: 65504 for FKV_F16, 2^96 for FKV_BF16, so that the range of a group, a rotation either way and the sum of 2^31 rows fit a
@@ -17,14 +17,15 @@
 typedef enum fkv_part { FKV_PART_CODES = 0, FKV_PART_SCALES = 1, FKV_PART_BIASES = 2, FKV_N_PARTS = 3 } fkv_part;
 
 typedef struct fkv_codec {
-    fkv_codec_kind kind;              /* never FKV_CODEC_AUTO */
-    fkv_type type;                    /* of scales and biases, or of the 16-bit row itself */
-    uint32_t bits;                    /* of a number */
-    uint32_t group;                   /* numbers that share a scale; dim where there are no groups */
-    uint32_t dim;                     /* D */
-    bool fitted;                      /* affine.h */
-    uint32_t row_bytes[FKV_N_PARTS];  /* of one row in each part; 0 where the codec has no such part */
-    uint32_t page_bytes[FKV_N_PARTS]; /* of what a part has once for a page, whatever its rows */
+    fkv_codec_kind kind;                      /* never FKV_CODEC_AUTO */
+    fkv_type type;                            /* of scales and biases, or of the 16-bit row itself */
+    uint32_t bits;                            /* of a number */
+    uint32_t group;                           /* numbers that share a scale; dim where there are no groups */
+    uint32_t dim;                             /* D */
+    bool fitted;                              /* affine.h */
+    const struct fkv_channel_order *channels; /* channel_order.h: of FKV_CODEC_CALIBRATED in the block of one head; else NULL */
+    uint32_t row_bytes[FKV_N_PARTS];          /* of one row in each part; 0 where the codec has no such part */
+    uint32_t page_bytes[FKV_N_PARTS];         /* of what a part has once for a page, whatever its rows */
 } fkv_codec;
 
 /* The name of one width. */
@@ -69,6 +70,7 @@ extern const fkv_codec_functions fkv_codec_affine;
 extern const fkv_codec_functions fkv_codec_sealed;
 extern const fkv_codec_functions fkv_codec_sealed_v;
 extern const fkv_codec_functions fkv_codec_turbo;
+extern const fkv_codec_functions fkv_codec_calibrated;
 
 /* FKV_BAD_CONFIG, with the numbers, for a kind, width or group that does not exist or does not divide dim. */
 fkv_status fkv_codec_make(fkv_codec_config config, uint32_t dim, fkv_type type, fkv_codec *codec);

@@ -2,7 +2,7 @@
  *
  * Owns the arithmetic of sealing; where codes lie is in sealed.c. All in float, every operation rounded once, in this order:
  *
- *   K, for each channel c over the storable numbers x_t of the open block:
+ *   K, for each channel c over the storable numbers x_t of the open block, with the bins of its bits:
  *     scale = (hi - lo) / bins, bias = lo, each rounded to the page type; a scale below FKV_SEALED_SMALLEST is 0
  *     code_t = rint((x_t - bias) * (1 / scale)), held within 0 .. bins; 0 where scale is 0
  *
@@ -24,7 +24,7 @@ enum { LANES = 16 };
 
 /* The block holds 0 where nothing was put. */
 static void put_code(const fkv_codec *codec, uint8_t *block, uint32_t t, uint32_t c, uint32_t code) {
-    fkv_sealed_place place[2];
+    fkv_sealed_place place[FKV_SEALED_PLACES];
     int n = fkv_sealed_places(codec, t, c, place);
     for (int i = 0; i < n; i++)
         block[place[i].at] |= (uint8_t)((code >> place[i].from & ((1u << place[i].n) - 1u)) << place[i].shift);
@@ -49,12 +49,12 @@ uint16_t fkv_sealed_half(fkv_type type, float x) {
 }
 
 void fkv_sealed_key_lines(const fkv_codec *codec, float *lo, float *hi, uint8_t *scales, uint8_t *biases) {
-    float bins = (float)((1u << codec->bits) - 1);
-    for (uint32_t c = 0; c < codec->dim; c++) {
-        uint16_t scale = fkv_sealed_half(codec->type, (hi[c] - lo[c]) / bins);
+    for (uint32_t p = 0; p < codec->dim; p++) {
+        uint32_t c = fkv_sealed_channel(codec, p);
+        uint16_t scale = fkv_sealed_half(codec->type, (hi[c] - lo[c]) / fkv_sealed_bins(codec, p));
         uint16_t bias = fkv_f32_to_half(codec->type, lo[c] + 0.0f); /* -0 would depend on the order */
-        fkv_store_half(scales, c, scale);
-        fkv_store_half(biases, c, bias);
+        fkv_store_half(scales, p, scale);
+        fkv_store_half(biases, p, bias);
         lo[c] = fkv_half_to_f32(codec->type, bias);
         hi[c] = scale == 0 ? 0.0f : 1.0f / fkv_half_to_f32(codec->type, scale);
     }
@@ -62,7 +62,6 @@ void fkv_sealed_key_lines(const fkv_codec *codec, float *lo, float *hi, uint8_t 
 
 static void seal_keys(const fkv_block *open, const uint8_t *from, const fkv_block *sealed, uint8_t *to) {
     const fkv_codec *codec = &sealed->codec[FKV_SIDE_K];
-    float bins = (float)((1u << codec->bits) - 1);
     float lo[FKV_MAX_HEAD_DIM] = {0};
     float hi[FKV_MAX_HEAD_DIM] = {0};
     float x[FKV_MAX_HEAD_DIM];
@@ -81,8 +80,10 @@ static void seal_keys(const fkv_block *open, const uint8_t *from, const fkv_bloc
     for (uint32_t t = 0; t < open->page_tokens; t++) {
         open_row(open, from, FKV_SIDE_K, t, x);
         uint8_t *block = codes + (size_t)(t - t % FKV_SEALED_TOKENS) * row_bytes;
-        for (uint32_t c = 0; c < codec->dim; c++)
-            put_code(codec, block, t % FKV_SEALED_TOKENS, c, nearest((x[c] - lo[c]) * hi[c], bins));
+        for (uint32_t p = 0; p < codec->dim; p++) {
+            uint32_t c = fkv_sealed_channel(codec, p);
+            put_code(codec, block, t % FKV_SEALED_TOKENS, p, nearest((x[c] - lo[c]) * hi[c], fkv_sealed_bins(codec, p)));
+        }
     }
 }
 
@@ -155,7 +156,7 @@ static void seal_rows(const fkv_block *open, const uint8_t *from, const fkv_bloc
 
 void fkv_seal_block(const fkv_block *open, const uint8_t *from, const fkv_block *sealed, uint8_t *to) {
     FKV_ASSERT(open->page_tokens == sealed->page_tokens && open->page_tokens % FKV_SEALED_TOKENS == 0);
-    FKV_ASSERT(sealed->codec[FKV_SIDE_K].kind == FKV_CODEC_SEALED);
+    FKV_ASSERT(sealed->codec[FKV_SIDE_K].kind == FKV_CODEC_SEALED || sealed->codec[FKV_SIDE_K].channels != NULL);
     seal_keys(open, from, sealed, to);
     if (sealed->codec[FKV_SIDE_V].kind == FKV_CODEC_SEALED_V)
         seal_values(open, from, sealed, to);

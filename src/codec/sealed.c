@@ -58,7 +58,17 @@ const fkv_codec_functions fkv_codec_sealed_v = {.names = names,
 /* `lane` is the dword of a line and i the byte of it; `quad` counts the quads that share bytes, and more lines follow. */
 static uint32_t byte_of(uint32_t line, uint32_t lane, uint32_t i) { return line * FKV_SEALED_LINE + lane * 4 + i; }
 
-int fkv_sealed_places(const fkv_codec *codec, uint32_t t, uint32_t c, fkv_sealed_place place[2]) {
+static int digit_places(const fkv_channel_order *order, uint32_t t, uint32_t p, fkv_sealed_place place[FKV_SEALED_PLACES]) {
+    uint32_t n = fkv_channel_digits(order, p);
+    for (uint32_t d = 0; d < n; d++) {
+        uint32_t quad = fkv_channel_quad(order, p, d);
+        place[d] = (fkv_sealed_place){byte_of(quad / 4, t, p % 4), quad % 4 * 2, 2 * d, 2};
+    }
+    return (int)n;
+}
+
+int fkv_sealed_places(const fkv_codec *codec, uint32_t t, uint32_t c, fkv_sealed_place place[FKV_SEALED_PLACES]) {
+    if (codec->channels != NULL) return digit_places(codec->channels, t, c, place);
     bool keys = codec->kind == FKV_CODEC_SEALED;
     uint32_t lane = keys ? t : c % 16;
     uint32_t i = keys ? c % 4 : t % 4;
@@ -79,7 +89,7 @@ static const uint8_t *block_of(const fkv_codec *codec, const uint8_t *codes, uin
 }
 
 static uint32_t code_at(const fkv_codec *codec, const uint8_t *block, uint32_t t, uint32_t c) {
-    fkv_sealed_place place[2];
+    fkv_sealed_place place[FKV_SEALED_PLACES];
     uint32_t code = 0;
     int n = fkv_sealed_places(codec, t, c, place);
     for (int i = 0; i < n; i++)
@@ -87,18 +97,28 @@ static uint32_t code_at(const fkv_codec *codec, const uint8_t *block, uint32_t t
     return code;
 }
 
-void fkv_sealed_decode(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t token, float *x) {
+static void decode_keys(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t token, float *x) {
+    const uint8_t *block = block_of(codec, part[FKV_PART_CODES], token);
+    FKV_ASSERT(codec->kind == FKV_CODEC_SEALED || codec->channels != NULL);
+    for (uint32_t p = 0; p < codec->dim; p++) {
+        uint32_t code = code_at(codec, block, token % FKV_SEALED_TOKENS, p);
+        float scale = fkv_half_to_f32(codec->type, fkv_load_half(part[FKV_PART_SCALES], p));
+        float bias = fkv_half_to_f32(codec->type, fkv_load_half(part[FKV_PART_BIASES], p));
+        x[fkv_sealed_channel(codec, p)] = scale * (float)code + bias;
+    }
+}
+
+static void decode_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t token, float *x) {
     const uint8_t *block = block_of(codec, part[FKV_PART_CODES], token);
     uint32_t sign = 1u << (codec->bits - 1);
+    float scale = fkv_half_to_f32(codec->type, fkv_load_half(part[FKV_PART_SCALES], token));
     for (uint32_t c = 0; c < codec->dim; c++) {
         uint32_t code = code_at(codec, block, token % FKV_SEALED_TOKENS, c);
-        uint32_t at = codec->kind == FKV_CODEC_SEALED ? c : token;
-        float scale = fkv_half_to_f32(codec->type, fkv_load_half(part[FKV_PART_SCALES], at));
-        if (codec->kind == FKV_CODEC_SEALED) {
-            x[c] = scale * (float)code + fkv_half_to_f32(codec->type, fkv_load_half(part[FKV_PART_BIASES], c));
-            continue;
-        }
         float size = fabsf(scale) * 0x1p-7f * (float)fkv_sealed_book_of(codec->bits)->level[code & (sign - 1)];
         x[c] = (code & sign) != 0 ? -size : size;
     }
+}
+
+void fkv_sealed_decode(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t token, float *x) {
+    (codec->kind == FKV_CODEC_SEALED_V ? decode_values : decode_keys)(codec, part, token, x);
 }

@@ -10,18 +10,21 @@
  * dwords. A dword of K holds four channels of one token, a dword of V four tokens of one channel; codes of fewer bits than a byte
  * share it with the quads behind. docs/page_format.md is the bit-exact truth of it.
  *
- * Heads that differ (an order of channels, 2, 4 or 6 bits of each) would have a codec each; nothing here looks beside a head.
+ * Calibrated keys (FKV_CODEC_CALIBRATED, channel_order.h) have 2, 4 or 6 bits for each channel, and heads that differ: each has a
+ * codec of its own. What is said here of channels is then said of places in the head's order: scales, biases and codes lie in it.
  */
 #ifndef FKV_SEALED_H
 #define FKV_SEALED_H
 
 #include "block.h"
+#include "channel_order.h"
 
 enum {
     FKV_SEALED_TOKENS = 16, /* of a block of codes */
     FKV_SEALED_LINE = 64,   /* bytes: 16 dwords */
     FKV_SEALED_LEVELS = 8,  /* of a book, at most: sizes without signs */
-    FKV_SEALED_REFITS = 2
+    FKV_SEALED_REFITS = 2,
+    FKV_SEALED_PLACES = FKV_MAX_DIGITS /* of a code, at most */
 };
 
 /* Scales and norms below this are stored as 0: the inverse of all others is a float. */
@@ -45,12 +48,24 @@ typedef struct fkv_sealed_place {
     uint32_t n;
 } fkv_sealed_place;
 
-/* Fills the places of a code of token t (within its block) and channel c; returns how many there are, at most 2. */
-int fkv_sealed_places(const fkv_codec *codec, uint32_t t, uint32_t c, fkv_sealed_place place[2]);
+/* Fills the places of a code of token t (within its block) and channel c, of calibrated keys the channel that is c-th in their
+ * order; returns how many there are. */
+int fkv_sealed_places(const fkv_codec *codec, uint32_t t, uint32_t c, fkv_sealed_place place[FKV_SEALED_PLACES]);
 
 /* Whether a block of this codec is made by fkv_seal_block() and not row by row. */
 FKV_INLINE bool fkv_codec_is_sealed(const fkv_codec *codec) {
-    return codec->kind == FKV_CODEC_SEALED || codec->kind == FKV_CODEC_SEALED_V;
+    return codec->kind == FKV_CODEC_SEALED || codec->kind == FKV_CODEC_SEALED_V || codec->kind == FKV_CODEC_CALIBRATED;
+}
+
+/* The channel of place p. */
+FKV_INLINE uint32_t fkv_sealed_channel(const fkv_codec *codec, uint32_t p) {
+    return codec->channels != NULL ? codec->channels->channel[p] : p;
+}
+
+/* The largest code at place p. */
+FKV_INLINE float fkv_sealed_bins(const fkv_codec *codec, uint32_t p) {
+    uint32_t bits = codec->channels != NULL ? 2 * fkv_channel_digits(codec->channels, p) : codec->bits;
+    return (float)((1u << bits) - 1);
 }
 
 /* Row `token` of a page. part: the parts of the whole page. */
@@ -60,10 +75,12 @@ void fkv_sealed_decode(const fkv_codec *codec, const uint8_t *const part[FKV_N_P
 uint16_t fkv_sealed_half(fkv_type type, float x);
 float fkv_sealed_inverse(float norm);
 float fkv_sealed_sum(const float lane[16]);
+/* lo and hi: by channel, where scales and biases are by place. */
 void fkv_sealed_key_lines(const fkv_codec *codec, float *lo, float *hi, uint8_t *scales, uint8_t *biases);
 
 /* One KV head of one full page: the sealed block from the open one, and from nothing else. `open` may be of any codecs that code
- * rows, the V of `sealed` as well; its K is FKV_CODEC_SEALED. Both have the same page_tokens, head dimension and page type. The
+ * rows, the V of `sealed` as well; its K is FKV_CODEC_SEALED, or FKV_CODEC_CALIBRATED with
+ * its channels. Both have the same page_tokens, head dimension and page type. The
  * bytes between the parts stay as they are. Devices have faster ones, to the same bits. */
 void fkv_seal_block(const fkv_block *open, const uint8_t *from, const fkv_block *sealed, uint8_t *to);
 

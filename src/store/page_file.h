@@ -18,15 +18,15 @@
 #include "../pager/pager.h"
 #include "slab.h"
 
-/* K or V of a layer, exactly as it stands in a file of version 2. In one of version 1 there is no kind: it follows from the bits,
- * as FKV_CODEC_AUTO has it. */
+/* K or V of a layer, exactly as it stands in a file of versions 2 and 4. In one of version 1 there is no kind: it follows from
+ * the bits, as FKV_CODEC_AUTO has it. */
 typedef struct fkv_file_side {
     uint32_t bits;
     uint32_t group; /* 0 in a file where the codec has no groups */
     uint32_t kind;  /* fkv_codec_kind, not FKV_CODEC_AUTO in a file */
 } fkv_file_side;
 
-/* One layer's shape, exactly as it stands in a file of version 2. */
+/* One layer's shape, exactly as it stands in a file of versions 2 and 4. */
 typedef struct fkv_file_layer {
     uint32_t n_kv_heads;
     uint32_t head_dim;
@@ -51,6 +51,7 @@ typedef struct fkv_file_identity {
     uint64_t rotation_seed; /* compared only where rotate is not NONE */
     uint8_t weights_id[32];
     char rope_id[64];
+    uint8_t calibration[32]; /* SHA-256 of the bits of channels of calibrated layers; 0 where there is none */
 } fkv_file_identity;
 
 enum { FKV_FILE_BUFFER_BYTES = 256 * 1024 }; /* of scratch that save and load work in, aligned to 8 */

@@ -30,7 +30,7 @@ fkv_file_side fkv_file_side_of(fkv_codec_config config) {
 
 uint32_t fkv_file_layer_bytes(uint32_t version) {
     if (version == FKV_FILE_VERSION_1) return FKV_FILE_LAYER_BYTES_1;
-    return version == FKV_FILE_VERSION_NOW ? (uint32_t)sizeof(fkv_file_layer) : 0;
+    return version == FKV_FILE_VERSION_2 || version == FKV_FILE_VERSION_NOW ? (uint32_t)sizeof(fkv_file_layer) : 0;
 }
 
 /* Whether the bits tell the kind, as version 1 needs it. */
@@ -39,9 +39,12 @@ static bool bits_tell(fkv_file_side side) {
 }
 
 uint32_t fkv_file_version_of(const fkv_file_layer *layers, uint32_t n_layers) {
-    for (uint32_t l = 0; l < n_layers; l++)
-        if (!bits_tell(layers[l].k) || !bits_tell(layers[l].v)) return FKV_FILE_VERSION_NOW;
-    return FKV_FILE_VERSION_1;
+    uint32_t version = FKV_FILE_VERSION_1;
+    for (uint32_t l = 0; l < n_layers; l++) {
+        if (layers[l].k.kind == FKV_CODEC_CALIBRATED) return FKV_FILE_VERSION_NOW;
+        if (!bits_tell(layers[l].k) || !bits_tell(layers[l].v)) version = FKV_FILE_VERSION_2;
+    }
+    return version;
 }
 
 /* A record of version 1: four numbers, then bits and group of each side. */
@@ -69,11 +72,13 @@ void fkv_file_layers_unpack(uint32_t version, fkv_file_layer *layers, uint32_t n
     }
 }
 
-static bool is_sealed(const fkv_file_layer *layer) { return layer->k.kind == FKV_CODEC_SEALED; }
+static bool is_sealed(const fkv_file_layer *layer) {
+    return layer->k.kind == FKV_CODEC_SEALED || layer->k.kind == FKV_CODEC_CALIBRATED;
+}
 
 /* Kinds that stand on the right side, and numbers that are 0. */
 static bool kinds_can_be(const fkv_file_layer *layer) {
-    return layer->k.kind != FKV_CODEC_SEALED_V && layer->v.kind != FKV_CODEC_SEALED &&
+    return layer->k.kind != FKV_CODEC_SEALED_V && layer->v.kind != FKV_CODEC_SEALED && layer->v.kind != FKV_CODEC_CALIBRATED &&
            (layer->v.kind != FKV_CODEC_SEALED_V || is_sealed(layer)) && layer->zero[0] == 0 && layer->zero[1] == 0;
 }
 
@@ -226,6 +231,7 @@ void fkv_file_identity_write(const fkv_file_identity *identity, fkv_file_header 
     header->layer_bytes = fkv_file_layer_bytes(header->version);
     memcpy(header->magic, FKV_FILE_MAGIC, sizeof header->magic);
     memcpy(header->weights_id, identity->weights_id, sizeof header->weights_id);
+    memcpy(header->calibration, identity->calibration, sizeof header->calibration);
     memcpy(header->rope_id, identity->rope_id, strnlen(identity->rope_id, sizeof header->rope_id - 1));
     for (uint32_t l = 0; l < identity->n_layers; l++) {
         layers[l] = identity->layers[l];
@@ -252,6 +258,15 @@ static void hex_text(const uint8_t id[32], char text[ID_TEXT_BYTES]) {
     for (int i = 0; i < 32; i++) (void)snprintf(text + 2 * i, 3, "%02x", id[i]);
 }
 
+static fkv_status foreign_id(const char *field, const uint8_t in_file[32], const uint8_t here[32], const char *path) {
+    char file[ID_TEXT_BYTES];
+    char ours[ID_TEXT_BYTES];
+    if (memcmp(in_file, here, 32) == 0) return FKV_OK;
+    hex_text(in_file, file);
+    hex_text(here, ours);
+    return fkv_fail(FKV_FILE_FOREIGN, "foreign page file: %s is %s in the file and %s here: %s", field, file, ours, path);
+}
+
 static fkv_status foreign_layer(uint32_t number, const fkv_file_layer *file, const fkv_file_layer *ours, const char *path) {
     const fkv_file_side k = canonical(ours->k);
     const fkv_file_side v = canonical(ours->v);
@@ -269,13 +284,7 @@ static fkv_status foreign_layer(uint32_t number, const fkv_file_layer *file, con
 
 fkv_status fkv_file_identity_check(const fkv_file_identity *identity, const fkv_file_header *header, const fkv_file_layer *layers,
                                    const char *path) {
-    char file[ID_TEXT_BYTES];
-    char ours[ID_TEXT_BYTES];
-    if (memcmp(header->weights_id, identity->weights_id, sizeof header->weights_id) != 0) {
-        hex_text(header->weights_id, file);
-        hex_text(identity->weights_id, ours);
-        return fkv_fail(FKV_FILE_FOREIGN, "foreign page file: weights_id is %s in the file and %s here: %s", file, ours, path);
-    }
+    FKV_TRY(foreign_id("weights_id", header->weights_id, identity->weights_id, path));
     FKV_REQUIRE(strncmp(header->rope_id, identity->rope_id, sizeof header->rope_id) == 0, FKV_FILE_FOREIGN,
                 "foreign page file: rope_id is \"%.63s\" in the file and \"%.63s\" here: %s", header->rope_id, identity->rope_id,
                 path);
@@ -286,5 +295,5 @@ fkv_status fkv_file_identity_check(const fkv_file_identity *identity, const fkv_
         FKV_TRY(foreign_number("rotation_seed", header->rotation_seed, identity->rotation_seed, path));
     FKV_TRY(foreign_number("n_layers", header->n_layers, identity->n_layers, path));
     for (uint32_t l = 0; l < identity->n_layers; l++) FKV_TRY(foreign_layer(l, &layers[l], &identity->layers[l], path));
-    return FKV_OK;
+    return foreign_id("calibration", header->calibration, identity->calibration, path);
 }

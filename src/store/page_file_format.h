@@ -16,7 +16,8 @@
 
 enum {
     FKV_FILE_VERSION_1 = 1,   /* written where the bits of every codec tell its kind */
-    FKV_FILE_VERSION_NOW = 2, /* layer records name the kinds; sealed layers */
+    FKV_FILE_VERSION_2 = 2,   /* layer records name the kinds; sealed layers */
+    FKV_FILE_VERSION_NOW = 4, /* calibrated layers: the header has the hash of their bits. No bit flipped makes one of another */
     FKV_FILE_LAYER_BYTES_1 = 32,
     FKV_FILE_MAGIC_BYTES = 8,
     FKV_FILE_DATA_ALIGN = 4096, /* of the first page, so that a reader may map it */
@@ -48,9 +49,9 @@ typedef struct fkv_file_header {
     uint32_t rotate;        /* fkv_rotate */
     uint64_t rotation_seed; /* 0 where nothing is rotated */
     uint8_t weights_id[32];
-    char rope_id[64]; /* 0-terminated, 0-filled */
-    uint8_t zero[32];
-    uint8_t sha256[FKV_SHA256_BYTES]; /* of the bytes [0, data_offset) without these 32 */
+    char rope_id[64];                      /* 0-terminated, 0-filled */
+    uint8_t calibration[FKV_SHA256_BYTES]; /* fkv_file_identity; 0 before version 4 */
+    uint8_t sha256[FKV_SHA256_BYTES];      /* of the bytes [0, data_offset) without these 32 */
 } fkv_file_header;
 
 /* One page of the index. */

@@ -63,8 +63,8 @@ static fkv_status read_header(page_reader *reader, uint64_t file_bytes) {
     FKV_REQUIRE(n >= offsetof(fkv_file_header, header_bytes), FKV_FILE_DAMAGED,
                 "damaged page file: cut after %" PRIu64 " bytes: %s", file_bytes, reader->path);
     FKV_REQUIRE(fkv_file_layer_bytes(header->version) != 0, FKV_FILE_VERSION,
-                "a page file of version %u; this library reads versions %d to %d: %s", header->version, FKV_FILE_VERSION_1,
-                FKV_FILE_VERSION_NOW, reader->path);
+                "a page file of version %u; this library reads versions %d, %d and %d: %s", header->version, FKV_FILE_VERSION_1,
+                FKV_FILE_VERSION_2, FKV_FILE_VERSION_NOW, reader->path);
     FKV_REQUIRE(n == sizeof *header, FKV_FILE_DAMAGED, "damaged page file: cut after %" PRIu64 " bytes: %s", file_bytes,
                 reader->path);
     FKV_REQUIRE(header->file_bytes == file_bytes, FKV_FILE_DAMAGED,
@@ -132,7 +132,7 @@ static fkv_status check_numbers(page_reader *reader) {
     const size_t rope_bytes = strnlen(header->rope_id, sizeof header->rope_id);
     FKV_REQUIRE(rope_bytes < sizeof header->rope_id &&
                     all_zero(header->rope_id + rope_bytes, sizeof header->rope_id - rope_bytes) &&
-                    all_zero(header->zero, sizeof header->zero),
+                    (header->version == FKV_FILE_VERSION_NOW || all_zero(header->calibration, sizeof header->calibration)),
                 FKV_FILE_DAMAGED, "damaged page file: bytes of the header that must be 0 are not: %s", reader->path);
     FKV_TRY(read_at(reader, reader->layers, (uint64_t)header->n_layers * header->layer_bytes, sizeof *header));
     fkv_file_layers_unpack(header->version, reader->layers, header->n_layers);

@@ -95,8 +95,8 @@ typedef struct fkv_codec_kernels {
      * prepared: fkv_prepared_bytes(), 64-byte aligned. */
     void (*prepare)(const fkv_codec *codec, const float *q, uint32_t n_rows, void *prepared);
 
-    /* scores[r][t] = q[r] . k[t] for t < n_tokens; what is behind n_tokens is not defined. q: [rows, D], 64-byte aligned.
-     * part: the parts of the tile's first token. */
+    /* scores[r][t] = q[r] . k[t] for t < n_tokens; what is behind n_tokens is not defined. q: [rows, D], 64-byte aligned; of a
+     * codec with channels (channel_order.h) in their order, here and in prepare(). part: the parts of the tile's first token. */
     void (*scores)(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
                    const float *q, const void *prepared, uint32_t n_rows, float *scores);
 

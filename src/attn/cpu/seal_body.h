@@ -55,6 +55,8 @@ static void seal_source_at(seal_source *s, uint32_t token) {
 
 /* ---- keys ---- */
 
+enum { SEAL_ROW_BYTES = FKV_MAX_HEAD_DIM };
+
 static void seal_ranges(seal_source *s, float *lo, float *hi) {
     vf limit = vf_set(fkv_codec_limit(s->block->codec[s->side].type));
     uint32_t dim = s->block->codec[s->side].dim;
@@ -88,20 +90,56 @@ static void seal_ranges(seal_source *s, float *lo, float *hi) {
     }
 }
 
-/* 16 tokens from `token` of the tile on, one unit: quads of four channels. */
-FKV_INLINE void seal_key_quads(const seal_source *s, uint32_t token, uint32_t unit, const float *bias, const float *inverse,
-                               vf bins, vf limit, uint8_t (*quads)[FKV_SEALED_LINE]) {
+/* What the numbers of each channel become codes with. */
+typedef struct seal_lines {
+    alignas(64) float bias[FKV_MAX_HEAD_DIM]; /* the smallest number before */
+    alignas(64) float inverse[FKV_MAX_HEAD_DIM];
+    alignas(64) float bins[FKV_MAX_HEAD_DIM];
+} seal_lines;
+
+/* 16 tokens from `token` of the tile on, one unit: [16, 16] codes. */
+FKV_INLINE void seal_key_codes(const seal_source *s, uint32_t token, uint32_t unit, const seal_lines *lines, vf limit,
+                               uint8_t (*codes)[SEAL_ROW_BYTES]) {
     for (uint32_t t = 0; t < FKV_SEALED_TOKENS; t++) {
         vf x[UNIT_VECS];
-        uint8_t codes[16];
         seal_load(&s->t, token + t, unit, limit, x);
         for (int v = 0; v < UNIT_VECS; v++) {
             uint32_t at = unit * 16 + (uint32_t)(v * VL);
-            vf place = vf_mul(vf_sub(x[v], vf_load(bias + at)), vf_load(inverse + at));
-            x[v] = vf_round(vf_min(vf_max(place, vf_set(0.0f)), bins));
+            vf place = vf_mul(vf_sub(x[v], vf_load(lines->bias + at)), vf_load(lines->inverse + at));
+            x[v] = vf_round(vf_min(vf_max(place, vf_set(0.0f)), vf_load(lines->bins + at)));
         }
-        vf_store_u8(x, codes);
-        for (int q = 0; q < 4; q++) memcpy(quads[q] + 4 * t, codes + 4 * q, 4);
+        vf_store_u8(x, codes[t] + unit * 16);
+    }
+}
+
+/* Quads of the channels at places [16 unit, 16 unit + 16). */
+FKV_INLINE void seal_key_quads(const fkv_channel_order *order, uint8_t (*codes)[SEAL_ROW_BYTES], uint32_t unit,
+                               uint8_t (*quads)[FKV_SEALED_LINE]) {
+    for (uint32_t t = 0; t < FKV_SEALED_TOKENS; t++) {
+        for (uint32_t q = 0; q < 4; q++) {
+            const uint8_t *row = codes[t];
+            if (order == NULL) {
+                memcpy(quads[q] + 4 * t, row + unit * 16 + 4 * q, 4);
+                continue;
+            }
+            const uint16_t *channel = order->channel + unit * 16 + 4 * q;
+            for (int i = 0; i < 4; i++) quads[q][4 * t + (uint32_t)i] = row[channel[i]];
+        }
+    }
+}
+
+/* calibrated_unit() the other way round. The planes of digits 1 and 2 are 0 where nothing was put. */
+FKV_INLINE void seal_digits(const fkv_channel_order *order, uint8_t (*quads)[FKV_SEALED_LINE], uint32_t unit, uint8_t *block) {
+    uint8_t *line = block + (size_t)unit * FKV_SEALED_LINE;
+    for (int i = 0; i < FKV_SEALED_LINE; i++)
+        line[i] = (uint8_t)((quads[0][i] & 3) | (quads[1][i] & 3) << 2 | (quads[2][i] & 3) << 4 | (quads[3][i] & 3) << 6);
+    for (uint32_t d = 1; d < FKV_MAX_DIGITS; d++) {
+        for (uint32_t q = 0; q < 4 && unit * 16 + q * 4 < order->n[d]; q++) {
+            uint32_t quad = fkv_channel_quad(order, unit * 16 + q * 4, d);
+            line = block + (size_t)(quad / 4) * FKV_SEALED_LINE;
+            int shift = (int)(quad % 4 * 2);
+            for (int i = 0; i < FKV_SEALED_LINE; i++) line[i] = (uint8_t)(line[i] | (quads[q][i] >> 2 * d & 3) << shift);
+        }
     }
 }
 
@@ -109,26 +147,31 @@ static void seal_keys(seal_source *s, const fkv_block *sealed, uint8_t *to) {
     const fkv_codec *codec = &sealed->codec[FKV_SIDE_K];
     uint8_t *codes = to + sealed->offset[FKV_SIDE_K][FKV_PART_CODES];
     vf limit = vf_set(fkv_codec_limit(codec->type));
-    vf bins = vf_set((float)((1u << codec->bits) - 1));
-    alignas(64) float bias[FKV_MAX_HEAD_DIM]; /* the smallest number before */
-    alignas(64) float inverse[FKV_MAX_HEAD_DIM];
-    seal_ranges(s, bias, inverse);
-    fkv_sealed_key_lines(codec, bias, inverse, to + sealed->offset[FKV_SIDE_K][FKV_PART_SCALES],
+    uint32_t row_bytes = codec->row_bytes[FKV_PART_CODES];
+    seal_lines lines;
+    for (uint32_t p = 0; p < codec->dim; p++) lines.bins[fkv_sealed_channel(codec, p)] = fkv_sealed_bins(codec, p);
+    seal_ranges(s, lines.bias, lines.inverse);
+    fkv_sealed_key_lines(codec, lines.bias, lines.inverse, to + sealed->offset[FKV_SIDE_K][FKV_PART_SCALES],
                          to + sealed->offset[FKV_SIDE_K][FKV_PART_BIASES]);
     for (uint32_t token = 0; token < s->block->page_tokens; token += FKV_SEALED_TOKENS) {
         if (token % FKV_TILE_TOKENS == 0) seal_source_at(s, token);
-        uint8_t *block = codes + (size_t)token * codec->row_bytes[FKV_PART_CODES];
+        uint8_t *block = codes + (size_t)token * row_bytes;
+        uint8_t rows[FKV_SEALED_TOKENS][SEAL_ROW_BYTES];
+        for (uint32_t unit = 0; unit < codec->dim / 16; unit++)
+            seal_key_codes(s, token % FKV_TILE_TOKENS, unit, &lines, limit, rows);
+        if (codec->channels != NULL) memset(block, 0, (size_t)FKV_SEALED_TOKENS * row_bytes);
         for (uint32_t unit = 0; unit < codec->dim / 16; unit++) {
             uint8_t quads[4][FKV_SEALED_LINE];
-            seal_key_quads(s, token % FKV_TILE_TOKENS, unit, bias, inverse, bins, limit, quads);
-            seal_unit(codec, quads, unit, block);
+            seal_key_quads(codec->channels, rows, unit, quads);
+            if (codec->channels != NULL)
+                seal_digits(codec->channels, quads, unit, block);
+            else
+                seal_unit(codec, quads, unit, block);
         }
     }
 }
 
 /* ---- values ---- */
-
-enum { SEAL_ROW_BYTES = FKV_MAX_HEAD_DIM };
 
 /* Sizes of the codes of a row, a byte each. y: without signs. */
 FKV_INLINE void seal_sizes(const fkv_sealed_book *book, const float *y, uint32_t dim, float inverse, uint8_t *sizes) {

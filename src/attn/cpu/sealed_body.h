@@ -30,8 +30,31 @@ FKV_INLINE void spread_line(const uint8_t *line, int n_quads, int bits, int shif
     }
 }
 
+/* codes |= digits of one quad, at bit `to` of their bytes. quad: its number, see fkv_channel_quad(). */
+FKV_INLINE void add_digits(const uint8_t *block, uint32_t quad, int to, uint8_t codes[FKV_SEALED_LINE]) {
+    const uint8_t *line = block + (size_t)(quad / 4) * FKV_SEALED_LINE;
+    for (int i = 0; i < 8; i++) {
+        uint64_t digits = word_at(line, i) >> (quad % 4 * 2) & 0x0303030303030303u;
+        uint64_t sum = word_at(codes, i) | digits << to;
+        memcpy(codes + 8 * i, &sum, sizeof sum);
+    }
+}
+
+/* Of calibrated keys: digits are joined, a code is a byte whatever its bits. */
+FKV_INLINE void calibrated_unit(const fkv_channel_order *order, const uint8_t *block, uint32_t unit,
+                                uint8_t (*quads)[FKV_SEALED_LINE]) {
+    spread_line(block + (size_t)unit * FKV_SEALED_LINE, 4, 2, 0, quads);
+    for (uint32_t d = 1; d < FKV_MAX_DIGITS; d++)
+        for (uint32_t q = 0; q < 4 && unit * 16 + q * 4 < order->n[d]; q++)
+            add_digits(block, fkv_channel_quad(order, unit * 16 + q * 4, d), (int)(2 * d), quads[q]);
+}
+
 /* The codes of 16 tokens and a unit of 16 channels as four quads. block: of the 16 tokens. */
 FKV_INLINE void sealed_unit(const fkv_codec *codec, const uint8_t *block, uint32_t unit, uint8_t (*quads)[FKV_SEALED_LINE]) {
+    if (codec->channels != NULL) {
+        calibrated_unit(codec->channels, block, unit, quads);
+        return;
+    }
     if (codec->bits == 4) {
         spread_line(block + (size_t)unit * 2 * FKV_SEALED_LINE, 2, 4, 0, quads);
         spread_line(block + (size_t)unit * 2 * FKV_SEALED_LINE + FKV_SEALED_LINE, 2, 4, 0, quads + 2);
@@ -172,6 +195,8 @@ FKV_INLINE void sealed_values(const fkv_codec *codec, const uint8_t *const part[
     {FKV_CODEC_SEALED, 4, float_prepare, sealed_scores, NULL, NULL},                                                             \
         {FKV_CODEC_SEALED, 3, float_prepare, sealed_scores, NULL, NULL},                                                         \
         {FKV_CODEC_SEALED, 2, float_prepare, sealed_scores, NULL, NULL},                                                         \
+        {FKV_CODEC_CALIBRATED, 4, float_prepare, sealed_scores, NULL, NULL},                                                     \
+        {FKV_CODEC_CALIBRATED, 3, float_prepare, sealed_scores, NULL, NULL},                                                     \
         {FKV_CODEC_SEALED_V, 4, NULL, NULL, sealed_values, NULL}, {FKV_CODEC_SEALED_V, 3, NULL, NULL, sealed_values, NULL}, {    \
         FKV_CODEC_SEALED_V, 2, NULL, NULL, sealed_values, NULL                                                                   \
     }

@@ -5,7 +5,7 @@
  * and 7, with a step from a bound of the largest: over units of 16 channels, the largest |q| times the largest scale. Then
  * score = step * (sum of x_c * code_tc) + (sum of q_c * bias_c), and the sum over codes is exact, in any order. An error of x
  * meets codes of at most 15, so that a score is off by about bound / 2^17: rows with a bound above MOST_BOUND are the float
- * kernel's, and so are those whose step would be no float.
+ * kernel's, and so are those whose step would be no float. Calibrated keys have codes of at most 63: a quarter of that bound.
  *
  * Values: weights p * norm are never negative: 16 bits in two unsigned bytes, which meet the signed levels of the book. A row has
  * one norm and no bias: nothing is left to add. out += step * sum.
@@ -34,6 +34,7 @@ typedef struct sealed_page {
     uint32_t n_chunks;
     alignas(64) float scales[FKV_MAX_HEAD_DIM];
     alignas(64) float biases[FKV_MAX_HEAD_DIM];
+    float most_bound;
     float most[FKV_MAX_HEAD_DIM / 16]; /* of each unit the largest scale, without signs; NaN where one is */
 } sealed_page;
 
@@ -47,6 +48,7 @@ FKV_INLINE __m512i sizes_of(vf x) { return _mm512_and_si512(_mm512_castps_si512(
 static void sealed_page_open(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], sealed_page *page) {
     page->dim = codec->dim;
     page->n_units = codec->dim / 16;
+    page->most_bound = codec->channels != NULL ? MOST_BOUND / 4 : MOST_BOUND;
     page->n_chunks = fkv_ceil_div(codec->dim, CHUNK_NUMBERS);
     widen(codec->type, part[FKV_PART_SCALES], codec->dim, page->scales);
     widen(codec->type, part[FKV_PART_BIASES], codec->dim, page->biases);
@@ -82,7 +84,7 @@ FKV_INLINE void sealed_rows_open(const sealed_page *page, const void *prepared, 
     __mmask16 good = 0xffff;
     for (uint32_t unit = 0; unit < page->n_units; unit++) {
         vf product = vf_mul(vf_load(most + unit * width), vf_set(page->most[unit]));
-        good &= _mm512_cmp_ps_mask(product, vf_set(MOST_BOUND), _CMP_LE_OQ);
+        good &= _mm512_cmp_ps_mask(product, vf_set(page->most_bound), _CMP_LE_OQ);
         bound = vf_max(bound, product);
     }
     __mmask16 none = _mm512_cmp_ps_mask(bound, vf_set(0.0f), _CMP_EQ_OQ);
@@ -171,17 +173,45 @@ FKV_INLINE void unit_codes(int bits, const uint8_t *block, uint32_t n_units, uin
     for (int q = 0; q < 4; q++) quads[q] = _mm512_or_si512(quads[q], _mm512_and_si512(shifted(line, q), high));
 }
 
+/* calibrated_unit() in registers. */
+FKV_INLINE void calibrated_codes(const fkv_channel_order *order, const uint8_t *block, uint32_t unit, __m512i quads[4]) {
+    const __m512i digit = _mm512_set1_epi8(3);
+    __m512i line = _mm512_loadu_si512(block + (size_t)unit * FKV_SEALED_LINE);
+    FKV_UNROLL
+    for (int q = 0; q < 4; q++) quads[q] = _mm512_and_si512(shifted(line, 2 * q), digit);
+    FKV_UNROLL
+    for (uint32_t d = 1; d < FKV_MAX_DIGITS; d++) {
+        FKV_UNROLL
+        for (uint32_t q = 0; q < 4; q++) {
+            if (unit * 16 + q * 4 >= order->n[d]) break;
+            uint32_t quad = fkv_channel_quad(order, unit * 16 + q * 4, d);
+            line = _mm512_loadu_si512(block + (size_t)(quad / 4) * FKV_SEALED_LINE);
+            __m512i digits = _mm512_and_si512(shifted(line, (int)(quad % 4 * 2)), digit);
+            quads[q] = _mm512_or_si512(quads[q], _mm512_sll_epi16(digits, _mm_cvtsi32_si128((int)(2 * d))));
+        }
+    }
+}
+
 /* The keys of 16 tokens, quads where the digits of queries are. */
 typedef struct sealed_quads {
     alignas(64) uint8_t at[MAX_CHUNKS][CHUNK_QUADS][64];
 } sealed_quads;
 
-FKV_INLINE void sealed_quads_open(int bits, const sealed_page *page, const uint8_t *block, sealed_quads *keys) {
+FKV_INLINE void sealed_quads_put(uint32_t unit, const __m512i quads[4], sealed_quads *keys) {
+    FKV_UNROLL
+    for (int q = 0; q < 4; q++) _mm512_store_si512(keys->at[unit / 4][4 * q + (int)(unit % 4)], quads[q]);
+}
+
+/* bits 0: calibrated keys, of `order`. */
+FKV_INLINE void sealed_quads_open(int bits, const fkv_channel_order *order, const sealed_page *page, const uint8_t *block,
+                                  sealed_quads *keys) {
     for (uint32_t unit = 0; unit < page->n_units; unit++) {
         __m512i quads[4];
-        unit_codes(bits, block, page->n_units, unit, quads);
-        FKV_UNROLL
-        for (int q = 0; q < 4; q++) _mm512_store_si512(keys->at[unit / 4][4 * q + (int)(unit % 4)], quads[q]);
+        if (bits == 0)
+            calibrated_codes(order, block, unit, quads);
+        else
+            unit_codes(bits, block, page->n_units, unit, quads);
+        sealed_quads_put(unit, quads, keys);
     }
     for (uint32_t unit = page->n_units; unit % 4 != 0; unit++) /* digits are 0 there */
         for (int q = 0; q < 4; q++) _mm512_store_si512(keys->at[unit / 4][4 * q + (int)(unit % 4)], _mm512_setzero_si512());
@@ -226,12 +256,14 @@ static void sealed_levels_of(const fkv_codec *codec, const uint8_t *const part[F
 }
 
 static void sealed_quads_of(const fkv_codec *codec, const sealed_page *page, const uint8_t *block, sealed_quads *keys) {
-    if (codec->bits == 4)
-        sealed_quads_open(4, page, block, keys);
+    if (codec->channels != NULL)
+        sealed_quads_open(0, codec->channels, page, block, keys);
+    else if (codec->bits == 4)
+        sealed_quads_open(4, NULL, page, block, keys);
     else if (codec->bits == 3)
-        sealed_quads_open(3, page, block, keys);
+        sealed_quads_open(3, NULL, page, block, keys);
     else
-        sealed_quads_open(2, page, block, keys);
+        sealed_quads_open(2, NULL, page, block, keys);
 }
 
 /* ---- weights ---- */
@@ -288,7 +320,8 @@ FKV_INLINE void sealed_weigh(int n, const sealed_norms *norms, const float *p, u
 }
 
 #define SEALED_INT_CODECS(prepare, scores, values)                                                                               \
-    {FKV_CODEC_SEALED, 4, prepare, scores, NULL, NULL}, {FKV_CODEC_SEALED, 3, prepare, scores, NULL, NULL},                      \
+    {FKV_CODEC_CALIBRATED, 4, prepare, scores, NULL, NULL}, {FKV_CODEC_CALIBRATED, 3, prepare, scores, NULL, NULL},              \
+        {FKV_CODEC_SEALED, 4, prepare, scores, NULL, NULL}, {FKV_CODEC_SEALED, 3, prepare, scores, NULL, NULL},                  \
         {FKV_CODEC_SEALED, 2, prepare, scores, NULL, NULL}, {FKV_CODEC_SEALED_V, 4, NULL, NULL, values, NULL},                   \
         {FKV_CODEC_SEALED_V, 3, NULL, NULL, values, NULL}, {                                                                     \
         FKV_CODEC_SEALED_V, 2, NULL, NULL, values, NULL                                                                          \

@@ -1,0 +1,28 @@
+/* Bits of channels for calibrated keys, drawn at random: all that a head can have.
+ */
+#ifndef FKV_TEST_CHANNEL_BITS_H
+#define FKV_TEST_CHANNEL_BITS_H
+
+#include <stdint.h>
+
+static inline uint64_t channel_bits_draw(uint64_t *state) { /* splitmix64 */
+    uint64_t z = *state += 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+/* bits: [dim], 4 or 3 on average. */
+static inline void channel_bits_random(uint64_t *state, uint32_t dim, uint32_t average, uint8_t *bits) {
+    uint32_t more = dim * (average - 2) / 2;                                     /* digits beside the first of each channel */
+    uint32_t n6 = (uint32_t)(channel_bits_draw(state) % (more / 2 / 4 + 1)) * 4; /* channels that get two of them */
+    for (uint32_t c = 0; c < dim; c++) bits[c] = c < n6 ? 6 : c < more - n6 ? 4 : 2;
+    for (uint32_t c = dim; c > 1; c--) {
+        uint32_t other = (uint32_t)(channel_bits_draw(state) % c);
+        uint8_t kept = bits[c - 1];
+        bits[c - 1] = bits[other];
+        bits[other] = kept;
+    }
+}
+
+#endif
