@@ -18,7 +18,7 @@ import time
 TREE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 BOOK = os.path.join(TREE, "models/needle/book.txt")
 GOOD, FAILED, USAGE, NO_FIT, INTERRUPTED = 0, 1, 2, 3, 130
-COMMANDS = (["run"], ["serve"], ["plan"], ["ppl"], ["niah"], ["bench"], ["bench", "flat"], ["bench", "attn"], ["tokenize"], ["pages"], ["models"])
+COMMANDS = (["run"], ["serve"], ["plan"], ["ppl"], ["niah"], ["bench"], ["bench", "flat"], ["bench", "attn"], ["calibrate"], ["tokenize"], ["pages"], ["models"])
 
 program = ""
 

@@ -224,7 +224,8 @@ typedef struct fkv_runner_config {
     uint32_t max_logit_rows;  /* rows of one step whose logits are asked for; at most max_step_tokens */
     fkv_codec_config k;       /* a group that does not divide the head dimension pads the heads inside pages */
     fkv_codec_config v;
-    fkv_rotate rotate; /* a side of 16 bits is not rotated */
+    const char *calibration; /* file for K of FKV_CODEC_CALIBRATED; NULL: the one beside the model. Read by plan and open */
+    fkv_rotate rotate;       /* a side of 16 bits is not rotated */
     uint64_t rotation_seed;
     uint32_t max_kv;  /* bounded context: every full layer gets a window of this many tokens; 0: no bound */
     uint32_t n_sinks; /* with it */
@@ -274,6 +275,39 @@ typedef struct fkv_tokens {
  * depend on its own sequence alone: on the CPU to the last bit; MLX chooses its products by the number of rows, and they round
  * differently (docs/mlx.md). On MLX a step is one evaluation. */
 FKV_API fkv_status fkv_runner_forward(fkv_runner *runner, const fkv_tokens *rows, uint32_t n_rows, const float **logits);
+
+/* ---- calibration --------------------------------------------------------------------------------------------- */
+
+/* Bits shared out over the channels of keys (FKV_CODEC_CALIBRATED): a text goes through the model once, and a small file says how
+ * many bits each channel of each layer and KV head gets, for 4 and for 3 on average. */
+typedef struct fkv_calibrate_config {
+    const uint32_t *tokens; /* [n_tokens] of any text: whole windows of 2048 are used, at least one; 16384 tokens are enough */
+    size_t n_tokens;
+    uint32_t n_threads; /* 0: one for each core */
+
+    /* NULL, or called after every window; false stops: FKV_BAD_STATE, nothing is written. */
+    bool (*progress)(void *user, size_t n_done, size_t n_tokens);
+    void *user;
+} fkv_calibrate_config;
+
+/* Writes the file: under its name whole or not at all. On the CPU alone (FKV_UNSUPPORTED); the file is good on every backend. */
+FKV_API fkv_status fkv_calibrate(const fkv_model *model, const fkv_calibrate_config *config, const char *path);
+
+/* Where runners look for it where none is named: FILE.fkc beside a model of one file, calibration.fkc in a folder. path: [room]
+ */
+FKV_API fkv_status fkv_calibration_path(const fkv_model *model, char *path, size_t room);
+
+typedef struct fkv_calibration_info {
+    uint32_t n_layers;
+    uint64_t n_tokens;      /* of the text */
+    uint64_t n_channels;    /* of all layers and KV heads */
+    uint64_t n_4[3];        /* of them with 2, 4 and 6 bits, where they have 4 on average */
+    uint64_t n_3[3];        /* and where 3 */
+    uint8_t weights_id[32]; /* of the model it is for */
+} fkv_calibration_info;
+
+/* Reads and checks all of a file: FKV_FILE_FORMAT, FKV_FILE_VERSION or FKV_FILE_DAMAGED, with the field and the reason. */
+FKV_API fkv_status fkv_calibration_inspect(const char *path, fkv_calibration_info *info);
 
 /* ---- sampling ------------------------------------------------------------------------------------------------ */
 

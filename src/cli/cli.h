@@ -28,6 +28,7 @@ bool cli_interrupted(void);
 void cli_forget_interrupt(void); /* and catch the next one */
 
 int cli_bench(int argc, char **argv);
+int cli_calibrate(int argc, char **argv);
 int cli_models(int argc, char **argv);
 int cli_niah(int argc, char **argv);
 int cli_pages(int argc, char **argv);

@@ -14,6 +14,7 @@ static const struct {
     {"ppl", cli_ppl, "perplexity of a text, and the KL divergence from a 16-bit cache"},
     {"niah", cli_niah, "needle in a haystack: plants facts in a long text and asks for them"},
     {"bench", cli_bench, "flat: memory while the context fills; attn: time of attention"},
+    {"calibrate", cli_calibrate, "shares the bits of keys out over their channels: a file for --codecs calibrated"},
     {"tokenize", cli_tokenize, "tokens of a text"},
     {"pages", cli_pages, "verifies or shows a saved page file"},
     {"models", cli_models, "lists models by name and on this machine, and what each would cost"},
@@ -25,7 +26,7 @@ static void usage(FILE *out) {
             "usage: flatkv COMMAND [options]     (flatkv COMMAND --help lists its options)\n\n",
             fkv_version());
     for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++)
-        fprintf(out, "  %-9s %s\n", commands[i].name, commands[i].help);
+        fprintf(out, "  %-10s %s\n", commands[i].name, commands[i].help);
     fprintf(out, "\n  --version, --help\n\n"
                  "exit codes: 0 good, 1 failed, 2 wrong usage, 3 does not fit this machine or the limit, 130 interrupted\n");
 }

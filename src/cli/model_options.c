@@ -15,7 +15,8 @@ model_options model_options_default(void) {
 
 #define CODECS_NAMES                                                                                                             \
     "keys/values: 16, 8, 4 or 2 bits each,\n"                                                                                    \
-    "sealed (s4, s3, s2: pages packed again when full), TurboQuant (tq4, tq3, tq2);\n"                                           \
+    "sealed (s4, s3, s2: pages packed again when full), calibrated (c4, c3: keys sealed with bits for\n"                         \
+    "each channel, see flatkv calibrate), TurboQuant (tq4, tq3, tq2);\n"                                                         \
     "g32 or g128 behind for other groups than 64, :none against rotation (default 8/4)"
 static const char *const CODECS_HELP[] = {
     "how the cache is stored, as 8/4, sealed or tq4; " CODECS_NAMES,
@@ -30,6 +31,8 @@ void model_options_list(model_options *o, kit_option list[N_MODEL_OPTIONS]) {
         {"context", 'c', OPTION_U32, &o->context, INT32_MAX, "N",
          "tokens to reserve; 32K is 32768 (K, M and G multiply by 1024)"},
         {"codecs", 0, OPTION_TEXT, &o->codec_names, 0, o->compares ? "LIST" : "NAME", CODECS_HELP[o->compares]},
+        {"calibration", 0, OPTION_TEXT, &o->calibration, 0, "FILE",
+         "for calibrated codecs, what flatkv calibrate wrote (default: the one beside the model)"},
         {"max-kv", 0, OPTION_U32, &o->max_kv, INT32_MAX, "N",
          "sliding window: each layer keeps the last N tokens and the sinks,\nso a text of any length fits"},
         {"sinks", 0, OPTION_U32, &o->n_sinks, INT32_MAX, "N", "first tokens that --max-kv keeps too (default 4)"},
@@ -73,6 +76,7 @@ fkv_runner_config model_options_runner(const model_options *o, uint32_t max_toke
     c.max_tokens = max_tokens;
     c.max_step_tokens = max_tokens != 0 && max_tokens < o->chunk ? max_tokens : o->chunk;
     codec_apply(&o->codecs.codecs[0], &c);
+    c.calibration = o->calibration;
     c.max_kv = o->max_kv;
     c.n_sinks = o->max_kv != 0 ? o->n_sinks : 0;
     c.n_threads = o->n_threads;

@@ -12,6 +12,7 @@ typedef struct model_options {
     const char *codec_names; /* as --codecs lists them */
     bool compares;           /* --codecs may name several */
     codec_list codecs;       /* them; where the command does not compare, one */
+    const char *calibration; /* NULL: the one beside the model */
     uint32_t max_kv;
     uint32_t n_sinks;
     uint32_t chunk;
@@ -22,7 +23,7 @@ typedef struct model_options {
     bool json;
 } model_options;
 
-enum { N_MODEL_OPTIONS = 13 };
+enum { N_MODEL_OPTIONS = 14 };
 
 model_options model_options_default(void);
 

@@ -576,7 +576,8 @@ fkv_status fkv_model_load(const char *path, const fkv_model_config *config, fkv_
     FKV_REQUIRE(m != NULL, FKV_NO_MEMORY, "no memory for a model");
     m->config = *config;
     m->backend = backend;
-    fkv_status status = open_model(path, m);
+    m->path = strdup(path);
+    fkv_status status = m->path != NULL ? open_model(path, m) : fkv_fail(FKV_NO_MEMORY, "no memory for a model");
     if (status != FKV_OK) {
         fkv_model_close(m);
         return status;
@@ -602,6 +603,7 @@ void fkv_model_close(fkv_model *model) {
     free(model->sinks);
     free(model->views);
     free(model->experts);
+    free(model->path);
     free(model);
 }
 

@@ -42,6 +42,7 @@ typedef struct fkv_array_weights fkv_array_weights;
 struct fkv_model {
     fkv_model_info info;
     fkv_model_config config;
+    char *path; /* as it was given */
     const fkv_model_backend *backend;
     const fkv_architecture *architecture;
     const fkv_hparams *hparams;

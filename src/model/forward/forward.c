@@ -403,6 +403,8 @@ static fkv_status run_layers(pass *p, fkv_step *step) {
         begin_layer(p, i);
         multiply_qkv(p);
         run_rows(p, heads_row);
+        if (p->r->observe != NULL && has_pages(p))
+            p->r->observe(p->r->observer, i, p->r->cpu.q, p->r->cpu.k, p->n_rows, p->r->positions[0]);
         if (has_pages(p)) FKV_TRY(fkv_write(step, i, p->r->cpu.k, p->r->cpu.v));
         if (i + 1 >= fkv_architecture_n_kv_layers(h) && p->r->n_asked == 0) return FKV_OK;
         FKV_TRY(fkv_attend(step, p->shape->kv_layer, p->r->cpu.q, p->r->cpu.q));

@@ -4,6 +4,8 @@
  */
 #include "runner.h"
 
+#include "../calibration.h"
+
 #include "../../base/cpu.h"
 #include "../../base/memory.h"
 #include "../files/tensor_rows.h"
@@ -12,6 +14,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <unistd.h>
 
 fkv_runner_config fkv_runner_config_default(void) {
     return (fkv_runner_config){.max_seqs = 1,
@@ -55,8 +58,55 @@ static fkv_rotate rotation_of(const fkv_runner_config *c) {
     return (fkv_rotate)(((unsigned)c->rotate & rotates) | needed);
 }
 
-/* The configuration of the runner with its zeros resolved, and that of its cache. layers: [FKV_MAX_LAYERS], used by *cache. */
-static fkv_status configure(const fkv_model *model, fkv_runner_config *c, fkv_layer_config *layers, fkv_config *cache) {
+fkv_status fkv_calibration_path(const fkv_model *model, char *path, size_t room) {
+    FKV_REQUIRE(model != NULL && path != NULL && room > 0, FKV_BAD_ARGUMENT, "fkv_calibration_path: model or path is NULL");
+    return fkv_calibration_beside(model->path, path, room);
+}
+
+/* Gives every layer the bits of its channels, which lie in the calibration. */
+static fkv_status apply_calibration(const fkv_model *model, fkv_calibration *calibration, uint32_t average, uint32_t n_layers,
+                                    fkv_layer_config *layers, const char *path) {
+    FKV_REQUIRE(memcmp(calibration->weights_id, model->info.weights_id, sizeof model->info.weights_id) == 0, FKV_FILE_FOREIGN,
+                "foreign calibration: weights_id is of another model; make one with flatkv calibrate: %s", path);
+    FKV_REQUIRE(calibration->n_layers == n_layers, FKV_FILE_FOREIGN,
+                "foreign calibration: n_layers is %u and the model has %u: %s", calibration->n_layers, n_layers, path);
+    fkv_calibration_choose(calibration, average);
+    const uint8_t *bits = calibration->both;
+    for (uint32_t i = 0; i < n_layers; i++) {
+        fkv_calibration_layer l = calibration->layers[i];
+        FKV_REQUIRE(
+            l.n_kv_heads == layers[i].n_kv_heads && l.head_dim == layers[i].head_dim, FKV_FILE_FOREIGN,
+            "foreign calibration: layer %u has %u KV heads of dimension %u, and %u of %u in the pages of this model and V "
+            "codec: %s",
+            i, l.n_kv_heads, l.head_dim, layers[i].n_kv_heads, layers[i].head_dim, path);
+        layers[i].channel_bits = bits;
+        bits += (size_t)l.n_kv_heads * l.head_dim;
+    }
+    return FKV_OK;
+}
+
+/* The calibration that is named, or the one beside the model, for K of FKV_CODEC_CALIBRATED. The caller closes it. */
+static fkv_status calibrate_layers(const fkv_model *model, const fkv_runner_config *c, uint32_t n_layers,
+                                   fkv_layer_config *layers, fkv_calibration *calibration) {
+    char beside[FKV_PATH_BYTES];
+    const char *path = c->calibration;
+    if (c->k.kind != FKV_CODEC_CALIBRATED) return FKV_OK;
+    if (path == NULL) {
+        FKV_TRY(fkv_calibration_path(model, beside, sizeof beside));
+        path = beside;
+        FKV_REQUIRE(access(path, F_OK) == 0, FKV_IO,
+                    "calibrated keys need a calibration of this model, and there is none: make it with flatkv calibrate, or name "
+                    "one: %s",
+                    path);
+    }
+    FKV_TRY(fkv_calibration_open(path, calibration));
+    return apply_calibration(model, calibration, c->k.bits, n_layers, layers, path);
+}
+
+/* The configuration of the runner with its zeros resolved, and that of its cache. layers: [FKV_MAX_LAYERS], used by *cache;
+ * calibration: zeros, used by layers; the caller closes it, after a failure too. */
+static fkv_status configure(const fkv_model *model, fkv_runner_config *c, fkv_layer_config *layers, fkv_calibration *calibration,
+                            fkv_config *cache) {
     const fkv_hparams *h = model->hparams;
     fkv_codec_info side;
     FKV_REQUIRE(fkv_weights_n_tensors(model->weights) > 0, FKV_UNSUPPORTED,
@@ -84,6 +134,7 @@ static fkv_status configure(const fkv_model *model, fkv_runner_config *c, fkv_la
                                        .v = c->v};
         bound_context(c, &layers[i]);
     }
+    FKV_TRY(calibrate_layers(model, c, fkv_architecture_n_kv_layers(h), layers, calibration));
     *cache = fkv_config_default();
     cache->n_layers = fkv_architecture_n_kv_layers(h);
     cache->layers = layers;
@@ -156,9 +207,12 @@ fkv_status fkv_runner_plan_make(const fkv_model *model, const fkv_runner_config 
     fkv_layer_config layers[FKV_MAX_LAYERS];
     fkv_runner_config c = *config;
     fkv_config cache;
+    fkv_calibration calibration = {0};
     uint64_t map_bytes = 0;
-    FKV_TRY(configure(model, &c, layers, &cache));
-    return make_plan(model, &c, &cache, plan, &map_bytes);
+    fkv_status status = configure(model, &c, layers, &calibration, &cache);
+    if (status == FKV_OK) status = make_plan(model, &c, &cache, plan, &map_bytes);
+    fkv_calibration_close(&calibration);
+    return status;
 }
 
 /* ---- open and close ---- */
@@ -239,16 +293,15 @@ static void fill_centers(fkv_runner *r) {
     }
 }
 
-fkv_status fkv_runner_open(const fkv_model *model, const fkv_runner_config *config, fkv_runner **runner) {
-    FKV_REQUIRE(model != NULL && config != NULL && runner != NULL, FKV_BAD_ARGUMENT,
-                "fkv_runner_open: model, config or runner is NULL");
-    FKV_REQUIRE(!model->config.plan_only, FKV_BAD_STATE, "the model was loaded to plan with (plan_only): load it again");
+static fkv_status open_runner(const fkv_model *model, const fkv_runner_config *config, fkv_calibration *calibration,
+                              fkv_runner **runner) {
     fkv_layer_config layers[FKV_MAX_LAYERS];
     fkv_runner_config c = *config;
     fkv_config cache_config;
     fkv_runner_plan plan = {0};
     uint64_t map_bytes = 0;
-    FKV_TRY(configure(model, &c, layers, &cache_config));
+    FKV_TRY(configure(model, &c, layers, calibration, &cache_config));
+    c.calibration = NULL; /* the caller's */
     FKV_TRY(make_plan(model, &c, &cache_config, &plan, &map_bytes));
     FKV_TRY(check_fits(model, &c, &plan));
     void *map = NULL;
@@ -268,6 +321,16 @@ fkv_status fkv_runner_open(const fkv_model *model, const fkv_runner_config *conf
     }
     *runner = r;
     return FKV_OK;
+}
+
+fkv_status fkv_runner_open(const fkv_model *model, const fkv_runner_config *config, fkv_runner **runner) {
+    FKV_REQUIRE(model != NULL && config != NULL && runner != NULL, FKV_BAD_ARGUMENT,
+                "fkv_runner_open: model, config or runner is NULL");
+    FKV_REQUIRE(!model->config.plan_only, FKV_BAD_STATE, "the model was loaded to plan with (plan_only): load it again");
+    fkv_calibration calibration = {0};
+    fkv_status status = open_runner(model, config, &calibration, runner);
+    fkv_calibration_close(&calibration);
+    return status;
 }
 
 void fkv_runner_close(fkv_runner *runner) {

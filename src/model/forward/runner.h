@@ -74,6 +74,11 @@ struct fkv_runner {
     uint32_t n_tokens;
     uint32_t n_asked;
 
+    /* NULL, or shown the queries and keys of every layer that has pages, as they go to the cache: q: [rows, H, head_pad], k:
+     * [rows, G, head_pad], of a step of one sequence from `position` on. On the CPU. */
+    void (*observe)(void *observer, uint32_t layer, const float *q, const float *k, uint32_t n_rows, uint32_t position);
+    void *observer;
+
     fkv_cpu_runner cpu;       /* zeros on other backends */
     fkv_array_runner *arrays; /* MLX's, else NULL */
 };
