@@ -88,6 +88,17 @@ static uint8_t *read_file(const char *path, size_t *bytes) {
     return data;
 }
 
+enum { CALIBRATED = 0x100 }; /* in bits */
+
+/* The block with calibrated keys in place of its own. */
+static void calibrate(const seal_case *c, const fkv_channel_order *order, fkv_block *sealed) {
+    fkv_codec k;
+    fkv_codec v = sealed->codec[FKV_SIDE_V];
+    if (fkv_codec_make((fkv_codec_config){c->bits, 0, FKV_CODEC_CALIBRATED}, c->dim, (fkv_type)c->type, &k) != FKV_OK) abort();
+    k.channels = order;
+    fkv_block_make(&k, &v, c->page_tokens, sealed);
+}
+
 static void vectors(const char *path) {
     size_t left = 0;
     uint8_t *data = read_file(path, &left);
@@ -104,12 +115,23 @@ static void vectors(const char *path) {
         fkv_block open;
         fkv_block sealed;
         if (left >= sizeof c) memcpy(&c, at, sizeof c);
-        uint64_t bytes = sizeof c + (uint64_t)c.open_bytes + c.sealed_bytes;
-        if (left < bytes || !make_blocks(&c, &open, &sealed) || open.bytes != c.open_bytes || sealed.bytes != c.sealed_bytes) {
+        fkv_channel_order order;
+        uint16_t channel[FKV_MAX_HEAD_DIM];
+        bool calibrated = (c.bits & CALIBRATED) != 0;
+        c.bits &= ~(uint32_t)CALIBRATED;
+        uint64_t bytes = sizeof c + (calibrated ? c.dim : 0) + (uint64_t)c.open_bytes + c.sealed_bytes;
+        bool made = left >= bytes && make_blocks(&c, &open, &sealed);
+        if (made && calibrated) {
+            made = fkv_channel_bits_check(at + sizeof c, c.dim, c.bits, 0) == FKV_OK;
+            if (made) fkv_channel_order_make(at + sizeof c, c.dim, channel, &order);
+            if (made) calibrate(&c, &order, &sealed);
+        }
+        if (!made || open.bytes != c.open_bytes || sealed.bytes != c.sealed_bytes) {
             count(false, "the vectors are of other blocks", &c, "case");
             break;
         }
-        check_isas(&c, &open, &sealed, at + sizeof c, at + sizeof c + c.open_bytes);
+        const uint8_t *from = at + bytes - c.open_bytes - c.sealed_bytes;
+        check_isas(&c, &open, &sealed, from, from + c.open_bytes);
         at += bytes;
         left -= bytes;
     }
@@ -213,11 +235,7 @@ static void calibrated_blocks(void) {
         channel_bits_random(&state, c.dim, c.bits, bits);
         fkv_channel_order_make(bits, c.dim, channel, &order);
         if (!make_blocks(&c, &open, &sealed)) abort();
-        fkv_codec k;
-        fkv_codec v = sealed.codec[FKV_SIDE_V];
-        if (fkv_codec_make((fkv_codec_config){c.bits, 0, FKV_CODEC_CALIBRATED}, c.dim, (fkv_type)c.type, &k) != FKV_OK) abort();
-        k.channels = &order;
-        fkv_block_make(&k, &v, c.page_tokens, &sealed);
+        calibrate(&c, &order, &sealed);
         uint8_t *from = zeroes(open.bytes);
         uint8_t *truth = zeroes(sealed.bytes);
         fill_open(&state, &open, from);
