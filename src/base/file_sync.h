@@ -22,6 +22,15 @@ FKV_INLINE int fkv_file_sync(int fd) {
     return result;
 }
 
+/* All of the file will be read now: the system may fetch it ahead of the reader. */
+FKV_INLINE void fkv_file_read_ahead(int fd) {
+#if FKV_OS_APPLE
+    (void)fcntl(fd, F_RDAHEAD, 1);
+#else
+    (void)posix_fadvise(fd, 0, 0, POSIX_FADV_WILLNEED);
+#endif
+}
+
 /* When the file was last written, in nanoseconds; what lies beyond the years 1970 to 2100 counts as their edge. */
 FKV_INLINE int64_t fkv_file_written_ns(const struct stat *about) {
 #if FKV_OS_APPLE

@@ -215,6 +215,7 @@ static fkv_status folder_read(void *self, const fkv_page_key *key, uint8_t *pack
         return fkv_fail(FKV_GONE, "there is no page %s", name);
     }
     if (fd < 0) return fkv_file_os_failed("cannot open a page", name);
+    fkv_file_read_ahead(fd);
     fkv_status status = read_all(fd, name, packed, capacity, n_bytes);
     (void)close(fd);
     return status;
