@@ -56,7 +56,7 @@ static fkv_status digest(const uint8_t *file, size_t n_bytes, uint8_t out[FKV_SH
 static void place(fkv_calibration *c) {
     c->layers = (const fkv_calibration_layer *)(c->file + sizeof(file_header));
     c->both = c->file + sizeof(file_header) + (size_t)c->n_layers * sizeof *c->layers;
-    c->weights_id = c->file + offsetof(file_header, weights_id);
+    memcpy(c->weights_id, c->file + offsetof(file_header, weights_id), sizeof c->weights_id);
 }
 
 /* ---- reading ---- */
@@ -295,7 +295,7 @@ fkv_status fkv_calibration_beside(const char *model_path, char *path, size_t roo
 
 fkv_status fkv_calibration_inspect(const char *path, fkv_calibration_info *info) {
     FKV_REQUIRE(path != NULL && info != NULL, FKV_BAD_ARGUMENT, "fkv_calibration_inspect: path or info is NULL");
-    fkv_calibration c;
+    fkv_calibration c = {0};
     FKV_TRY(fkv_calibration_open(path, &c));
     *info = (fkv_calibration_info){.n_layers = c.n_layers, .n_tokens = c.n_tokens, .n_channels = c.n_channels};
     memcpy(info->weights_id, c.weights_id, sizeof info->weights_id);

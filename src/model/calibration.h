@@ -26,7 +26,7 @@ typedef struct fkv_calibration {
     uint64_t n_channels;
     const fkv_calibration_layer *layers; /* [n_layers] */
     uint8_t *both;                       /* [n_channels], layer by layer: the bits for 4 on average, and 16 times those for 3 */
-    const uint8_t *weights_id;
+    uint8_t weights_id[32];
 } fkv_calibration;
 
 /* The file's name in messages is `path`. bytes: [n_bytes] from malloc(), taken over, also by a failure. FKV_FILE_FORMAT,

@@ -67,6 +67,7 @@ static fkv_status open_statistics(const fkv_model *model, statistics *s) {
         s->at[i] = n;
         n += (size_t)s->layers[i].n_kv_heads * s->layers[i].head_dim;
     }
+    FKV_REQUIRE(n > 0, FKV_UNSUPPORTED, "the model has no keys to calibrate");
     s->queries = calloc(n, sizeof *s->queries);
     s->ranges = calloc(n, sizeof *s->ranges);
     FKV_REQUIRE(s->queries != NULL && s->ranges != NULL, FKV_NO_MEMORY, "no memory for the statistics of %zu channels", n);
