@@ -20,6 +20,10 @@ static const fkv_architecture ARCHITECTURES[] = {
     {.name = "qwen3", .features = {.qk_norm = FKV_QK_NORM_HEADS}},
     {.name = "qwen3vl", .features = {.qk_norm = FKV_QK_NORM_HEADS}},
     {.name = "qwen3moe", .features = {.qk_norm = FKV_QK_NORM_HEADS, .norm_experts = true}},
+    {.name = "qwen2moe", .features = {.qkv_bias = true}},
+    {.name = "glm4moe",
+     .features = {.qkv_bias = true, .norm_experts = true, .sigmoid_router = true},
+     .gguf_post_attn_is_ffn_norm = true},
     {.name = "gemma", .features = {.activation = FKV_GELU_TANH, .embedding_sqrt_dim = true}, .hf_norm_plus_one = true},
     {.name = "gemma2",
      .features = {.activation = FKV_GELU_TANH, .embedding_sqrt_dim = true, .post_norms = true, .window_period = 2},
@@ -111,8 +115,8 @@ const fkv_architecture *fkv_architecture_find(const char *name) {
 }
 
 const char *fkv_architecture_names(void) {
-    return "llama, mistral3, qwen2, qwen3, qwen3vl, qwen3moe, gemma, gemma2, gemma3, gemma4, phi3, smollm3, granite, granitemoe, olmo2, "
-           "command-r, cohere2, chatglm, glm4, seed_oss, ernie4_5 and gpt-oss";
+    return "llama, mistral3, qwen2, qwen3, qwen3vl, qwen2moe, qwen3moe, glm4moe, gemma, gemma2, gemma3, gemma4, phi3, smollm3, "
+           "granite, granitemoe, olmo2, command-r, cohere2, chatglm, glm4, seed_oss, ernie4_5 and gpt-oss";
 }
 
 #define RECURRENT "layers with a recurrent state (linear attention or state space) are not supported"
@@ -197,6 +201,15 @@ static void finish_shapes(fkv_hparams *h) {
     }
 }
 
+/* The feed-forward that layers with experts have beside them has the shape of the layer. */
+static void finish_experts(fkv_hparams *h) {
+    if (h->expert_dim == 0) h->expert_dim = h->ffn_dim;
+    if (h->n_experts == 0) return;
+    if (h->n_dense == 0 && !h->features.experts_beside) h->ffn_dim = h->expert_dim;
+    for (uint32_t i = h->n_dense; h->shared_dim != 0 && i < h->n_layers && i < FKV_MAX_LAYERS; i++)
+        h->shapes[i].ffn_dim = h->shared_dim;
+}
+
 uint32_t fkv_architecture_n_kv_layers(const fkv_hparams *h) {
     return h->n_sharing < h->n_layers ? h->n_layers - h->n_sharing : 0;
 }
@@ -211,7 +224,7 @@ void fkv_architecture_finish(const fkv_architecture *architecture, fkv_hparams *
     if (f->rope_by_kind && h->local_rope.base == 0.0f) h->local_rope.base = local != 0.0f ? local : h->rope.base;
     if (h->local_rope.dim == 0) h->local_rope.dim = h->rope.dim;
     if (h->query_scale == 0.0f && architecture != NULL) h->query_scale = architecture->query_scale;
-    if (h->expert_dim == 0) h->expert_dim = h->ffn_dim;
+    finish_experts(h);
     finish_shapes(h);
     h->rope.keeps_fractions = h->rope.keeps_fractions || f->keeps_fractions;
     if (architecture != NULL && architecture->logits_divided && h->logit_scale != 0.0f) h->logit_scale = 1.0f / h->logit_scale;

@@ -14,7 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { MAX_DIM = 1 << 20, MAX_VOCAB = 1 << 24, MAX_EXPERTS = 1024, N_EXPERT_PARTS = 3, LAYER_VIEWS = 16 };
+enum { MAX_DIM = 1 << 20, MAX_VOCAB = 1 << 24, N_EXPERT_PARTS = 3, LAYER_VIEWS = 16 };
 
 /* ---- sizes that can be ---- */
 
@@ -52,15 +52,30 @@ static fkv_status check_shape(const fkv_hparams *h) {
     return FKV_OK;
 }
 
+static fkv_status check_expert_groups(const fkv_hparams *h) {
+    uint32_t n = h->n_expert_groups > 1 ? h->n_expert_groups : 1;
+    uint32_t used = n > 1 ? h->n_expert_groups_used : 1;
+    FKV_REQUIRE(n <= FKV_MAX_EXPERT_GROUPS && h->n_experts % n == 0 && used > 0 && used <= n &&
+                    h->n_experts / n >= (n > 1 ? 2 : 1) && h->n_experts_used <= h->n_experts / n * used,
+                FKV_UNSUPPORTED, "%u of %u experts out of %u of %u groups", h->n_experts_used, h->n_experts, used, n);
+    FKV_REQUIRE(n == 1 || h->features.sigmoid_router, FKV_UNSUPPORTED,
+                "groups of experts whose scores are a softmax are not supported");
+    FKV_REQUIRE(h->n_dense < h->n_layers, FKV_UNSUPPORTED, "%u of %u layers without experts", h->n_dense, h->n_layers);
+    FKV_REQUIRE(h->expert_dim > 0 && h->expert_dim <= MAX_DIM && h->shared_dim <= MAX_DIM, FKV_UNSUPPORTED,
+                "experts of %u beside one of %u: 1 to %d", h->expert_dim, h->shared_dim, MAX_DIM);
+    return FKV_OK;
+}
+
 static fkv_status check_experts(const fkv_hparams *h) {
-    FKV_REQUIRE(h->n_experts <= MAX_EXPERTS, FKV_UNSUPPORTED, "a mixture of %u experts: at most %d", h->n_experts, MAX_EXPERTS);
+    FKV_REQUIRE(h->n_experts <= FKV_MAX_EXPERTS, FKV_UNSUPPORTED, "a mixture of %u experts: at most %d", h->n_experts,
+                FKV_MAX_EXPERTS);
     FKV_REQUIRE(h->expert_dim > 0 && h->expert_dim <= MAX_DIM, FKV_UNSUPPORTED, "experts of a dimension of %u: 1 to %d",
                 h->expert_dim, MAX_DIM);
     FKV_REQUIRE(h->n_experts == 0 ||
                     (h->n_experts_used > 0 && h->n_experts_used <= h->n_experts && h->n_experts_used <= FKV_MAX_EXPERTS_USED),
                 FKV_UNSUPPORTED, "%u of %u experts for each token: 1 to %d", h->n_experts_used, h->n_experts,
                 FKV_MAX_EXPERTS_USED);
-    return FKV_OK;
+    return h->n_experts != 0 ? check_expert_groups(h) : FKV_OK;
 }
 
 /* Every layer that rotates has numbers enough; and tables of frequencies, which no layer may use, have an end. */
@@ -107,7 +122,8 @@ static fkv_status check_numbers(const fkv_hparams *h) {
     } numbers[] = {{"softcap of scores", h->softcap},          {"softcap of logits", h->final_softcap},
                    {"scale of scores", h->query_scale},        {"scale of embeddings", h->embedding_scale},
                    {"scale of residuals", h->residual_scale},  {"scale of logits", h->logit_scale},
-                   {"temperature of queries", h->temperature}, {"limit of the activation", h->swiglu_limit}};
+                   {"temperature of queries", h->temperature}, {"limit of the activation", h->swiglu_limit},
+                   {"scale of experts", h->experts_scale}};
     FKV_REQUIRE(isfinite(h->norm_eps) && h->norm_eps > 0.0f, FKV_FILE_FORMAT,
                 "the file has no epsilon of its norms above 0: %s.attention.layer_norm_rms_epsilon of a GGUF file, rms_norm_eps "
                 "of a config.json",
@@ -221,6 +237,16 @@ static fkv_status find_qkv(search *s, fkv_layer_tensors *t) {
     FKV_TRY(numbers_of(s, bias, 0, q_dim, &t->q_bias));
     FKV_TRY(numbers_of(s, bias, q_dim, kv_dim, &t->k_bias));
     return numbers_of(s, bias, q_dim + kv_dim, kv_dim, &t->v_bias);
+}
+
+/* The feed-forward beside experts. */
+static fkv_status find_shared(search *s, fkv_layer_tensors *t) {
+    const fkv_hparams *h = s->model->hparams;
+    const uint32_t f = s->shape->ffn_dim;
+    FKV_TRY(find_part(s, "ffn_gate_shexp.weight", f, h->dim, true, &t->gate));
+    FKV_TRY(find_part(s, "ffn_up_shexp.weight", f, h->dim, true, &t->up));
+    FKV_TRY(find_part(s, "ffn_down_shexp.weight", h->dim, f, true, &t->down));
+    return find_part(s, "ffn_gate_inp_shexp.weight", 1, h->dim, false, &t->shared_gate);
 }
 
 /* gate and up: two tensors, or rows of one. */
@@ -351,6 +377,10 @@ static fkv_status find_experts(search *s, fkv_layer_tensors *t) {
     const bool fused = !has_part(s, "ffn_gate_exps.weight") && (has_part(s, "ffn_up_exps.weight") || strcmp(up, "ffn_up") != 0);
     FKV_TRY(find_part(s, "ffn_gate_inp.weight", h->n_experts, h->dim, true, &t->router));
     FKV_TRY(find_part(s, "ffn_gate_inp.bias", 1, h->n_experts, false, &t->router_bias));
+    FKV_TRY(find_part(s, "exp_probs_b.bias", 1, h->n_experts, false, &t->router_correction));
+    FKV_REQUIRE(t->router_correction == NULL || h->features.sigmoid_router, FKV_UNSUPPORTED,
+                "tensor %s with scores that are a softmax is not supported", t->router_correction->name);
+    if (h->shared_dim != 0) FKV_TRY(find_shared(s, t));
     FKV_TRY(find_part(s, "ffn_down_exps.bias", h->n_experts, h->dim, false, &t->down_experts_bias));
     if (fused && h->features.activation == FKV_SWIGLU_CLAMPED)
         return is_coded(s, "ffn_up_exps.weight") ? find_coded_experts(s, t) : find_turned_experts(s, t);
@@ -429,8 +459,9 @@ static fkv_status find_layer(search *s, fkv_layer_tensors *t) {
         FKV_TRY(find_part(s, "inp_gate.weight", h->input_dim, h->dim, true, &t->input_gate));
         FKV_TRY(find_part(s, "proj.weight", h->dim, h->input_dim, true, &t->input_proj));
     }
-    if (h->n_experts != 0) FKV_TRY(find_experts(s, t));
-    return h->n_experts == 0 || h->features.experts_beside ? find_ffn(s, t) : FKV_OK;
+    const bool is_mixed = h->n_experts != 0 && s->layer >= h->n_dense;
+    if (is_mixed) FKV_TRY(find_experts(s, t));
+    return !is_mixed || h->features.experts_beside ? find_ffn(s, t) : FKV_OK;
 }
 
 /* What layers read of tokens. */
@@ -465,11 +496,18 @@ static fkv_status find_all(search *s) {
 
 /* ---- load ---- */
 
+/* A layer that guesses further tokens, which this one's do not depend on. */
+static bool is_of_next_layers(const fkv_model *m, const char *name) {
+    unsigned layer = 0;
+    if (sscanf(name, "blk.%4u.", &layer) != 1 && sscanf(name, "model.layers.%4u.", &layer) != 1) return false;
+    return layer >= m->hparams->n_layers && layer - m->hparams->n_layers < m->hparams->n_next;
+}
+
 /* Every tensor of the file was asked for: else a message with the first that was not. */
 static fkv_status check_all_known(const search *s) {
     const fkv_model *m = s->model;
     for (uint32_t i = 0; i < fkv_weights_n_tensors(m->weights); i++)
-        FKV_REQUIRE(s->used[i], FKV_UNSUPPORTED,
+        FKV_REQUIRE(s->used[i] || is_of_next_layers(m, fkv_weights_tensor(m->weights, i)->name), FKV_UNSUPPORTED,
                     "the file has a tensor %s, which a %s model as it is known here does not use: it would not run as trained",
                     fkv_weights_tensor(m->weights, i)->name, m->architecture->name);
     return FKV_OK;

@@ -30,9 +30,11 @@ typedef struct fkv_layer_tensors {
     const fkv_tensor *router;                       /* [E, dim]; gate, up and down are NULL then, unless both are there */
     const fkv_tensor *router_scale, *expert_scales; /* [dim], [E] */
     const fkv_tensor *experts_norm;                 /* [dim] before experts beside a feed-forward; ffn_norm is before that one */
-    const fkv_tensor *post_dense_norm, *post_experts_norm;         /* [dim] behind each of them, before both are added */
-    const fkv_tensor *router_bias;                                 /* [E] */
-    const fkv_tensor **gate_experts, **up_experts, **down_experts; /* [E] of gate, up, down */
+    const fkv_tensor *post_dense_norm, *post_experts_norm; /* [dim] behind each of them, before both are added */
+    const fkv_tensor *router_correction;                   /* [E] of the scores that experts are chosen by */
+    const fkv_tensor *shared_gate; /* [1, dim] of the feed-forward beside experts, whose gate, up and down are the layer's */
+    const fkv_tensor *router_bias; /* [E] */
+    const fkv_tensor **gate_experts, **up_experts, **down_experts;             /* [E] of gate, up, down */
     const fkv_tensor *gate_experts_bias, *up_experts_bias, *down_experts_bias; /* [E, ffn_dim], [E, ffn_dim], [E, dim] */
 } fkv_layer_tensors;
 

@@ -167,22 +167,30 @@ static fkv_status read_local_heads(const fkv_gguf_values *values, fkv_weights *w
 
 static fkv_status read_experts(const fkv_gguf_values *values, fkv_weights *weights) {
     enum { GATING_SIGMOID = 2 };
-    static const char *const unknown[] = {"expert_shared_count",
-                                          "expert_shared_feed_forward_length",
-                                          "leading_dense_block_count",
-                                          "expert_group_count",
-                                          "ssm.state_size",
-                                          "attention.kv_lora_rank"};
+    static const char *const unknown[] = {"ssm.state_size", "attention.kv_lora_rank"};
     fkv_hparams *h = &weights->hparams;
     uint32_t gating = 0;
+    uint32_t n_shared = 0;
+    const number_key scale = {"expert_weights_scale", &h->experts_scale};
     FKV_TRY(get_u32(values, weights, "expert_count", &h->n_experts));
     FKV_TRY(get_u32(values, weights, "expert_used_count", &h->n_experts_used));
-    uint32_t *width = h->features.experts_beside ? &h->expert_dim : &h->ffn_dim;
-    if (h->n_experts != 0) FKV_TRY(get_u32(values, weights, "expert_feed_forward_length", width));
+    if (h->n_experts != 0) FKV_TRY(get_u32(values, weights, "expert_feed_forward_length", &h->expert_dim));
+    FKV_TRY(get_u32(values, weights, "expert_shared_feed_forward_length", &h->shared_dim));
+    FKV_TRY(get_u32(values, weights, "expert_shared_count", &n_shared));
+    FKV_TRY(get_u32(values, weights, "leading_dense_block_count", &h->n_dense));
+    FKV_TRY(get_u32(values, weights, "expert_group_count", &h->n_expert_groups));
+    FKV_TRY(get_u32(values, weights, "expert_group_used_count", &h->n_expert_groups_used));
+    FKV_TRY(get_u32(values, weights, "nextn_predict_layers", &h->n_next));
+    FKV_TRY(get_numbers(values, weights, &scale, 1));
+    FKV_REQUIRE(h->n_next == 0 || h->n_next < h->n_layers, FKV_FILE_FORMAT, "%s is %u of %u layers: %s",
+                key_of(weights, "nextn_predict_layers").text, h->n_next, h->n_layers, values->path);
+    h->n_layers -= h->n_next;
+    FKV_REQUIRE(n_shared == 0 || h->expert_dim <= UINT32_MAX / n_shared, FKV_FILE_FORMAT, "%s is %u: %s",
+                key_of(weights, "expert_shared_count").text, n_shared, values->path);
+    if (n_shared != 0 && h->shared_dim == 0) h->shared_dim = n_shared * h->expert_dim;
     FKV_TRY(fkv_gguf_get_bool(values, key_of(weights, "expert_weights_norm").text, &h->features.norm_experts));
     FKV_TRY(get_u32(values, weights, "expert_gating_func", &gating));
-    FKV_REQUIRE(gating != GATING_SIGMOID, FKV_UNSUPPORTED, "%s.expert_gating_func is sigmoid, which is not supported: %s",
-                weights->architecture, values->path);
+    if (gating == GATING_SIGMOID) h->features.sigmoid_router = true;
     for (size_t i = 0; i < sizeof unknown / sizeof unknown[0]; i++) {
         uint32_t number = 0;
         FKV_TRY(get_u32(values, weights, unknown[i], &number));

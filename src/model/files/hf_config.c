@@ -88,7 +88,9 @@ static const hf_model MODELS[] = {
     {"qwen2", "qwen2", 0, NULL},
     {"qwen3", "qwen3", 0, NULL},
     {"qwen3_vl_text", "qwen3vl", 0, NULL},
+    {"qwen2_moe", "qwen2moe", 0, NULL},
     {"qwen3_moe", "qwen3moe", 0, NULL},
+    {"glm4_moe", "glm4moe", 0, NULL},
     {"gemma", "gemma", 0, NULL},
     {"gemma2", "gemma2", 0, NULL},
     {"gemma3_text", "gemma3", 0, GEMMA3_DEFAULTS},
@@ -146,6 +148,10 @@ static fkv_status add_defaults(const reading *r) {
 /* Layers that share pages are known of one architecture, norms of queries and keys that a flag asks for of another; pictures,
  * whose tokens see each other, are not read at all. */
 static bool is_known_field(const reading *r, const char *key, const json_t *value) {
+    static const char *const of_glm[] = {"first_k_dense_replace", "n_shared_experts", "use_qk_norm"};
+    for (size_t i = 0; strcmp(r->model->architecture, "glm4moe") == 0 && i < sizeof of_glm / sizeof of_glm[0]; i++)
+        if (strcmp(key, of_glm[i]) == 0) return true;
+    if (strcmp(r->model->architecture, "qwen2moe") == 0) return strcmp(key, "shared_expert_intermediate_size") == 0;
     if (strcmp(key, "use_qk_norm") == 0) return strcmp(r->model->architecture, "command-r") == 0 && json_is_boolean(value);
     if (strcmp(r->model->architecture, "gemma4") != 0) return false;
     const char *text = json_string_value(value);
@@ -445,8 +451,33 @@ static fkv_status read_shapes(const reading *r) {
 
 /* ---- the rest -------------------------------------------------------------------------------------------------- */
 
+/* What is beside the experts, and how they are chosen. */
+static fkv_status read_shared_experts(const reading *r) {
+    fkv_hparams *h = r->h;
+    uint32_t n_shared = 0;
+    bool qk_norm = false;
+    const struct {
+        const char *key;
+        uint32_t *out;
+    } keys[] = {{"shared_expert_intermediate_size", &h->shared_dim},
+                {"first_k_dense_replace", &h->n_dense},
+                {"n_group", &h->n_expert_groups},
+                {"topk_group", &h->n_expert_groups_used},
+                {"num_nextn_predict_layers", &h->n_next},
+                {"n_shared_experts", &n_shared}};
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) FKV_TRY(get_u32(r->root, keys[i].key, r->path, keys[i].out));
+    FKV_TRY(get_f32(r->root, "routed_scaling_factor", r->path, &h->experts_scale));
+    FKV_TRY(get_bool(r->root, "use_qk_norm", r->path, &qk_norm));
+    if (qk_norm && strcmp(r->model->architecture, "glm4moe") == 0) h->features.qk_norm = FKV_QK_NORM_HEADS;
+    FKV_REQUIRE(n_shared == 0 || h->expert_dim <= UINT32_MAX / n_shared, FKV_FILE_FORMAT, "n_shared_experts is %u: %s", n_shared,
+                r->path);
+    if (n_shared != 0) h->shared_dim = n_shared * h->expert_dim;
+    return FKV_OK;
+}
+
 static fkv_status read_experts(const reading *r) {
     fkv_hparams *h = r->h;
+    FKV_TRY(get_u32(r->root, "n_routed_experts", r->path, &h->n_experts));
     FKV_TRY(get_u32(r->root, "num_local_experts", r->path, &h->n_experts));
     FKV_TRY(get_u32(r->root, "num_experts", r->path, &h->n_experts));
     FKV_TRY(get_u32(r->root, "num_experts_per_tok", r->path, &h->n_experts_used));
@@ -455,8 +486,8 @@ static fkv_status read_experts(const reading *r) {
     FKV_TRY(get_bool(r->root, "enable_moe_block", r->path, &is_mixture));
     if (!is_mixture) h->n_experts = h->n_experts_used = 0;
     FKV_TRY(get_bool(r->root, "norm_topk_prob", r->path, &h->features.norm_experts));
-    uint32_t *width = h->features.experts_beside ? &h->expert_dim : &h->ffn_dim;
-    if (h->n_experts != 0) FKV_TRY(get_u32(r->root, "moe_intermediate_size", r->path, width));
+    if (h->n_experts != 0) FKV_TRY(get_u32(r->root, "moe_intermediate_size", r->path, &h->expert_dim));
+    FKV_TRY(read_shared_experts(r));
     bool is_hybrid = strcmp(r->model->type, "granitemoehybrid") == 0;
     FKV_REQUIRE(!is_hybrid || h->n_experts == 0, FKV_UNSUPPORTED,
                 "num_local_experts %u beside a shared feed-forward is not supported: %s", h->n_experts, r->path);

@@ -134,6 +134,7 @@ typedef struct fkv_features {
     bool sinks;              /* every query head has a learned logit more */
     bool experts_beside;     /* experts, where there are any, beside a feed-forward, each with norms of its own */
     bool norm_experts;       /* the shares of the experts taken add up to 1 */
+    bool sigmoid_router;     /* the score of an expert is a sigmoid, else a softmax over all */
     bool rope_by_kind;       /* windowed layers have a RoPE of their own, never scaled */
     bool no_rope_full;       /* where there are windowed layers, the others do not rotate */
     bool keeps_fractions;    /* of yarn */
@@ -147,7 +148,7 @@ typedef struct fkv_features {
                                 window, FKV_NO_PERIOD: all have it */
 } fkv_features;
 
-enum { FKV_NO_PERIOD = UINT32_MAX, FKV_MAX_EXPERTS_USED = 64 };
+enum { FKV_NO_PERIOD = UINT32_MAX, FKV_MAX_EXPERTS_USED = 64, FKV_MAX_EXPERTS = 1024, FKV_MAX_EXPERT_GROUPS = 64 };
 
 /* Of layers. */
 enum { FKV_LAYER_WINDOW = 1, FKV_LAYER_NO_ROPE = 2 };
@@ -167,7 +168,13 @@ typedef struct fkv_hparams {
         n_sharing; /* of the last layers have no keys and values: they attend over those of the last one of their kind before */
     uint32_t input_dim;                 /* of what each layer reads of a token beside what layers add to; 0: nothing */
     uint32_t n_experts, n_experts_used; /* 0: the feed-forward is one */
-    uint32_t expert_dim;                /* of the feed-forward of each; 0: ffn_dim */
+    uint32_t expert_dim;                /* of an expert's feed-forward; 0: ffn_dim */
+    uint32_t shared_dim;                /* of one beside the experts, which every token goes through; 0: none */
+    uint32_t n_dense;                   /* of the first layers have no experts */
+    uint32_t n_expert_groups;           /* experts are chosen from the best n_expert_groups_used of them; 0: from all */
+    uint32_t n_expert_groups_used;
+    float experts_scale; /* of what the chosen ones give; 0 is 1 */
+    uint32_t n_next;     /* layers behind the last that guess further tokens and are not read */
     fkv_features features;
     float norm_eps;                 /* 0: not said, which model.c refuses */
     fkv_rope rope;                  /* base 0 becomes 10000 */

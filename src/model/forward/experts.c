@@ -12,6 +12,7 @@ typedef struct mixture {
     const fkv_packed_layer *layer;
     uint32_t n_rows;
     uint32_t expert; /* at work */
+    uint32_t width;  /* of the feed-forward at work */
     void (*run)(const struct mixture *m, uint32_t row);
 } mixture;
 
@@ -26,6 +27,7 @@ void fkv_experts_layout(fkv_carve *carve, fkv_runner *r) {
     c->expert_from = FKV_CARVE(carve, (uint64_t)h->n_experts + 1, uint32_t);
     c->expert_in = FKV_CARVE(carve, t * c->dim_pad, float);
     c->expert_sum = FKV_CARVE(carve, t * c->dim_pad, float);
+    c->shared_share = FKV_CARVE(carve, t, float);
     uint32_t n_threads = r->config.n_threads != 0 ? r->config.n_threads : fkv_cpu_count();
     c->room = (fkv_panel_room){.thread_bytes = r->model->room_bytes, .scratch_bytes = r->model->room_scratch};
     c->room.bytes = fkv_carve_take(carve, n_threads, c->room.thread_bytes);
@@ -52,15 +54,15 @@ static void run_rows(mixture *m, uint32_t n_rows, void (*run)(const mixture *m, 
 
 /* ---- who goes where ---- */
 
-/* The experts of the largest logits in ascending order of experts; of equal ones the lower. A NaN is never chosen before a
+/* The experts of the largest scores in ascending order of experts; of equal ones the lower. A NaN is never chosen before a
  * number. */
-static void choose(const float *logits, uint32_t n_experts, uint32_t n_used, uint32_t *choices) {
+static void choose(const float *scores, uint32_t n_experts, uint32_t n_used, uint32_t *choices) {
     uint32_t n = 0;
     for (uint32_t e = 0; e < n_experts; e++) {
         uint32_t worst = 0;
         for (uint32_t i = 1; i < n; i++) /* the last of the smallest */
-            if (!(logits[choices[i]] > logits[choices[worst]])) worst = i;
-        if (n == n_used && !(logits[e] > logits[choices[worst]])) continue;
+            if (!(scores[choices[i]] > scores[choices[worst]])) worst = i;
+        if (n == n_used && !(scores[e] > scores[choices[worst]])) continue;
         if (n == n_used) {
             memmove(choices + worst, choices + worst + 1, (n - 1 - worst) * sizeof *choices);
             n--;
@@ -70,12 +72,7 @@ static void choose(const float *logits, uint32_t n_experts, uint32_t n_used, uin
 }
 
 /* Softmax over all experts, or over those taken: the same but for what the shares add up to. */
-static void share_row(const mixture *m, uint32_t row) {
-    const fkv_hparams *h = m->r->model->hparams;
-    const float *logits = m->r->cpu.router + (size_t)row * h->n_experts;
-    uint32_t *choices = m->r->cpu.choices + (size_t)row * h->n_experts_used;
-    float *shares = m->r->cpu.shares + (size_t)row * h->n_experts_used;
-    choose(logits, h->n_experts, h->n_experts_used, choices);
+static void soften(const fkv_hparams *h, const float *logits, const uint32_t *choices, float *shares) {
     float largest = logits[choices[0]];
     for (uint32_t i = 1; i < h->n_experts_used; i++) largest = fmaxf(largest, logits[choices[i]]);
     float total = 0.0f;
@@ -88,6 +85,59 @@ static void share_row(const mixture *m, uint32_t row) {
         for (uint32_t e = 0; e < h->n_experts; e++) total += expf(logits[e] - largest);
     }
     for (uint32_t i = 0; i < h->n_experts_used; i++) shares[i] /= total;
+}
+
+/* Scores of experts outside the best groups become 0, as they were trained; a group is as good as its two best. */
+static void keep_groups(const fkv_hparams *h, float *scores) {
+    const uint32_t n_groups = h->n_expert_groups;
+    const uint32_t size = h->n_experts / n_groups;
+    float sums[FKV_MAX_EXPERT_GROUPS];
+    uint32_t kept[FKV_MAX_EXPERT_GROUPS];
+    for (uint32_t g = 0; g < n_groups; g++) {
+        uint32_t best[2] = {0, 1};
+        choose(scores + (size_t)g * size, size, 2, best);
+        sums[g] = scores[(size_t)g * size + best[0]] + scores[(size_t)g * size + best[1]];
+    }
+    choose(sums, n_groups, h->n_expert_groups_used, kept);
+    for (uint32_t g = 0, i = 0; g < n_groups; g++) {
+        bool is_kept = i < h->n_expert_groups_used && kept[i] == g;
+        if (is_kept) i++;
+        for (uint32_t e = g * size; !is_kept && e < (g + 1) * size; e++) scores[e] = 0.0f;
+    }
+}
+
+/* Sigmoids of the logits; choices by them and the correction. Overwrites the logits. */
+static void choose_sigmoid(const mixture *m, float *logits, uint32_t *choices, float *shares) {
+    const fkv_hparams *h = m->r->model->hparams;
+    const float *correction = m->layer->router_correction;
+    for (uint32_t e = 0; e < h->n_experts; e++) {
+        logits[e] = 1.0f / (1.0f + expf(-logits[e]));
+        if (correction != NULL) logits[e] += correction[e];
+    }
+    float scores[FKV_MAX_EXPERTS];
+    memcpy(scores, logits, h->n_experts * sizeof *scores);
+    if (h->n_expert_groups > 1) keep_groups(h, scores);
+    choose(scores, h->n_experts, h->n_experts_used, choices);
+    float total = 0.0f;
+    for (uint32_t i = 0; i < h->n_experts_used; i++) {
+        shares[i] = logits[choices[i]] - (correction != NULL ? correction[choices[i]] : 0.0f);
+        total += shares[i];
+    }
+    for (uint32_t i = 0; h->features.norm_experts && i < h->n_experts_used; i++) shares[i] /= total + 1e-20f;
+}
+
+static void share_row(const mixture *m, uint32_t row) {
+    const fkv_hparams *h = m->r->model->hparams;
+    float *logits = m->r->cpu.router + (size_t)row * h->n_experts;
+    uint32_t *choices = m->r->cpu.choices + (size_t)row * h->n_experts_used;
+    float *shares = m->r->cpu.shares + (size_t)row * h->n_experts_used;
+    if (h->features.sigmoid_router) {
+        choose_sigmoid(m, logits, choices, shares);
+    } else {
+        choose(logits, h->n_experts, h->n_experts_used, choices);
+        soften(h, logits, choices, shares);
+    }
+    for (uint32_t i = 0; h->experts_scale != 0.0f && i < h->n_experts_used; i++) shares[i] *= h->experts_scale;
     const float *scales = m->layer->expert_scales;
     for (uint32_t i = 0; scales != NULL && i < h->n_experts_used; i++) shares[i] *= scales[choices[i]];
 }
@@ -118,10 +168,9 @@ static void gather_row(const mixture *m, uint32_t row) {
 
 static void activate_row(const mixture *m, uint32_t row) {
     const fkv_runner *r = m->r;
-    const uint32_t n = r->model->hparams->expert_dim;
     float *gate = r->cpu.gate + (size_t)row * r->cpu.ffn_pad;
-    fkv_activate(r, gate, r->cpu.up + (size_t)row * r->cpu.ffn_pad, n);
-    memset(gate + n, 0, (fkv_packed_pad(n) - n) * sizeof *gate); /* a wider feed-forward may have been there */
+    fkv_activate(r, gate, r->cpu.up + (size_t)row * r->cpu.ffn_pad, m->width);
+    memset(gate + m->width, 0, (fkv_packed_pad(m->width) - m->width) * sizeof *gate);
 }
 
 static void add_row(const mixture *m, uint32_t row) {
@@ -147,9 +196,8 @@ static void run_expert(mixture *m, uint32_t n_rows) {
     fkv_panel_room *room = &c->room;
     const fkv_packed_layer *l = m->layer;
     uint32_t e = m->expert;
-    const fkv_product gate_up[] = {
-        {&l->gate_experts[e], bias_of(l->gate_experts_bias, e, h->expert_dim), c->gate, c->ffn_pad, room},
-        {&l->up_experts[e], bias_of(l->up_experts_bias, e, h->expert_dim), c->up, c->ffn_pad, room}};
+    const fkv_product gate_up[] = {{&l->gate_experts[e], bias_of(l->gate_experts_bias, e, m->width), c->gate, c->ffn_pad, room},
+                                   {&l->up_experts[e], bias_of(l->up_experts_bias, e, m->width), c->up, c->ffn_pad, room}};
     const fkv_product down = {&l->down_experts[e], bias_of(l->down_experts_bias, e, h->dim), c->expert_in, c->dim_pad, room};
     run_rows(m, n_rows, gather_row);
     multiply(m, gate_up, 2, c->expert_in, n_rows, c->dim_pad);
@@ -158,22 +206,48 @@ static void run_expert(mixture *m, uint32_t n_rows) {
     run_rows(m, n_rows, add_row);
 }
 
+/* ---- beside the experts ---- */
+
+static void add_shared_row(const mixture *m, uint32_t row) {
+    const fkv_runner *r = m->r;
+    const fkv_cpu_runner *c = &r->cpu;
+    float share = m->layer->shared_gate.n_rows != 0 ? 1.0f / (1.0f + expf(-c->shared_share[row])) : 1.0f;
+    r->ops->add_scaled(c->expert_sum + (size_t)row * c->dim_pad, c->expert_in + (size_t)row * c->dim_pad, share,
+                       r->model->hparams->dim);
+}
+
+static void run_shared(mixture *m, uint32_t n_rows) {
+    const fkv_cpu_runner *c = &m->r->cpu;
+    const fkv_packed_layer *l = m->layer;
+    const fkv_product gate_up[] = {{&l->gate, NULL, c->gate, c->ffn_pad, NULL}, {&l->up, NULL, c->up, c->ffn_pad, NULL}};
+    const fkv_product down = {&l->down, NULL, c->expert_in, c->dim_pad, NULL};
+    const fkv_product share = {&l->shared_gate, NULL, c->shared_share, 1, NULL};
+    multiply(m, gate_up, 2, c->h, n_rows, c->dim_pad);
+    if (l->shared_gate.n_rows != 0) multiply(m, &share, 1, c->h, n_rows, c->dim_pad);
+    run_rows(m, n_rows, activate_row);
+    multiply(m, &down, 1, c->gate, n_rows, c->ffn_pad);
+    run_rows(m, n_rows, add_shared_row);
+}
+
+/* ---- all of them ---- */
+
 void fkv_experts_route(fkv_runner *r, const fkv_packed_layer *layer, uint32_t n_rows) {
-    const fkv_hparams *h = r->model->hparams;
     mixture m = {.r = r, .layer = layer};
-    const fkv_product route = {&layer->router, layer->router_bias, r->cpu.router, h->n_experts, NULL};
+    const fkv_product route = {&layer->router, layer->router_bias, r->cpu.router, r->model->hparams->n_experts, NULL};
     multiply(&m, &route, 1, r->cpu.h, n_rows, r->cpu.dim_pad);
     run_rows(&m, n_rows, share_row);
     sort_places(r, n_rows);
 }
 
-void fkv_experts_run(fkv_runner *r, const fkv_packed_layer *layer, uint32_t n_rows) {
+void fkv_experts_run(fkv_runner *r, const fkv_packed_layer *layer, const fkv_layer_shape *shape, uint32_t n_rows) {
     const fkv_hparams *h = r->model->hparams;
-    mixture m = {.r = r, .layer = layer};
+    mixture m = {.r = r, .layer = layer, .width = h->expert_dim};
     memset(r->cpu.expert_sum, 0, (size_t)n_rows * r->cpu.dim_pad * sizeof(float));
     for (m.expert = 0; m.expert < h->n_experts; m.expert++) {
         uint32_t n = r->cpu.expert_from[m.expert + 1] - r->cpu.expert_from[m.expert];
         if (n > 0) run_expert(&m, n);
     }
+    m.width = shape->ffn_dim;
+    if (h->shared_dim != 0) run_shared(&m, n_rows);
     memcpy(r->cpu.h, r->cpu.expert_sum, (size_t)n_rows * r->cpu.dim_pad * sizeof(float));
 }

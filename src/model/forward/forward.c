@@ -340,7 +340,7 @@ static void add_experts(const pass *p) {
     }
     fkv_experts_route(p->r, p->layer, p->n_rows);
     if (beside) run_rows(p, begin_experts_row);
-    fkv_experts_run(p->r, p->layer, p->n_rows);
+    fkv_experts_run(p->r, p->layer, p->shape, p->n_rows);
     if (beside) run_rows(p, join_row);
     run_rows(p, add_ffn_row);
 }
@@ -350,7 +350,7 @@ static void finish_layer(const pass *p) {
     const fkv_hparams *h = p->r->model->hparams;
     if (h->features.parallel) begin_ffn(p);
     add_attention(p);
-    if (h->n_experts != 0) {
+    if (h->n_experts != 0 && p->index >= h->n_dense) {
         add_experts(p);
     } else {
         if (!h->features.parallel) begin_ffn(p);

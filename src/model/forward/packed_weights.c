@@ -141,6 +141,8 @@ static fkv_status take_experts(packing *p, const fkv_layer_tensors *t, fkv_packe
     layer->experts_norm = take_norm(p, t->experts_norm);
     layer->post_dense_norm = take_norm(p, t->post_dense_norm);
     layer->post_experts_norm = take_norm(p, t->post_experts_norm);
+    layer->router_correction = take_bias(p, t->router_correction);
+    if (t->shared_gate != NULL) FKV_TRY(take_matrix(p, t->shared_gate, &layer->shared_gate));
     layer->gate_experts_bias = take_bias(p, t->gate_experts_bias);
     layer->up_experts_bias = take_bias(p, t->up_experts_bias);
     layer->down_experts_bias = take_bias(p, t->down_experts_bias);

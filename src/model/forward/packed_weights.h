@@ -29,9 +29,11 @@ typedef struct fkv_packed_layer {
     float *router_norm;                /* [dim] of a norm before the router, or NULL: it reads what experts read */
     float *expert_scales;              /* [E] of their shares */
     float *experts_norm, *post_dense_norm, *post_experts_norm; /* [dim] */
+    float *router_correction;                                  /* [E] of the scores that experts are chosen by, or NULL */
+    fkv_matrix shared_gate;                                    /* [1, dim] of gate, up and down beside experts; or all zeros */
     float *router_bias;                                        /* [E] */
     fkv_matrix *gate_experts, *up_experts, *down_experts; /* [E]; gate, up and down are all zeros then, unless both are there */
-    float *gate_experts_bias, *up_experts_bias;           /* [E, ffn_dim] */
+    float *gate_experts_bias, *up_experts_bias;           /* [E, expert_dim] */
     float *down_experts_bias;                             /* [E, dim] */
 } fkv_packed_layer;
 

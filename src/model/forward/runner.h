@@ -43,6 +43,7 @@ typedef struct fkv_cpu_runner {
     float *expert_in;      /* [T, dim_pad] rows of one expert, then what it gives */
     float *expert_sum;     /* [T, dim_pad] */
     float *dense;          /* [T, dim_pad] what a feed-forward beside them gives, else NULL */
+    float *shared_share;   /* [T] of the feed-forward beside experts */
     fkv_panel_room room;   /* for their panels */
 } fkv_cpu_runner;
 

@@ -208,14 +208,39 @@ typedef struct routed {
     mlx_array shares;
 } routed;
 
+/* Scores of experts outside the best groups become 0, as on the CPU. [T, E] */
+static mlx_array keep_groups(const pass *p, mlx_array scores) {
+    const fkv_hparams *h = p->r->model->hparams;
+    const int n = p->n_rows;
+    const int n_groups = (int)h->n_expert_groups;
+    const int size = (int)h->n_experts / n_groups;
+    if (n_groups <= 1) return scores;
+    mlx_array by_group = fkv_mlx_reshape(p->g, scores, FKV_MLX_SHAPE(n * n_groups, size));
+    mlx_array best = fkv_model_op_take_along(p->g, by_group, fkv_model_op_largest(p->g, by_group, n * n_groups, 2));
+    mlx_array sums = fkv_mlx_reshape(p->g, fkv_mlx_sum_last(p->g, best), FKV_MLX_SHAPE(n, n_groups));
+    mlx_array kept = fkv_model_op_largest(p->g, sums, n, (int)h->n_expert_groups_used);
+    mlx_array least = fkv_mlx_min_last(p->g, fkv_model_op_take_along(p->g, sums, kept));
+    mlx_array is_out = fkv_mlx_reshape(p->g, fkv_mlx_less(p->g, sums, least), FKV_MLX_SHAPE(n, n_groups, 1));
+    mlx_array zero = fkv_mlx_adopt(p->g, mlx_array_new_float32(0.0f));
+    mlx_array split = fkv_mlx_reshape(p->g, scores, FKV_MLX_SHAPE(n, n_groups, size));
+    return fkv_mlx_reshape(p->g, fkv_mlx_where(p->g, is_out, zero, split), FKV_MLX_SHAPE(n, (int)h->n_experts));
+}
+
 static routed route(const pass *p, rows in) {
     const fkv_hparams *h = p->r->model->hparams;
     const fkv_array_layer *l = p->layer;
+    const int k = (int)h->n_experts_used;
     mlx_array logits = plus(p, product(p, in, &l->router), l->router_bias);
-    mlx_array experts = fkv_model_op_largest(p->g, logits, p->n_rows, (int)h->n_experts_used);
-    bool over_all = !h->features.norm_experts;
-    mlx_array taken = fkv_model_op_take_along(p->g, over_all ? fkv_model_op_softmax(p->g, logits) : logits, experts);
-    return (routed){experts, over_all ? taken : fkv_model_op_softmax(p->g, taken)};
+    mlx_array scores = h->features.sigmoid_router ? fkv_model_op_sigmoid(p->g, logits)
+                       : h->features.norm_experts ? logits
+                                                  : fkv_model_op_softmax(p->g, logits);
+    mlx_array chosen_by = keep_groups(p, plus(p, scores, l->router_correction));
+    mlx_array experts = fkv_model_op_largest(p->g, chosen_by, p->n_rows, k);
+    mlx_array shares = fkv_model_op_take_along(p->g, scores, experts);
+    if (h->features.norm_experts)
+        shares = h->features.sigmoid_router ? fkv_mlx_divide(p->g, shares, fkv_mlx_sum_last(p->g, shares))
+                                            : fkv_model_op_softmax(p->g, shares);
+    return (routed){experts, fkv_model_op_scale(p->g, shares, h->experts_scale != 0.0f ? h->experts_scale : 1.0f)};
 }
 
 /* Rows [T, 1 or k, 1, C] with the matrices of their experts, and a bias of each: f32 [T, k, 1, R]. Rows may be of any size. */
@@ -247,16 +272,37 @@ static mlx_array run_experts(const pass *p, mlx_array x) {
     return fkv_model_op_sum_second(p->g, fkv_mlx_multiply(p->g, given, shares));
 }
 
+/* One feed-forward that all rows go through. */
+static mlx_array run_ffn(const pass *p, mlx_array x) {
+    const fkv_array_layer *l = p->layer;
+    rows in = rows_of(p, x);
+    mlx_array gate = plus(p, product_of_input(p, in, &l->gate), l->gate_bias);
+    mlx_array both = activate(p, gate, plus(p, product_of_input(p, in, &l->up), l->up_bias));
+    return plus(p, product_of_large(p, both, &l->down), l->down_bias);
+}
+
+static bool is_there(const fkv_array_matrix *m) { return m->halves.ctx != NULL || m->affine.codes.ctx != NULL; }
+
+/* Of a layer with experts: what they give, and the feed-forward beside them. */
+static mlx_array run_mixture(const pass *p, mlx_array x) {
+    const fkv_array_layer *l = p->layer;
+    mlx_array given = run_experts(p, x);
+    if (!is_there(&l->gate)) return given;
+    mlx_array shared = run_ffn(p, x);
+    if (is_there(&l->shared_gate)) {
+        mlx_array share = fkv_model_op_sigmoid(p->g, product(p, rows_of(p, x), &l->shared_gate));
+        shared = fkv_mlx_multiply(p->g, shared, share);
+    }
+    return fkv_mlx_add(p->g, given, shared);
+}
+
 /* x: what attention was added to; before: what the layer read, which a parallel block reads again. */
 static mlx_array add_ffn(const pass *p, mlx_array x, mlx_array before) {
     const fkv_array_layer *l = p->layer;
     mlx_array read = p->r->model->hparams->features.parallel ? norm(p, before, l->attn_norm, l->attn_norm_bias)
                                                              : norm(p, x, l->ffn_norm, l->ffn_norm_bias);
-    if (p->r->model->hparams->n_experts != 0) return add_given(p, x, run_experts(p, read), l->post_ffn_norm);
-    rows in = rows_of(p, read);
-    mlx_array gate = plus(p, product_of_input(p, in, &l->gate), l->gate_bias);
-    mlx_array both = activate(p, gate, plus(p, product_of_input(p, in, &l->up), l->up_bias));
-    return add_given(p, x, plus(p, product_of_large(p, both, &l->down), l->down_bias), l->post_ffn_norm);
+    mlx_array given = is_there(&l->router) ? run_mixture(p, read) : run_ffn(p, read);
+    return add_given(p, x, given, l->post_ffn_norm);
 }
 
 /* What the layer makes of its input and of x, added to x; and what x is multiplied by behind all that. */

@@ -24,7 +24,7 @@ static uint64_t token_bytes(const fkv_runner *r) {
         const fkv_layer_shape *s = &h->shapes[i];
         uint64_t heads = (uint64_t)HEADS_BYTES * (h->n_q_heads + s->n_kv_heads) * fkv_runner_head_pad(r, s->head_dim);
         uint64_t ffn = (uint64_t)FFN_BYTES * s->ffn_dim;
-        if (h->n_experts != 0) ffn = h->n_experts_used * (ffn + (uint64_t)FFN_BYTES * h->dim);
+        if (h->n_experts != 0) ffn += (uint64_t)FFN_BYTES * h->n_experts_used * (h->expert_dim + h->dim);
         uint64_t longest = heads > ffn ? heads : ffn;
         if (longest > chain) chain = longest;
     }

@@ -53,7 +53,8 @@ static uint64_t expert_bytes(const fkv_tensor *tensor, bool on_gpu) {
 }
 
 static uint64_t layer_bytes(const fkv_layer_tensors *t, uint32_t n_experts, bool on_gpu) {
-    const fkv_tensor *matrices[] = {t->q, t->k, t->v, t->o, t->gate, t->up, t->down, t->input_gate, t->input_proj, t->router};
+    const fkv_tensor *matrices[] = {t->q,    t->k,          t->v,          t->o,      t->gate,       t->up,
+                                    t->down, t->input_gate, t->input_proj, t->router, t->shared_gate};
     const fkv_tensor *vectors[] = {t->q_bias,
                                    t->k_bias,
                                    t->v_bias,
@@ -70,6 +71,7 @@ static uint64_t layer_bytes(const fkv_layer_tensors *t, uint32_t n_experts, bool
                                    t->post_attn_norm,
                                    t->post_ffn_norm,
                                    t->router_bias,
+                                   t->router_correction,
                                    t->gate_experts_bias,
                                    t->up_experts_bias,
                                    t->down_experts_bias,
@@ -446,6 +448,8 @@ static void take_layer(loading *l, const fkv_layer_tensors *t, fkv_array_layer *
     take_matrix(l, t->input_gate, &layer->input_gate);
     take_matrix(l, t->input_proj, &layer->input_proj);
     take_matrix(l, t->router, &layer->router);
+    take_matrix(l, t->shared_gate, &layer->shared_gate);
+    take_vector(l, t->router_correction, false, &layer->router_correction);
     take_stack(l, t->gate_experts, &layer->gate_experts);
     take_stack(l, t->up_experts, &layer->up_experts);
     take_stack(l, t->down_experts, &layer->down_experts);
@@ -508,9 +512,9 @@ fkv_status fkv_array_weights_load(fkv_model *model) {
 /* ---- unload ---- */
 
 static void give_layer(fkv_array_layer *l) {
-    fkv_array_matrix *matrices[] = {&l->q,           &l->k,          &l->v,          &l->o,      &l->gate,         &l->up,
-                                    &l->down,        &l->input_gate, &l->input_proj, &l->router, &l->gate_experts, &l->up_experts,
-                                    &l->down_experts};
+    fkv_array_matrix *matrices[] = {
+        &l->q,          &l->k,          &l->v,      &l->o,           &l->gate,         &l->up,         &l->down,
+        &l->input_gate, &l->input_proj, &l->router, &l->shared_gate, &l->gate_experts, &l->up_experts, &l->down_experts};
     mlx_array vectors[] = {l->q_bias,
                            l->k_bias,
                            l->v_bias,
@@ -527,6 +531,7 @@ static void give_layer(fkv_array_layer *l) {
                            l->post_attn_norm,
                            l->post_ffn_norm,
                            l->router_bias,
+                           l->router_correction,
                            l->gate_experts_bias,
                            l->up_experts_bias,
                            l->down_experts_bias,
