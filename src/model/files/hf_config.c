@@ -72,12 +72,16 @@ static const char GEMMA3_DEFAULTS[] =
     "{\"vocab_size\": 262208, \"num_attention_heads\": 8, \"num_key_value_heads\": 4, \"head_dim\": 256, \"rms_norm_eps\": 1e-6,"
     " \"max_position_embeddings\": 131072, \"rope_theta\": 1e6, \"query_pre_attn_scalar\": 256}";
 
-static const char GEMMA4_DEFAULTS[] =
-    "{\"vocab_size\": 262144, \"hidden_size\": 2304, \"intermediate_size\": 9216, \"num_hidden_layers\": 30,"
-    " \"num_attention_heads\": 8, \"num_key_value_heads\": 4, \"head_dim\": 256, \"global_head_dim\": 512, \"rms_norm_eps\": 1e-6,"
-    " \"max_position_embeddings\": 131072, \"sliding_window\": 512, \"hidden_size_per_layer_input\": 256,"
-    " \"rope_parameters\": {\"full_attention\": {\"rope_type\": \"proportional\", \"partial_rotary_factor\": 0.25, \"rope_theta\": 1e6},"
-    " \"sliding_attention\": {\"rope_type\": \"default\", \"rope_theta\": 1e4}}}";
+#define GEMMA4_ALWAYS                                                                                                               \
+    "\"vocab_size\": 262144, \"hidden_size\": 2304, \"intermediate_size\": 9216, \"num_hidden_layers\": 30,"                        \
+    " \"num_attention_heads\": 8, \"num_key_value_heads\": 4, \"head_dim\": 256, \"global_head_dim\": 512, \"rms_norm_eps\": 1e-6," \
+    " \"rope_parameters\": {\"full_attention\": {\"rope_type\": \"proportional\", \"partial_rotary_factor\": 0.25,"                 \
+    " \"rope_theta\": 1e6}, \"sliding_attention\": {\"rope_type\": \"default\", \"rope_theta\": 1e4}}"
+
+static const char GEMMA4_DEFAULTS[] = "{" GEMMA4_ALWAYS ", \"max_position_embeddings\": 131072, \"sliding_window\": 512,"
+                                      " \"hidden_size_per_layer_input\": 256}";
+static const char GEMMA4_UNIFIED_DEFAULTS[] =
+    "{" GEMMA4_ALWAYS ", \"max_position_embeddings\": 262144, \"sliding_window\": 1024}";
 
 static const hf_model MODELS[] = {
     {"llama", "llama", 0, NULL},
@@ -95,6 +99,7 @@ static const hf_model MODELS[] = {
     {"gemma2", "gemma2", 0, NULL},
     {"gemma3_text", "gemma3", 0, GEMMA3_DEFAULTS},
     {"gemma4_text", "gemma4", 0, GEMMA4_DEFAULTS},
+    {"gemma4_unified_text", "gemma4", 0, GEMMA4_UNIFIED_DEFAULTS},
     {"phi3", "phi3", 0, NULL},
     {"smollm3", "smollm3", 0, NULL},
     {"granite", "granite", 0, NULL},

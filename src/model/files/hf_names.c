@@ -82,7 +82,7 @@ static const char *after(const char *text, const char *prefix) {
 /* The part of a model that sees or hears. */
 static bool is_of_other_senses(const char *name) {
     static const char *const prefixes[] = {"visual.",      "vision_tower.", "vision_model.", "multi_modal_projector.",
-                                           "audio_tower.", "embed_vision.", "embed_audio."};
+                                           "audio_tower.", "embed_vision.", "embed_audio.",  "vision_embedder."};
     const char *inner = after(name, "model.");
     for (size_t i = 0; i < COUNT(prefixes); i++)
         if (after(inner != NULL ? inner : name, prefixes[i]) != NULL) return true;
