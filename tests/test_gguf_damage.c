@@ -286,11 +286,8 @@ START_TEST(models_that_would_run_wrong_are_refused) {
     key_u32(&shared, "llama.attention.value_length", 32);
     ck_refused(&shared, FKV_UNSUPPORTED, "keys of 16 and values of 32");
     good_keys(&shared);
-    key_u32(&shared, "llama.expert_shared_count", 1);
-    ck_refused(&shared, FKV_UNSUPPORTED, "llama.expert_shared_count is 1");
-    good_keys(&shared);
-    key_u32(&shared, "llama.expert_gating_func", 2);
-    ck_refused(&shared, FKV_UNSUPPORTED, "llama.expert_gating_func is sigmoid");
+    key_u32(&shared, "llama.ssm.state_size", 1);
+    ck_refused(&shared, FKV_UNSUPPORTED, "llama.ssm.state_size is 1");
     good_keys(&shared);
     key_f32(&shared, "llama.final_logit_softcapping", -30);
     ck_refused(&shared, FKV_FILE_FORMAT, "llama.final_logit_softcapping is negative");

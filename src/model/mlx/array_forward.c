@@ -213,8 +213,8 @@ static mlx_array keep_groups(const pass *p, mlx_array scores) {
     const fkv_hparams *h = p->r->model->hparams;
     const int n = p->n_rows;
     const int n_groups = (int)h->n_expert_groups;
-    const int size = (int)h->n_experts / n_groups;
     if (n_groups <= 1) return scores;
+    const int size = (int)h->n_experts / n_groups;
     mlx_array by_group = fkv_mlx_reshape(p->g, scores, FKV_MLX_SHAPE(n * n_groups, size));
     mlx_array best = fkv_model_op_take_along(p->g, by_group, fkv_model_op_largest(p->g, by_group, n * n_groups, 2));
     mlx_array sums = fkv_mlx_reshape(p->g, fkv_mlx_sum_last(p->g, best), FKV_MLX_SHAPE(n, n_groups));
@@ -240,6 +240,8 @@ static routed route(const pass *p, rows in) {
     if (h->features.norm_experts)
         shares = h->features.sigmoid_router ? fkv_mlx_divide(p->g, shares, fkv_mlx_sum_last(p->g, shares))
                                             : fkv_model_op_softmax(p->g, shares);
+    if (l->expert_scales.ctx != NULL)
+        shares = fkv_mlx_multiply(p->g, shares, fkv_mlx_take_first(p->g, l->expert_scales, experts));
     return (routed){experts, fkv_model_op_scale(p->g, shares, h->experts_scale != 0.0f ? h->experts_scale : 1.0f)};
 }
 
@@ -257,12 +259,12 @@ static mlx_array expert_product(const pass *p, mlx_array x, const fkv_array_stac
     return fkv_mlx_add(p->g, out, fkv_mlx_reshape(p->g, taken, FKV_MLX_SHAPE(p->n_rows, k, 1, mlx_array_shape(bias)[1])));
 }
 
-/* [T, dim] -> [T, dim] */
-static mlx_array run_experts(const pass *p, mlx_array x) {
+/* [T, dim] -> [T, dim]; read: what the router reads. */
+static mlx_array run_experts(const pass *p, mlx_array x, mlx_array read) {
     const fkv_hparams *h = p->r->model->hparams;
     const fkv_array_layer *l = p->layer;
     const int k = (int)h->n_experts_used;
-    routed to = route(p, rows_of(p, x));
+    routed to = route(p, rows_of(p, read));
     mlx_array in = fkv_mlx_reshape(p->g, x, FKV_MLX_SHAPE(p->n_rows, 1, 1, (int)h->dim));
     mlx_array gate = expert_product(p, in, &l->gate_experts, l->gate_experts_bias, to.experts);
     mlx_array up = expert_product(p, in, &l->up_experts, l->up_experts_bias, to.experts);
@@ -286,7 +288,7 @@ static bool is_there(const fkv_array_matrix *m) { return m->halves.ctx != NULL |
 /* Of a layer with experts: what they give, and the feed-forward beside them. */
 static mlx_array run_mixture(const pass *p, mlx_array x) {
     const fkv_array_layer *l = p->layer;
-    mlx_array given = run_experts(p, x);
+    mlx_array given = run_experts(p, x, x);
     if (!is_there(&l->gate)) return given;
     mlx_array shared = run_ffn(p, x);
     if (is_there(&l->shared_gate)) {
@@ -296,9 +298,20 @@ static mlx_array run_mixture(const pass *p, mlx_array x) {
     return fkv_mlx_add(p->g, given, shared);
 }
 
+/* Experts beside a feed-forward where each reads x by a norm of its own, as the router does, and has one behind. */
+static mlx_array run_beside(const pass *p, mlx_array x) {
+    const fkv_array_layer *l = p->layer;
+    const float of_router = 1.0f / sqrtf((float)p->r->model->hparams->dim);
+    mlx_array read = fkv_model_op_scale(p->g, rms_norm(p, x, l->router_scale), of_router);
+    mlx_array dense = rms_norm(p, run_ffn(p, rms_norm(p, x, l->ffn_norm)), l->post_dense_norm);
+    mlx_array given = rms_norm(p, run_experts(p, rms_norm(p, x, l->experts_norm), read), l->post_experts_norm);
+    return fkv_mlx_add(p->g, dense, given);
+}
+
 /* x: what attention was added to; before: what the layer read, which a parallel block reads again. */
 static mlx_array add_ffn(const pass *p, mlx_array x, mlx_array before) {
     const fkv_array_layer *l = p->layer;
+    if (l->router_scale.ctx != NULL) return add_given(p, x, run_beside(p, x), l->post_ffn_norm);
     mlx_array read = p->r->model->hparams->features.parallel ? norm(p, before, l->attn_norm, l->attn_norm_bias)
                                                              : norm(p, x, l->ffn_norm, l->ffn_norm_bias);
     mlx_array given = is_there(&l->router) ? run_mixture(p, read) : run_ffn(p, read);

@@ -72,6 +72,11 @@ static uint64_t layer_bytes(const fkv_layer_tensors *t, uint32_t n_experts, bool
                                    t->post_ffn_norm,
                                    t->router_bias,
                                    t->router_correction,
+                                   t->router_scale,
+                                   t->expert_scales,
+                                   t->experts_norm,
+                                   t->post_dense_norm,
+                                   t->post_experts_norm,
                                    t->gate_experts_bias,
                                    t->up_experts_bias,
                                    t->down_experts_bias,
@@ -114,16 +119,7 @@ uint64_t fkv_array_available(const char **source) {
     return is_bound ? room : system;
 }
 
-/* What the pass on MLX does not do yet, by name. */
-static fkv_status check_known(const fkv_model *model) {
-    FKV_REQUIRE(model->hparams->n_experts == 0 || !model->hparams->features.experts_beside, FKV_UNSUPPORTED,
-                "mixtures of experts beside a feed-forward (%s) are not supported on MLX: run it on the CPU",
-                model->architecture->name);
-    return FKV_OK;
-}
-
 fkv_status fkv_array_weights_count(fkv_model *model) {
-    FKV_TRY(check_known(model));
     mlx_device device;
     bool on_gpu = false;
     FKV_TRY(fkv_array_device(&device, &on_gpu));
@@ -450,6 +446,11 @@ static void take_layer(loading *l, const fkv_layer_tensors *t, fkv_array_layer *
     take_matrix(l, t->router, &layer->router);
     take_matrix(l, t->shared_gate, &layer->shared_gate);
     take_vector(l, t->router_correction, false, &layer->router_correction);
+    take_vector(l, t->router_scale, false, &layer->router_scale);
+    take_vector(l, t->expert_scales, false, &layer->expert_scales);
+    take_vector(l, t->experts_norm, true, &layer->experts_norm);
+    take_vector(l, t->post_dense_norm, true, &layer->post_dense_norm);
+    take_vector(l, t->post_experts_norm, true, &layer->post_experts_norm);
     take_stack(l, t->gate_experts, &layer->gate_experts);
     take_stack(l, t->up_experts, &layer->up_experts);
     take_stack(l, t->down_experts, &layer->down_experts);
@@ -532,6 +533,11 @@ static void give_layer(fkv_array_layer *l) {
                            l->post_ffn_norm,
                            l->router_bias,
                            l->router_correction,
+                           l->router_scale,
+                           l->expert_scales,
+                           l->experts_norm,
+                           l->post_dense_norm,
+                           l->post_experts_norm,
                            l->gate_experts_bias,
                            l->up_experts_bias,
                            l->down_experts_bias,

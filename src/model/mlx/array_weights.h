@@ -42,9 +42,11 @@ typedef struct fkv_array_layer {
     mlx_array attn_norm_bias, ffn_norm_bias;
     mlx_array post_attn_norm, post_ffn_norm;
     mlx_array input_norm, out_scale;
-    fkv_array_matrix router;      /* [E, dim] */
-    fkv_array_matrix shared_gate; /* [1, dim] of gate, up and down beside experts, or empty */
-    mlx_array router_correction;  /* [E] */
+    fkv_array_matrix router;               /* [E, dim] */
+    fkv_array_matrix shared_gate;          /* [1, dim] of gate, up and down beside experts, or empty */
+    mlx_array router_correction;           /* [E] */
+    mlx_array router_scale, expert_scales; /* [dim], [E]: of experts beside a feed-forward with norms of its own, as */
+    mlx_array experts_norm, post_dense_norm, post_experts_norm; /* [dim] */
     fkv_array_stack gate_experts, up_experts, down_experts;
     mlx_array router_bias;                                           /* [E] */
     mlx_array gate_experts_bias, up_experts_bias, down_experts_bias; /* [E, ffn_dim], [E, ffn_dim], [E, dim] */
