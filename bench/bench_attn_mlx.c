@@ -12,7 +12,7 @@
 #include "bench_attn_mlx.h"
 #include "bench_util.h"
 
-#include "../src/mlx/mlx_graph.h"
+#include "../src/mlx/mlx_codec.h"
 
 #include <flatkv/mlx.h>
 
@@ -38,6 +38,9 @@ typedef struct mlx_case {
     fkv_codec_config v;
 } mlx_case;
 
+#define SEALED_K {.bits = 4, .kind = FKV_CODEC_SEALED}
+#define SEALED_V {.bits = 4, .kind = FKV_CODEC_SEALED_V}
+
 /* Those of docs/mlx.md's table. */
 static const mlx_case all_cases[] = {
     {"decode 8/4", 32, 8, 128, 1, 131072, 1, {8, 64}, {4, 64}},
@@ -47,6 +50,10 @@ static const mlx_case all_cases[] = {
     {"wide heads 8/4", 32, 2, 256, 1, 131072, 1, {8, 64}, {4, 64}},
     {"one wide head 8/4", 8, 1, 512, 1, 131072, 1, {8, 64}, {4, 64}},
     {"prefill 8/4", 32, 8, 128, 1, 131072, 512, {8, 64}, {4, 64}},
+    {"decode sealed", 32, 8, 128, 1, 131072, 1, SEALED_K, SEALED_V},
+    {"wide heads sealed", 32, 2, 256, 1, 131072, 1, SEALED_K, SEALED_V},
+    {"one wide head sealed", 8, 1, 512, 1, 131072, 1, SEALED_K, SEALED_V},
+    {"prefill sealed", 32, 8, 128, 1, 131072, 512, SEALED_K, SEALED_V},
 };
 enum { N_ALL_CASES = sizeof all_cases / sizeof all_cases[0] };
 
@@ -350,6 +357,52 @@ static void close_peer(mlx_bench *b) {
 
 /* ---- the reference ---- */
 
+static bool is_sealed(fkv_codec_config codec) { return codec.kind == FKV_CODEC_SEALED || codec.kind == FKV_CODEC_SEALED_V; }
+
+/* a: [B, G, L, D], tokens [from, end) -> [end - from, B, G, D] */
+static mlx_array tokens_first(mlx_bench *b, mlx_array a, int from, int end) {
+    const mlx_case *c = &b->c;
+    mlx_array some = fkv_mlx_slice(&b->g, a, FKV_MLX_SHAPE(0, 0, from, 0), FKV_MLX_SHAPE(c->batch, c->kv_heads, end, c->dim));
+    return fkv_mlx_transpose(&b->g, some, FKV_MLX_SHAPE(2, 0, 1, 3));
+}
+
+/* The rows of full pages, sealed and read again. x: [N, PAGE_TOKENS, D] */
+static mlx_array sealed_pages(mlx_bench *b, mlx_array x, int n, fkv_codec_config config) {
+    static fkv_mlx_state state; /* a graph of its own, which it keeps until the next call */
+    fkv_codec codec;
+    must(fkv_codec_make(config, (uint32_t)b->c.dim, FKV_F16, &codec));
+    fkv_mlx_graph_release(&state.graph, 0);
+    state.graph.stream = b->g.stream;
+    state.constants.limit = fkv_mlx_number(&state.graph, fkv_codec_limit(FKV_F16));
+    mlx_array part[FKV_N_PARTS] = {{NULL}};
+    fkv_mlx_codec_of(&codec)->seal(&state, &codec, x, part);
+    for (int p = 0; p < FKV_N_PARTS; p++) {
+        const int numbers = (int)(fkv_codec_part_bytes(&codec, (fkv_part)p, PAGE_TOKENS) / 2);
+        if (numbers > 0) part[p] = fkv_mlx_reshape(&state.graph, part[p], FKV_MLX_SHAPE(n, 1, numbers));
+    }
+    mlx_array rows = fkv_mlx_codec_of(&codec)->rows(&state.graph, &codec, part, PAGE_TOKENS);
+    if (state.graph.failed) b->g.failed = true;
+    return rows;
+}
+
+/* What the last query of each sequence sees. open: the rows in 8 bits, [B, G, L, D]; L is full pages, the last of which is its
+ * own. */
+static mlx_array as_sealed(mlx_bench *b, mlx_array open, fkv_codec_config config) {
+    fkv_mlx_graph *g = &b->g;
+    const mlx_case *c = &b->c;
+    const int own = c->cached - PAGE_TOKENS;
+    const int middle = own - PAGE_TOKENS;
+    if (middle <= 0) return open;
+    mlx_array x = fkv_mlx_slice(g, open, FKV_MLX_SHAPE(0, 0, PAGE_TOKENS, 0), FKV_MLX_SHAPE(c->batch, c->kv_heads, own, c->dim));
+    const int n = c->batch * c->kv_heads * middle / PAGE_TOKENS;
+    x = sealed_pages(b, fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(n, PAGE_TOKENS, c->dim)), n, config);
+    x = fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(c->batch, c->kv_heads, middle, c->dim));
+    x = fkv_mlx_transpose(g, x, FKV_MLX_SHAPE(2, 0, 1, 3));
+    x = fkv_mlx_concatenate_first(g, tokens_first(b, open, 0, PAGE_TOKENS), x);
+    x = fkv_mlx_concatenate_first(g, x, tokens_first(b, open, own, c->cached));
+    return fkv_mlx_transpose(g, x, FKV_MLX_SHAPE(1, 2, 0, 3));
+}
+
 /* Rows as pages hold them, in float32: quantized by MLX, scales and biases rounded to float16. On the CPU, whose codes are the
  * ones that pages have; those of MLX's CUDA code differ here and there by one. */
 static mlx_array as_stored(mlx_bench *b, mlx_array rows, fkv_codec_config codec) {
@@ -381,8 +434,9 @@ static double error_of(mlx_bench *b, mlx_array ours) {
     mlx_array mine = {NULL};
     mlx_array reference = {NULL};
     settle(b, &mine, fkv_mlx_astype(g, ours, MLX_FLOAT32));
-    settle(b, &k, as_stored(b, b->k, c->k));
-    settle(b, &v, as_stored(b, b->v, c->v));
+    const fkv_codec_config open = {.bits = 8, .group = 64};
+    settle(b, &k, is_sealed(c->k) ? as_sealed(b, as_stored(b, b->k, open), c->k) : as_stored(b, b->k, c->k));
+    settle(b, &v, is_sealed(c->v) ? as_sealed(b, as_stored(b, b->v, open), c->v) : as_stored(b, b->v, c->v));
     mlx_array q =
         fkv_mlx_slice(g, b->q, FKV_MLX_SHAPE(0, 0, c->queries - 1, 0), FKV_MLX_SHAPE(c->batch, c->q_heads, c->queries, c->dim));
     mlx_array out = {NULL};
@@ -463,9 +517,21 @@ static void measure(mlx_bench *b, attend_fn attend, mlx_array q, mlx_result *r) 
     (void)mlx_clear_cache();
 }
 
+static uint64_t side_numbers(const mlx_case *c) {
+    return (uint64_t)c->batch * (uint64_t)c->kv_heads * (uint64_t)c->cached * (uint64_t)c->dim;
+}
+
 static uint64_t side_bytes(const mlx_case *c, uint32_t bits, uint32_t group) {
-    const uint64_t numbers = (uint64_t)c->batch * (uint64_t)c->kv_heads * (uint64_t)c->cached * (uint64_t)c->dim;
+    const uint64_t numbers = side_numbers(c);
     return numbers * bits / 8 + (bits == 16 ? 0 : numbers / group * 4);
+}
+
+/* Of a codec of ours: a sealed K has two numbers for each channel of a page, a sealed V one for each row. */
+static uint64_t codec_bytes(const mlx_case *c, fkv_codec_config codec) {
+    if (!is_sealed(codec)) return side_bytes(c, codec.bits, codec.group);
+    const uint64_t numbers = side_numbers(c);
+    return numbers * codec.bits / 8 +
+           (codec.kind == FKV_CODEC_SEALED ? numbers / PAGE_TOKENS * 4 : numbers / (uint64_t)c->dim * 2);
 }
 
 static void add_result(mlx_bench *b, const mlx_result *r) {
@@ -519,7 +585,7 @@ static void run_case(mlx_bench *b, const mlx_case *given, bool with_peers) {
     settle(b, &q, step_rows(b, b->q, c->q_heads, 0, c->queries));
     settle(b, &out, attend_ours(b, q));
     mlx_result r = {.c = *c, .who = fkv_mlx_cache_way(b->cache) == FKV_MLX_FUSED ? "flatkv fused" : "flatkv plain"};
-    r.bytes = side_bytes(c, c->k.bits, c->k.group) + side_bytes(c, c->v.bits, c->v.group);
+    r.bytes = codec_bytes(c, c->k) + codec_bytes(c, c->v);
     r.error = error_of(b, out);
     r.right = r.error <= TOLERANCE;
     if (r.right) measure(b, attend_ours, q, &r);

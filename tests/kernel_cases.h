@@ -48,6 +48,14 @@ static const attn_case kernel_cases[] = {
     {{5, 1, 96}, 15, 16, 0, 0, 0, FKV_ROTATE_KV, FKV_F16, FKV_F16, true, 2, {{70, 1}, {31, 2}}},
     {{2, 1, 128}, 16, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{90, 2}}},
     {{12, 2, 64}, 17, 64, 0, 0, 0, FKV_ROTATE_K, FKV_F16, FKV_F32, true, 1, {{70, 1}}},
+    /* sealed layers: items over the end of a page, several pieces, windows, heads of half a line, values that code rows */
+    {{4, 1, 128}, 18, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 3, {{130, 1}, {61, 5}, {700, 1}}, .opens = true},
+    {{16, 1, 256}, 18, 32, 0, 0, 0, FKV_ROTATE_V, FKV_BF16, FKV_BF16, true, 2, {{100, 1}, {31, 2}}, .sinks = 2, .opens = true},
+    {{8, 1, 64}, 18, 64, 150, 70, 30, FKV_ROTATE_KV, FKV_F16, FKV_F32, false, 2, {{700, 1}, {63, 3}}, .opens = true},
+    {{5, 1, 80}, 19, 16, 40, 3, 0, FKV_ROTATE_V, FKV_F16, FKV_F16, true, 2, {{70, 1}, {31, 2}}, .opens = true},
+    {{4, 2, 64}, 20, 32, 0, 0, 0, FKV_ROTATE_NONE, FKV_BF16, FKV_F32, false, 2, {{100, 1}, {60, 4}}, .opens = true},
+    {{8, 1, 512}, 18, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F16, true, 1, {{200, 1}}, .opens = true},
+    {{2, 1, 64}, 21, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{140, 2}}, .opens = true},
 };
 enum { N_KERNEL_CASES = sizeof kernel_cases / sizeof kernel_cases[0] };
 
@@ -59,12 +67,15 @@ static const float kernel_softcaps[] = {1e-39f, 1e-3f, 30, 50, 1e4f, 3e4f, 3e5f,
 enum { N_KERNEL_SOFTCAPS = sizeof kernel_softcaps / sizeof kernel_softcaps[0] };
 
 /* Kernels of an entry behind those of fkv_kernel, which are as CUDA has them: as Metal has them, and prefill in plain loops. */
-enum { KERNEL_SIMDGROUP_DECODE = 7, KERNEL_SIMDGROUP_PREFILL, KERNEL_PLAIN_PREFILL, N_KERNEL_ENTRIES };
+enum { KERNEL_SIMDGROUP_DECODE = 8, KERNEL_SIMDGROUP_PREFILL, KERNEL_PLAIN_PREFILL, N_KERNEL_ENTRIES };
 
 /* Whether a case has such a kernel. Metal's prefill is in all of them; its decode, only where Metal would use it, and the plain
  * loops walk the same keys as it and as decode_plain.h: some are enough. */
 static inline bool kernel_case_has(uint32_t i, int kernel) {
+    enum { WRITE, COPY_PAGES, PUT_NUMBERS, SEAL = KERNEL_SIMDGROUP_DECODE - 1 }; /* of fkv_kernel */
     const attn_shape *shape = &kernel_cases[i].shape;
+    if (kernel == SEAL) return kernel_cases[i].opens;
+    if (kernel_cases[i].opens) return kernel > PUT_NUMBERS && kernel < SEAL; /* rows are written as those of 8/8 are */
     if (kernel == KERNEL_SIMDGROUP_DECODE) return shape->n_q_heads / shape->n_kv_heads > 4 && i % 2 == 0;
     const bool book = attn_codecs[kernel_cases[i].codec].k.kind == FKV_CODEC_TURBO ||
                       attn_codecs[kernel_cases[i].codec].v.kind == FKV_CODEC_TURBO;

@@ -11,8 +11,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static const char *const kernel_names[FKV_N_KERNELS] = {"write", "copy_pages", "put_numbers",   "decode",
-                                                        "merge", "prefill",    "prefill_beside"};
+static const char *const kernel_names[FKV_N_KERNELS] = {"write", "copy_pages", "put_numbers",    "decode",
+                                                        "merge", "prefill",    "prefill_beside", "seal"};
 
 static FILE *open_text(const char *folder, uint32_t i, const char *ending) {
     char path[512];
@@ -73,7 +73,16 @@ static void put_ways(FILE *file, uint32_t i, const fkv_attn_layer *layer) {
     }
     fprintf(file, "%s}\n#undef FKV_PREFILL_SHARED\n", fkv_kernel_file_prefill_simdgroup);
     if (kernel_case_has(i, KERNEL_PLAIN_PREFILL))
-        fprintf(file, "namespace plain {\n%s%s}\n", fkv_kernel_file_plain_tile, fkv_kernel_file_prefill_plain);
+        fprintf(file, "namespace plain {\n%s%s%s}\n", fkv_kernel_file_plain_rows, fkv_kernel_file_plain_tile,
+                fkv_kernel_file_prefill_plain);
+}
+
+/* A sealed layer: what decode's text has of its pages is for matrix units, or plain tiles already. */
+static void put_sealed_ways(FILE *file, const fkv_attn_layer *layer) {
+    put_prefill_shape(file, FKV_KERNEL_HOST, layer);
+    fputs(fkv_kernel_file_prefill_plain, file);
+    fputs(fkv_kernel_file_prefill_beside, file);
+    fputs(fkv_kernel_file_seal, file);
 }
 
 static const char *host_type_of(const char *name) {
@@ -85,7 +94,7 @@ static const char *host_type_of(const char *name) {
 }
 
 /* One kernel of the entry. number: of fkv_kernel, or of kernel_cases.h behind them. */
-static void put_entry(FILE *file, int number) {
+static void put_entry(FILE *file, int number, bool sealed) {
     static const char *const metal[N_KERNEL_ENTRIES] = {
         [KERNEL_SIMDGROUP_DECODE] = "auto fkv_attend_decode = simdgroup::fkv_attend_decode;\n",
         [KERNEL_SIMDGROUP_PREFILL] = "auto fkv_attend_prefill = simdgroup::fkv_attend_prefill;\n",
@@ -93,16 +102,16 @@ static void put_entry(FILE *file, int number) {
     fkv_kernel kernel = number < FKV_N_KERNELS              ? (fkv_kernel)number
                         : number == KERNEL_SIMDGROUP_DECODE ? FKV_KERNEL_DECODE
                                                             : FKV_KERNEL_PREFILL;
-    const char *const *inputs = fkv_kernel_inputs(kernel);
+    const char *const *inputs = fkv_kernel_inputs(kernel, sealed);
     fprintf(file, "if (kernel == %d) fkv_host_run(grid, n_threads, team, [=](fkv_place place) {\n", number);
     if (metal[number] != NULL) fputs(metal[number], file);
-    for (int k = 0; inputs[k] != NULL && strcmp(inputs[k], "after") != 0; k++) {
+    for (int k = 0; inputs[k] != NULL && strcmp(inputs[k], "after") != 0 && strcmp(inputs[k], "before") != 0; k++) {
         const char *type = host_type_of(inputs[k]);
         fprintf(file, "const %s *%s = (const %s *)in[%d];\n", type, inputs[k], type, k);
     }
     const char *output = fkv_kernel_outputs(kernel)[0];
     const char *type = host_type_of(output);
-    fprintf(file, "%s *%s = (%s *)result;\n%s});\n", type, output, type, fkv_kernel_source(FKV_KERNEL_HOST, kernel));
+    fprintf(file, "%s *%s = (%s *)result;\n%s});\n", type, output, type, fkv_kernel_source(FKV_KERNEL_HOST, kernel, sealed));
 }
 
 /* All kernels of a case in one source: the texts behind the prelude stand side by side. alone: decode and its merge, for one
@@ -112,8 +121,12 @@ static void write_host(const char *folder, uint32_t i, const fkv_attn_layer *lay
     put_header(file, FKV_KERNEL_HOST, FKV_KERNEL_DECODE, layer, rows);
     fputs(fkv_kernel_file_attend_merge, file);
     if (!alone) {
-        fputs(fkv_kernel_file_write, file);
-        put_ways(file, i, layer);
+        fputs(fkv_kernel_file_write_rows, file);
+        if (!layer->sealed) fputs(fkv_kernel_file_write, file);
+        if (layer->sealed)
+            put_sealed_ways(file, layer);
+        else
+            put_ways(file, i, layer);
     }
     fprintf(
         file,
@@ -122,7 +135,7 @@ static void write_host(const char *folder, uint32_t i, const fkv_attn_layer *lay
         i, alone ? "_alone" : "");
     for (int number = 0; number < N_KERNEL_ENTRIES; number++)
         if (alone ? number == FKV_KERNEL_DECODE || number == FKV_KERNEL_MERGE : kernel_case_has(i, number))
-            put_entry(file, number);
+            put_entry(file, number, layer->sealed);
     fputs("}\n", file);
     fclose(file);
 }
@@ -140,6 +153,7 @@ static const char *type_of(const char *name, fkv_type rows, fkv_kernel_device de
 static void write_device(const char *folder, uint32_t i, fkv_kernel_device device, const fkv_attn_layer *layer, uint32_t rows) {
     bool metal = device == FKV_KERNEL_METAL;
     for (int kernel = 0; kernel < FKV_N_KERNELS; kernel++) {
+        if (!kernel_case_has(i, kernel)) continue;
         char ending[32];
         snprintf(ending, sizeof ending, "_%s%s", kernel_names[kernel], metal ? ".metal" : ".cu");
         FILE *file = open_text(folder, i, ending);
@@ -150,12 +164,12 @@ static void write_device(const char *folder, uint32_t i, fkv_kernel_device devic
             fputs("#undef FKV_SHARED_ARRAY\n#define FKV_SHARED_ARRAY(type, name, n) static threadgroup type name[n]\n", file);
         fprintf(file, "%s void custom_kernel(\n", metal ? "kernel" : "__global__");
         const char *space = metal ? "device " : "";
-        for (const char *const *name = fkv_kernel_inputs((fkv_kernel)kernel); *name != NULL; name++)
+        for (const char *const *name = fkv_kernel_inputs((fkv_kernel)kernel, layer->sealed); *name != NULL; name++)
             fprintf(file, "    const %s%s *%s,\n", space, type_of(*name, layer->row_type, device), *name);
         const char *output = fkv_kernel_outputs((fkv_kernel)kernel)[0];
         fprintf(file, "    %s%s *%s%s) {\n%s}\n", space, type_of(output, layer->row_type, device), output,
                 metal ? ",\n    uint3 thread_position_in_threadgroup,\n    uint3 threadgroup_position_in_grid" : "",
-                fkv_kernel_source(device, (fkv_kernel)kernel));
+                fkv_kernel_source(device, (fkv_kernel)kernel, layer->sealed));
         fclose(file);
     }
 }

@@ -23,7 +23,7 @@ static const double KERNEL_TOLERANCE = 1e-3;
 #define EACH_CASE(x)                                                                                                             \
     FIRST_CASES(x)                                                                                                               \
     x(3) x(4) x(5) x(6) x(7) x(8) x(9) x(10) x(11) x(12) x(13) x(14) x(15) x(16) x(17) x(18) x(19) x(20) x(21) x(22) x(23) x(24) \
-        x(25) x(26) x(27) x(28) x(29)
+        x(25) x(26) x(27) x(28) x(29) x(30) x(31) x(32) x(33) x(34) x(35) x(36)
 #else
 #define EACH_CASE(x) FIRST_CASES(x)
 #endif
@@ -90,6 +90,9 @@ static void spoil_token(const attn_world *w, uint32_t r, uint32_t token, bool k_
     uint32_t page = fkv_page_at(w->rows[r].view, token / block->page_tokens);
     kernel_spoil_row(block, w->layer.n_kv_heads, w->pages + (size_t)page * w->layer.n_kv_heads * block->bytes,
                      token % block->page_tokens, k_too);
+    if (w->layer.sealed)
+        kernel_spoil_row(&w->layer.open, w->layer.n_kv_heads, w->open + (size_t)page * w->layer.n_kv_heads * w->layer.open.bytes,
+                         token % block->page_tokens, k_too);
 }
 
 /* What is spoilt: behind a window, a token that nobody sees, and the values of the one that the first query alone sees; and the
@@ -185,7 +188,9 @@ static void decode(kernel_entry *entry, way how, uint32_t queries, const attn_wo
     uint32_t threads = fkv_kernel_threads(how.shape, FKV_KERNEL_DECODE, layer);
     entry(how.kernel, (const uint32_t[]){table[FKV_STEP_N_PIECES] * chunks, layer->n_kv_heads, 1}, threads,
           threads / 4, /* the warps of a stream */
-          (const void *const[]){q, layer->pages, table}, parts);
+          layer->sealed ? (const void *const[]){q, layer->pages, layer->open_pages, table}
+                        : (const void *const[]){q, layer->pages, table},
+          parts);
     launch(entry, layer, FKV_KERNEL_MERGE, table[FKV_STEP_N_ITEMS], layer->n_q_heads, table[FKV_STEP_ITEM_QUERIES],
            (const void *const[]){parts, table, layer->sink_logits}, out);
     free(parts);
@@ -230,6 +235,48 @@ static void check_write(uint32_t i, const attn_world *w, fkv_workers *workers) {
     free(v);
 }
 
+/* Pages that the step fills and the codec has sealed must be the same bytes; the kernel is told of all of them, from empty ones.
+ */
+static void check_seal(uint32_t i, const attn_world *w) {
+    const fkv_attn_layer *layer = &w->layer;
+    size_t run = (size_t)layer->n_kv_heads * layer->block.bytes;
+    fkv_attn_row rows[MAX_MIX];
+    uint32_t n_pages = 0;
+    for (uint32_t r = 0; r < w->c.n_rows; r++) {
+        rows[r] = w->rows[r];
+        rows[r].n_tokens += rows[r].start;
+        rows[r].start = 0;
+        n_pages += rows[r].view.n_fixed;
+    }
+    uint8_t *pages = take(n_pages * run);
+    memset(pages, 0, n_pages * run);
+    uint32_t *table = table_of(layer, 64, rows, w->c.n_rows);
+    uint32_t ticket[1] = {0};
+    launch(entries[i], layer, FKV_KERNEL_SEAL, table[FKV_STEP_N_SEALS], layer->n_kv_heads, 2,
+           (const void *const[]){layer->open_pages, pages, table}, ticket);
+    size_t differ = 0;
+    uint32_t n_sealed = 0;
+    for (uint32_t r = 0; r < w->c.n_rows; r++) {
+        for (uint32_t page = 1; page < rows[r].n_tokens / layer->block.page_tokens; page++, n_sealed++) {
+            const size_t at = fkv_page_at(rows[r].view, page) * run;
+            for (uint32_t token = 0; token < layer->block.page_tokens; token++) {
+                for (uint32_t head = 0; head < layer->n_kv_heads * FKV_N_SIDES; head++) {
+                    float one[FKV_MAX_HEAD_DIM];
+                    float other[FKV_MAX_HEAD_DIM];
+                    size_t block = at + (size_t)head / FKV_N_SIDES * layer->block.bytes;
+                    fkv_block_decode(&layer->block, layer->pages + block, (fkv_side)(head % FKV_N_SIDES), token, one);
+                    fkv_block_decode(&layer->block, pages + block, (fkv_side)(head % FKV_N_SIDES), token, other);
+                    differ += memcmp(one, other, layer->head_dim * sizeof *one) != 0;
+                }
+            }
+        }
+    }
+    report(differ == 0, i, "seal", "rows that are not the codec's", (double)differ);
+    report(n_sealed == table[FKV_STEP_N_SEALS] && n_sealed > 0 && ticket[0] != 0, i, "seal", "pages were not sealed", n_sealed);
+    free(pages);
+    free(table);
+}
+
 /* The same bits when each token goes alone. */
 static void check_alone(const answer *a, way how) {
     const attn_world *w = a->w;
@@ -266,7 +313,10 @@ static void check_decode(uint32_t i, fkv_workers *workers) {
     attn_world w;
     if (!attn_world_open(&w, c, fkv_cpu_kernels_for(FKV_ISA_SCALAR), workers, 20261115)) abort();
     set_softcap(&w, c->softcap);
-    check_write(i, &w, workers);
+    if (w.layer.sealed)
+        check_seal(i, &w);
+    else
+        check_write(i, &w, workers);
     check_decode_ways(i, &w, true);
     for (int cap = 0; c->softcap > 0 && cap < N_KERNEL_SOFTCAPS; cap++) {
         set_softcap(&w, kernel_softcaps[cap]);
@@ -288,7 +338,9 @@ static void prefill(uint32_t i, way how, const fkv_attn_layer *layer, const fkv_
     uint32_t grid[3] = {table[FKV_STEP_N_TILES] + (decoded != NULL), layer->n_kv_heads, slices};
     int kernel = decoded != NULL ? (int)FKV_KERNEL_PREFILL_BESIDE : how.kernel;
     entries[i](kernel, grid, fkv_kernel_threads(how.shape, FKV_KERNEL_PREFILL, layer), 256, /* the warpgroups that multiply */
-               (const void *const[]){q, layer->pages, table, layer->sink_logits, decoded}, out);
+               layer->sealed ? (const void *const[]){q, layer->pages, layer->open_pages, table, layer->sink_logits, decoded}
+                             : (const void *const[]){q, layer->pages, table, layer->sink_logits, decoded},
+               out);
     free(table);
 }
 

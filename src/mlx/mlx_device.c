@@ -52,7 +52,7 @@ static fkv_status is_gpu_stream(mlx_stream stream, bool *is_gpu) {
     return fkv_mlx_check(code, "asking for the stream's device");
 }
 
-static fkv_status choose_way(fkv_mlx_state *mlx, fkv_mlx_way wanted, bool sealed) {
+static fkv_status choose_way(fkv_mlx_state *mlx, fkv_mlx_way wanted) {
     bool is_gpu = false;
     bool has_metal = false;
     FKV_REQUIRE((unsigned)wanted <= FKV_MLX_FUSED, FKV_BAD_CONFIG, "way %d: FKV_MLX_AUTO, _PLAIN or _FUSED", (int)wanted);
@@ -60,9 +60,7 @@ static fkv_status choose_way(fkv_mlx_state *mlx, fkv_mlx_way wanted, bool sealed
     FKV_TRY(fkv_mlx_check(mlx_metal_is_available(&has_metal), "asking for Metal"));
     FKV_REQUIRE(is_gpu || wanted != FKV_MLX_FUSED, FKV_UNSUPPORTED,
                 "the fused kernels run on GPU streams, and this one is the CPU's: choose FKV_MLX_PLAIN or FKV_MLX_AUTO");
-    FKV_REQUIRE(!sealed || wanted != FKV_MLX_FUSED, FKV_UNSUPPORTED,
-                "the fused kernels have no sealed codecs: choose FKV_MLX_PLAIN or FKV_MLX_AUTO, or other codecs (8/4)");
-    mlx->way = is_gpu && wanted != FKV_MLX_PLAIN && !sealed ? FKV_MLX_FUSED : FKV_MLX_PLAIN;
+    mlx->way = is_gpu && wanted != FKV_MLX_PLAIN ? FKV_MLX_FUSED : FKV_MLX_PLAIN;
     mlx->kernels_for = has_metal ? FKV_KERNEL_METAL : FKV_KERNEL_CUDA;
     mlx->name = !is_gpu ? "mlx cpu" : has_metal ? "mlx metal" : "mlx cuda";
     return FKV_OK;
@@ -136,7 +134,7 @@ static void open_constants(fkv_mlx_graph *g, fkv_mlx_constants *c, fkv_type page
 }
 
 /* Which pool is whose: those of open pages lie behind all layers, in the layers' order. */
-static bool place_pools(fkv_mlx_state *mlx, const fkv_device_place *place) {
+static void place_pools(fkv_mlx_state *mlx, const fkv_device_place *place) {
     mlx->n_layers = place->config->n_layers;
     uint32_t n_open = 0;
     for (uint32_t l = 0; l < mlx->n_layers; l++) {
@@ -151,7 +149,6 @@ static bool place_pools(fkv_mlx_state *mlx, const fkv_device_place *place) {
     }
     FKV_ASSERT(mlx->n_layers + n_open == mlx->n_pools);
     for (uint32_t l = 0; l < mlx->n_pools; l++) mlx->layers[l].group = place->slab->layers[l].group;
-    return n_open > 0;
 }
 
 static void free_tables(fkv_mlx_state *mlx) {
@@ -188,8 +185,8 @@ static fkv_status mlx_open(const fkv_device_place *place) {
     mlx->slab = slab;
     mlx->stream = mlx_stream_new();
     fkv_status status = open_stream(config, &mlx->stream);
-    const bool sealed = place_pools(mlx, place);
-    if (status == FKV_OK) status = choose_way(mlx, config->way, sealed);
+    place_pools(mlx, place);
+    if (status == FKV_OK) status = choose_way(mlx, config->way);
     mlx->graph.stream = mlx->stream;
     mlx->graph.failed = status != FKV_OK;
     open_constants(&mlx->graph, &mlx->constants, place->config->page_type);

@@ -5,6 +5,9 @@
  * it and makes the next; attention takes the write's; and the write after that takes one that the attention made, so that a page
  * is never overwritten while somebody still reads it. MLX runs kernels that share no such array in any order, or at once.
  *
+ * A sealed layer has two pools and a chain for each; whoever touches both takes both tickets, and what it makes is the next of
+ * both.
+ *
  * A step's table goes up once, shared by all layers that cut their histories alike. Kernels are made at their first use, one text
  * for each shape of layer, and stay.
  */
@@ -63,9 +66,9 @@ static fkv_status open_kernel(const fkv_mlx_state *mlx, const fkv_attn_layer *la
     (void)snprintf(name, sizeof name, "flatkv_%d_%016llx", (int)which, (unsigned long long)hash_of(header));
     const fkv_mlx_kernel_text text = {.name = name,
                                       .header = header,
-                                      .source = fkv_kernel_source(mlx->kernels_for, which),
+                                      .source = fkv_kernel_source(mlx->kernels_for, which, layer->sealed),
                                       .shared_bytes = (int)fkv_kernel_shared_bytes(mlx->kernels_for, which),
-                                      .inputs = fkv_kernel_inputs(which),
+                                      .inputs = fkv_kernel_inputs(which, layer->sealed),
                                       .outputs = fkv_kernel_outputs(which)};
     fkv_status status = fkv_mlx_kernel_open(kernel, mlx->kernels_for == FKV_KERNEL_METAL, &text);
     free(header);
@@ -81,6 +84,8 @@ static fkv_mlx_kernel *kernel_for(fkv_mlx_state *mlx, const fkv_mlx_layer *layer
     if (mlx->graph.failed || kernel->is_open) return kernel;
     fkv_attn_layer shape = *layer->attn;
     shape.row_type = rows;
+    shape.block = *layer->block; /* of open pages: as of a layer of its own */
+    shape.sealed = layer->open != NULL;
     if (open_kernel(mlx, &shape, which, decode_rows, kernel) != FKV_OK) mlx->graph.failed = true;
     return kernel;
 }
@@ -96,26 +101,29 @@ static uint32_t threads_of(const fkv_mlx_state *mlx, const fkv_mlx_layer *layer,
 
 /* ---- open and close ---- */
 
-/* Whether two layers of one cache, which has one rotation for a head dimension, have the same texts. */
-static bool same_kind(const fkv_attn_layer *a, const fkv_attn_layer *b) {
+/* Whether two pools of one cache, which has one rotation for a head dimension, have the same texts. */
+static bool same_kind(const fkv_mlx_layer *one, const fkv_mlx_layer *other) {
+    const fkv_attn_layer *a = one->attn;
+    const fkv_attn_layer *b = other->attn;
     return a->n_q_heads == b->n_q_heads && a->n_kv_heads == b->n_kv_heads && a->head_dim == b->head_dim &&
            a->window == b->window && a->n_sinks == b->n_sinks && a->scale == b->scale && a->softcap == b->softcap &&
            (a->sink_logits != NULL) == (b->sink_logits != NULL) && (a->rotate_k != NULL) == (b->rotate_k != NULL) &&
-           (a->rotate_v != NULL) == (b->rotate_v != NULL) &&
-           fkv_codec_same(&a->block.codec[FKV_SIDE_K], &b->block.codec[FKV_SIDE_K]) &&
-           fkv_codec_same(&a->block.codec[FKV_SIDE_V], &b->block.codec[FKV_SIDE_V]);
+           (a->rotate_v != NULL) == (b->rotate_v != NULL) && (one->open != NULL) == (other->open != NULL) &&
+           fkv_codec_same(&one->block->codec[FKV_SIDE_K], &other->block->codec[FKV_SIDE_K]) &&
+           fkv_codec_same(&one->block->codec[FKV_SIDE_V], &other->block->codec[FKV_SIDE_V]);
 }
 
 static bool same_cut(const fkv_step_cut *a, const fkv_step_cut *b) {
     return a->page_tokens == b->page_tokens && a->window == b->window && a->n_sinks == b->n_sinks &&
-           a->heads_per_kv == b->heads_per_kv && a->blocks_per_kv == b->blocks_per_kv && a->tile_queries == b->tile_queries;
+           a->heads_per_kv == b->heads_per_kv && a->blocks_per_kv == b->blocks_per_kv && a->tile_queries == b->tile_queries &&
+           a->sealed == b->sealed;
 }
 
 void fkv_mlx_fused_open(fkv_mlx_state *mlx, uint32_t l) {
     fkv_mlx_layer *layer = &mlx->layers[l];
     layer->cut = fkv_step_cut_of(layer->attn, fkv_prefill_queries(mlx->kernels_for, layer->attn));
     layer->kind = 0;
-    while (!same_kind(mlx->layers[layer->kind].attn, layer->attn)) layer->kind++;
+    while (!same_kind(&mlx->layers[layer->kind], layer)) layer->kind++;
     layer->table_of = 0;
     while (mlx->layers[layer->table_of].group != layer->group || !same_cut(&mlx->layers[layer->table_of].cut, &layer->cut))
         layer->table_of++;
@@ -137,7 +145,7 @@ void fkv_mlx_fused_close(fkv_mlx_layer *layer) {
 
 /* The table of every cut. MLX frees the words when it has them. */
 fkv_status fkv_mlx_fused_begin(fkv_mlx_state *mlx) {
-    for (uint32_t l = 0; l < mlx->n_layers; l++) {
+    for (uint32_t l = 0; l < mlx->n_layers; l++) { /* the pools behind them have no table */
         fkv_mlx_layer *layer = &mlx->layers[l];
         if (layer->table_of != l) continue;
         const fkv_attn_row *rows = fkv_mlx_rows(mlx, layer);
@@ -152,21 +160,44 @@ fkv_status fkv_mlx_fused_begin(fkv_mlx_state *mlx) {
     return FKV_OK;
 }
 
+/* The newest state of the layer's pools. */
+static void keep_ticket(fkv_mlx_graph *g, fkv_mlx_layer *layer, mlx_array ticket) {
+    fkv_mlx_keep(g, &layer->ticket, ticket);
+    if (layer->open != NULL) fkv_mlx_keep(g, &layer->open->ticket, ticket);
+}
+
 /* ---- write ---- */
 
 static const fkv_mlx_launch TICKET = {.out_shape = {1, {TICKET_WORDS}}, .out_type = MLX_UINT32};
 
+/* Pages that the step fills, once their last rows are written. */
+static void seal(fkv_mlx_state *mlx, fkv_mlx_layer *layer) {
+    fkv_mlx_graph *g = &mlx->graph;
+    const fkv_mlx_layer *shared = &mlx->layers[layer->table_of];
+    if (shared->header[FKV_STEP_N_SEALS] == 0) return;
+    fkv_mlx_kernel *kernel = kernel_for(mlx, layer, FKV_KERNEL_SEAL, FKV_F32, 0);
+    fkv_mlx_launch launch = TICKET;
+    launch.threads = threads_of(mlx, layer, FKV_KERNEL_SEAL);
+    launch.blocks[0] = shared->header[FKV_STEP_N_SEALS];
+    launch.blocks[1] = layer->attn->n_kv_heads;
+    launch.blocks[2] = FKV_N_SIDES;
+    const mlx_array inputs[] = {layer->open->pool, layer->pool, shared->table, layer->ticket, layer->open->ticket};
+    keep_ticket(g, layer, fkv_mlx_kernel_apply(g, kernel, &launch, inputs));
+}
+
 fkv_status fkv_mlx_fused_write(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array k, mlx_array v) {
     fkv_mlx_graph *g = &mlx->graph;
+    fkv_mlx_layer *to = layer->open != NULL ? layer->open : layer;
     if (mlx_array_dtype(v) != mlx_array_dtype(k)) v = fkv_mlx_astype(g, v, mlx_array_dtype(k));
-    fkv_mlx_kernel *kernel = kernel_for(mlx, layer, FKV_KERNEL_WRITE, rows_type(k), 0);
+    fkv_mlx_kernel *kernel = kernel_for(mlx, to, FKV_KERNEL_WRITE, rows_type(k), 0);
     fkv_mlx_launch launch = TICKET;
-    launch.threads = threads_of(mlx, layer, FKV_KERNEL_WRITE);
+    launch.threads = threads_of(mlx, to, FKV_KERNEL_WRITE);
     launch.blocks[0] = mlx->step.n_tokens;
     launch.blocks[1] = layer->attn->n_kv_heads;
     launch.blocks[2] = FKV_N_SIDES;
-    const mlx_array inputs[] = {k, v, layer->pool, mlx->layers[layer->table_of].table, layer->ticket};
-    fkv_mlx_keep(g, &layer->ticket, fkv_mlx_kernel_apply(g, kernel, &launch, inputs));
+    const mlx_array inputs[] = {k, v, to->pool, mlx->layers[layer->table_of].table, to->ticket};
+    fkv_mlx_keep(g, &to->ticket, fkv_mlx_kernel_apply(g, kernel, &launch, inputs));
+    if (layer->open != NULL && !g->failed) seal(mlx, layer);
     fkv_mlx_graph_release(g, 0);
     return fkv_mlx_graph_status(g, "fkv_mlx_write");
 }
@@ -204,6 +235,28 @@ void fkv_mlx_fused_put(fkv_mlx_state *mlx, fkv_mlx_layer *layer, uint64_t at, ui
 
 /* ---- attend ---- */
 
+/* The inputs of an attention over the layer's pages, in the order of fkv_kernel_inputs(). */
+typedef struct attend_inputs {
+    mlx_array at[FKV_MLX_KERNEL_INPUTS];
+    uint32_t n;
+} attend_inputs;
+
+static void add_input(attend_inputs *to, mlx_array a) { to->at[to->n++] = a; }
+
+static attend_inputs first_inputs(const fkv_mlx_layer *layer, mlx_array q, mlx_array table) {
+    attend_inputs inputs = {.n = 0};
+    add_input(&inputs, q);
+    add_input(&inputs, layer->pool);
+    if (layer->open != NULL) add_input(&inputs, layer->open->pool);
+    add_input(&inputs, table);
+    return inputs;
+}
+
+static void add_tickets(const fkv_mlx_layer *layer, attend_inputs *to) {
+    if (layer->open != NULL) add_input(to, layer->open->ticket);
+    add_input(to, layer->ticket);
+}
+
 /* All rows that are decoded: [T, H, D], what other rows have there is not to be looked at. */
 static mlx_array decode(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array q) {
     fkv_mlx_graph *g = &mlx->graph;
@@ -217,9 +270,10 @@ static mlx_array decode(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array q) {
                                    .threads = threads_of(mlx, layer, FKV_KERNEL_DECODE),
                                    .out_shape = FKV_MLX_SHAPE((int)fkv_step_parts_floats(attn, words)),
                                    .out_type = MLX_FLOAT32};
-    const mlx_array read[] = {q, layer->pool, shared->table, layer->ticket};
+    attend_inputs read = first_inputs(layer, q, shared->table);
+    add_tickets(layer, &read);
     fkv_mlx_kernel *kernel = kernel_for(mlx, layer, FKV_KERNEL_DECODE, rows_type(q), rows);
-    mlx_array parts = fkv_mlx_kernel_apply(g, kernel, &pieces, read);
+    mlx_array parts = fkv_mlx_kernel_apply(g, kernel, &pieces, read.at);
 
     const fkv_mlx_launch merge = {.blocks = {words[FKV_STEP_N_ITEMS], attn->n_q_heads, queries},
                                   .threads = threads_of(mlx, layer, FKV_KERNEL_MERGE),
@@ -243,9 +297,11 @@ static mlx_array prefill(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array q, 
                                   .threads = threads_of(mlx, layer, which),
                                   .out_shape = FKV_MLX_SHAPE((int)mlx->step.n_tokens, (int)attn->n_q_heads, (int)attn->head_dim),
                                   .out_type = mlx_array_dtype(q)};
-    const mlx_array alone[] = {q, layer->pool, shared->table, layer->sink_logits, layer->ticket};
-    const mlx_array together[] = {q, layer->pool, shared->table, layer->sink_logits, decoded, layer->ticket};
-    return fkv_mlx_kernel_apply(g, kernel_for(mlx, layer, which, rows_type(q), 0), &tiles, beside ? together : alone);
+    attend_inputs inputs = first_inputs(layer, q, shared->table);
+    add_input(&inputs, layer->sink_logits);
+    if (beside) add_input(&inputs, decoded);
+    add_tickets(layer, &inputs);
+    return fkv_mlx_kernel_apply(g, kernel_for(mlx, layer, which, rows_type(q), 0), &tiles, inputs.at);
 }
 
 /* A small array that is there only once the answer is. */
@@ -264,7 +320,7 @@ fkv_status fkv_mlx_fused_attend(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_ar
     mlx_array answer = {NULL};
     if (words[FKV_STEP_N_ITEMS] > 0) answer = decode(mlx, layer, q);
     if (words[FKV_STEP_N_TILES] > 0 && !g->failed) answer = prefill(mlx, layer, q, answer);
-    fkv_mlx_keep(g, &layer->ticket, ticket_of(mlx, answer));
+    keep_ticket(g, layer, ticket_of(mlx, answer));
     fkv_mlx_keep(g, out, answer);
     fkv_mlx_graph_release(g, 0);
     return fkv_mlx_graph_status(g, "fkv_mlx_attend");

@@ -6,7 +6,7 @@
 
 #include "mlx_graph.h"
 
-enum { FKV_MLX_KERNEL_INPUTS = 6 };
+enum { FKV_MLX_KERNEL_INPUTS = 8 };
 
 typedef struct fkv_mlx_kernel {
     bool is_metal;

@@ -2,6 +2,7 @@
 #include "kernel_text.h"
 
 #include "../../base/float16.h"
+#include "../../codec/sealed.h"
 #include "../../codec/turbo.h"
 #include <kernel_files.h>
 
@@ -58,6 +59,8 @@ static void put_codes(writer *w, const fkv_block *block, fkv_side side) {
     put_line(w, "#define FKV_%c_CODES %u\n", s, block->offset[side][FKV_PART_CODES]);
     put_line(w, "#define FKV_%c_SCALES %u\n", s, block->offset[side][FKV_PART_SCALES]);
     put_line(w, "#define FKV_%c_BIASES %u\n", s, block->offset[side][FKV_PART_BIASES]);
+    put_line(w, "#define FKV_%c_ROW_BYTES %u\n", s, codec->row_bytes[FKV_PART_CODES]);
+    put_line(w, "#define FKV_%c_SEALED %d\n", s, fkv_codec_is_sealed(codec));
 }
 
 static void put_book(writer *w, char s, uint32_t is_book, const fkv_turbo_book *book) {
@@ -77,23 +80,49 @@ static void put_book_codes(writer *w, const fkv_block *block, fkv_side side) {
     put_book(w, side == FKV_SIDE_K ? 'K' : 'V', 1, &fkv_turbo_books[block->codec[side].bits]);
 }
 
+/* Sizes of a sealed V: their levels, and what a number must be above. */
+static void put_levels(writer *w, const fkv_codec *codec) {
+    bool sealed = codec->kind == FKV_CODEC_SEALED_V;
+    const fkv_sealed_book *book = sealed ? fkv_sealed_book_of(codec->bits) : &(const fkv_sealed_book){{0}, {0}, 0};
+    put(w, "#define FKV_V_LEVELS ");
+    for (int i = 0; i < FKV_SEALED_LEVELS; i++) put_line(w, "%u%s", book->level[i], i + 1 < FKV_SEALED_LEVELS ? ", " : "\n");
+    put(w, "#define FKV_V_ABOVE ");
+    for (int i = 0; i + 1 < FKV_SEALED_LEVELS; i++) put_line(w, "%u%s", book->above[i], i + 2 < FKV_SEALED_LEVELS ? ", " : "\n");
+    put_bits(w, "V_START_BITS", book->start);
+}
+
 /* What a text is told of a side, by the kind of its codec: what rows.h and the files of the devices unpack it by. */
 static void (*const put_side_of[])(writer *w, const fkv_block *block, fkv_side side) = {
-    [FKV_CODEC_HALF] = put_plain_codes,
-    [FKV_CODEC_AFFINE] = put_plain_codes,
-    [FKV_CODEC_TURBO] = put_book_codes,
+    [FKV_CODEC_HALF] = put_plain_codes,     [FKV_CODEC_AFFINE] = put_plain_codes, [FKV_CODEC_SEALED] = put_plain_codes,
+    [FKV_CODEC_SEALED_V] = put_plain_codes, [FKV_CODEC_TURBO] = put_book_codes,
 };
 
 static void put_side(writer *w, const fkv_block *block, fkv_side side) { put_side_of[block->codec[side].kind](w, block, side); }
+
+/* What differs between the two forms of a sealed layer's pages. ring: pages of the form may lie in a ring. */
+static void put_block(writer *w, const fkv_block *block, bool ring) {
+    put_number(w, "BLOCK_BYTES", block->bytes);
+    put_number(w, "RING", ring);
+    put_side(w, block, FKV_SIDE_K);
+    put_side(w, block, FKV_SIDE_V);
+    put_levels(w, &block->codec[FKV_SIDE_V]);
+}
+
+static void put_end_of_block(writer *w) {
+    static const char *const of_side[] = {"BITS",      "GROUP",  "CODES", "SCALES",    "BIASES",
+                                          "ROW_BYTES", "SEALED", "BOOK",  "BOOK_UNIT", "BOOK_VALUES"};
+    put(w, "#undef FKV_BLOCK_BYTES\n#undef FKV_RING\n#undef FKV_V_LEVELS\n#undef FKV_V_ABOVE\n#undef FKV_V_START_BITS\n");
+    for (size_t i = 0; i < sizeof of_side / sizeof of_side[0]; i++)
+        put_line(w, "#undef FKV_K_%s\n#undef FKV_V_%s\n", of_side[i], of_side[i]);
+}
 
 static void put_layer(writer *w, const fkv_attn_layer *layer) {
     put_number(w, "D", layer->head_dim);
     put_number(w, "G", layer->n_kv_heads);
     put_number(w, "H", layer->n_q_heads);
     put_number(w, "PAGE_TOKENS", layer->block.page_tokens);
-    put_number(w, "BLOCK_BYTES", layer->block.bytes);
-    put_side(w, &layer->block, FKV_SIDE_K);
-    put_side(w, &layer->block, FKV_SIDE_V);
+    put_number(w, "SEALED", layer->sealed);
+    put_number(w, "OPEN_BLOCK_BYTES", layer->open.bytes);
     put_number(w, "WINDOW", layer->window);
     put_number(w, "SINKS", layer->window != 0 ? layer->n_sinks : 0);
     put_bits(w, "SCALE_BITS", layer->scale);
@@ -117,20 +146,29 @@ static uint32_t heads_per_kv(const fkv_attn_layer *layer) { return layer->n_q_he
 
 static uint32_t slab_of(const fkv_attn_layer *layer) { return layer->head_dim % SLAB == 0 ? SLAB : SMALL_SLAB; }
 
-/* Codes of a book are not in the matrix units' text of CUDA: its plain loops have them. */
-static bool has_book(const fkv_attn_layer *layer) {
-    return layer->block.codec[FKV_SIDE_K].kind == FKV_CODEC_TURBO || layer->block.codec[FKV_SIDE_V].kind == FKV_CODEC_TURBO;
+static bool is_kind(const fkv_attn_layer *layer, fkv_codec_kind kind) {
+    return layer->block.codec[FKV_SIDE_K].kind == kind || layer->block.codec[FKV_SIDE_V].kind == kind;
+}
+
+/* Codes of a book and sealed ones are not in the texts of matrix units: plain loops have them. */
+static bool is_plain(const fkv_attn_layer *layer) { return is_kind(layer, FKV_CODEC_TURBO) || layer->sealed; }
+
+/* But for decode of sealed pages of 4 bits, two blocks of tokens and more. */
+static bool has_sealed_mma(const fkv_attn_layer *layer) {
+    const fkv_codec *codec = layer->block.codec;
+    return layer->sealed && codec[FKV_SIDE_V].kind == FKV_CODEC_SEALED_V && codec[FKV_SIDE_K].bits == 4 &&
+           codec[FKV_SIDE_V].bits == 4 && layer->block.page_tokens >= 2 * FKV_SEALED_TOKENS;
 }
 
 /* Whether decode_mma.h has this head. */
 static bool has_mma(fkv_kernel_device device, const fkv_attn_layer *layer) {
-    return device != FKV_KERNEL_METAL && !has_book(layer) && layer->head_dim % SMALL_SLAB == 0 &&
+    return device != FKV_KERNEL_METAL && (!is_plain(layer) || has_sealed_mma(layer)) && layer->head_dim % SMALL_SLAB == 0 &&
            layer->head_dim / slab_of(layer) <= MOST_SLABS;
 }
 
 /* Whether decode_simdgroup.h is used: of its eight rows more than half must be there with a single query. */
 static bool has_simdgroup_decode(fkv_kernel_device device, const fkv_attn_layer *layer) {
-    return device == FKV_KERNEL_METAL && heads_per_kv(layer) > SIMDGROUP_ROWS / 2;
+    return device == FKV_KERNEL_METAL && !layer->sealed && heads_per_kv(layer) > SIMDGROUP_ROWS / 2;
 }
 
 uint32_t fkv_decode_rows(fkv_kernel_device device, const fkv_attn_layer *layer, uint32_t item_queries) {
@@ -175,19 +213,25 @@ uint32_t fkv_kernel_shared_bytes(fkv_kernel_device device, fkv_kernel kernel) {
     return device == FKV_KERNEL_CUDA && is_prefill(kernel) ? PREFILL_SHARED_BYTES : 0;
 }
 
+static void put_mma(writer *w) {
+    put(w, fkv_kernel_file_decode_shape);
+    put(w, fkv_kernel_file_decode_queries);
+    put(w, fkv_kernel_file_decode_sealed);
+    put(w, fkv_kernel_file_decode_scores);
+    put(w, fkv_kernel_file_decode_values);
+    put(w, fkv_kernel_file_decode_softmax);
+    put(w, fkv_kernel_file_decode_mma);
+}
+
 static void put_decode(writer *w, fkv_kernel_device device, const fkv_attn_layer *layer) {
     if (has_mma(device, layer)) {
-        put(w, fkv_kernel_file_decode_shape);
-        put(w, fkv_kernel_file_decode_queries);
-        put(w, fkv_kernel_file_decode_scores);
-        put(w, fkv_kernel_file_decode_values);
-        put(w, fkv_kernel_file_decode_softmax);
-        put(w, fkv_kernel_file_decode_mma);
+        put_mma(w);
     } else if (has_simdgroup_decode(device, layer)) {
         put(w, fkv_kernel_file_simdgroup_metal);
         put(w, fkv_kernel_file_simdgroup_walk);
         put(w, fkv_kernel_file_decode_simdgroup);
     } else {
+        put(w, fkv_kernel_file_plain_rows);
         put(w, fkv_kernel_file_plain_tile);
         put(w, fkv_kernel_file_decode_plain);
     }
@@ -201,6 +245,7 @@ static void put_warpgroup_prefill(writer *w, const char *warpgroup) {
 }
 
 static void put_plain_prefill(writer *w) {
+    put(w, fkv_kernel_file_plain_rows);
     put(w, fkv_kernel_file_plain_tile);
     put(w, fkv_kernel_file_prefill_plain);
 }
@@ -208,7 +253,7 @@ static void put_plain_prefill(writer *w) {
 static void put_prefill(writer *w, fkv_kernel_device device, const fkv_attn_layer *layer) {
     switch (device) {
     case FKV_KERNEL_CUDA:
-        if (has_book(layer)) {
+        if (is_plain(layer)) {
             put_plain_prefill(w);
             break;
         }
@@ -234,7 +279,8 @@ uint32_t fkv_kernel_threads(fkv_kernel_device device, fkv_kernel kernel, const f
     case FKV_KERNEL_PREFILL_BESIDE: return prefill_threads(device);
     case FKV_KERNEL_WRITE: return WARP;
     case FKV_KERNEL_COPY_PAGES:
-    case FKV_KERNEL_PUT_NUMBERS: return 128;
+    case FKV_KERNEL_PUT_NUMBERS:
+    case FKV_KERNEL_SEAL: return 128;
     case FKV_KERNEL_DECODE: return decode_threads(device, layer);
     default: return layer->head_dim < 128 ? 256 : layer->head_dim < 256 ? 512 : 1024; /* as attend_merge.h has it */
     }
@@ -247,6 +293,59 @@ uint32_t fkv_decode_blocks(const fkv_attn_layer *layer, uint32_t decode_rows) {
     uint32_t bytes = codec[FKV_SIDE_K].row_bytes[FKV_PART_CODES] + codec[FKV_SIDE_V].row_bytes[FKV_PART_CODES];
     uint32_t warps = decode_rows > 8 ? 8 : decode_rows > 4 || 8 * bytes <= 12 * layer->head_dim ? 12 : 16;
     return fkv_max_u32(1, warps * WARP / decode_threads(FKV_KERNEL_CUDA, layer));
+}
+
+/* One form of a sealed layer's pages, as decode or prefill meet it. */
+static void put_form(writer *w, fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer) {
+    if (kernel == FKV_KERNEL_SEAL) return;
+    bool mma = kernel == FKV_KERNEL_DECODE && has_mma(device, layer);
+    if (mma) put_mma(w);
+    if (!mma || device == FKV_KERNEL_HOST) put(w, fkv_kernel_file_plain_tile); /* there prefill stands behind decode */
+    if (kernel == FKV_KERNEL_DECODE && !mma) put(w, fkv_kernel_file_decode_plain);
+}
+
+/* The text of a sealed layer's kernel behind the prelude: what is for its open pages in a namespace, then the sealed ones'. */
+static void put_sealed(writer *w, fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer) {
+    put_block(w, &layer->open, true);
+    put(w, "namespace opened {\n");
+    put(w, fkv_kernel_file_rows);
+    put(w, "}\n");
+    put(w, fkv_kernel_file_plain_rows);
+    put(w, "namespace opened {\n");
+    put_form(w, device, kernel, layer);
+    put(w, "}\n");
+    put_end_of_block(w);
+    put_block(w, &layer->block, layer->window != 0);
+    put(w, fkv_kernel_file_rows);
+    put_form(w, device, kernel, layer);
+    if (kernel == FKV_KERNEL_DECODE) {
+        put(w, fkv_kernel_file_sealed_pieces);
+        if (has_mma(device, layer))
+            put(w, "#undef FKV_DECODE_SHARED\n#define FKV_DECODE_SHARED (DC_SHARED_WORDS > opened::DC_SHARED_WORDS ? "
+                   "DC_SHARED_WORDS : opened::DC_SHARED_WORDS)\n");
+    } else if (is_prefill(kernel)) {
+        put(w, fkv_kernel_file_prefill_plain);
+        put(w, fkv_kernel_file_prefill_beside);
+    } else {
+        put(w, fkv_kernel_file_write_rows);
+        put(w, fkv_kernel_file_seal);
+    }
+}
+
+static void put_kernel(writer *w, fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer) {
+    put_block(w, &layer->block, layer->window != 0);
+    put(w, fkv_kernel_file_rows);
+    switch (kernel) {
+    case FKV_KERNEL_WRITE:
+    case FKV_KERNEL_COPY_PAGES:
+    case FKV_KERNEL_PUT_NUMBERS:
+        put(w, fkv_kernel_file_write_rows);
+        put(w, fkv_kernel_file_write);
+        break;
+    case FKV_KERNEL_MERGE: put(w, fkv_kernel_file_attend_merge); break;
+    case FKV_KERNEL_DECODE: put_decode(w, device, layer); break;
+    default: put_prefill(w, device, layer);
+    }
 }
 
 size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer, uint32_t decode_rows,
@@ -266,12 +365,10 @@ size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_
     if (device == FKV_KERNEL_HOST) put(&w, fkv_kernel_file_lanes_host);
     put(&w, preludes[device]);
     put(&w, fkv_kernel_file_step_words);
-    put(&w, fkv_kernel_file_rows);
-    if (kernel == FKV_KERNEL_WRITE || kernel == FKV_KERNEL_COPY_PAGES || kernel == FKV_KERNEL_PUT_NUMBERS)
-        put(&w, fkv_kernel_file_write);
-    if (kernel == FKV_KERNEL_MERGE) put(&w, fkv_kernel_file_attend_merge);
-    if (kernel == FKV_KERNEL_DECODE) put_decode(&w, device, layer);
-    if (is_prefill(kernel)) put_prefill(&w, device, layer);
+    if (layer->sealed && (kernel == FKV_KERNEL_DECODE || kernel == FKV_KERNEL_SEAL || is_prefill(kernel)))
+        put_sealed(&w, device, kernel, layer);
+    else
+        put_kernel(&w, device, kernel, layer);
     return w.length;
 }
 
@@ -289,53 +386,63 @@ size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_
 #define DECODE                                                                                                                   \
     "FKV_SHARED_ARRAY(fkv_u32, shared, FKV_DECODE_SHARED);\n"                                                                    \
     "fkv_attend_decode(place, shared, q, pool, table, parts);\n"
+#define SEAL                                                                                                                     \
+    "FKV_SHARED_ARRAY(float, shared, FKV_SEAL_SHARED);\n"                                                                        \
+    "fkv_seal(place, shared, open, pool, table, ticket);\n"
+#define SEALED_DECODE                                                                                                            \
+    "FKV_SHARED_ARRAY(fkv_u32, shared, FKV_DECODE_SHARED);\n"                                                                    \
+    "if (fkv_piece_is_open(place, table))\n"                                                                                     \
+    "    opened::fkv_attend_decode(place, shared, q, open, table, parts);\n"                                                     \
+    "else\n"                                                                                                                     \
+    "    fkv_attend_decode(place, shared, q, pool, table, parts);\n"
 #define MERGE                                                                                                                    \
     "FKV_SHARED_ARRAY(float, shared, FKV_MERGE_SHARED);\n"                                                                       \
     "fkv_attend_merge(place, shared, parts, table, sink_logits, out);\n"
 
 #define CUDA_SHARED "extern __shared__ fkv_u32 shared[];\n"
 #define OTHER_SHARED "FKV_SHARED_ARRAY(fkv_u32, shared, FKV_PREFILL_SHARED);\n"
-#define PREFILL "fkv_attend_prefill(place, shared, q, pool, table, sink_logits, out);\n"
-#define PREFILL_BESIDE                                                                                                           \
+#define PREFILL(pools) "fkv_attend_prefill(place, shared, q, " pools ", table, sink_logits, out);\n"
+#define PREFILL_BESIDE(pools)                                                                                                    \
     "if (fkv_carries(place, table))\n"                                                                                           \
     "    fkv_carry_decoded(place, table, decoded, out);\n"                                                                       \
     "else\n"                                                                                                                     \
-    "    fkv_attend_prefill(place, shared, q, pool, table, sink_logits, out);\n"
+    "    fkv_attend_prefill(place, shared, q, " pools ", table, sink_logits, out);\n"
 
-#define SOURCES(place)                                                                                                           \
+#define SOURCES(place, shared, decode, pools)                                                                                    \
     {[FKV_KERNEL_WRITE] = place WRITE,                                                                                           \
      [FKV_KERNEL_COPY_PAGES] = place COPY_PAGES,                                                                                 \
      [FKV_KERNEL_PUT_NUMBERS] = place PUT_NUMBERS,                                                                               \
-     [FKV_KERNEL_DECODE] = place DECODE,                                                                                         \
-     [FKV_KERNEL_MERGE] = place MERGE}
+     [FKV_KERNEL_DECODE] = place decode,                                                                                         \
+     [FKV_KERNEL_MERGE] = place MERGE,                                                                                           \
+     [FKV_KERNEL_PREFILL] = place shared PREFILL(pools),                                                                         \
+     [FKV_KERNEL_PREFILL_BESIDE] = place shared PREFILL_BESIDE(pools),                                                           \
+     [FKV_KERNEL_SEAL] = place SEAL}
+#define BOTH_SOURCES(place, shared) {SOURCES(place, shared, DECODE, "pool"), SOURCES(place, shared, SEALED_DECODE, "pool, open")}
 
-static const char *prefill_source(fkv_kernel_device device, bool beside) {
-    static const char *const sources[][2] = {
-        [FKV_KERNEL_CUDA] = {CUDA_PLACE CUDA_SHARED PREFILL, CUDA_PLACE CUDA_SHARED PREFILL_BESIDE},
-        [FKV_KERNEL_METAL] = {METAL_PLACE OTHER_SHARED PREFILL, METAL_PLACE OTHER_SHARED PREFILL_BESIDE},
-        [FKV_KERNEL_HOST] = {HOST_PLACE OTHER_SHARED PREFILL, HOST_PLACE OTHER_SHARED PREFILL_BESIDE}};
-    return sources[device][beside];
-}
-
-const char *fkv_kernel_source(fkv_kernel_device device, fkv_kernel kernel) {
+const char *fkv_kernel_source(fkv_kernel_device device, fkv_kernel kernel, bool sealed) {
     /* NOLINTBEGIN(bugprone-suspicious-missing-comma): they are meant to be one string */
-    static const char *const sources[][FKV_N_KERNELS] = {[FKV_KERNEL_CUDA] = SOURCES(CUDA_PLACE),
-                                                         [FKV_KERNEL_METAL] = SOURCES(METAL_PLACE),
-                                                         [FKV_KERNEL_HOST] = SOURCES(HOST_PLACE)};
+    static const char *const sources[][2][FKV_N_KERNELS] = {[FKV_KERNEL_CUDA] = BOTH_SOURCES(CUDA_PLACE, CUDA_SHARED),
+                                                            [FKV_KERNEL_METAL] = BOTH_SOURCES(METAL_PLACE, OTHER_SHARED),
+                                                            [FKV_KERNEL_HOST] = BOTH_SOURCES(HOST_PLACE, OTHER_SHARED)};
     /* NOLINTEND(bugprone-suspicious-missing-comma) */
-    return is_prefill(kernel) ? prefill_source(device, kernel == FKV_KERNEL_PREFILL_BESIDE) : sources[device][kernel];
+    return sources[device][sealed][kernel];
 }
 
-const char *const *fkv_kernel_inputs(fkv_kernel kernel) {
-    static const char *const names[FKV_N_KERNELS][7] = {
-        [FKV_KERNEL_WRITE] = {"k", "v", "pool", "table", "after", NULL},
-        [FKV_KERNEL_COPY_PAGES] = {"pairs", "pool", "after", NULL},
-        [FKV_KERNEL_PUT_NUMBERS] = {"numbers", "where", "pool", "after", NULL},
-        [FKV_KERNEL_DECODE] = {"q", "pool", "table", "after", NULL},
-        [FKV_KERNEL_MERGE] = {"parts", "table", "sink_logits", NULL},
-        [FKV_KERNEL_PREFILL] = {"q", "pool", "table", "sink_logits", "after", NULL},
-        [FKV_KERNEL_PREFILL_BESIDE] = {"q", "pool", "table", "sink_logits", "decoded", "after", NULL}};
-    return names[kernel];
+#define NAMES_OF_ALL                                                                                                             \
+    [FKV_KERNEL_WRITE] = {"k", "v", "pool", "table", "after", NULL}, [FKV_KERNEL_COPY_PAGES] = {"pairs", "pool", "after", NULL}, \
+    [FKV_KERNEL_PUT_NUMBERS] = {"numbers", "where", "pool", "after", NULL},                                                      \
+    [FKV_KERNEL_MERGE] = {"parts", "table", "sink_logits", NULL}, [FKV_KERNEL_SEAL] = {"open",   "pool",  "table",               \
+                                                                                       "before", "after", NULL}
+
+const char *const *fkv_kernel_inputs(fkv_kernel kernel, bool sealed) {
+    static const char *const names[2][FKV_N_KERNELS][9] = {
+        {NAMES_OF_ALL, [FKV_KERNEL_DECODE] = {"q", "pool", "table", "after", NULL},
+         [FKV_KERNEL_PREFILL] = {"q", "pool", "table", "sink_logits", "after", NULL},
+         [FKV_KERNEL_PREFILL_BESIDE] = {"q", "pool", "table", "sink_logits", "decoded", "after", NULL}},
+        {NAMES_OF_ALL, [FKV_KERNEL_DECODE] = {"q", "pool", "open", "table", "before", "after", NULL},
+         [FKV_KERNEL_PREFILL] = {"q", "pool", "open", "table", "sink_logits", "before", "after", NULL},
+         [FKV_KERNEL_PREFILL_BESIDE] = {"q", "pool", "open", "table", "sink_logits", "decoded", "before", "after", NULL}}};
+    return names[sealed][kernel];
 }
 
 const char *const *fkv_kernel_outputs(fkv_kernel kernel) {
@@ -343,6 +450,6 @@ const char *const *fkv_kernel_outputs(fkv_kernel kernel) {
         [FKV_KERNEL_WRITE] = {"ticket", NULL},       [FKV_KERNEL_COPY_PAGES] = {"ticket", NULL},
         [FKV_KERNEL_PUT_NUMBERS] = {"ticket", NULL}, [FKV_KERNEL_DECODE] = {"parts", NULL},
         [FKV_KERNEL_MERGE] = {"out", NULL},          [FKV_KERNEL_PREFILL] = {"out", NULL},
-        [FKV_KERNEL_PREFILL_BESIDE] = {"out", NULL}};
+        [FKV_KERNEL_PREFILL_BESIDE] = {"out", NULL}, [FKV_KERNEL_SEAL] = {"ticket", NULL}};
     return names[kernel];
 }

@@ -16,6 +16,7 @@ typedef enum fkv_kernel {
     FKV_KERNEL_MERGE,
     FKV_KERNEL_PREFILL,
     FKV_KERNEL_PREFILL_BESIDE,
+    FKV_KERNEL_SEAL, /* of sealed layers, whose rows are written into a pool of open pages: a layer with that block */
     FKV_N_KERNELS
 } fkv_kernel;
 
@@ -41,11 +42,12 @@ FKV_SEAM uint32_t fkv_kernel_threads(fkv_kernel_device device, fkv_kernel kernel
 FKV_SEAM size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer, uint32_t decode_rows,
                                   char *text, size_t size);
 
-/* The body of the kernel, between the braces of a signature that has the inputs and outputs under the names of README.md. */
-FKV_SEAM const char *fkv_kernel_source(fkv_kernel_device device, fkv_kernel kernel);
+/* The body of the kernel, between the braces of a signature that has the inputs and outputs under the names of README.md. sealed:
+ * of the layer. */
+FKV_SEAM const char *fkv_kernel_source(fkv_kernel_device device, fkv_kernel kernel, bool sealed);
 
 /* Names of inputs and outputs, ended by NULL. */
-FKV_SEAM const char *const *fkv_kernel_inputs(fkv_kernel kernel);
+FKV_SEAM const char *const *fkv_kernel_inputs(fkv_kernel kernel, bool sealed);
 FKV_SEAM const char *const *fkv_kernel_outputs(fkv_kernel kernel);
 
 #endif

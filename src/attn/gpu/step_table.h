@@ -13,6 +13,7 @@ typedef struct fkv_step_cut {
     uint32_t heads_per_kv;  /* R = H / G */
     uint32_t blocks_per_kv; /* pieces of a long history */
     uint32_t tile_queries;  /* of a prefill tile */
+    bool sealed;            /* the layer has open pages: fkv_attn_row.open counts */
 } fkv_step_cut;
 
 /* The cut of one layer. tile_queries: the prefill kernel's. */

@@ -2,27 +2,6 @@
  * tile of keys of one page for a few rows of queries: each lane scores one key against every row; then each lane owns channels
  * lane, lane + 32, ... and adds the values up. Codes are unpacked in registers, one at a time, once for the rows of the warp.
  */
-#define FKV_PLAIN_KEYS (FKV_PAGE_TOKENS < 32 ? FKV_PAGE_TOKENS : 32)
-#define FKV_PLAIN_CHANNELS ((FKV_D + 31) / 32) /* of a lane */
-
-/* What a lane keeps of the rows of its warp. */
-template <int ROWS> struct fkv_plain_rows {
-    fkv_u32 position[ROWS];
-    float max[ROWS];
-    float total[ROWS]; /* of this lane's keys */
-    float sum[ROWS][FKV_PLAIN_CHANNELS];
-};
-
-template <int ROWS> FKV_FN void fkv_plain_begin(FKV_LOCAL fkv_plain_rows<ROWS> &rows) {
-    FKV_UNROLL
-    for (int row = 0; row < ROWS; row++) {
-        rows.max[row] = FKV_NO_SCORE;
-        rows.total[row] = 0.0f;
-        FKV_UNROLL
-        for (int i = 0; i < FKV_PLAIN_CHANNELS; i++) rows.sum[row][i] = 0.0f;
-    }
-}
-
 /* n_keys keys, the first of which is `token`, in the slots from `slot` on. queries: [rows, D]; weights: [rows, 32], for nobody
  * else. */
 template <int ROWS>
@@ -33,12 +12,8 @@ FKV_FN void fkv_plain_meet(fkv_u32 lane, FKV_SHARED const float *queries, FKV_SH
     FKV_UNROLL
     for (int row = 0; row < ROWS; row++) score[row] = 0.0f;
     if (lane < n_keys) {
-        fkv_u32 at = slot + lane;
-        FKV_DEVICE const fkv_u8 *codes = block + FKV_K_CODES + at * (FKV_D * FKV_K_BITS / 8);
-        FKV_DEVICE const fkv_u8 *scales = block + FKV_K_SCALES + at * (FKV_D / FKV_K_GROUP * 2);
-        FKV_DEVICE const fkv_u8 *biases = block + FKV_K_BIASES + at * (FKV_D / FKV_K_GROUP * 2);
         for (fkv_u32 d = 0; d < FKV_D; d++) {
-            float k = FKV_K_VALUE_AT(codes, scales, biases, d);
+            float k = fkv_k_at(block, slot + lane, d);
             FKV_UNROLL
             for (int row = 0; row < ROWS; row++) score[row] = fkv_fma(queries[(fkv_u32)row * FKV_D + d], k, score[row]);
         }
@@ -60,28 +35,17 @@ FKV_FN void fkv_plain_meet(fkv_u32 lane, FKV_SHARED const float *queries, FKV_SH
     }
     fkv_sync_warp();
     for (fkv_u32 t = 0; t < n_keys; t++) {
-        fkv_u32 at = slot + t;
-        FKV_DEVICE const fkv_u8 *codes = block + FKV_V_CODES + at * (FKV_D * FKV_V_BITS / 8);
-        FKV_DEVICE const fkv_u8 *scales = block + FKV_V_SCALES + at * (FKV_D / FKV_V_GROUP * 2);
-        FKV_DEVICE const fkv_u8 *biases = block + FKV_V_BIASES + at * (FKV_D / FKV_V_GROUP * 2);
         bool seen[ROWS]; /* a weight of 0 is not enough: 0 times NaN is NaN */
         FKV_UNROLL
         for (int row = 0; row < ROWS; row++) seen[row] = fkv_sees(rows.position[row], token + t);
         FKV_UNROLL
         for (int i = 0; i < FKV_PLAIN_CHANNELS; i++) {
             fkv_u32 d = lane + 32 * (fkv_u32)i;
-            float v = d < FKV_D ? FKV_V_VALUE_AT(codes, scales, biases, d) : 0.0f;
+            float v = d < FKV_D ? fkv_v_at(block, slot + t, d) : 0.0f;
             FKV_UNROLL
             for (int row = 0; row < ROWS; row++)
                 if (seen[row]) rows.sum[row][i] = fkv_fma(weights[(fkv_u32)row * 32 + t], v, rows.sum[row][i]);
         }
     }
     fkv_sync_warp(); /* weights are written again */
-}
-
-/* The total of a row, of all lanes. */
-FKV_FN float fkv_plain_total(float total) {
-    FKV_UNROLL
-    for (fkv_u32 h = 1; h < 32; h *= 2) total += fkv_shuffle_xor(total, h);
-    return total;
 }

@@ -12,10 +12,20 @@
 #define FKV_WARP_WORDS (FKV_WARP_ROWS * FKV_D + FKV_WARP_ROWS * 32)
 #define FKV_PREFILL_SHARED (FKV_PREFILL_WARPS * FKV_WARP_WORDS)
 
+/* A sealed layer has one more pool, that of its open pages. */
+#if FKV_SEALED
+#define FKV_OPEN_POOL , FKV_DEVICE const void *open
+#define FKV_OPEN_GIVEN , open
+#else
+#define FKV_OPEN_POOL
+#define FKV_OPEN_GIVEN
+#endif
+
 /* The rows [first, first + n) of a tile, n <= FKV_WARP_ROWS, by one warp. */
-FKV_FN void fkv_prefill_rows(fkv_place place, FKV_SHARED float *queries, FKV_DEVICE const void *q, FKV_DEVICE const void *pool,
-                             FKV_DEVICE const fkv_u32 *table, FKV_DEVICE const float *sink_logits, FKV_DEVICE const fkv_u32 *tile,
-                             fkv_u32 first, fkv_u32 n, FKV_DEVICE void *out) {
+FKV_FN void fkv_prefill_rows(fkv_place place, FKV_SHARED float *queries, FKV_DEVICE const void *q,
+                             FKV_DEVICE const void *pool FKV_OPEN_POOL, FKV_DEVICE const fkv_u32 *table,
+                             FKV_DEVICE const float *sink_logits, FKV_DEVICE const fkv_u32 *tile, fkv_u32 first, fkv_u32 n,
+                             FKV_DEVICE void *out) {
     fkv_u32 lane = place.index % 32;
     FKV_SHARED float *weights = queries + FKV_WARP_ROWS * FKV_D;
     FKV_DEVICE const fkv_u32 *row_words = table + table[FKV_STEP_ROWS] + tile[FKV_TILE_ROW] * FKV_ROW_WORDS;
@@ -34,10 +44,20 @@ FKV_FN void fkv_prefill_rows(fkv_place place, FKV_SHARED float *queries, FKV_DEV
     fkv_u32 last = tile[FKV_TILE_POSITION] + (first + n - 1) / FKV_R;
     for (fkv_u32 base = 0; base <= last; base += FKV_PLAIN_KEYS) {
         if (FKV_WINDOW != 0 && base + FKV_PLAIN_KEYS + FKV_WINDOW <= low + 1 && base + 1 >= FKV_SINKS + 1)
-            continue; /* no row sees it */
+            continue;                                                                         /* no row sees it */
+        fkv_u32 n_keys = last - base + 1 < FKV_PLAIN_KEYS ? last - base + 1 : FKV_PLAIN_KEYS; /* behind them: whatever is there */
+#if FKV_SEALED
+        fkv_u32 logical = base / FKV_PAGE_TOKENS;
+        if (logical == 0 || logical == low / FKV_PAGE_TOKENS) { /* all rows are in one page */
+            FKV_DEVICE const fkv_u8 *opened_block =
+                (FKV_DEVICE const fkv_u8 *)open +
+                ((fkv_u64)fkv_open_page_at(table, row_words, logical) * FKV_G + place.y) * FKV_OPEN_BLOCK_BYTES;
+            opened::fkv_plain_meet(lane, queries, weights, opened_block, base % FKV_PAGE_TOKENS, base, n_keys, rows);
+            continue;
+        }
+#endif
         FKV_DEVICE const fkv_u8 *block =
             blocks + (fkv_u64)fkv_page_at(table, row_words, base / FKV_PAGE_TOKENS) * FKV_G * FKV_BLOCK_BYTES;
-        fkv_u32 n_keys = last - base + 1 < FKV_PLAIN_KEYS ? last - base + 1 : FKV_PLAIN_KEYS; /* behind them: whatever is there */
         fkv_plain_meet(lane, queries, weights, block, base % FKV_PAGE_TOKENS, base, n_keys, rows);
     }
     FKV_UNROLL
@@ -54,8 +74,9 @@ FKV_FN void fkv_prefill_rows(fkv_place place, FKV_SHARED float *queries, FKV_DEV
     fkv_sync_warp(); /* the next rows take the queries' place */
 }
 
-FKV_FN void fkv_attend_prefill(fkv_place place, FKV_SHARED fkv_u32 *shared, FKV_DEVICE const void *q, FKV_DEVICE const void *pool,
-                               FKV_DEVICE const fkv_u32 *table, FKV_DEVICE const float *sink_logits, FKV_DEVICE void *out) {
+FKV_FN void fkv_attend_prefill(fkv_place place, FKV_SHARED fkv_u32 *shared, FKV_DEVICE const void *q,
+                               FKV_DEVICE const void *pool FKV_OPEN_POOL, FKV_DEVICE const fkv_u32 *table,
+                               FKV_DEVICE const float *sink_logits, FKV_DEVICE void *out) {
     fkv_u32 warp = place.index / 32;
     FKV_DEVICE const fkv_u32 *tile = table + table[FKV_STEP_TILES] + place.x * FKV_TILE_WORDS;
     fkv_u32 first = place.z * FKV_PREFILL_ROWS;
@@ -63,7 +84,7 @@ FKV_FN void fkv_attend_prefill(fkv_place place, FKV_SHARED fkv_u32 *shared, FKV_
     if (end > first + FKV_PREFILL_ROWS) end = first + FKV_PREFILL_ROWS;
     for (fkv_u32 row = first + warp * FKV_WARP_ROWS; row < end; row += FKV_PREFILL_WARPS * FKV_WARP_ROWS) {
         fkv_u32 n = end - row < FKV_WARP_ROWS ? end - row : FKV_WARP_ROWS;
-        fkv_prefill_rows(place, (FKV_SHARED float *)shared + warp * FKV_WARP_WORDS, q, pool, table, sink_logits, tile, row, n,
-                         out);
+        fkv_prefill_rows(place, (FKV_SHARED float *)shared + warp * FKV_WARP_WORDS, q, pool FKV_OPEN_GIVEN, table, sink_logits,
+                         tile, row, n, out);
     }
 }

@@ -9,7 +9,12 @@
  * - pieces, for decode: the pieces of the items, one after the other, FKV_PIECE_WORDS. They lie directly behind the header and
  *   hold all that a block needs to begin: on a device each load that waits for another costs half a microsecond.
  * - tiles, for prefill: consecutive queries of one row, FKV_TILE_WORDS.
+ * - seals: pages of a sealed layer that the step fills, FKV_SEAL_WORDS: sealed before anybody attends.
  * - pages: the page tables of all rows; FKV_ROW_PAGES and FKV_PIECE_PAGES point here.
+ *
+ * A sealed layer has two pools. Slots are those of the open one; a piece lies in one of them (FKV_PIECE_OPEN) and has the page
+ * table of that: the first page, and the page of the item's queries, are pieces of their own. Tiles of queries do not go over the
+ * end of a page.
  *
  * A query sees pages [0, sink pages) and [its window's first page, its own page]; the k-th page it sees is k while k is a sink
  * page and FKV_PIECE_SKIPPED + k after them. A piece is a stretch of the pages seen, from FKV_PIECE_FIRST_SEEN on; all pieces of
@@ -32,6 +37,8 @@
 #define FKV_STEP_PIECES 9
 #define FKV_STEP_TILES 10
 #define FKV_STEP_PAGES 11
+#define FKV_STEP_N_SEALS 12
+#define FKV_STEP_SEALS 13
 #define FKV_STEP_HEADER 16
 
 /* a row */
@@ -41,7 +48,10 @@
 #define FKV_ROW_PAGES 3       /* offset of its page table in words; see src/base/page_view.h */
 #define FKV_ROW_N_FIXED 4
 #define FKV_ROW_N_RING 5
-#define FKV_ROW_WORDS 8
+#define FKV_ROW_OPEN_PAGES 6 /* the same of the open pages of a sealed layer */
+#define FKV_ROW_OPEN_FIXED 7
+#define FKV_ROW_OPEN_RING 8
+#define FKV_ROW_WORDS 12
 
 /* a decode item */
 #define FKV_ITEM_FIRST_TOKEN 0 /* of the step's T: its first query */
@@ -60,6 +70,7 @@
 #define FKV_PIECE_PAGES 6      /* as the row's */
 #define FKV_PIECE_N_FIXED 7
 #define FKV_PIECE_N_RING 8
+#define FKV_PIECE_OPEN 9 /* 1: of a sealed layer, in its open pool */
 #define FKV_PIECE_WORDS 12
 
 /* a prefill tile */
@@ -68,6 +79,11 @@
 #define FKV_TILE_POSITION 2
 #define FKV_TILE_N_QUERIES 3
 #define FKV_TILE_WORDS 4
+
+/* a page to seal */
+#define FKV_SEAL_FROM 0 /* page of the open pool */
+#define FKV_SEAL_TO 1   /* page of the layer's own */
+#define FKV_SEAL_WORDS 2
 
 /* Rows of at most this many tokens are decode items; longer ones are prefill tiles. */
 #define FKV_ITEM_QUERIES 8

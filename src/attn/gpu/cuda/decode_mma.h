@@ -75,7 +75,7 @@ FKV_FN fkv_u32 dc_tile_logical(const dc_walk &walk, fkv_u32 tile) {
 
 FKV_FN fkv_u32 dc_tile_page(const dc_walk &walk, fkv_u32 tile) {
     fkv_u32 logical = dc_tile_logical(walk, tile);
-    fkv_u32 ring = walk.n_fixed + (FKV_WINDOW == 0 ? 0 : (logical - walk.n_fixed) % walk.n_ring);
+    fkv_u32 ring = walk.n_fixed + (FKV_RING ? (logical - walk.n_fixed) % walk.n_ring : 0);
     return walk.pages[logical < walk.n_fixed ? logical : ring];
 }
 
@@ -178,7 +178,7 @@ FKV_FN void dc_finish_sums(dc_state &state, dc_place at, FKV_SHARED const float 
         int o = dc_v::group_of_tile(t);
         FKV_UNROLL
         for (int n = 0; n < DC_OWN_ROWS; n++) {
-            float back = dc_v::is_bf16 ? 1.0f : fkv_float_of((state.exponent[n][o] - 14) << 23);
+            float back = dc_v::is_bf16 ? 1.0f : fkv_float_of((state.exponent[n][o] - 14 + dc_v::back) << 23);
             FKV_UNROLL
             for (fkv_u32 i = 0; i < 2; i++) {
                 float column_back = fkv_shuffle(back, c * 8 + 4 * i);
@@ -249,32 +249,45 @@ struct dc_tile {
     dc_keys k;
     dc_values v;
     dc_scales scales;
-    fkv_u32 page; /* of the tile behind it */
+    fkv_u32 page;     /* of the tile behind it */
+    fkv_u32 lines[4]; /* sealed K: of its page */
 };
+
+/* A stream's tiles: every DC_STREAMS-th, or those of every DC_STREAMS-th page where a page has to be prepared for. */
+constexpr fkv_u32 DC_TURN = FKV_K_SEALED ? FKV_PAGE_TOKENS / DC_TILE : 1; /* tiles one after the other */
+
+FKV_FN fkv_u32 dc_first_tile(fkv_u32 stream) { return stream * DC_TURN; }
+
+FKV_FN fkv_u32 dc_next_tile(fkv_u32 i) { return (i + 1) % DC_TURN != 0 ? i + 1 : i + 1 + (DC_STREAMS - 1) * DC_TURN; }
 
 /* The stream's first tile, on its way while the queries are prepared. */
 FKV_FN void dc_load_first(dc_tile &tile, const dc_walk &walk, fkv_u32 n_tiles, dc_place at) {
+    fkv_u32 i = dc_first_tile(at.stream);
+    fkv_u32 next = dc_next_tile(i);
     tile.page = 0;
-    if (at.stream >= n_tiles) return;
-    const fkv_u8 *block = dc_page_block(walk, dc_tile_page(walk, at.stream));
-    dc_load_keys(tile.k, block, dc_tile_slot(at.stream), at);
-    dc_load_scales(tile.scales, block, dc_tile_slot(at.stream), at);
-    dc_load_values(tile.v, block, dc_tile_slot(at.stream), at);
-    if (at.stream + DC_STREAMS < n_tiles) tile.page = dc_tile_page(walk, at.stream + DC_STREAMS);
+    if (i >= n_tiles) return;
+    const fkv_u8 *block = dc_page_block(walk, dc_tile_page(walk, i));
+    dc_load_lines(tile.lines, block, at);
+    dc_load_keys(tile.k, block, dc_tile_slot(i), at);
+    dc_load_scales(tile.scales, block, dc_tile_slot(i), at);
+    dc_load_values(tile.v, block, dc_tile_slot(i), at);
+    if (next < n_tiles) tile.page = dc_tile_page(walk, next);
 }
 
 /* The stream's tiles, one after the other. Each part of the next one is asked for when its registers are free, page numbers two
  * tiles ahead. */
-FKV_FN void dc_walk_tiles(dc_tile &tile, const dc_walk &walk, fkv_u32 n_tiles, const dc_rows &rows, FKV_SHARED fkv_u32 *shared,
+FKV_FN void dc_walk_tiles(dc_tile &tile, const dc_walk &walk, fkv_u32 n_tiles, dc_rows &rows, FKV_SHARED fkv_u32 *shared,
                           dc_place at, dc_state &state) {
-    FKV_SHARED const fkv_u32 *operands = shared + at.slab * DC_OPERAND_WORDS;
+    dc_operands operands = dc_first_operands(shared, at);
     FKV_SHARED float *scales = (FKV_SHARED float *)shared + DC_AT_SCALES + at.warp * DC_SCALES_WORDS;
     FKV_SHARED float *exchange = (FKV_SHARED float *)shared + DC_AT_REST;
     fkv_u32 turn = 0;
-    for (fkv_u32 i = at.stream; i < n_tiles; i += DC_STREAMS) {
-        fkv_u32 next = i + DC_STREAMS;
+    for (fkv_u32 i = dc_first_tile(at.stream); i < n_tiles; i = dc_next_tile(i)) {
+        fkv_u32 next = dc_next_tile(i);
         const fkv_u8 *block = dc_page_block(walk, tile.page);
         fkv_u32 base = dc_tile_logical(walk, i) * FKV_PAGE_TOKENS + dc_tile_slot(i);
+        if (i % DC_TURN == 0) dc_enter_page(tile.lines, shared, at, rows, operands);
+        if (next < n_tiles && next % DC_TURN == 0) dc_load_lines(tile.lines, block, at);
         fkv_u32 bits[dc_v::groups];
         dc_share_scales(tile.scales, at.lane, scales, bits);
         if (next < n_tiles) dc_load_scales(tile.scales, block, dc_tile_slot(next), at);
@@ -282,7 +295,7 @@ FKV_FN void dc_walk_tiles(dc_tile &tile, const dc_walk &walk, fkv_u32 n_tiles, c
         dc_tile_scores(tile.k, operands, scales, rows, at.lane, score);
         if (next < n_tiles) {
             dc_load_keys(tile.k, block, dc_tile_slot(next), at);
-            if (next + DC_STREAMS < n_tiles) tile.page = dc_tile_page(walk, next + DC_STREAMS);
+            if (dc_next_tile(next) < n_tiles) tile.page = dc_tile_page(walk, dc_next_tile(next));
         }
         if (DC_SLABS > 1) dc_add_slabs(exchange + turn % DC_EXCHANGES * DC_EXCHANGE_WORDS, at, score);
         dc_fold_tile(tile.v, scales, bits, score, rows, base, at.lane, state);

@@ -147,12 +147,18 @@ FKV_FN void dc_prepare_row(const void *q, fkv_u64 from, fkv_u32 row, FKV_SHARED 
     for (int i = 0; i < DC_LANE_CHANNELS; i++) largest = fkv_max_bits(largest, fkv_bits_of(x[i]) & 0x7fffffffu);
     FKV_UNROLL
     for (fkv_u32 h = 1; h < 32; h *= 2) largest = fkv_max_bits(largest, fkv_shuffle_xor_bits(largest, h));
+    FKV_SHARED float *floats = (FKV_SHARED float *)shared;
+    if constexpr (FKV_K_SEALED) { /* they become operands page by page */
+        FKV_UNROLL
+        for (int i = 0; i < DC_LANE_CHANNELS; i++) floats[row * FKV_D + lane + 32 * (fkv_u32)i] = x[i];
+        if (lane == 0) floats[DC_AT_STEPS + row] = fkv_float_of(largest);
+        return;
+    }
     bool number = largest < 0x7f800000u;
     float step = dc_step_of(largest);
     float inverse = number && step > 0.0f ? 1.0f / step : 0.0f;
     FKV_UNROLL
     for (int i = 0; i < DC_LANE_CHANNELS; i++) dc_put_query(shared, row, lane + 32 * (fkv_u32)i, number ? x[i] * inverse : 0.0f);
-    FKV_SHARED float *floats = (FKV_SHARED float *)shared;
     if (lane == 0) floats[DC_AT_STEPS + row] = number ? step : fkv_float_of(0x7fc00000u);
     dc_sum_row(x, floats + DC_AT_SUMS + row * (DC_SLABS * dc_k::groups), lane);
 }

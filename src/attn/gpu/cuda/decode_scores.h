@@ -8,6 +8,22 @@
  *
  * Four rows or fewer are there twice: thread r has the sums of high and low, r + 4 those of rest, and they add them up.
  */
+#if !FKV_K_SEALED
+/* Queries as the products take them: operands in shared memory. */
+typedef FKV_SHARED const fkv_u32 *dc_operands;
+
+FKV_FN fkv_words4 dc_operand(dc_operands operands, int tile, int step, fkv_u32 lane) {
+    return fkv_shared16(operands + ((fkv_u32)(tile * dc_k::steps + step) * 32 + lane) * 4);
+}
+
+FKV_FN dc_operands dc_first_operands(FKV_SHARED const fkv_u32 *shared, dc_place at) {
+    return shared + at.slab * DC_OPERAND_WORDS;
+}
+
+/* A page has nothing of its own. */
+FKV_FN void dc_load_lines(fkv_u32 (&)[4], const fkv_u8 *, dc_place) {}
+FKV_FN void dc_enter_page(const fkv_u32 (&)[4], FKV_SHARED const fkv_u32 *, dc_place, dc_rows &, dc_operands &) {}
+
 FKV_FN void dc_load_keys(dc_keys &to, const fkv_u8 *block, fkv_u32 slot, dc_place at) {
     fkv_u32 token = slot + DC_RUN * (at.lane / 4);
     const fkv_u8 *codes =
@@ -39,6 +55,8 @@ FKV_FN void dc_key_operand(const fkv_u32 *unit, int step, fkv_u32 &low, fkv_u32 
     }
 }
 
+#endif
+
 /* Sums of products: integers of codes, floats of halves. */
 template <int BITS> struct dc_product {
     typedef int type;
@@ -50,15 +68,14 @@ typedef dc_product<dc_k::bits>::type dc_products[DC_RUN][dc_k::row_tiles][4];
 
 FKV_FN void dc_multiply(int *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) { fkv_mma_bytes(c, a, b0, b1); }
 FKV_FN void dc_multiply(float *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) {
-    if (FKV_PAGE_BF16)
+    if (FKV_PAGE_BF16 && !FKV_K_SEALED)
         fkv_mma_bf16(c, a, b0, b1);
     else
         fkv_mma_f16(c, a, b0, b1);
 }
 
 /* Queries times codes over the channels of one group. */
-FKV_FN void dc_multiply_group(const dc_keys &k, FKV_SHARED const fkv_u32 *operands, int group, fkv_u32 lane,
-                              dc_products &products) {
+FKV_FN void dc_multiply_group(const dc_keys &k, const dc_operands &operands, int group, fkv_u32 lane, dc_products &products) {
     FKV_UNROLL
     for (int i = 0; i < DC_RUN * dc_k::row_tiles * 4; i++)
         products[i / (4 * dc_k::row_tiles)][i / 4 % dc_k::row_tiles][i % 4] = 0;
@@ -68,7 +85,7 @@ FKV_FN void dc_multiply_group(const dc_keys &k, FKV_SHARED const fkv_u32 *operan
         int step_of_slab = group * (dc_k::steps / dc_k::groups) + s;
         FKV_UNROLL
         for (int n = 0; n < dc_k::row_tiles; n++) {
-            fkv_words4 q = fkv_shared16(operands + ((fkv_u32)(n * dc_k::steps + step_of_slab) * 32 + lane) * 4);
+            fkv_words4 q = dc_operand(operands, n, step_of_slab, lane);
             FKV_UNROLL
             for (int b = 0; b < DC_RUN; b++) {
                 fkv_u32 low;
@@ -110,14 +127,14 @@ FKV_FN void dc_fold_group(const dc_products &products, FKV_SHARED const float *s
 }
 
 /* score[n][i] of a thread: its row n, token DC_OWN_TOKENS c + i; this slab's part of it. */
-FKV_FN void dc_tile_scores(const dc_keys &k, FKV_SHARED const fkv_u32 *operands, FKV_SHARED const float *scales,
-                           const dc_rows &rows, fkv_u32 lane, dc_scores &score) {
+FKV_FN void dc_tile_scores(const dc_keys &k, const dc_operands &operands, FKV_SHARED const float *scales, const dc_rows &rows,
+                           fkv_u32 lane, dc_scores &score) {
     dc_score_parts parts;
     FKV_UNROLL
     for (int i = 0; i < DC_OWN_ROWS * DC_OWN_TOKENS; i++) {
         parts.scores[i / DC_OWN_TOKENS][i % DC_OWN_TOKENS] = 0.0f;
         parts.rests[i / DC_OWN_TOKENS][i % DC_OWN_TOKENS] = 0.0f;
-        parts.biases[i / DC_OWN_TOKENS][i % DC_OWN_TOKENS] = 0.0f;
+        parts.biases[i / DC_OWN_TOKENS][i % DC_OWN_TOKENS] = FKV_K_SEALED ? rows.query_sum[i / DC_OWN_TOKENS][0] : 0.0f;
     }
     FKV_UNROLL
     for (int g = 0; g < dc_k::groups; g++) {

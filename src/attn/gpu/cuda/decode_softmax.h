@@ -16,7 +16,10 @@ FKV_FN void dc_load_scales(dc_scales &to, const fkv_u8 *block, fkv_u32 slot, dc_
         dc_stream(to.k[0], block + FKV_K_SCALES + row * (dc_k::groups * 2), dc_k::groups * 2);
         dc_stream(to.k[1], block + FKV_K_BIASES + row * (dc_k::groups * 2), dc_k::groups * 2);
     }
-    if constexpr (dc_v::bits < 16) {
+    if constexpr (FKV_V_SEALED) {
+        to.v[0][0] = fkv_stream2(block + FKV_V_SCALES + (slot + at.lane % DC_TILE) * 2) & 0x7fffu;
+        to.v[1][0] = 0;
+    } else if constexpr (dc_v::bits < 16) {
         dc_stream(to.v[0], block + FKV_V_SCALES + row * (dc_v::groups * 2), dc_v::groups * 2);
         dc_stream(to.v[1], block + FKV_V_BIASES + row * (dc_v::groups * 2), dc_v::groups * 2);
     }
@@ -283,6 +286,6 @@ FKV_FN void dc_fold_tile(dc_values &v, FKV_SHARED float *scales, const fkv_u32 (
     dc_weights weights;
     dc_weights rests;
     dc_weigh(score, scales, lane, state, weights, rests);
-    dc_add_values(v, weights, state.sums);
-    if (dc_v::is_bf16) dc_add_values(v, rests, state.sums);
+    dc_add_values(v, lane, weights, state.sums);
+    if (dc_v::is_bf16) dc_add_values(v, lane, rests, state.sums);
 }

@@ -132,6 +132,13 @@ FKV_FN fkv_u32 fkv_stream1(const fkv_u8 *at) {
 /* Bytes of a (0-3) and b (4-7), chosen by the four nibbles of `order`, lowest first. */
 FKV_FN fkv_u32 fkv_permute(fkv_u32 a, fkv_u32 b, fkv_u32 order) { return __byte_perm(a, b, order); }
 
+/* 0x80 in byte i where bit 3 of nibble i of x is set, of the lowest four nibbles. */
+FKV_FN fkv_u32 fkv_nibble_signs(fkv_u32 x) {
+    fkv_u32 y; /* a nibble with that bit chooses a byte's sign, eight times */
+    asm("prmt.b32 %0, %1, %1, %2;" : "=r"(y) : "r"(0x80808080u), "r"(x));
+    return (y << 1) & 0x80808080u;
+}
+
 /* x & mask | bits, in one instruction: of two constants the compiler makes two. */
 FKV_FN fkv_u32 fkv_mask_or(fkv_u32 x, fkv_u32 mask, fkv_u32 bits) {
     fkv_u32 y;

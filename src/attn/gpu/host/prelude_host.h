@@ -141,6 +141,12 @@ FKV_FN fkv_u32 fkv_permute(fkv_u32 a, fkv_u32 b, fkv_u32 order) {
     return x;
 }
 
+FKV_FN fkv_u32 fkv_nibble_signs(fkv_u32 x) {
+    fkv_u32 y = 0;
+    for (int i = 0; i < 4; i++) y |= (x >> (4 * i + 3) & 1u) << (8 * i + 7);
+    return y;
+}
+
 FKV_FN fkv_u32 fkv_mask_or(fkv_u32 x, fkv_u32 mask, fkv_u32 bits) { return (x & mask) | bits; }
 
 /* One rounding: the product of two halves is exact in a float, and so is its sum with a third in a double. */

@@ -1,0 +1,184 @@
+/* Pages that a step has filled, packed again from the codes of their open blocks, bit for bit as src/codec/seal.c does it: see
+ * there for every step of the arithmetic, and docs/page_format.md for where codes lie. The open block is read by the functions of
+ * the namespace `opened`.
+ *
+ * Blocks of 128 threads: pages to seal, G, 2 (K and V). First what a channel of K or a row of V has once, then each dword of
+ * codes by one thread, which reads the numbers it needs again.
+ */
+#define FKV_SEAL_THREADS 128
+#define FKV_SEAL_SHARED (2 * FKV_D + FKV_PAGE_TOKENS) /* {bias, 1 / scale} of channels; or 128 / norm of rows */
+#define FKV_SEAL_SMALLEST fkv_float_of(0x0d800000u)   /* 2^-100 */
+
+FKV_FN fkv_u32 fkv_seal_bits(float x) {
+    fkv_u32 bits = fkv_page_bits(x);
+    return fkv_abs(fkv_page_number(bits)) < FKV_SEAL_SMALLEST ? 0u : bits;
+}
+
+/* Where number e of a dword's plane lies in it. */
+FKV_FN fkv_u32 fkv_seal_shift(fkv_u32 e, fkv_u32 bits) { return 8 * (e % 4) + bits * (e / 4); }
+
+/* A dword of a side's codes: which lane of which block of 16 tokens, which of the codes that a lane has there, in order: channels
+ * of K; of V the tokens of each unit of 16 channels. */
+struct fkv_seal_dword {
+    fkv_u32 block;
+    fkv_u32 lane;
+    fkv_u32 first; /* of the lane's codes */
+    fkv_u32 bits;  /* of a code in this plane */
+    fkv_u32 from;  /* the plane's lowest bit of the code */
+};
+
+FKV_FN fkv_seal_dword fkv_seal_dword_at(fkv_u32 i, fkv_u32 code_bits, fkv_u32 row_bytes) {
+    fkv_u32 line = i / 16 % (row_bytes / 4);
+    bool high = code_bits == 3 && line >= FKV_D / 16;
+    fkv_seal_dword x;
+    x.block = i / (row_bytes * 4);
+    x.lane = i % 16;
+    x.bits = high ? 1 : code_bits == 4 ? 4 : 2;
+    x.from = high ? 2 : 0;
+    x.first = (line - (high ? FKV_D / 16 : 0)) * (32 / x.bits);
+    return x;
+}
+
+#if FKV_K_SEALED
+FKV_FN float fkv_seal_key(FKV_DEVICE const fkv_u8 *open, fkv_u32 token, fkv_u32 d) {
+    return fkv_storable(opened::fkv_k_at(open, token, d));
+}
+
+FKV_FN void fkv_seal_keys(fkv_u32 index, FKV_SHARED float *lines, FKV_DEVICE const fkv_u8 *open, FKV_DEVICE fkv_u8 *block) {
+    const float bins = (float)((1 << FKV_K_BITS) - 1);
+    for (fkv_u32 d = index; d < FKV_D; d += FKV_SEAL_THREADS) {
+        float lo = fkv_seal_key(open, 0, d);
+        float hi = lo;
+        for (fkv_u32 t = 1; t < FKV_PAGE_TOKENS; t++) {
+            float x = fkv_seal_key(open, t, d);
+            lo = x < lo ? x : lo;
+            hi = x > hi ? x : hi;
+        }
+        fkv_u32 scale = fkv_seal_bits(fkv_div(fkv_sub(hi, lo), bins));
+        fkv_u32 bias = fkv_page_bits(fkv_add(lo, 0.0f)); /* -0 would depend on the order */
+        ((FKV_DEVICE fkv_u16 *)(block + FKV_K_SCALES))[d] = (fkv_u16)scale;
+        ((FKV_DEVICE fkv_u16 *)(block + FKV_K_BIASES))[d] = (fkv_u16)bias;
+        lines[2 * d] = fkv_page_number(bias);
+        lines[2 * d + 1] = scale == 0 ? 0.0f : fkv_div(1.0f, fkv_page_number(scale));
+    }
+    fkv_sync();
+    FKV_DEVICE fkv_u32 *codes = (FKV_DEVICE fkv_u32 *)(block + FKV_K_CODES);
+    for (fkv_u32 i = index; i < FKV_PAGE_TOKENS * FKV_K_ROW_BYTES / 4; i += FKV_SEAL_THREADS) {
+        fkv_seal_dword at = fkv_seal_dword_at(i, FKV_K_BITS, FKV_K_ROW_BYTES);
+        fkv_u32 word = 0;
+        for (fkv_u32 e = 0; e < 32 / at.bits; e++) {
+            fkv_u32 d = at.first + e;
+            if (d >= FKV_D) break;
+            float x = fkv_sub(fkv_seal_key(open, at.block * 16 + at.lane, d), lines[2 * d]);
+            fkv_u32 code = (fkv_u32)fkv_nearest_code(fkv_mul(x, lines[2 * d + 1]), bins);
+            word |= (code >> at.from & ((1u << at.bits) - 1u)) << fkv_seal_shift(e, at.bits);
+        }
+        codes[i] = word;
+    }
+}
+#endif
+
+FKV_FN float fkv_seal_value(FKV_DEVICE const fkv_u8 *open, fkv_u32 token, fkv_u32 d) {
+    return fkv_storable(opened::fkv_v_at(open, token, d));
+}
+
+#if FKV_V_SEALED
+FKV_FN float fkv_seal_inverse(float norm) { return norm < FKV_SEAL_SMALLEST ? 0.0f : fkv_div(128.0f, norm); }
+
+FKV_FN fkv_u32 fkv_seal_size(float y, float inverse) {
+    const float above[] = {FKV_V_ABOVE};
+    float m = fkv_nearest_code(fkv_mul(fkv_abs(y), inverse), 127.0f);
+    fkv_u32 size = 0;
+    for (fkv_u32 i = 0; i + 1 < 1u << (FKV_V_BITS - 1); i++) size += m > above[i] ? 1u : 0u;
+    return size;
+}
+
+/* The norm of a row, by one warp: number j is in sum j % 16, which here is the lane below 16, the one above it in between. */
+FKV_FN float fkv_seal_norm(FKV_LOCAL const float *y, fkv_u32 lane) {
+    float sum = 0.0f;
+    FKV_UNROLL
+    for (int i = 0; i < FKV_WRITE_NUMBERS; i++) {
+        float size = fkv_abs(y[i]);
+        sum = fkv_add(fkv_add(sum, size), fkv_shuffle_xor(size, 16));
+    }
+    float norm = fkv_mul(fkv_div(fkv_sum_of_16(sum), (float)FKV_D), fkv_float_of(FKV_V_START_BITS));
+    for (int refit = 0; refit < 2; refit++) {
+        float inverse = fkv_seal_inverse(norm);
+        float products = 0.0f;
+        float squares = 0.0f; /* whole numbers: exact */
+        FKV_UNROLL
+        for (int i = 0; i < FKV_WRITE_NUMBERS; i++) {
+            bool there = lane + 32 * (fkv_u32)i < FKV_D;
+            float level = there ? fkv_v_level(fkv_seal_size(y[i], inverse)) : 0.0f;
+            float product = fkv_mul(fkv_abs(y[i]), level);
+            float square = fkv_mul(level, level);
+            products = fkv_add(fkv_add(products, product), fkv_shuffle_xor(product, 16));
+            squares = fkv_add(fkv_add(squares, square), fkv_shuffle_xor(square, 16));
+        }
+        norm = fkv_div(fkv_mul(128.0f, fkv_sum_of_16(products)), fkv_sum_of_16(squares));
+    }
+    return norm < FKV_STORABLE_LIMIT ? norm : FKV_STORABLE_LIMIT;
+}
+
+FKV_FN void fkv_seal_values(fkv_u32 index, FKV_SHARED float *inverses, FKV_DEVICE const fkv_u8 *open, FKV_DEVICE fkv_u8 *block) {
+    for (fkv_u32 t = index / 32; t < FKV_PAGE_TOKENS; t += FKV_SEAL_THREADS / 32) {
+        float y[FKV_WRITE_NUMBERS];
+        FKV_UNROLL
+        for (int i = 0; i < FKV_WRITE_NUMBERS; i++) {
+            fkv_u32 d = index % 32 + 32 * (fkv_u32)i;
+            y[i] = d < FKV_D ? fkv_seal_value(open, t, d) : 0.0f;
+        }
+        fkv_u32 norm = fkv_seal_bits(fkv_seal_norm(y, index % 32));
+        if (index % 32 == 0) {
+            ((FKV_DEVICE fkv_u16 *)(block + FKV_V_SCALES))[t] = (fkv_u16)norm;
+            inverses[t] = fkv_seal_inverse(fkv_page_number(norm));
+        }
+    }
+    fkv_sync();
+    FKV_DEVICE fkv_u32 *codes = (FKV_DEVICE fkv_u32 *)(block + FKV_V_CODES);
+    for (fkv_u32 i = index; i < FKV_PAGE_TOKENS * FKV_V_ROW_BYTES / 4; i += FKV_SEAL_THREADS) {
+        fkv_seal_dword at = fkv_seal_dword_at(i, FKV_V_BITS, FKV_V_ROW_BYTES);
+        fkv_u32 word = 0;
+        for (fkv_u32 e = 0; e < 32 / at.bits; e++) {
+            fkv_u32 d = (at.first + e) / 16 * 16 + at.lane;
+            fkv_u32 t = at.block * 16 + (at.first + e) % 16;
+            if (d >= FKV_D) break;
+            float y = fkv_seal_value(open, t, d);
+            fkv_u32 code = fkv_seal_size(y, inverses[t]) | (y < 0.0f ? 1u << (FKV_V_BITS - 1) : 0u);
+            word |= (code >> at.from & ((1u << at.bits) - 1u)) << fkv_seal_shift(e, at.bits);
+        }
+        codes[i] = word;
+    }
+}
+#else
+/* A V that codes rows. */
+FKV_FN void fkv_seal_values(fkv_u32 index, FKV_SHARED float *, FKV_DEVICE const fkv_u8 *open, FKV_DEVICE fkv_u8 *block) {
+    for (fkv_u32 t = index / 32; t < FKV_PAGE_TOKENS; t += FKV_SEAL_THREADS / 32) {
+        float y[FKV_WRITE_NUMBERS];
+        fkv_u32 signs[FKV_WRITE_NUMBERS];
+        FKV_UNROLL
+        for (int i = 0; i < FKV_WRITE_NUMBERS; i++) {
+            fkv_u32 d = index % 32 + 32 * (fkv_u32)i;
+            y[i] = d < FKV_D ? fkv_seal_value(open, t, d) : 0.0f;
+            signs[i] = 0;
+        }
+        fkv_write_row(y, signs, false, FKV_ROTATE_V != 0, FKV_V_BOOK ? 2 : 0, FKV_V_BITS, FKV_V_BOOK ? 32 : FKV_V_GROUP,
+                      block + FKV_V_CODES + t * FKV_V_ROW_BYTES, block + FKV_V_SCALES + t * (FKV_D / FKV_V_GROUP * 2),
+                      block + FKV_V_BIASES + t * (FKV_D / FKV_V_GROUP * 2), index % 32);
+    }
+}
+#endif
+
+/* The pool is written through a cast: the ticket says so to whoever orders the kernels. */
+FKV_FN void fkv_seal(fkv_place place, FKV_SHARED float *shared, FKV_DEVICE const void *open, FKV_DEVICE const void *pool,
+                     FKV_DEVICE const fkv_u32 *table, FKV_DEVICE fkv_u32 *ticket) {
+    FKV_DEVICE const fkv_u32 *seal = table + table[FKV_STEP_SEALS] + place.x * FKV_SEAL_WORDS;
+    FKV_DEVICE const fkv_u8 *from =
+        (FKV_DEVICE const fkv_u8 *)open + ((fkv_u64)seal[FKV_SEAL_FROM] * FKV_G + place.y) * FKV_OPEN_BLOCK_BYTES;
+    FKV_DEVICE fkv_u8 *to = (FKV_DEVICE fkv_u8 *)pool + ((fkv_u64)seal[FKV_SEAL_TO] * FKV_G + place.y) * FKV_BLOCK_BYTES;
+    if (place.z == 0)
+        fkv_seal_keys(place.index, shared, from, to);
+    else
+        fkv_seal_values(place.index, shared, from, to);
+    if (place.x == 0 && place.y == 0 && place.z == 0 && place.index == 0) ticket[0] = 1;
+}
