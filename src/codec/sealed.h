@@ -1,9 +1,9 @@
 /* Sealed blocks: a full page packed again, once, from the codes of its open block. Here are the codecs of both sides, the places
  * of their codes, and the function that seals.
  *
- * K (FKV_CODEC_SEALED): a scale and a bias for each channel of the page. Outliers of keys are channels, so no number shares a
- * scale with one. score = sum over c of (q_c * scale_c) * code_tc, + sum over c of q_c * bias_c: what is left to do for each
- * token is a product of codes.
+ * K (FKV_CODEC_SEALED): a scale and a bias for each channel of the page. The large values of keys stand in the same few channels
+ * for all tokens, so they share no scale with small ones. score = sum over c of (q_c * scale_c) * code_tc, + sum over c of
+ * q_c * bias_c: what is left to do for each token is a product of codes.
  * V (FKV_CODEC_SEALED_V): a norm for each row, and codes of a book of whole numbers for Gaussian rows, which rotated ones are.
  *
  * Codes lie as the products of matrix units want them: in blocks of FKV_SEALED_TOKENS tokens, and in a block in lines of 16
