@@ -79,6 +79,9 @@ static fkv_engine *open_engine(uint32_t max_seqs) {
     c.step_ms = 20.0;
     c.store = the_store;
     ck_ok(fkv_engine_open(model, &c, &engine));
+    fkv_engine_stats stats;
+    fkv_engine_stats_now(engine, &stats);
+    ck_assert_uint_gt(stats.max_request_tokens, 0); /* figures are there as soon as the engine is */
     return engine;
 }
 

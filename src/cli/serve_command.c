@@ -1,4 +1,5 @@
 /* flatkv serve: a model behind the OpenAI and Anthropic APIs. Options become a model, an engine and a server. */
+#include "../kit/process.h"
 #include "../serve/serve.h"
 #include "cli.h"
 #include "model_options.h"
@@ -107,6 +108,9 @@ static int serve(serve_options *o) {
         status = fkv_prefix_folder_open(o->prefix_dir, o->prefix_disk, &store);
         config.store = &store;
     }
+    process_memory before = {0};
+    (void)process_memory_now(&before);
+    o->http.base_bytes = before.anonymous_bytes;
     if (status == FKV_OK) status = fkv_engine_open(model, &config, &engine);
     if (status == FKV_OK) {
         fkv_engine_stats stats;

@@ -212,6 +212,7 @@ static fkv_status open_inside(fkv_engine *e) {
 static void *work(void *user) {
     fkv_engine *e = user;
     fkv_status status = open_inside(e);
+    if (status == FKV_OK) publish(e);
     (void)pthread_mutex_lock(&e->lock);
     e->opened = status;
     (void)strncpy(e->message, status != FKV_OK ? fkv_message() : "", sizeof e->message - 1);
@@ -219,7 +220,6 @@ static void *work(void *user) {
     (void)pthread_cond_broadcast(&e->changed);
     (void)pthread_mutex_unlock(&e->lock);
     if (status == FKV_OK) {
-        publish(e);
         for (bool worked = false; take_inbox(e, !worked);) {
             worked = fkv_scheduler_turn(&e->scheduler);
             publish(e);

@@ -55,7 +55,7 @@ json_t *page_state(server *s, uint64_t resident_bytes) {
         {"store_pages", (double)e.store.figures.pages},
         {"store_read_pages", (double)e.store.read_pages},
         {"store_written_pages", (double)e.store.written_pages},
-        {"packed_bytes", (double)e.plan.packed_bytes},
+        {"base_bytes", (double)s->config.base_bytes},
         {"running", e.running},
         {"waiting", e.waiting},
         {"predicted_wait_s", e.predicted_wait_s},
