@@ -60,6 +60,10 @@ class Headers:
         raise SystemExit(f"make_abi.py: what is the type {text!r}?")
 
     def fields(self, line):
+        pointer = re.search(r"\(\*(\w+)\)\(", line)
+        if pointer:
+            yield pointer[1], "C.c_void_p"
+            return
         head, *more = line.strip().split(",")
         match = re.match(r"(.*?[\s*])(\w+)\s*((?:\[\w+\])*)$", head.strip(), re.DOTALL)
         for name, sizes in [(match[2], match[3])] + [re.match(r"\s*(\w+)\s*((?:\[\w+\])*)$", m).groups() for m in more]:
