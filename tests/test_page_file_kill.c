@@ -162,8 +162,9 @@ START_TEST(a_killed_save_of_sealed_layers_leaves_a_whole_file) {
         (void)fflush(stdout);
         const pid_t child = fork();
         ck_assert_int_ge(child, 0);
-        for (uint32_t i = 0; child == 0; i = !i)
-            if (fkv_seq_save(w.cache, seqs[i], tokens[i], 0, path) != FKV_OK) _exit(EXIT_FAILURE);
+        if (child == 0)
+            for (uint32_t i = 0;; i = !i)
+                if (fkv_seq_save(w.cache, seqs[i], tokens[i], 0, path) != FKV_OK) _exit(EXIT_FAILURE);
         wait_us(next_random(&seed) % 8000);
         ck_assert_int_eq(kill(child, SIGKILL), 0);
         int how = 0;

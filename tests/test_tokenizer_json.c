@@ -463,6 +463,10 @@ START_TEST(the_generation_config_says_how_to_sample) {
     ck_assert_uint_eq(s->said, FKV_SAID_TEMPERATURE | FKV_SAID_TOP_K | FKV_SAID_TOP_P | FKV_SAID_MIN_P | FKV_SAID_REPETITION);
     ck_assert(s->temperature == 0.6f && s->top_k == 20 && s->top_p == 0.95f && s->min_p == 0 && s->repetition == 1.1f);
     fkv_weights_close(weights);
+    write_text("generation_config.json", "{\"do_sample\": false, \"temperature\": 0.6}");
+    weights = folder_read(FKV_OK);
+    ck_assert(weights->vocab.sampling.said == FKV_SAID_TEMPERATURE && weights->vocab.sampling.temperature == 0.0f);
+    fkv_weights_close(weights);
     write_text("generation_config.json", "{\"temperature\": null, \"top_k\": -1, \"top_p\": \"0.9\", \"min_p\": 0.1}");
     weights = folder_read(FKV_OK); /* what has no number is not said */
     ck_assert_uint_eq(weights->vocab.sampling.said, FKV_SAID_MIN_P);

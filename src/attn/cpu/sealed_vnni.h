@@ -29,11 +29,11 @@ static const float MOST_WEIGHT = 65280.0f;
 /* ---- a page of keys ---- */
 
 typedef struct sealed_page {
+    alignas(64) float scales[FKV_MAX_HEAD_DIM];
+    alignas(64) float biases[FKV_MAX_HEAD_DIM];
     uint32_t dim;
     uint32_t n_units;
     uint32_t n_chunks;
-    alignas(64) float scales[FKV_MAX_HEAD_DIM];
-    alignas(64) float biases[FKV_MAX_HEAD_DIM];
     float most_bound;
     float most[FKV_MAX_HEAD_DIM / 16]; /* of each unit the largest scale, without signs; NaN where one is */
 } sealed_page;

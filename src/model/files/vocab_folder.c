@@ -137,6 +137,10 @@ static void apply_sampling(fkv_sampling_source *s, const json_t *config) {
         *reals[i].target = (float)json_number_value(value);
         s->said |= reals[i].bit;
     }
+    if (json_is_false(json_object_get(config, "do_sample"))) { /* the likeliest token, whatever else is said */
+        s->temperature = 0.0f;
+        s->said |= FKV_SAID_TEMPERATURE;
+    }
     const json_t *top_k = json_object_get(config, "top_k");
     if (!json_is_integer(top_k) || json_integer_value(top_k) < 0 || json_integer_value(top_k) > INT32_MAX) return;
     s->top_k = (uint32_t)json_integer_value(top_k);
@@ -164,8 +168,8 @@ static fkv_status read_vocab(fkv_weights *weights, const char *folder) {
 
 static fkv_status read_beside(fkv_weights *weights, const char *folder) {
     static const char *const config_fields[] = {"bos_token", "eos_token", "unk_token", "add_bos_token", "chat_template"};
-    static const char *const generation_fields[] = {"eos_token_id", "temperature", "top_k",
-                                                    "top_p",        "min_p",       "repetition_penalty"};
+    static const char *const generation_fields[] = {"eos_token_id", "do_sample", "temperature",       "top_k",
+                                                    "top_p",        "min_p",     "repetition_penalty"};
     char path[MAX_PATH];
     json_t *config = NULL;
     fkv_mapped template = {0};
@@ -174,7 +178,7 @@ static fkv_status read_beside(fkv_weights *weights, const char *folder) {
     fkv_status status = config != NULL ? apply_config(weights, config, path) : FKV_OK;
     json_decref(config);
     FKV_TRY(status);
-    FKV_TRY(read_json_if_there(weights, folder, "generation_config.json", generation_fields, 6, path, &config));
+    FKV_TRY(read_json_if_there(weights, folder, "generation_config.json", generation_fields, 7, path, &config));
     if (config != NULL) {
         apply_generation(&weights->vocab, config);
         apply_sampling(&weights->vocab.sampling, config);

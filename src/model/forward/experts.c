@@ -57,6 +57,7 @@ static void run_rows(mixture *m, uint32_t n_rows, void (*run)(const mixture *m, 
 /* The experts of the largest scores in ascending order of experts; of equal ones the lower. A NaN is never chosen before a
  * number. */
 static void choose(const float *scores, uint32_t n_experts, uint32_t n_used, uint32_t *choices) {
+    FKV_ASSERT(n_used > 0);
     uint32_t n = 0;
     for (uint32_t e = 0; e < n_experts; e++) {
         uint32_t worst = 0;
@@ -114,7 +115,7 @@ static void choose_sigmoid(const mixture *m, float *logits, uint32_t *choices, f
         logits[e] = 1.0f / (1.0f + expf(-logits[e]));
         if (correction != NULL) logits[e] += correction[e];
     }
-    float scores[FKV_MAX_EXPERTS];
+    float scores[FKV_MAX_EXPERTS] = {0};
     memcpy(scores, logits, h->n_experts * sizeof *scores);
     if (h->n_expert_groups > 1) keep_groups(h, scores);
     choose(scores, h->n_experts, h->n_experts_used, choices);

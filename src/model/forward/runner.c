@@ -204,7 +204,7 @@ static fkv_status make_plan(const fkv_model *model, const fkv_runner_config *c, 
 fkv_status fkv_runner_plan_make(const fkv_model *model, const fkv_runner_config *config, fkv_runner_plan *plan) {
     FKV_REQUIRE(model != NULL && config != NULL && plan != NULL, FKV_BAD_ARGUMENT,
                 "fkv_runner_plan_make: model, config or plan is NULL");
-    fkv_layer_config layers[FKV_MAX_LAYERS];
+    fkv_layer_config layers[FKV_MAX_LAYERS] = {0};
     fkv_runner_config c = *config;
     fkv_config cache;
     fkv_calibration calibration = {0};
@@ -295,7 +295,7 @@ static void fill_centers(fkv_runner *r) {
 
 static fkv_status open_runner(const fkv_model *model, const fkv_runner_config *config, fkv_calibration *calibration,
                               fkv_runner **runner) {
-    fkv_layer_config layers[FKV_MAX_LAYERS];
+    fkv_layer_config layers[FKV_MAX_LAYERS] = {0};
     fkv_runner_config c = *config;
     fkv_config cache_config;
     fkv_runner_plan plan = {0};
