@@ -161,34 +161,6 @@ static jinja_value repeated(jinja_context *c, const jinja_value *a, int64_t n) {
     return a->kind == JINJA_STRING ? fkv_jinja_of_string(fkv_jinja_written(&w)) : list;
 }
 
-/* "%s and %d" % values: %s, %d, %i, %r and %%. */
-static jinja_value formatted(jinja_context *c, jinja_string format, const jinja_value *values) {
-    jinja_writer w = {.c = c};
-    bool is_tuple = values->kind == JINJA_LIST && values->as.list->is_tuple;
-    size_t n_values = is_tuple ? values->as.list->n_items : 1;
-    size_t used = 0;
-    for (size_t i = 0; i < format.n_bytes && !c->failed; i++) {
-        if (format.text[i] != '%' || i + 1 == format.n_bytes) {
-            fkv_jinja_write(&w, fkv_jinja_part(format, i, i + 1));
-            continue;
-        }
-        char kind = format.text[++i];
-        if (kind == '%') {
-            fkv_jinja_write_text(&w, "%");
-            continue;
-        }
-        if (used == n_values || strchr("sdir", kind) == NULL)
-            return fkv_jinja_fail(c, "a string format that is not supported, or has too few values");
-        const jinja_value *v = is_tuple ? &values->as.list->items[used] : values;
-        used++;
-        if (kind == 'r')
-            fkv_jinja_write_repr(&w, v);
-        else
-            fkv_jinja_write_str(&w, v);
-    }
-    return fkv_jinja_of_string(fkv_jinja_written(&w));
-}
-
 static jinja_value joined(jinja_context *c, const jinja_value *a, const jinja_value *b) {
     if (a->kind == JINJA_STRING) {
         jinja_writer w = {.c = c};
@@ -224,7 +196,11 @@ static jinja_value eval_binary(jinja_context *c, const jinja_node *node, jinja_s
     if (operator== '+' && a.kind == b.kind && is_sequence(&a)) return joined(c, &a, &b);
     if (operator== '*' && is_sequence(&a) && b.kind == JINJA_INT) return repeated(c, &a, b.as.integer);
     if (operator== '*' && is_sequence(&b) && a.kind == JINJA_INT) return repeated(c, &b, a.as.integer);
-    if (operator== '%' && a.kind == JINJA_STRING) return formatted(c, a.as.string, &b);
+    if (operator== '%' && a.kind == JINJA_STRING) {
+        bool is_tuple = b.kind == JINJA_LIST && b.as.list->is_tuple;
+        return fkv_jinja_of_string(
+            fkv_jinja_formatted(c, a.as.string, is_tuple ? b.as.list->items : &b, is_tuple ? b.as.list->n_items : 1));
+    }
     return number_result(c, node->name, &a, &b);
 }
 

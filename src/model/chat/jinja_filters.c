@@ -255,6 +255,11 @@ static jinja_value filter_replace(jinja_context *c, const jinja_value *a, const 
                                         fkv_jinja_count_argument(args, 2, "count")));
 }
 
+static jinja_value filter_format(jinja_context *c, const jinja_value *a, const jinja_arguments *args) {
+    if (args->n > args->n_positions) return fkv_jinja_fail(c, "format with names is not supported");
+    return string_of(fkv_jinja_formatted(c, fkv_jinja_str(c, a), args->value, args->n));
+}
+
 static jinja_value filter_string(jinja_context *c, const jinja_value *a, const jinja_arguments *args) {
     (void)args;
     return string_of(fkv_jinja_str(c, a));
@@ -457,19 +462,45 @@ static const struct {
     const char *name;
     filter_fn run;
 } filters[] = {
-    {"abs", filter_abs},           {"attr", filter_attr},       {"capitalize", filter_capitalize},
-    {"count", filter_length},      {"d", filter_default},       {"default", filter_default},
-    {"dictsort", filter_dictsort}, {"e", filter_escape},        {"escape", filter_escape},
-    {"first", filter_first},       {"float", filter_float},     {"indent", filter_indent},
-    {"int", filter_int},           {"items", filter_items},     {"join", filter_join},
-    {"last", filter_last},         {"length", filter_length},   {"list", filter_list},
-    {"lower", filter_lower},       {"map", filter_map},         {"max", filter_max},
-    {"min", filter_min},           {"reject", filter_reject},   {"rejectattr", filter_rejectattr},
-    {"replace", filter_replace},   {"reverse", filter_reverse}, {"round", filter_round},
-    {"safe", filter_safe},         {"select", filter_select},   {"selectattr", filter_selectattr},
-    {"sort", filter_sort},         {"string", filter_string},   {"sum", filter_sum},
-    {"title", filter_title},       {"tojson", filter_tojson},   {"trim", filter_trim},
-    {"unique", filter_unique},     {"upper", filter_upper},
+    {"abs", filter_abs},
+    {"attr", filter_attr},
+    {"capitalize", filter_capitalize},
+    {"count", filter_length},
+    {"d", filter_default},
+    {"default", filter_default},
+    {"dictsort", filter_dictsort},
+    {"e", filter_escape},
+    {"escape", filter_escape},
+    {"first", filter_first},
+    {"float", filter_float},
+    {"format", filter_format},
+    {"indent", filter_indent},
+    {"int", filter_int},
+    {"items", filter_items},
+    {"join", filter_join},
+    {"last", filter_last},
+    {"length", filter_length},
+    {"list", filter_list},
+    {"lower", filter_lower},
+    {"map", filter_map},
+    {"max", filter_max},
+    {"min", filter_min},
+    {"reject", filter_reject},
+    {"rejectattr", filter_rejectattr},
+    {"replace", filter_replace},
+    {"reverse", filter_reverse},
+    {"round", filter_round},
+    {"safe", filter_safe},
+    {"select", filter_select},
+    {"selectattr", filter_selectattr},
+    {"sort", filter_sort},
+    {"string", filter_string},
+    {"sum", filter_sum},
+    {"title", filter_title},
+    {"tojson", filter_tojson},
+    {"trim", filter_trim},
+    {"unique", filter_unique},
+    {"upper", filter_upper},
 };
 
 jinja_value fkv_jinja_filter(jinja_context *c, jinja_string name, const jinja_value *a, const jinja_arguments *args) {

@@ -261,7 +261,7 @@ static void lex_raw(lexer *l, size_t behind, char after) {
     char before_end = 0;
     char after_end = 0;
     move_to(l, behind);
-    end_tag(l, after, true);
+    end_tag(l, after, false); /* a line's end behind {% raw %} stays, as in Jinja */
     for (size_t at = l->at; at < l->n_bytes; at++) {
         size_t end = tag_named(l, at, "endraw", &before_end, &after_end);
         if (end == 0) continue;

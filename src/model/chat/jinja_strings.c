@@ -32,3 +32,25 @@ jinja_string fkv_jinja_replaced(jinja_context *c, jinja_string s, jinja_string o
     fkv_jinja_write(&w, fkv_jinja_part(s, begin, s.n_bytes));
     return fkv_jinja_written(&w);
 }
+
+jinja_string fkv_jinja_formatted(jinja_context *c, jinja_string format, const jinja_value *values, size_t n_values) {
+    jinja_writer w = {.c = c};
+    size_t used = 0;
+    for (size_t i = 0; i < format.n_bytes && !c->failed; i++) {
+        if (format.text[i] != '%' || i + 1 == format.n_bytes) {
+            fkv_jinja_write(&w, fkv_jinja_part(format, i, i + 1));
+            continue;
+        }
+        char kind = format.text[++i];
+        if (kind == '%') {
+            fkv_jinja_write_text(&w, "%");
+        } else if (used == n_values || strchr("sdir", kind) == NULL) {
+            (void)fkv_jinja_fail(c, "a string format that is not supported, or has too few values");
+        } else if (kind == 'r') {
+            fkv_jinja_write_repr(&w, &values[used++]);
+        } else {
+            fkv_jinja_write_str(&w, &values[used++]);
+        }
+    }
+    return fkv_jinja_written(&w);
+}

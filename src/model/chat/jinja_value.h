@@ -146,6 +146,8 @@ jinja_string fkv_jinja_strip(jinja_string s, const jinja_string *chars, bool lef
 /* Each word, or the first one, begins with a capital; the rest is small. */
 jinja_string fkv_jinja_capitalized(jinja_context *c, jinja_string s, bool every_word);
 jinja_string fkv_jinja_replaced(jinja_context *c, jinja_string s, jinja_string old, jinja_string new, int64_t most);
+/* "%s and %d" with values: %s, %d, %i, %r and %%. */
+jinja_string fkv_jinja_formatted(jinja_context *c, jinja_string format, const jinja_value *values, size_t n_values);
 jinja_string fkv_jinja_escaped(jinja_context *c, jinja_string s); /* for HTML */
 jinja_string fkv_jinja_case(jinja_context *c, jinja_string s, bool upper);
 
