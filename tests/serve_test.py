@@ -140,6 +140,10 @@ def openai_answers_whole_and_streamed():
         plain, varied = (server.post("/v1/completions", {**ask, **more})["choices"][0]["text"]
                          for more in ({}, {"frequency_penalty": 2.0, "presence_penalty": 2.0}))
         assert len(set(varied)) > len(set(plain)), (plain, varied)
+        for refused in ({"echo": True}, {"suffix": "x"}, {"best_of": 3}, {"logit_bias": {"-1": 1}}, {"logit_bias": {"1": 1e300}}):
+            assert list(refused)[0] in server.post("/v1/completions", {"prompt": "x", **refused}, expect=400)["error"]["message"]
+        parts = [{"type": "text", "text": "x"}] * 5000
+        assert "parts" in server.post("/v1/chat/completions", chat(parts), expect=400)["error"]["message"]
         tokens = server.post("/tokenize", {"content": "a b"})["tokens"]
         assert server.post("/detokenize", {"tokens": tokens})["content"] == "a b"
         assert server.post("/apply-template", chat("hello"))["prompt"] == "hello"
@@ -186,6 +190,7 @@ def the_page_shows_what_there_is():
         status, headers, data = server.raw("GET", "/")
         assert status == 200 and b"<title>flatkv</title>" in data and len(data) < 100000, status
         assert "connect-src 'self'" in headers["Content-Security-Policy"]
+        assert server.raw("GET", "/flatkv/state", headers={"Host": "evil.example:80"})[0] == 403, "another site's name for this machine"
         assert not re.search(rb"(src|href)=.(https?:)?//", data), "the page asks others"
         server.post("/v1/chat/completions", chat(BOOK[:300]))
         state = json.loads(server.raw("GET", "/flatkv/state")[2])
@@ -240,7 +245,7 @@ def hostile_requests_are_refused():
         assert server.raw("POST", "/v1/completions", {"prompt": [1, 2, 10 ** 9]})[0] == 400
         assert server.raw("POST", "/v1/completions", {"prompt": ["a", "b"]})[0] == 400
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as sock: # too large, said before it is sent
-            sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\n\r\n")
+            sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000000\r\n\r\n")
             assert b" 413 " in sock.recv(1000).split(b"\r\n")[0]
         random.seed(1)
         for packet in [b"GET / HTTP/1.1\r\n" + b"A: " + b"x" * 100000 + b"\r\n\r\n", b"\0\0\0\0\r\n\r\n", b"GET\r\n\r\n",
@@ -314,7 +319,7 @@ def a_slow_reader_is_dropped():
         with socket.create_connection(("127.0.0.1", server.port)) as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
             body = json.dumps(chat("x", max_tokens=4000, n=4, stream=True, logprobs=True, top_logprobs=20)).encode()
-            sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
             server.until(lambda f: f["slow_readers_total"] == 1 and nothing_is_held(f), "the reader is dropped", 60)
 
 

@@ -96,6 +96,11 @@ static const reply_case CASES[] = {
     {R_HARMONY, T_HARMONY, "<|start|>assistant",
      "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{\"city\": \"x\"}",
      "C(weather)A({\"city\": \"x\"})E"},
+    /* a name that cannot be: its message is text, and the next one is read as ever */
+    {R_HARMONY, T_HARMONY, "<|start|>assistant",
+     " to=aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
+     "<|message|>{}<|end|><|start|>assistant<|channel|>analysis<|message|>hm<|end|>",
+     "T({})R(hm)"},
     {R_HARMONY, T_HARMONY, "<|start|>assistant", " to=functions.f<|channel|>commentary json<|message|>{\"a\": 1<|call|>",
      "C(f)A({\"a\": 1)E!"},
     {R_HARMONY, T_HARMONY, "<|start|>assistant<|channel|>analysis<|message|>", "go on<|end|>", "R(go on)"},

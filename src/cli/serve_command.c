@@ -58,6 +58,7 @@ static int read_keys(serve_options *o, text_buffer *file) {
 
 static int check_options(serve_options *o) {
     if (o->port > 65535) return kit_fail(EXIT_USAGE, "--port %u: 0 to 65535", o->port);
+    o->http.any_host = o->no_auth;
     if (o->http.n_keys == 0 && !o->no_auth && !is_local(o->http.host))
         return kit_fail(EXIT_USAGE, "--host %s lets other machines ask: give --api-key KEY, or say --no-auth", o->http.host);
     if (o->parallel == 0 || o->parallel >= o->model.chunk)

@@ -177,9 +177,9 @@ static fkv_status open_tier(fkv_engine *e) {
     return fkv_traffic_open(e->config.store, packed_bytes, page_arrived, e, &tier->traffic);
 }
 
-/* A draft is taken back by truncating, which windowed and sealed layers cannot always do. */
-static bool can_draft(const fkv_engine *e) {
-    return fkv_model_about(e->model)->window == 0 && e->config.runner.max_kv == 0 && e->plan.cache.n_groups == 1;
+/* Or sealed: its open pages are a window group. */
+static bool is_windowed(const fkv_engine *e) {
+    return fkv_model_about(e->model)->window != 0 || e->config.runner.max_kv != 0 || e->plan.cache.n_groups != 1;
 }
 
 static fkv_status open_inside(fkv_engine *e) {
@@ -187,6 +187,7 @@ static fkv_status open_inside(fkv_engine *e) {
     fkv_runner_config c = e->config.runner;
     FKV_TRY(fkv_runner_plan_make(e->model, &c, &e->plan));
     FKV_TRY(fkv_runner_open(e->model, &c, &e->runner));
+    const bool windowed = is_windowed(e); /* then a draft cannot always be taken back */
     fkv_engine_device d = {.user = e,
                            .forward = run_forward,
                            .seconds = now_seconds,
@@ -198,7 +199,8 @@ static fkv_status open_inside(fkv_engine *e) {
                            .max_seqs = c.max_seqs,
                            .max_step_tokens = c.max_step_tokens,
                            .page_tokens = c.page_tokens,
-                           .draft_tokens = can_draft(e) ? e->config.draft_tokens : 0,
+                           .windowed = windowed,
+                           .draft_tokens = windowed ? 0 : e->config.draft_tokens,
                            .n_end = about->n_end};
     memcpy(d.end, about->end, sizeof d.end);
     FKV_TRY(fkv_scheduler_open(&e->scheduler, &e->config, &d));

@@ -58,8 +58,10 @@ void fkv_scheduler_close(fkv_scheduler *s) {
 }
 
 /* What the forks of an answer take beyond the pages that they share: their own tokens, the page that is copied, and the one that
- * they end in. */
-static uint32_t fork_tokens(const fkv_scheduler *s, uint32_t max_new) { return max_new + 2 * s->device.page_tokens; }
+ * they end in. Promises of window groups have no share in them. */
+static uint32_t fork_tokens(const fkv_scheduler *s, uint32_t n_prompt, uint32_t max_new) {
+    return s->device.windowed ? n_prompt + max_new : max_new + 2 * s->device.page_tokens;
+}
 
 fkv_status fkv_scheduler_check(const fkv_scheduler *s, const fkv_request *r, uint32_t *max_new) {
     uint32_t n = r->n != 0 ? r->n : 1;
@@ -73,7 +75,7 @@ fkv_status fkv_scheduler_check(const fkv_scheduler *s, const fkv_request *r, uin
                 "%u prompt tokens and %u new ones are %llu; a request has room for %u: ask for at most %u new tokens",
                 r->n_prompt, wanted, (unsigned long long)r->n_prompt + wanted, most, most - r->n_prompt);
     FKV_REQUIRE(n <= s->device.max_seqs, FKV_POOL_FULL, "%u answers at once; the engine runs at most %u", n, s->device.max_seqs);
-    uint64_t total = (uint64_t)r->n_prompt + wanted + (uint64_t)(n - 1) * fork_tokens(s, wanted);
+    uint64_t total = (uint64_t)r->n_prompt + wanted + (uint64_t)(n - 1) * fork_tokens(s, r->n_prompt, wanted);
     FKV_REQUIRE(total <= s->device.max_tokens, FKV_POOL_FULL,
                 "%u answers of %u tokens take %llu tokens of the cache, which has %u", n, wanted, (unsigned long long)total,
                 s->device.max_tokens);
@@ -269,14 +271,15 @@ static fkv_status open_all(fkv_scheduler *s, fkv_job *job) {
     for (uint32_t i = 0; i < job->r.n && status == FKV_OK; i++) {
         status = fkv_seq_open(s->device.cache, &config, &job->answers[i].seq, i == 0 ? &n_shared : NULL);
         if (status == FKV_OK) s->n_seqs++;
-        config = (fkv_seq_config){.max_tokens = fork_tokens(s, job->r.max_new), .tenant = job->r.tenant};
+        config = (fkv_seq_config){.max_tokens = fork_tokens(s, job->r.n_prompt, job->r.max_new), .tenant = job->r.tenant};
     }
     for (uint32_t i = 0; i < job->r.n && status == FKV_OK; i++) {
         fkv_sampler_config sampler = job->r.sampler;
         sampler.seed += i;
         if (job->answers[i].sampler != NULL) continue;
         status = fkv_sampler_open(&sampler, s->device.n_vocab, &job->answers[i].sampler);
-        if (status == FKV_OK && sampler.repetition_penalty > 0.0f) /* the other penalties count what was written */
+        const bool repeats = sampler.repetition_penalty != 0.0f && sampler.repetition_penalty != 1.0f;
+        if (status == FKV_OK && repeats) /* the other penalties count what was written */
             status = fkv_sampler_note(job->answers[i].sampler, job->r.prompt, job->r.n_prompt);
     }
     if (status != FKV_OK) close_all(s, job);

@@ -270,7 +270,8 @@ fkv_status fkv_architecture_rope_id(const fkv_hparams *h, bool is_long, char rop
         int n = snprintf(local, sizeof local, " local=%.9g", (double)h->local_rope.base);
         if (h->local_rope.dim != h->rope.dim) (void)snprintf(local + n, sizeof local - (size_t)n, "/%u", h->local_rope.dim);
     }
-    if (h->rope.scaling != FKV_ROPE_LINEAR || h->rope.short_factors != NULL)
+    if (h->rope.scaling != FKV_ROPE_LINEAR || h->rope.short_factors != NULL ||
+        (h->rope.attention_factor != 0.0f && h->rope.attention_factor != 1.0f))
         (void)snprintf(scale, sizeof scale, " %s=%08x", scalings[h->rope.scaling], frequencies_name(h, is_long));
     else if (h->rope.factor != 1.0f)
         (void)snprintf(scale, sizeof scale, " scale=%.9g", (double)h->rope.factor);

@@ -75,6 +75,10 @@ static fkv_status check_experts(const fkv_hparams *h) {
                     (h->n_experts_used > 0 && h->n_experts_used <= h->n_experts && h->n_experts_used <= FKV_MAX_EXPERTS_USED),
                 FKV_UNSUPPORTED, "%u of %u experts for each token: 1 to %d", h->n_experts_used, h->n_experts,
                 FKV_MAX_EXPERTS_USED);
+    FKV_REQUIRE(h->n_experts == 0 || !h->features.parallel, FKV_UNSUPPORTED,
+                "experts in layers whose feed-forward reads what attention reads are not supported");
+    FKV_REQUIRE(h->shared_dim == 0 || !h->features.experts_beside, FKV_UNSUPPORTED,
+                "a shared expert in layers whose experts stand beside a feed-forward is not supported");
     return h->n_experts != 0 ? check_expert_groups(h) : FKV_OK;
 }
 

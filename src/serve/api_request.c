@@ -109,6 +109,8 @@ static json_t *content_text(api_request *r, const json_t *content, const char *w
     if (content == NULL || json_is_null(content)) return json_string("");
     if (json_is_string(content)) return json_string(json_string_value(content));
     if (!json_is_array(content)) return (void)wrong(r, "messages", "%s: a text or an array of parts is expected", where), NULL;
+    if (json_array_size(content) > API_MAX_PARTS)
+        return (void)wrong(r, "messages", "%s: at most %d parts", where, API_MAX_PARTS), NULL;
     size_t i;
     const json_t *part;
     json_t *whole = json_string("");
@@ -202,6 +204,7 @@ static bool read_anthropic_message(api_request *r, const json_t *message, json_t
         json_t *text = content_text(r, content, "content");
         return text != NULL && json_array_append_new(out, json_pack("{s:s, s:o}", "role", role, "content", text)) == 0;
     }
+    if (json_array_size(content) > API_MAX_PARTS) return wrong(r, "messages", "messages: at most %d blocks", API_MAX_PARTS);
     json_t *whole = json_pack("{s:s, s:s}", "role", role, "content", "");
     size_t i;
     const json_t *block;
@@ -320,6 +323,10 @@ static bool refuse_what_is_missing(api_request *r) {
     const char *kind = json_string_value(json_object_get(format, "type"));
     if (format != NULL && (kind == NULL || strcmp(kind, "text") != 0))
         return wrong(r, "response_format", "response_format: this build writes text; json_schema and json_object are not in it");
+    const char *suffix = json_string_value(field(r->root, "suffix"));
+    if (json_is_true(field(r->root, "echo"))) return wrong(r, "echo", "echo: this server does not repeat the prompt");
+    if (suffix != NULL && suffix[0] != 0) return wrong(r, "suffix", "suffix: this server continues a text and inserts none");
+    if (json_integer_value(field(r->root, "best_of")) > 1) return wrong(r, "best_of", "best_of: ask for n and choose");
     return true;
 }
 
@@ -335,9 +342,10 @@ static bool read_bias(api_request *r) {
     json_object_foreach((json_t *)bias, key, value) {
         char *end = NULL;
         unsigned long token = strtoul(key, &end, 10);
-        if (end == key || *end != 0 || token > INT32_MAX || !json_is_number(value))
-            return wrong(r, "logit_bias", "logit_bias: numbers of tokens and numbers are expected");
         double number = json_number_value(value);
+        if (key[0] < '0' || key[0] > '9' || *end != 0 || token > INT32_MAX || !json_is_number(value) ||
+            !(number <= (double)API_MOST_BIAS))
+            return wrong(r, "logit_bias", "logit_bias: numbers of tokens and numbers up to %d are expected", API_MOST_BIAS);
         r->bias[r->sampler.n_bias++] = (fkv_logit_bias){(uint32_t)token, number <= -100.0 ? -INFINITY : (float)number};
     }
     return true;

@@ -9,7 +9,7 @@
 #include <flatkv/engine.h>
 #include <jansson.h>
 
-enum { API_MAX_DEPTH = 64, API_MAX_BIAS = 300 };
+enum { API_MAX_DEPTH = 64, API_MAX_BIAS = 300, API_MOST_BIAS = 1000, API_MAX_PARTS = 4096 };
 
 typedef enum api_kind { API_CHAT, API_COMPLETIONS, API_MESSAGES } api_kind;
 
@@ -20,7 +20,6 @@ typedef struct api_request {
     json_t *prompt;       /* of completions: a string, or an array of tokens; borrowed from root */
     bool stream;
     bool include_usage;
-    bool echo;
     uint32_t max_new; /* 0: not said */
     uint32_t n;
     fkv_sampler_config sampler;

@@ -241,8 +241,6 @@ static void read_text(exchange *x, const mail_record *r, const char *text) {
     reader *reads = x->answers[r->answer].reader;
     if (reads == NULL) {
         if (r->n_text > 0) reply_part(x, r->answer, PART_TEXT, text, r->n_text);
-    } else if (x->api.n_stops > 0) {
-        (void)fkv_reply_feed(reads->reply, text, r->n_text);
     } else if (r->kind == FKV_EVENT_TOKEN) {
         (void)fkv_reply_token(reads->reply, r->token);
     }
@@ -269,7 +267,8 @@ static void read_record(exchange *x, const mail_record *r, const char *data) {
         if (reads != NULL) (void)fkv_reply_end(reads->reply);
         a->reason = r->reason;
         if (r->n_stop > 0) a->stop = strndup(stop, r->n_stop);
-        if (x->req != NULL && r->reason != FKV_FINISH_FAILED && r->reason != FKV_FINISH_CANCELLED) reply_answered(x, r->answer);
+        const bool whole = r->reason == FKV_FINISH_FAILED && x->api.n == 1; /* an error, told with DONE */
+        if (x->req != NULL && !whole && r->reason != FKV_FINISH_CANCELLED) reply_answered(x, r->answer);
     }
     if (r->kind == FKV_EVENT_DONE) {
         char message[512];
@@ -339,6 +338,8 @@ static bool open_readers(exchange *x, const uint32_t *prompt, uint32_t n_prompt)
         if (text == NULL) c.syntax.tools = FKV_TOOLS_NONE; /* nobody asked for calls */
         c.prompt = prompt;
         c.n_prompt = n_prompt;
+        c.stop = x->api.stops; /* its own: the engine's text is without the tokens that mark reasoning and calls */
+        c.n_stop = x->api.n_stops;
         c.on_event = on_reply;
         c.user = r;
         x->answers[i].reader = r;

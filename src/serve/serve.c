@@ -67,6 +67,18 @@ static bool foreign_origin(struct evhttp_request *req) {
     return host == NULL || name == NULL || strcmp(name + 3, host) != 0;
 }
 
+/* A name of another site that leads to this machine (DNS rebinding) must not, either: who asks without a key asks by our name. */
+static bool foreign_host(const server *s, struct evhttp_request *req) {
+    const char *const own[] = {"localhost", "127.0.0.1", "[::1]", s->config.host};
+    const char *host = evhttp_find_header(evhttp_request_get_input_headers(req), "Host");
+    if (s->config.any_host || s->config.n_keys > 0 || host == NULL) return false;
+    for (size_t i = 0; i < sizeof own / sizeof own[0]; i++) {
+        size_t n = strlen(own[i]);
+        if (evutil_ascii_strncasecmp(host, own[i], n) == 0 && (host[n] == 0 || host[n] == ':')) return false;
+    }
+    return true;
+}
+
 /* ---- routes ---- */
 
 typedef struct call {
@@ -273,6 +285,9 @@ static void on_request(struct evhttp_request *req, void *user) {
     } else if (evhttp_request_get_command(req) != r->method) {
         (void)evhttp_add_header(evhttp_request_get_output_headers(req), "Allow", r->method == EVHTTP_REQ_POST ? "POST" : "GET");
         exchange_send_error(s, req, 405, NULL, "this path takes %s", r->method == EVHTTP_REQ_POST ? "POST" : "GET");
+    } else if (foreign_host(s, req)) {
+        exchange_send_error(s, req, 403, NULL,
+                            "without a key this server answers to localhost and 127.0.0.1; --no-auth lifts that");
     } else if (foreign_origin(req)) {
         exchange_send_error(s, req, 403, NULL, "requests from pages of other sites are not served");
     } else if (s->draining && r->method == EVHTTP_REQ_POST) {
@@ -341,7 +356,7 @@ static void run_loop(server *s) {
         (void)event_base_dispatch(s->base);
     /* What is still running is told to stop, and its last events are read. */
     s->draining = true;
-    for (int i = 0; i < 1000 && s->n_open > 0; i++) {
+    for (int i = 0; s->n_open > 0; i++) { /* ends with the step that runs: the engine's thread must find the exchanges */
         (void)fkv_engine_drain(s->engine, 0.01);
         exchange_read_mail(s);
         (void)event_base_loop(s->base, EVLOOP_NONBLOCK);

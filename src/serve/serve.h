@@ -16,6 +16,7 @@ typedef struct serve_config {
     const char *model_name;           /* what /v1/models calls it */
     const char *keys[SERVE_MAX_KEYS]; /* each is a tenant of its own; none: everybody may ask */
     uint32_t n_keys;
+    bool any_host;       /* answers to any name in Host without a key */
     uint64_t base_bytes; /* memory of the process before the engine was opened: program, weights, vocabulary */
     size_t max_body;     /* bytes of a request */
     size_t max_unread;   /* bytes that wait for a client that does not read; then it is dropped */

@@ -37,6 +37,7 @@ enum {
     NAME_BYTES = KEY_DIGITS + 8
 };
 
+static const uint64_t MOST_BYTES = UINT64_C(1) << 41; /* times MOST_ENTRIES still a uint64_t */
 static const char PAGE_END[] = ".page";
 static const char PART_END[] = ".part";
 
@@ -346,7 +347,7 @@ static void take_up(folder *f, const char *name, uint32_t *n) {
         (void)unlinkat(f->dir, name, 0);
     } else if (key_of(name, PAGE_END, &key) && fstatat(f->dir, name, &about, AT_SYMLINK_NOFOLLOW) == 0 &&
                S_ISREG(about.st_mode)) {
-        if (*n == f->capacity) {
+        if (*n == f->capacity || (uint64_t)about.st_size > f->max_bytes) { /* so the sum cannot wrap, either */
             (void)unlinkat(f->dir, name, 0);
             return;
         }
@@ -408,6 +409,8 @@ fkv_status fkv_prefix_folder_open(const char *path, uint64_t max_bytes, fkv_pref
     FKV_REQUIRE(path != NULL && path[0] != '\0' && store != NULL, FKV_BAD_ARGUMENT,
                 "fkv_prefix_folder_open: a path and a place for the store are needed");
     FKV_REQUIRE(max_bytes > 0, FKV_BAD_ARGUMENT, "a folder of 0 bytes keeps nothing: allow it some");
+    FKV_REQUIRE(max_bytes <= MOST_BYTES, FKV_BAD_ARGUMENT, "a folder of %llu bytes: at most %llu", (unsigned long long)max_bytes,
+                (unsigned long long)MOST_BYTES);
     uint64_t capacity = max_bytes / ENTRY_SHARE;
     if (capacity < LEAST_ENTRIES) capacity = LEAST_ENTRIES;
     if (capacity > MOST_ENTRIES) capacity = MOST_ENTRIES;

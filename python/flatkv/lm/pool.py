@@ -55,7 +55,8 @@ def stored(layer: KVLayer, options: Options) -> tuple[Layer, str]:
     wide = max(layer.k_dim, layer.v_dim)
     halves = options.codec.replace("16", "") == "/"
     group = 16 if halves else 64 if wide % 64 == 0 else 32
-    codec = options.codec if halves or "g" in options.codec else f"{options.codec}g{group}"
+    grouped = any(side[:1].isdigit() for side in options.codec.split("/"))
+    codec = options.codec if halves or not grouped or "g" in options.codec else f"{options.codec}g{group}"
     dim = -(-wide // group) * group
     return Layer(layer.n_q_heads, layer.n_kv_heads, dim, layer.window, layer.n_sinks, layer.scale,
                  layer.softcap, layer.sink_logits), codec
@@ -81,6 +82,7 @@ class Pool(MlxCache):
         self.layers = layers
         self.options = options
         self.page_tokens = options.page_tokens
+        self.sealed = any(side[:1] in ("s", "c") for side in options.codec.split("/"))
         self.layer_bytes = self.plan.token_bytes // len(layers)
         self._make_room = make_room  # lets go of a prompt that mlx-lm keeps; False where there is none
         self._step: MlxStep | None = None

@@ -125,6 +125,8 @@ class FlatKVCache(caches._BaseCache):
         return self.pool.layer_bytes * sum(self._now())
 
     def is_trimmable(self) -> bool:
+        if self.pool.sealed:  # sealed pages can be cut at their ends alone
+            return False
         return self.window == 0 or max(self._now()) < self.window
 
     def trim(self, n: int) -> int:

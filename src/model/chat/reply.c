@@ -124,9 +124,10 @@ static void work_off(fkv_reply *r, bool at_end) {
         bool partial = false;
         const reply_marker *m = match(r, &partial);
         if (m != NULL) {
+            const reply_state *before = r->state;
             reply_raw_add(r, r->hold, r->n_hold);
             r->n_hold = 0;
-            m->found(r);
+            if (r->state == before) m->found(r); /* else there was no room and it went out as text */
             return;
         }
         if (partial && !at_end) return;
@@ -190,6 +191,7 @@ static void read_prompt(fkv_reply *r, const reply_setup *setup, const reasoning_
     if (r->state == &REPLY_HARMONY) {
         const char *message = memmem(at, (size_t)(end - at), "<|message|>", strlen("<|message|>"));
         if (message != NULL && message + strlen("<|message|>") != end) return;
+        if ((size_t)(end - at) >= sizeof r->header) return; /* no header: it would be said as text */
         feed_bytes(r, at, (size_t)(end - at));
         r->n_given = r->n_header;
         return;

@@ -69,7 +69,7 @@ static void begin_call(fkv_reply *r, const char *recipient, size_t n) {
     for (size_t i = 0; i < n; i++) reply_word_add(&r->name, recipient[i]);
     r->scan = (reply_scan){0};
     reply_call_named(r);
-    if (r->phase == CALL_NAMED) r->state = &BODY_CALL;
+    r->state = r->phase == CALL_NAMED ? &BODY_CALL : &BODY_TEXT; /* a name that cannot be is text, up to the message's end */
 }
 
 static void found_message(fkv_reply *r) {

@@ -317,8 +317,8 @@ static fkv_status read_ropes(const reading *r, fkv_weights *weights, float *rota
     FKV_TRY(read_rope_object(weights, full, r->path, &h->rope, rotary));
     if (local == NULL) return FKV_OK;
     FKV_TRY(read_rope_object(weights, local, r->path, &h->local_rope, rotary));
-    FKV_REQUIRE(h->local_rope.scaling == FKV_ROPE_LINEAR && h->local_rope.factor == 1, FKV_UNSUPPORTED,
-                "scaled RoPE in windowed layers is not supported: %s", r->path);
+    FKV_REQUIRE(h->local_rope.scaling == FKV_ROPE_LINEAR && h->local_rope.factor == 1 && h->local_rope.n_factors == 0,
+                FKV_UNSUPPORTED, "scaled RoPE in windowed layers is not supported: %s", r->path);
     return FKV_OK;
 }
 

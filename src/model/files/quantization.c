@@ -76,6 +76,8 @@ fkv_status fkv_quantization_read(fkv_weights *weights, const json_t *root, const
     if (!json_is_object(object)) object = json_object_get(root, "quantization_config");
     if (object == NULL || json_is_null(object)) return FKV_OK;
     FKV_REQUIRE(json_is_object(object), FKV_FILE_FORMAT, "quantization_config is no object: %s", path);
+    FKV_REQUIRE(json_object_size(object) <= FKV_MAX_TENSORS, FKV_UNSUPPORTED,
+                "quantization_config has %zu fields: at most %d: %s", json_object_size(object), FKV_MAX_TENSORS, path);
     const char *method = json_string_value(json_object_get(object, "quant_method"));
     weights->quantized = fkv_weights_keep(weights, (json_object_size(object) + 1) * sizeof *weights->quantized);
     FKV_REQUIRE(weights->quantized != NULL, FKV_NO_MEMORY, "no memory for the quantization of modules: %s", path);
@@ -118,10 +120,10 @@ static fkv_status make_codes(const struct fkv_quantization *found, uint64_t n_bi
 }
 
 fkv_status fkv_quantization_describe(const fkv_weights *weights, const char *name, const char *path, fkv_tensor *tensor) {
-    const struct fkv_quantization *found = found_for(weights, name);
     const bool is_words = tensor->type == FKV_TENSOR_U32;
     const bool is_blocks = tensor->type == FKV_TENSOR_U8 && fkv_ends_with(name, "_blocks");
     if (!is_words && !is_blocks) return FKV_OK;
+    const struct fkv_quantization *found = found_for(weights, name);
     FKV_REQUIRE(found != NULL && found->bits != 0 && found->is_hf == is_blocks &&
                     (!is_blocks || found->type == FKV_TENSOR_MLX_MXFP4),
                 FKV_UNSUPPORTED,

@@ -332,12 +332,13 @@ static void add_hparams(fkv_sha256 *sha, const fkv_hparams *h) {
     add_u32(sha, h->window);
     add_u32(sha, h->temperature_context);
     add_flag(sha, h->norm_plus_one);
-    if (h->shared_dim != 0 || h->features.sigmoid_router) { /* ids of others stay what they were */
+    const bool is_new = h->shared_dim != 0 || h->features.sigmoid_router; /* ids of others stay what they were */
+    if (is_new) {
         const uint32_t mixture[] = {h->shared_dim, h->n_dense, h->n_expert_groups, h->n_expert_groups_used,
                                     h->features.sigmoid_router};
         fkv_sha256_add(sha, mixture, sizeof mixture);
-        add_f32(sha, h->experts_scale);
     }
+    if (is_new || h->experts_scale != 0.0f) add_f32(sha, h->experts_scale);
     add_features(sha, &h->features);
     fkv_sha256_add(sha, h->layers, h->n_layers < FKV_MAX_LAYERS ? h->n_layers : FKV_MAX_LAYERS);
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) add_f32(sha, numbers[i]);

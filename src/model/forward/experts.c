@@ -54,8 +54,8 @@ static void run_rows(mixture *m, uint32_t n_rows, void (*run)(const mixture *m, 
 
 /* ---- who goes where ---- */
 
-/* The experts of the largest scores in ascending order of experts; of equal ones the lower. A NaN is never chosen before a
- * number. */
+/* The experts of the largest scores in ascending order of experts; of equal ones the lower. Scores with a NaN
+ * give some experts, and a row of NaN. */
 static void choose(const float *scores, uint32_t n_experts, uint32_t n_used, uint32_t *choices) {
     FKV_ASSERT(n_used > 0);
     uint32_t n = 0;

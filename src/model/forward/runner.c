@@ -277,6 +277,7 @@ static void fill_centers(fkv_runner *r) {
     for (uint32_t i = 0; i < h->n_layers; i++) {
         uint32_t rope = fkv_runner_rope(r, i);
         const fkv_layer_shape *s = &h->shapes[i];
+        if (s->kv_layer != i) continue; /* it has no keys of its own */
         float *center = r->k_centers + (size_t)i * r->kv_dim;
         fkv_tensor_row_floats(m->tensors[i].k_bias, 0, center);
         if (rope == FKV_ROPE_NONE) continue;
