@@ -5,6 +5,7 @@
 #include "../src/model/calibration.h"
 #include "cache_world.h"
 #include "model_world.h"
+#include "page_file_world.h"
 #include "test.h"
 
 #include <stdio.h>
@@ -13,21 +14,6 @@
 enum { N_TOKENS = 2048, DIM = 32, FILE_BYTES = 4096, HEADER = 128, DIGEST_AT = 96 };
 
 static const model_spec SPEC = {"qwen3", 2, 32, 64, 4, 2, DIM, .tied = true};
-
-static size_t read_file(const char *path, uint8_t bytes[FILE_BYTES]) {
-    FILE *file = fopen(path, "rb");
-    ck_assert_msg(file != NULL, "cannot open %s", path);
-    size_t n = fread(bytes, 1, FILE_BYTES, file);
-    ck_assert_int_eq(fclose(file), 0);
-    return n;
-}
-
-static void write_file(const char *path, const uint8_t *bytes, size_t n) {
-    FILE *file = fopen(path, "wb");
-    ck_assert_ptr_nonnull(file);
-    ck_assert_uint_eq(fwrite(bytes, 1, n, file), n);
-    ck_assert_int_eq(fclose(file), 0);
-}
 
 static fkv_model *load(model_world *w, uint64_t seed) {
     fkv_model *model = NULL;
@@ -142,9 +128,9 @@ START_TEST(the_same_text_gives_the_same_file) {
     model_world w;
     fkv_model *model = load(&w, 1);
     calibrate(model, path);
-    size_t n = read_file(path, first);
+    size_t n = file_world_read_file(path, first, FILE_BYTES);
     calibrate(model, path);
-    ck_assert_uint_eq(read_file(path, again), n);
+    ck_assert_uint_eq(file_world_read_file(path, again, FILE_BYTES), n);
     ck_assert_mem_eq(first, again, n);
     fkv_model_close(model);
     model_world_free(&w);
@@ -159,7 +145,7 @@ static size_t small_file(uint8_t bytes[FILE_BYTES], const char *path) {
     for (uint32_t d = 0; d < 16; d++) c.both[d] = (uint8_t)(4 | (d % 2 == 0 ? 2 : 4) << 4);
     ck_ok(fkv_calibration_write(&c, path));
     fkv_calibration_close(&c);
-    return read_file(path, bytes);
+    return file_world_read_file(path, bytes, FILE_BYTES);
 }
 
 START_TEST(every_flipped_bit_and_every_length_is_found) {
@@ -171,7 +157,7 @@ START_TEST(every_flipped_bit_and_every_length_is_found) {
     ck_ok(fkv_calibration_inspect(path, &info));
     for (size_t bit = 0; bit < 8 * n; bit++) {
         bytes[bit / 8] ^= (uint8_t)(1u << bit % 8);
-        write_file(path, bytes, n);
+        file_world_write_file(path, bytes, n);
         bytes[bit / 8] ^= (uint8_t)(1u << bit % 8);
         ck_status(fkv_calibration_inspect(path, &info), bit < 64   ? FKV_FILE_FORMAT
                                                         : bit < 96 ? FKV_FILE_VERSION
@@ -179,10 +165,10 @@ START_TEST(every_flipped_bit_and_every_length_is_found) {
         ck_assert_ptr_nonnull(strstr(fkv_message(), path));
     }
     for (size_t length = 0; length < n; length++) {
-        write_file(path, bytes, length);
+        file_world_write_file(path, bytes, length);
         ck_status(fkv_calibration_inspect(path, &info), length < 8 ? FKV_FILE_FORMAT : FKV_FILE_DAMAGED);
     }
-    write_file(path, bytes, n + 1);
+    file_world_write_file(path, bytes, n + 1);
     ck_status(fkv_calibration_inspect(path, &info), FKV_FILE_DAMAGED);
     (void)remove(path);
     ck_status(fkv_calibration_inspect(path, &info), FKV_IO);
@@ -220,7 +206,7 @@ START_TEST(numbers_that_cannot_be_are_refused_by_name) {
         fkv_sha256_add(&sha, bytes, DIGEST_AT);
         fkv_sha256_add(&sha, bytes + HEADER, n - HEADER);
         ck_ok(fkv_sha256_close(&sha, bytes + DIGEST_AT));
-        write_file(path, bytes, n);
+        file_world_write_file(path, bytes, n);
         ck_status(fkv_calibration_inspect(path, &info), FKV_FILE_DAMAGED);
         ck_assert_msg(strstr(fkv_message(), bad[i].says) != NULL, "\"%s\" does not say \"%s\"", fkv_message(), bad[i].says);
         bytes[bad[i].at] = kept;

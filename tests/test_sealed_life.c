@@ -4,6 +4,7 @@
  */
 #include "cache_world.h"
 #include "channel_bits.h"
+#include "page_file_world.h"
 #include "test.h"
 
 #include <stdio.h>
@@ -173,21 +174,6 @@ END_TEST
 
 enum { FILE_BYTES = 1 << 20 };
 
-static size_t read_file(const char *path, uint8_t *bytes) {
-    FILE *file = fopen(path, "rb");
-    ck_assert_msg(file != NULL, "cannot open %s", path);
-    size_t n = fread(bytes, 1, FILE_BYTES, file);
-    ck_assert_int_eq(fclose(file), 0);
-    return n;
-}
-
-static void write_file(const char *path, const uint8_t *bytes, size_t n) {
-    FILE *file = fopen(path, "wb");
-    ck_assert_ptr_nonnull(file);
-    ck_assert_uint_eq(fwrite(bytes, 1, n, file), n);
-    ck_assert_int_eq(fclose(file), 0);
-}
-
 /* One sealed layer, one that is not, a windowed one that is. */
 static void open_golden(cache_world *w, uint32_t tokens[N_TOKENS]) {
     static const fkv_layer_config layers[] = {{2, 1, 32, 0, 0, 0, 0, {4, 0, FKV_CODEC_SEALED}, {4, 0, FKV_CODEC_SEALED_V}},
@@ -214,15 +200,15 @@ static void check_golden(const char *path, void (*open)(cache_world *w, uint32_t
     fkv_seq seq = cache_world_seq(&w, N_TOKENS);
     cache_world_run(&w, seq, tokens, 0, 55, 40, NULL);
     ck_ok(fkv_seq_save(w.cache, seq, tokens, 0, saved));
-    size_t n = read_file(saved, now);
+    size_t n = file_world_read_file(saved, now, FILE_BYTES);
     const char *keep = getenv("FKV_TEST_KEEP_GOLDEN");
-    if (keep != NULL) write_file(keep, now, n);
-    ck_assert_uint_eq(read_file(path, golden), n);
+    if (keep != NULL) file_world_write_file(keep, now, n);
+    ck_assert_uint_eq(file_world_read_file(path, golden, FILE_BYTES), n);
     ck_assert_mem_eq(golden, now, n);
     ck_ok(fkv_seq_close(w.cache, seq));
     ck_ok(fkv_seq_load(w.cache, &(fkv_seq_config){.max_tokens = N_TOKENS}, path, &seq));
     ck_ok(fkv_seq_save(w.cache, seq, tokens, 0, saved));
-    ck_assert_uint_eq(read_file(saved, now), n);
+    ck_assert_uint_eq(file_world_read_file(saved, now, FILE_BYTES), n);
     ck_assert_mem_eq(golden, now, n);
     cache_world_close(&w);
 }
@@ -311,11 +297,11 @@ static void check_flipped_bits(const char *golden) {
     static uint8_t bytes[FILE_BYTES];
     char path[512];
     (void)cache_path(path, "flipped.fkv");
-    size_t n = read_file(golden, bytes);
+    size_t n = file_world_read_file(golden, bytes, FILE_BYTES);
     for (size_t at = 0; at < n; at += at < 512 ? 1 : 37) {
         uint8_t bit = (uint8_t)(1u << at % 8);
         bytes[at] ^= bit;
-        write_file(path, bytes, n);
+        file_world_write_file(path, bytes, n);
         bytes[at] ^= bit;
         fkv_file_info info;
         fkv_status expected = at < 8 ? FKV_FILE_FORMAT : at < 12 ? FKV_FILE_VERSION : FKV_FILE_DAMAGED;

@@ -468,7 +468,7 @@ START_TEST(the_generation_config_says_how_to_sample) {
     ck_assert(weights->vocab.sampling.said == FKV_SAID_TEMPERATURE && weights->vocab.sampling.temperature == 0.0f);
     fkv_weights_close(weights);
     write_text("generation_config.json", "{\"temperature\": null, \"top_k\": -1, \"top_p\": \"0.9\", \"min_p\": 0.1}");
-    weights = folder_read(FKV_OK); /* what has no number is not said */
+    weights = folder_read(FKV_OK); /* a field without a number is ignored */
     ck_assert_uint_eq(weights->vocab.sampling.said, FKV_SAID_MIN_P);
     ck_assert_float_eq(weights->vocab.sampling.min_p, 0.1f);
     fkv_weights_close(weights);

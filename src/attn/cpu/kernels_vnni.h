@@ -204,18 +204,6 @@ static void scores_by_float(const fkv_codec *codec, const uint8_t *const part[FK
     }
 }
 
-/* Within each 128-bit lane: dword k of to[i] is dword i of from[k]. */
-FKV_INLINE void transpose_dwords(const __m512i from[4], __m512i to[4]) {
-    __m512i low01 = _mm512_unpacklo_epi32(from[0], from[1]);
-    __m512i high01 = _mm512_unpackhi_epi32(from[0], from[1]);
-    __m512i low23 = _mm512_unpacklo_epi32(from[2], from[3]);
-    __m512i high23 = _mm512_unpackhi_epi32(from[2], from[3]);
-    to[0] = _mm512_unpacklo_epi64(low01, low23);
-    to[1] = _mm512_unpackhi_epi64(low01, low23);
-    to[2] = _mm512_unpacklo_epi64(high01, high23);
-    to[3] = _mm512_unpackhi_epi64(high01, high23);
-}
-
 FKV_INLINE __m128i load16(const uint8_t *p) { return _mm_loadu_si128((const __m128i *)p); }
 
 /* 16 bytes of every fourth of 16 rows, stride apart: 128-bit lane L is row 4 L. */

@@ -144,4 +144,16 @@ FKV_INLINE void vf_store_u8(const vf a[UNIT_VECS], uint8_t *p) {
     _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a[0])));
 }
 
+/* Within each 128-bit lane: dword k of to[i] is dword i of from[k]. */
+FKV_INLINE void transpose_dwords(const __m512i from[4], __m512i to[4]) {
+    __m512i low01 = _mm512_unpacklo_epi32(from[0], from[1]);
+    __m512i high01 = _mm512_unpackhi_epi32(from[0], from[1]);
+    __m512i low23 = _mm512_unpacklo_epi32(from[2], from[3]);
+    __m512i high23 = _mm512_unpackhi_epi32(from[2], from[3]);
+    to[0] = _mm512_unpacklo_epi64(low01, low23);
+    to[1] = _mm512_unpackhi_epi64(low01, low23);
+    to[2] = _mm512_unpacklo_epi64(high01, high23);
+    to[3] = _mm512_unpackhi_epi64(high01, high23);
+}
+
 #endif

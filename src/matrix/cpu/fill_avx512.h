@@ -11,6 +11,7 @@
 #ifndef FKV_FILL_AVX512_H
 #define FKV_FILL_AVX512_H
 
+#include "../../base/simd/vec_avx512.h"
 #include "product_kernels.h"
 
 #include <immintrin.h>
@@ -41,14 +42,7 @@ FKV_INLINE void turn_16_bytes(row_place rows, __m512i lines[4]) {
         a[i] = _mm512_inserti32x4(a[i], load_16_bytes(rows, 8 + i), 2);
         a[i] = _mm512_inserti32x4(a[i], load_16_bytes(rows, 12 + i), 3);
     }
-    __m512i low01 = _mm512_unpacklo_epi32(a[0], a[1]);
-    __m512i high01 = _mm512_unpackhi_epi32(a[0], a[1]);
-    __m512i low23 = _mm512_unpacklo_epi32(a[2], a[3]);
-    __m512i high23 = _mm512_unpackhi_epi32(a[2], a[3]);
-    lines[0] = _mm512_unpacklo_epi64(low01, low23);
-    lines[1] = _mm512_unpackhi_epi64(low01, low23);
-    lines[2] = _mm512_unpacklo_epi64(high01, high23);
-    lines[3] = _mm512_unpackhi_epi64(high01, high23);
+    transpose_dwords(a, lines);
 }
 
 /* 64 bytes of each row: 16 lines. */
