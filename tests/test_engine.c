@@ -34,6 +34,7 @@ typedef struct world {
     float rows[STEP_TOKENS * 16];
     float logits[MAX_SEQS * (1 + DRAFT) * VOCAB];
     uint64_t last_id;
+    bool broken; /* the device fails */
 } world;
 
 static bool drafts; /* of the worlds that are opened; texts then mostly repeat themselves */
@@ -49,6 +50,7 @@ static fkv_status fake_forward(void *user, const fkv_tokens *rows, uint32_t n_ro
     fkv_step *step = NULL;
     uint32_t n_logits = 0;
     double seconds = 0.002;
+    if (w->broken) return fkv_fail(FKV_DEVICE, "the device broke");
     for (uint32_t i = 0; i < n_rows; i++) {
         uint32_t length = 0;
         if (fkv_seq_length(w->cache, rows[i].seq, &length) != FKV_OK) abort();
@@ -495,7 +497,104 @@ START_TEST(held_text_is_what_could_become_a_stop) {
 }
 END_TEST
 
+/* ---- masks and failures ---- */
+
+typedef struct masked {
+    uint32_t written[2][MAX_NEW]; /* by answer */
+    uint32_t n[2];
+    uint32_t n_calls[2]; /* of the mask */
+    uint32_t fail_at;    /* 0: never */
+    uint32_t n_failed;   /* events with the right words */
+    uint32_t n_done;
+} masked;
+
+static bool allows(uint32_t answer, uint32_t n_written, uint32_t token) {
+    return token != END_TOKEN && (token + n_written + answer) % 3 != 0;
+}
+
+static const char *some_of_them(void *user, uint32_t answer, const uint32_t *tokens, uint32_t n_tokens, uint32_t *bits,
+                                uint32_t n_vocab) {
+    masked *m = user;
+    if (n_tokens != m->n_calls[answer]++ || n_tokens != m->n[answer]) abort();
+    if (n_tokens > 0 && memcmp(tokens, m->written[answer], n_tokens * sizeof *tokens) != 0) abort();
+    for (uint32_t i = 0; i < n_vocab; i++)
+        if (allows(answer, n_tokens, i)) bits[i / 32] |= 1u << i % 32;
+    return m->fail_at != 0 && n_tokens == m->fail_at ? "the grammar ends here" : NULL;
+}
+
+static void note_masked(void *user, const fkv_event *e) {
+    masked *m = user;
+    if (e->kind == FKV_EVENT_TOKEN) m->written[e->answer][m->n[e->answer]++] = e->token;
+    if (e->kind == FKV_EVENT_DONE) m->n_done++;
+    if (e->kind == FKV_EVENT_STARTED || e->reason != FKV_FINISH_FAILED) return;
+    m->n_failed += e->message != NULL && strcmp(e->message, m->fail_at != 0 ? "the grammar ends here" : "the device broke") == 0;
+    (void)fkv_fail(FKV_BAD_ARGUMENT, "words of another failure"); /* as a callback that calls the library may leave */
+}
+
+static void submit_masked(world *w, masked *m, uint32_t seed) {
+    static seen s;
+    s = (seen){.max_new = MAX_NEW, .n = 2};
+    tokens_of(&s, seed, 0, 40);
+    ck_ok(submit(w, &s, (fkv_request){.tenant = seed, .mask = some_of_them, .mask_user = m}));
+    s.job->r.event = note_masked;
+    s.job->r.user = m;
+}
+
+START_TEST(drafts_and_forks_obey_a_mask) {
+    static world w;
+    fkv_engine_config config = quick_config();
+    masked with[2] = {0};
+    drafts = true; /* the model repeats itself in both rounds */
+    for (uint32_t round = 0; round < 2; round++) {
+        masked *m = &with[round];
+        open_world(&w, &config);
+        if (round == 0) w.scheduler.device.draft_tokens = 0;
+        submit_masked(&w, m, 3);
+        (void)run_all(&w);
+        ck_assert_uint_eq(m->n_done, 1);
+        for (uint32_t a = 0; a < 2; a++) {
+            ck_assert_uint_eq(m->n[a], MAX_NEW);
+            for (uint32_t i = 0; i < MAX_NEW; i++) ck_assert(allows(a, i, m->written[a][i]));
+        }
+        ck_assert_int_eq(w.scheduler.stats.drafted_tokens > 0, round == 1);
+        close_world(&w);
+    }
+    ck_assert_mem_eq(with[0].written, with[1].written, sizeof with[0].written);
+    drafts = false;
+}
+END_TEST
+
+START_TEST(every_request_that_fails_hears_why) {
+    static world w;
+    fkv_engine_config config = quick_config();
+    masked m[2] = {{.fail_at = 5}, {.fail_at = 7}};
+    open_world(&w, &config);
+    for (uint32_t i = 0; i < 2; i++) submit_masked(&w, &m[i], 3 + i);
+    (void)run_all(&w);
+    for (uint32_t i = 0; i < 2; i++) {
+        ck_assert_uint_eq(m[i].n_failed, 3); /* both answers, and the end */
+        ck_assert_uint_eq(m[i].n[0], m[i].fail_at);
+    }
+    for (uint32_t i = 0; i < 2; i++) {
+        m[i] = (masked){0};
+        submit_masked(&w, &m[i], 3 + i);
+    }
+    for (uint32_t i = 0; i < 6; i++) (void)fkv_scheduler_turn(&w.scheduler);
+    w.broken = true;
+    (void)run_all(&w);
+    for (uint32_t i = 0; i < 2; i++) ck_assert_uint_eq(m[i].n_failed, 3);
+    close_world(&w);
+}
+END_TEST
+
 #ifdef FKV_HAVE_JEMALLOC
+static const char *everything(void *user, uint32_t answer, const uint32_t *tokens, uint32_t n_tokens, uint32_t *bits,
+                              uint32_t n_vocab) {
+    (void)user, (void)answer, (void)tokens, (void)n_tokens;
+    memset(bits, 0xff, n_vocab / 8);
+    return NULL;
+}
+
 static void quiet_event(void *user, const fkv_event *event) {
     (void)user;
     (void)event;
@@ -513,7 +612,7 @@ START_TEST(steps_take_no_memory) {
     for (uint32_t i = 0; i < 4; i++) {
         all[i] = (seen){.max_new = MAX_NEW, .n = 1};
         tokens_of(&all[i], 20 + i, 0, 100 + 100 * i);
-        ck_ok(submit(&w, &all[i], (fkv_request){.logprobs = true, .n_top = 5}));
+        ck_ok(submit(&w, &all[i], (fkv_request){.logprobs = true, .n_top = 5, .mask = i == 0 ? everything : NULL}));
         all[i].job->r.event = quiet_event; /* the marks of check take memory */
     }
     (void)fkv_scheduler_turn(&w.scheduler);
@@ -531,4 +630,5 @@ TEST_MAIN("engine", random_requests_cancels_and_tenants_keep_every_rule, one_pre
           a_tenant_that_sends_ten_times_as_much_gets_half, a_tenant_that_comes_back_has_no_credit,
           within_a_tenant_priority_then_deadline_then_age_decide, prefill_beside_decode_keeps_steps_short,
           what_can_never_fit_is_refused_with_the_numbers, stop_strings_end_the_text_before_them,
-          held_text_is_what_could_become_a_stop, steps_take_no_memory)
+          held_text_is_what_could_become_a_stop, drafts_and_forks_obey_a_mask, every_request_that_fails_hears_why,
+          steps_take_no_memory)

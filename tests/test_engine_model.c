@@ -322,6 +322,62 @@ START_TEST(a_store_that_is_slower_than_computing_is_left_alone) {
 }
 END_TEST
 
+static _Atomic uint32_t n_looks;
+
+static bool counted_look(void *self, const fkv_page_key *key) {
+    n_looks++;
+    return inner_look(self, key);
+}
+
+static fkv_status inner_read(void *self, const fkv_page_key *key, uint8_t *packed, uint64_t capacity, uint64_t *n_bytes) {
+    const fkv_prefix_store *inner = self;
+    return inner->read(inner->self, key, packed, capacity, n_bytes);
+}
+
+START_TEST(a_store_is_not_asked_again_in_every_step_for_a_request_that_waits) {
+    enum { STEPS = 100 };
+    static heard long_one;
+    static heard waits;
+    uint32_t prompt[PROMPT];
+    static fkv_prefix_store inner;
+    uint64_t id = 0;
+    uint64_t other = 0;
+    fkv_engine_stats stats = {.steps = 0};
+    model_book_tokens(79, prompt, PROMPT);
+    (void)ask_folder(prompt, "a", &waits);
+    ck_ok(fkv_prefix_folder_open(store_path(), 16 << 20, &inner));
+    const fkv_prefix_store counted = {.self = &inner,
+                                      .look = counted_look,
+                                      .read = inner_read,
+                                      .write = inner_write,
+                                      .used = inner_used,
+                                      .figures = inner_figures};
+    the_store = &counted;
+    fkv_engine *engine = open_engine(2);
+    the_store = NULL;
+    fkv_engine_stats_now(engine, &stats);
+    fkv_request r = request_of(prompt, &long_one);
+    r.prompt = (uint32_t[PROMPT]){1, 2, 3};
+    r.max_new = stats.max_request_tokens - PROMPT; /* leaves no page to others */
+    heard_start(&long_one);
+    ck_ok(fkv_engine_submit(engine, &r, &id, NULL));
+    r = request_of(prompt, &waits);
+    r.tenant_name = "a";
+    heard_start(&waits);
+    ck_ok(fkv_engine_submit(engine, &r, &other, NULL));
+    while (stats.steps < STEPS) fkv_engine_stats_now(engine, &stats);
+    ck_assert_uint_eq(stats.waiting, 1);
+    ck_assert_uint_le(n_looks, 3 * (PROMPT + 2 * STEPS) / 16); /* once, and once for each page that the other one wrote */
+    fkv_engine_cancel(engine, id);
+    heard_wait(&long_one);
+    heard_wait(&waits);
+    ck_assert_uint_eq(waits.n_cached, (PROMPT - 1) / 16 * 16); /* and still comes from the store */
+    fkv_engine_close(engine);
+    inner.close(inner.self);
+    (void)each_page(UINT32_MAX);
+}
+END_TEST
+
 /* ---- drafts ---- */
 
 START_TEST(drafts_change_the_time_and_not_the_text) {
@@ -404,10 +460,12 @@ START_TEST(requests_and_cancels_come_from_many_threads) {
 }
 END_TEST
 
-static void no_a(void *user, uint32_t answer, const uint32_t *tokens, uint32_t n_tokens, float *logits, uint32_t n_vocab) {
-    (void)answer, (void)tokens, (void)n_tokens;
-    for (uint32_t i = 0; i < n_vocab; i++)
-        if (i != *(const uint32_t *)user) logits[i] = -1e30f;
+static const char *only_one(void *user, uint32_t answer, const uint32_t *tokens, uint32_t n_tokens, uint32_t *bits,
+                            uint32_t n_vocab) {
+    (void)answer, (void)tokens, (void)n_tokens, (void)n_vocab;
+    uint32_t token = *(const uint32_t *)user;
+    bits[token / 32] |= 1u << token % 32;
+    return NULL;
 }
 
 START_TEST(a_mask_decides_what_may_be_written) {
@@ -418,7 +476,7 @@ START_TEST(a_mask_decides_what_may_be_written) {
     model_book_tokens(0, prompt, PROMPT);
     fkv_engine *engine = open_engine(2);
     fkv_request r = request_of(prompt, &h);
-    r.mask = no_a;
+    r.mask = only_one;
     r.mask_user = &only;
     heard_start(&h);
     ck_ok(fkv_engine_submit(engine, &r, &id, NULL));
@@ -465,5 +523,6 @@ END_TEST
 
 TEST_MAIN("engine_model", a_text_is_the_same_alone_in_a_batch_from_a_shared_and_a_forked_prefix,
           a_text_is_the_same_from_a_prefix_on_disk_and_damage_is_computed_anew,
-          a_store_that_is_slower_than_computing_is_left_alone, drafts_change_the_time_and_not_the_text,
-          requests_and_cancels_come_from_many_threads, a_mask_decides_what_may_be_written, a_full_queue_says_when_to_come_back)
+          a_store_that_is_slower_than_computing_is_left_alone, a_store_is_not_asked_again_in_every_step_for_a_request_that_waits,
+          drafts_change_the_time_and_not_the_text, requests_and_cancels_come_from_many_threads,
+          a_mask_decides_what_may_be_written, a_full_queue_says_when_to_come_back)

@@ -70,7 +70,7 @@ typedef enum fkv_finish {
     FKV_FINISH_LENGTH = 2,
     FKV_FINISH_CANCELLED = 3,
     FKV_FINISH_DEADLINE = 4,
-    FKV_FINISH_FAILED = 5 /* the device failed, or there was no memory for a sampler; message says why */
+    FKV_FINISH_FAILED = 5 /* the device or the mask failed, or there was no memory for a sampler; message says why */
 } fkv_finish;
 
 typedef struct fkv_logprob {
@@ -100,10 +100,11 @@ typedef struct fkv_event {
 
 typedef void (*fkv_event_fn)(void *user, const fkv_event *event);
 
-/* Changes the logits that the next token is drawn from, on the engine's thread: -INFINITY for what a grammar does not allow.
- * tokens: [n_tokens] written so far. */
-typedef void (*fkv_mask_fn)(void *user, uint32_t answer, const uint32_t *tokens, uint32_t n_tokens, float *logits,
-                            uint32_t n_vocab);
+/* Which tokens may come next, on the engine's thread: sets bit token % 32 of bits[token / 32] for each; all are 0 before. tokens:
+ * [n_tokens] written so far, in every call those of the call before and one more; a token that ends the text is not among them.
+ * Returns NULL, or why the answer cannot go on: it fails with these words. Drafts never get past it. */
+typedef const char *(*fkv_mask_fn)(void *user, uint32_t answer, const uint32_t *tokens, uint32_t n_tokens, uint32_t *bits,
+                                   uint32_t n_vocab);
 
 typedef struct fkv_request {
     const uint32_t *prompt; /* [n_prompt], at least one */

@@ -86,28 +86,40 @@ static bool room_for(const fkv_prefix_tier *t, uint32_t n) {
     return g->free + g->cached >= g->promised + n;
 }
 
+/* The store has pages [first, until) of the prompt. It is asked again only where memory has other pages than it had: a page that
+ * was lost since is missed when it is read. */
+static uint32_t look_until(const fkv_prefix_tier *t, fkv_job *job, uint32_t first) {
+    if (job->looked && job->looked_first == first) return job->looked_until;
+    uint32_t most = fkv_min_u32(job->n_keys, (job->r.n_prompt - 1) / t->page_tokens);
+    uint32_t until = first;
+    while (until < most && t->store.look(t->store.self, &job->keys[until])) until++;
+    job->looked = true;
+    job->looked_first = first;
+    return job->looked_until = until;
+}
+
 bool fkv_tier_holds(fkv_prefix_tier *t, fkv_job *job, const fkv_step_cost *cost) {
     if (t->traffic == NULL || job->restored) return false;
     if (t->job == job) return true;
     uint32_t first = job->n_known / t->page_tokens;
-    uint32_t most = fkv_min_u32(job->n_keys, (job->r.n_prompt - 1) / t->page_tokens);
-    uint32_t until = first;
-    while (until < most && t->store.look(t->store.self, &job->keys[until])) until++;
+    uint32_t until = look_until(t, job, first);
     uint32_t n = until - first;
     uint32_t n_tokens = n * t->page_tokens;
     double computing =
         fkv_step_cost_predict(cost, (fkv_step_work){.n_prefill = n_tokens, .history = fkv_step_history(job->n_known, n_tokens)});
     double now = t->seconds(t->seconds_user);
-    if (job->held_at == 0.0) job->held_at = now;
     if (cost->n_seen == 0) computing = START_SECONDS;
-    if (n == 0 || n * t->page_s >= computing || now - job->held_at > computing) {
+    if (n == 0 || n * t->page_s >= computing || (job->held_at > 0.0 && now - job->held_at > computing)) {
         t->stats.declined += n > 0;
         t->page_s *= n > 0 ? FORGIVENESS : 1.0;
         job->restored = true;
         return false;
     }
     if (!room_for(t, n)) return false;
-    if (fkv_tier_busy(t)) return true;
+    if (fkv_tier_busy(t)) { /* its turn has not come; a wait for room in memory is no wait for the store */
+        if (job->held_at == 0.0) job->held_at = now;
+        return true;
+    }
     t->job = job;
     t->asked = t->got = t->first = first;
     t->until = until;

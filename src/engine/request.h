@@ -48,9 +48,13 @@ typedef struct fkv_job {
     fkv_page_key root;  /* of its tenant, where there is a store of prefixes */
     fkv_page_key *keys; /* [n_keys] of the pages of answer 0, prompt included; room for all it may have */
     uint32_t n_keys;
-    uint32_t n_sent;      /* pages that were sent to the store, or that it has */
-    double held_at;       /* when it began to wait for the store, 0: it did not */
-    bool restored;        /* what the store has of the prompt is in memory, or is not worth it */
+    uint32_t n_sent; /* pages that were sent to the store, or that it has */
+    double held_at;  /* when it began to wait for the store, 0: it did not */
+    bool restored;   /* what the store has of the prompt is in memory, or is not worth it */
+    bool looked;     /* the store was asked for the pages behind page looked_first: it has those up to looked_until */
+    uint32_t looked_first;
+    uint32_t looked_until;
+    char message[512];    /* why it failed */
     fkv_answer answers[]; /* [r.n] */
 } fkv_job;
 

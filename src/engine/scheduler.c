@@ -4,6 +4,7 @@
 #include "token_odds.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 enum { LEAST_CHUNK = 16 };               /* prefill goes on by this much in every step, however slow decode is */
@@ -11,6 +12,8 @@ static const double RATE_SECONDS = 30.0; /* over which the served rate is taken 
 static const double USED_SHARE_STEP = 0.05;
 
 /* ---- open and check ---- */
+
+static size_t mask_words(uint32_t n_vocab) { return ((size_t)n_vocab + 31) / 32; }
 
 fkv_status fkv_scheduler_open(fkv_scheduler *s, const fkv_engine_config *config, const fkv_engine_device *device) {
     const fkv_engine_device *d = device;
@@ -33,7 +36,9 @@ fkv_status fkv_scheduler_open(fkv_scheduler *s, const fkv_engine_config *config,
     s->rows = calloc(d->max_seqs, sizeof *s->rows);
     s->owners = calloc(d->max_seqs, sizeof *s->owners);
     s->masked = calloc(d->n_vocab, sizeof *s->masked);
-    if (s->share.tenants == NULL || s->running == NULL || s->rows == NULL || s->owners == NULL || s->masked == NULL) {
+    s->mask_bits = calloc(mask_words(d->n_vocab), sizeof *s->mask_bits);
+    if (s->share.tenants == NULL || s->running == NULL || s->rows == NULL || s->owners == NULL || s->masked == NULL ||
+        s->mask_bits == NULL) {
         fkv_scheduler_close(s);
         return fkv_fail(FKV_NO_MEMORY, "no memory for the engine's tables");
     }
@@ -55,6 +60,7 @@ void fkv_scheduler_close(fkv_scheduler *s) {
     free(s->rows);
     free(s->owners);
     free(s->masked);
+    free(s->mask_bits);
 }
 
 /* What the forks of an answer take beyond the pages that they share: their own tokens, the page that is copied, and the one that
@@ -149,8 +155,15 @@ static void tell(const fkv_job *job, fkv_event event) {
     job->r.event(job->r.user, &event);
 }
 
+/* Why the job failed: kept with it, because the thread's one message may change before it is told. */
+static const char *keep_message(fkv_job *job, const char *message) {
+    if (message != job->message) (void)snprintf(job->message, sizeof job->message, "%s", message);
+    return job->message;
+}
+
 static void end_answer(fkv_scheduler *s, fkv_job *job, uint32_t i, fkv_event event) {
     fkv_answer *a = &job->answers[i];
+    if (event.message != NULL) event.message = keep_message(job, event.message);
     a->finished = true;
     a->reason = event.reason;
     job->n_unfinished--;
@@ -180,7 +193,9 @@ static void end_job(fkv_scheduler *s, fkv_job *job, fkv_finish reason, const cha
         n_new += job->answers[i].n_new;
     }
     fkv_fair_share_leave(&s->share, job->place);
-    tell(job, (fkv_event){.kind = FKV_EVENT_DONE, .reason = job->answers[0].reason, .message = message, .n_new = n_new});
+    fkv_event done = {.kind = FKV_EVENT_DONE, .reason = job->answers[0].reason, .n_new = n_new};
+    if (done.reason == FKV_FINISH_FAILED) done.message = job->message;
+    tell(job, done);
     s->retire(s->retire_user, job);
 }
 
@@ -282,7 +297,10 @@ static fkv_status open_all(fkv_scheduler *s, fkv_job *job) {
         if (status == FKV_OK && repeats) /* the other penalties count what was written */
             status = fkv_sampler_note(job->answers[i].sampler, job->r.prompt, job->r.n_prompt);
     }
-    if (status != FKV_OK) close_all(s, job);
+    if (status != FKV_OK) {
+        (void)keep_message(job, fkv_message());
+        close_all(s, job);
+    }
     job->n_cached = n_shared;
     job->answers[0].n_fed = job->answers[0].n_offered = n_shared;
     return status;
@@ -314,7 +332,6 @@ static void admit(fkv_scheduler *s, double now) {
             job->passed_over = s->turn;
             continue;
         }
-        job->n_known = cached_tokens(s, job);
         fkv_status status = s->n_seqs + job->r.n <= s->device.max_seqs ? open_all(s, job) : FKV_SEQS_FULL;
         if (status == FKV_OK) {
             start(s, job, now);
@@ -323,7 +340,7 @@ static void admit(fkv_scheduler *s, double now) {
         } else {
             fkv_waiting_line_remove(&s->line, job);
             job->admitted_at = now;
-            end_job(s, job, FKV_FINISH_FAILED, fkv_message());
+            end_job(s, job, FKV_FINISH_FAILED, job->message);
         }
     }
 }
@@ -412,19 +429,25 @@ static bool is_end(const fkv_scheduler *s, uint32_t token) {
     return false;
 }
 
+/* The logits of the tokens that the mask of a job allows, -INFINITY for all others; NULL: *why says why there are none. */
+static const float *mask_logits(fkv_scheduler *s, const fkv_job *job, uint32_t i, const float *logits, const char **why) {
+    const fkv_answer *a = &job->answers[i];
+    uint32_t n_vocab = s->device.n_vocab;
+    memset(s->mask_bits, 0, mask_words(n_vocab) * sizeof *s->mask_bits);
+    *why = job->r.mask(job->r.mask_user, i, a->tokens + job->r.n_prompt, a->n_new, s->mask_bits, n_vocab);
+    for (uint32_t t = 0; t < n_vocab; t++) s->masked[t] = s->mask_bits[t / 32] >> t % 32 & 1 ? logits[t] : -INFINITY;
+    return *why == NULL ? s->masked : NULL;
+}
+
 /* Draws the next token of an answer and tells it. */
 static void draw(fkv_scheduler *s, fkv_job *job, uint32_t i, const float *logits) {
     fkv_answer *a = &job->answers[i];
     fkv_logprob top[FKV_MAX_LOGPROBS];
     fkv_event event = {.kind = FKV_EVENT_TOKEN, .answer = i, .top = top};
-    const float *from = logits;
-    if (job->r.mask != NULL) {
-        memcpy(s->masked, logits, s->device.n_vocab * sizeof *logits);
-        job->r.mask(job->r.mask_user, i, a->tokens + job->r.n_prompt, a->n_new, s->masked, s->device.n_vocab);
-        from = s->masked;
-    }
-    if (fkv_sample(a->sampler, from, &event.token) != FKV_OK) {
-        end_answer(s, job, i, (fkv_event){.reason = FKV_FINISH_FAILED, .message = fkv_message()});
+    const char *why = NULL;
+    const float *from = job->r.mask != NULL ? mask_logits(s, job, i, logits, &why) : logits;
+    if (from == NULL || fkv_sample(a->sampler, from, &event.token) != FKV_OK) {
+        end_answer(s, job, i, (fkv_event){.reason = FKV_FINISH_FAILED, .message = why != NULL ? why : fkv_message()});
         return;
     }
     if (!job->r.ignore_end && is_end(s, event.token)) {
@@ -515,7 +538,9 @@ static void settle(fkv_scheduler *s, const float *logits) {
     }
 }
 
-static void fail_step(fkv_scheduler *s, const char *message) {
+static void fail_step(fkv_scheduler *s) {
+    char message[sizeof s->running[0]->message]; /* ends may fail too, and say so in the same place */
+    (void)snprintf(message, sizeof message, "%s", fkv_message());
     for (uint32_t i = s->n_running; i-- > 0;) end_running(s, i, FKV_FINISH_FAILED, message);
 }
 
@@ -530,7 +555,7 @@ bool fkv_scheduler_turn(fkv_scheduler *s) {
     const float *logits = NULL;
     start_at = s->device.seconds(s->device.user);
     if (s->device.forward(s->device.user, s->rows, s->n_rows, &logits) != FKV_OK) {
-        fail_step(s, fkv_message());
+        fail_step(s);
         return true;
     }
     double seconds = s->device.seconds(s->device.user) - start_at;

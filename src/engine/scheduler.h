@@ -53,7 +53,8 @@ typedef struct fkv_scheduler {
     fkv_row_owner *owners; /* [max_seqs] */
     uint32_t n_rows;
     uint32_t n_drafted; /* tokens of the step */
-    float *masked;      /* [n_vocab] */
+    float *masked;      /* [n_vocab] logits of the tokens that a mask allows, and its bits */
+    uint32_t *mask_bits;
     size_t max_token_bytes;
     double served_units; /* weighted tokens of the last half minute or so, and the seconds of their steps */
     double served_seconds;
