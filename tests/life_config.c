@@ -1,6 +1,8 @@
 /* See life_config.h. */
 #include "life_config.h"
 
+#include "channel_bits.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -21,7 +23,6 @@ const life_domain LIFE_DOMAIN = {
 };
 
 enum {
-    LIFE_MAX_HEADS_KV = 4,
     MOST_WORK = 3000000,          /* products of one query token over the longest history */
     MOST_TOKEN_FLOATS = 4096,     /* K and V of one token */
     MOST_FLOATS = 6 * 1000 * 1000 /* K and V of all tokens of a cache */
@@ -60,12 +61,28 @@ static fkv_codec_config draw_codec(life_random *r, uint32_t dim) {
     return codec;
 }
 
+typedef uint8_t layer_bits[LIFE_MAX_HEADS_KV * FKV_MAX_HEAD_DIM]; /* [G, D] */
+
+/* Other bits for each head. */
+static void draw_channel_bits(life_random *r, fkv_layer_config *l, uint8_t *bits) {
+    uint64_t state = life_draw(r);
+    for (uint32_t g = 0; g < l->n_kv_heads; g++)
+        channel_bits_random(&state, l->head_dim, l->k.bits, bits + (size_t)g * l->head_dim);
+    l->channel_bits = bits;
+}
+
 static void draw_codecs(life_random *r, fkv_layer_config *l) {
+    l->channel_bits = NULL;
     l->k = draw_codec(r, l->head_dim);
     l->v = draw_codec(r, l->head_dim);
     if (!life_chance(r, 30)) return;
     l->k = (fkv_codec_config){.bits = life_between(r, 2, 4), .kind = FKV_CODEC_SEALED};
     if (life_chance(r, 75)) l->v = (fkv_codec_config){.bits = life_between(r, 2, 4), .kind = FKV_CODEC_SEALED_V};
+    if (!life_chance(r, 40)) return;
+    l->k = (fkv_codec_config){.bits = life_between(r, 3, 4), .kind = FKV_CODEC_CALIBRATED};
+    static layer_bits bits[LIFE_MAX_LAYERS]; /* configurations are copied: these stay where they are */
+    static uint32_t n_drawn;
+    draw_channel_bits(r, l, bits[n_drawn++ % LIFE_MAX_LAYERS]);
 }
 
 static void draw_shape(life_random *r, const life_config *c, fkv_layer_config *l) {
@@ -182,6 +199,7 @@ static void make_codecs(life_config *c) {
             uint64_t seed = c->base.rotation_seed;
             c->codec[i][side] = life_codec_make(sealed ? open_codec(dim) : codec, dim, c->base.page_type, rotated, seed, side);
             c->sealed[i][side] = life_codec_make(codec, dim, c->base.page_type, rotated, seed, side);
+            c->sealed[i][side].channel_bits = side == LIFE_K ? c->layers[i].channel_bits : NULL;
         }
     }
 }
@@ -232,6 +250,15 @@ void life_config_sibling(life_random *r, const life_config *c, life_config *sibl
     draw_sizes(r, sibling);
 }
 
+/* More heads, or other bits for the channels of those that are there. */
+static void change_heads(life_random *r, fkv_layer_config *l) {
+    static layer_bits others;
+    const uint8_t *bits = l->channel_bits;
+    if (bits == NULL) l->n_kv_heads = l->n_q_heads += l->n_kv_heads;
+    while (bits != NULL && (l->channel_bits == bits || memcmp(others, bits, (size_t)l->n_kv_heads * l->head_dim) == 0))
+        draw_channel_bits(r, l, others);
+}
+
 void life_config_foreign(life_random *r, const life_config *c, life_config *s) {
     *s = *c;
     s->base.max_tokens = 4096;
@@ -250,18 +277,22 @@ void life_config_foreign(life_random *r, const life_config *c, life_config *s) {
         else
             s->base.rotation_seed ^= 1;
         break;
-    case 5: l->n_kv_heads = l->n_q_heads += l->n_kv_heads; break;
+    case 5: change_heads(r, l); break;
     case 6:
-        if (l->k.bits == 16)
+        if (l->k.bits == 16) {
             l->window++;
-        else
+        } else {
             l->k = l->v = (fkv_codec_config){.bits = 16};
+            l->channel_bits = NULL;
+        }
         break;
     default: s->base.rotation_seed ^= UINT64_C(1) << life_below(r, 64);
     }
 }
 
-bool life_layer_is_sealed(const life_config *c, uint32_t layer) { return c->layers[layer].k.kind == FKV_CODEC_SEALED; }
+bool life_layer_is_sealed(const life_config *c, uint32_t layer) {
+    return c->layers[layer].k.kind == FKV_CODEC_SEALED || c->layers[layer].k.kind == FKV_CODEC_CALIBRATED;
+}
 
 bool life_has_sealed_layer(const life_config *c) {
     for (uint32_t i = 0; i < c->base.n_layers; i++)

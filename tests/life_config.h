@@ -5,7 +5,7 @@
 #include "life_format.h"
 #include "life_random.h"
 
-enum { LIFE_PIECES_DOUBLE = 8192, LIFE_MAX_LAYERS = 6, LIFE_MAX_SEQS = 10, LIFE_MAX_ISAS = 8 };
+enum { LIFE_PIECES_DOUBLE = 8192, LIFE_MAX_LAYERS = 6, LIFE_MAX_HEADS_KV = 4, LIFE_MAX_SEQS = 10, LIFE_MAX_ISAS = 8 };
 
 /* What is drawn: all that the library accepts, less where a defect is known. */
 typedef struct life_domain {

@@ -9,7 +9,16 @@
 
 /* ---- the file as it must be (sections 2 and 4) ---- */
 
-enum { HEADER = 256, LAYER_1 = 32, LAYER_2 = 48, ENTRY = 24, DIGEST_AT = 224, DATA_ALIGN = 4096, PART_ALIGN = 64 };
+enum {
+    HEADER = 256,
+    CALIBRATION_AT = 192,
+    LAYER_1 = 32,
+    LAYER_2 = 48,
+    ENTRY = 24,
+    DIGEST_AT = 224,
+    DATA_ALIGN = 4096,
+    PART_ALIGN = 64
+};
 
 typedef struct image {
     life_world *world;
@@ -66,7 +75,8 @@ static void find_groups(image *m) {
             same++;
         m->group_of[i] = same == i ? m->n_groups++ : m->group_of[same];
         bool new_kind = layer_of(m, i)->k.kind > FKV_CODEC_AFFINE || layer_of(m, i)->v.kind > FKV_CODEC_AFFINE;
-        m->version = new_kind ? 2 : m->version;
+        if (m->version == 1 && new_kind) m->version = 2;
+        if (layer_of(m, i)->channel_bits != NULL) m->version = 4;
     }
     m->open_group = m->n_groups;
     m->n_groups += life_has_sealed_layer(m->world->config) ? 1 : 0;
@@ -119,9 +129,22 @@ static void write_layers(const image *m, uint8_t *at) {
         for (uint32_t side = 0; side < LIFE_N_SIDES; side++) {
             const life_codec *codec = &m->world->config->sealed[i][side];
             const uint32_t fields[] = {codec->bits, codec->kind == FKV_CODEC_AFFINE ? codec->group : 0, (uint32_t)codec->kind};
-            for (uint32_t f = 0; f <= m->version; f++, to += 4) put(to, fields[f], 4);
+            for (uint32_t f = 0; f < (m->version == 1 ? 2 : 3); f++, to += 4) put(to, fields[f], 4);
         }
     }
+}
+
+/* The hash of the bits of channels, all calibrated layers one after the other. */
+static void write_calibration(const image *m, uint8_t *at) {
+    static uint8_t bits[LIFE_MAX_LAYERS * LIFE_MAX_HEADS_KV * FKV_MAX_HEAD_DIM];
+    size_t n = 0;
+    for (uint32_t i = 0; i < m->world->n_layers; i++) {
+        const fkv_layer_config *l = layer_of(m, i);
+        if (l->channel_bits == NULL) continue;
+        memcpy(bits + n, l->channel_bits, (size_t)l->n_kv_heads * l->head_dim);
+        n += (size_t)l->n_kv_heads * l->head_dim;
+    }
+    if (m->version == 4) life_sha256(bits, n, NULL, 0, at);
 }
 
 static void write_header(const image *m, size_t tokens_at, size_t index_at, size_t data_at, uint64_t n_pages) {
@@ -147,6 +170,7 @@ static void write_header(const image *m, size_t tokens_at, size_t index_at, size
     put(b + 88, c->rotate == FKV_ROTATE_NONE ? 0 : c->rotation_seed, 8);
     memcpy(b + 96, c->weights_id, sizeof c->weights_id);
     memcpy(b + 128, c->rope_id, strlen(c->rope_id));
+    write_calibration(m, b + CALIBRATION_AT);
     life_sha256(b, DIGEST_AT, b + HEADER, data_at - HEADER, b + DIGEST_AT);
 }
 

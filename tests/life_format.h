@@ -17,6 +17,7 @@ typedef struct life_codec {
     fkv_type type;  /* of the pages */
     bool rotated;
     float sign[FKV_MAX_HEAD_DIM]; /* -1 where the rotation negates */
+    const uint8_t *channel_bits;  /* of calibrated keys: [G, D] in a configuration, [D] of one head below */
 } life_codec;
 
 life_codec life_codec_make(fkv_codec_config config, uint32_t dim, fkv_type type, bool rotated, uint64_t seed, uint32_t side);
@@ -34,7 +35,7 @@ void life_encode(const life_codec *codec, const float *x, uint8_t *bytes);
 /* What a reader finds, still rotated. x: [D] */
 void life_decode(const life_codec *codec, const uint8_t *bytes, float *x);
 
-/* Sealed blocks (1.5): kinds FKV_CODEC_SEALED and FKV_CODEC_SEALED_V have no rows of their own. */
+/* Sealed blocks (1.5, 1.6): kinds FKV_CODEC_SEALED, FKV_CODEC_SEALED_V and FKV_CODEC_CALIBRATED have no rows of their own. */
 bool life_is_sealed(const life_codec *codec);
 
 /* Bytes of a part of a page of any kind, before it is rounded up. */

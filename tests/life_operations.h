@@ -16,8 +16,8 @@ typedef struct life_file {
 typedef struct life_counts {
     uint64_t configurations, steps, commits, aborts, opened, hits, forks, truncates, gone, inserts, clears, closes,
         closes_in_steps, reserves;
-    uint64_t saves, loads, damaged, foreign, nan_files, refusals, bad_calls, answers, sealed, turbo, same, slack, beyond,
-        gone_open;
+    uint64_t saves, loads, damaged, foreign, nan_files, refusals, bad_calls, answers, sealed, calibrated, turbo, same, slack,
+        beyond, gone_open;
 } life_counts;
 
 typedef struct life {

@@ -219,7 +219,9 @@ static void seal_head(const life_world *w, life_token *const *page, uint32_t lay
     uint32_t n = w->config->base.page_tokens;
     uint8_t *at = to->blocks + w->blocks_at[layer] + head * life_sealed_block_bytes(w->config, layer);
     for (uint32_t side = 0; side < LIFE_N_SIDES; side++) {
-        const life_codec *codec = &w->config->sealed[layer][side];
+        life_codec of_head = w->config->sealed[layer][side];
+        if (of_head.channel_bits != NULL) of_head.channel_bits += (size_t)head * dim;
+        const life_codec *codec = &of_head;
         uint8_t *part[LIFE_PARTS];
         for (uint32_t p = 0; p < LIFE_PARTS; p++) {
             part[p] = at;
@@ -455,7 +457,9 @@ static void check_head(question *x, const uint8_t *answer) {
     ask(x, &truth);
     distance between = distance_of(c->base.row_type, answer, truth.out, l->head_dim);
     w->n_answers++;
-    w->n_sealed += life_layer_is_sealed(c, x->layer) && x->n > 2 * c->base.page_tokens;
+    bool over_sealed = life_layer_is_sealed(c, x->layer) && x->n > 2 * c->base.page_tokens;
+    w->n_sealed += over_sealed;
+    w->n_calibrated += over_sealed && l->k.kind == FKV_CODEC_CALIBRATED;
     w->n_turbo += c->codec[x->layer][LIFE_K].kind == FKV_CODEC_TURBO || c->codec[x->layer][LIFE_V].kind == FKV_CODEC_TURBO;
     if (between.hidden_nan)
         life_fail("layer %u head %u position %u: what is not a number has an answer", x->layer, x->head, token->position);

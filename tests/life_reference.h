@@ -37,13 +37,14 @@ typedef struct life_world {
     life_token **buckets;
     double *weights; /* [longest history] */
     uint64_t memory;
-    uint64_t n_answers; /* rows of one query head that were compared with the reference */
-    uint64_t n_sealed;  /* of them over a sealed page */
-    uint64_t n_turbo;   /* over rows of TurboQuant */
-    uint64_t n_same;    /* answers of a token that were there before, to the bit */
-    uint64_t n_slack;   /* that needed the slack of ill-conditioned sums */
-    uint64_t n_beyond;  /* whose scores no float holds: not compared */
-    double worst;       /* relative L2 error without slack */
+    uint64_t n_answers;    /* rows of one query head that were compared with the reference */
+    uint64_t n_sealed;     /* of them over a sealed page */
+    uint64_t n_calibrated; /* and of calibrated keys */
+    uint64_t n_turbo;      /* over rows of TurboQuant */
+    uint64_t n_same;       /* answers of a token that were there before, to the bit */
+    uint64_t n_slack;      /* that needed the slack of ill-conditioned sums */
+    uint64_t n_beyond;     /* whose scores no float holds: not compared */
+    double worst;          /* relative L2 error without slack */
 } life_world;
 
 void life_world_open(life_world *world, const life_config *config, uint32_t most_tokens);

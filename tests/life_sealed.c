@@ -1,10 +1,10 @@
-/* Sealed blocks by a second hand: section 1.5 of docs/page_format.md, and nothing else. */
+/* Sealed blocks by a second hand: sections 1.5 and 1.6 of docs/page_format.md, and nothing else. */
 #include "life_format.h"
 
 #include <math.h>
 #include <string.h>
 
-enum { BLOCK_TOKENS = 16, LINE = 64, LANES = 16 };
+enum { BLOCK_TOKENS = 16, LINE = 64, LANES = 16, DIGITS = 3 };
 
 static const float SMALLEST = 0x1p-100f;
 
@@ -19,18 +19,23 @@ static const struct {
     [4] = {8, {6, 18, 31, 44, 58, 75, 96, 127}, {12, 24, 37, 51, 66, 85, 111}, 3.4518f},
 };
 
-bool life_is_sealed(const life_codec *c) { return c->kind == FKV_CODEC_SEALED || c->kind == FKV_CODEC_SEALED_V; }
+static bool is_calibrated(const life_codec *c) { return c->kind == FKV_CODEC_CALIBRATED; }
+
+bool life_is_sealed(const life_codec *c) {
+    return c->kind == FKV_CODEC_SEALED || c->kind == FKV_CODEC_SEALED_V || is_calibrated(c);
+}
 
 static size_t block_lines(const life_codec *c) {
     size_t units = c->dim / 16;
+    if (is_calibrated(c)) return (c->dim * c->bits + 31) / 32;
     return c->bits == 4 ? 2 * units : c->bits == 2 ? units : units + (units + 1) / 2;
 }
 
 size_t life_page_part_bytes(const life_codec *c, uint32_t part, uint32_t page_tokens) {
     if (!life_is_sealed(c)) return (size_t)page_tokens * life_part_bytes(c, part);
     if (part == 0) return page_tokens / BLOCK_TOKENS * block_lines(c) * LINE;
-    if (c->kind == FKV_CODEC_SEALED) return 2 * (size_t)c->dim;
-    return part == 1 ? 2 * (size_t)page_tokens : 0;
+    if (c->kind == FKV_CODEC_SEALED_V) return part == 1 ? 2 * (size_t)page_tokens : 0;
+    return 2 * (size_t)c->dim;
 }
 
 /* ---- places ---- */
@@ -69,6 +74,55 @@ static uint32_t get_code(const life_codec *c, const uint8_t *codes, uint32_t tok
     return c->bits == 3 ? code | (codes[upper.at] >> upper.shift & 1u) << 2 : code;
 }
 
+/* ---- calibrated keys: the order of channels, and digits ---- */
+
+typedef struct channel_order {
+    uint32_t before[DIGITS];          /* digits of the planes before */
+    uint16_t place[FKV_MAX_HEAD_DIM]; /* of a channel */
+} channel_order;
+
+static uint32_t bits_of_channel(const life_codec *c, uint32_t channel) {
+    return is_calibrated(c) ? c->channel_bits[channel] : c->bits;
+}
+
+/* By falling bits; where all have as many, the order of their numbers. */
+static channel_order order_of(const life_codec *c) {
+    channel_order order = {.before = {0, c->dim}};
+    uint16_t at = 0;
+    for (uint32_t bits = 6; bits > 1; bits--) {
+        for (uint32_t channel = 0; channel < c->dim; channel++)
+            if (bits_of_channel(c, channel) == bits) order.place[channel] = at++;
+        if (bits == 4) order.before[2] = c->dim + at;
+    }
+    return order;
+}
+
+static place place_of_digit(const life_codec *c, const channel_order *order, uint32_t token, uint32_t channel, uint32_t digit) {
+    uint32_t g = order->place[channel] + order->before[digit];
+    size_t line = token / BLOCK_TOKENS * block_lines(c) + g / 16;
+    return (place){line * LINE + (size_t)4 * (token % BLOCK_TOKENS) + g % 4, 2 * (g % 16 / 4)};
+}
+
+static void put_digits(const life_codec *c, const channel_order *order, uint8_t *codes, uint32_t token, uint32_t channel,
+                       uint32_t code) {
+    for (uint32_t digit = 0; 2 * digit < bits_of_channel(c, channel); digit++, code >>= 2) {
+        place at = place_of_digit(c, order, token, channel, digit);
+        codes[at.at] |= (uint8_t)((code & 3) << at.shift);
+    }
+}
+
+static uint32_t get_digits(const life_codec *c, const channel_order *order, const uint8_t *codes, uint32_t token,
+                           uint32_t channel) {
+    uint32_t code = 0;
+    for (uint32_t digit = 0; 2 * digit < bits_of_channel(c, channel); digit++) {
+        place at = place_of_digit(c, order, token, channel, digit);
+        code |= (codes[at.at] >> at.shift & 3u) << 2 * digit;
+    }
+    return code;
+}
+
+/* ---- numbers ---- */
+
 static void put_number(const life_codec *c, uint8_t *bytes, uint32_t i, float x) {
     uint16_t half = life_to_half(c->type, x);
     bytes[2 * i] = (uint8_t)half;
@@ -81,8 +135,10 @@ static float get_number(const life_codec *c, const uint8_t *bytes, uint32_t i) {
 
 /* ---- keys ---- */
 
-static void seal_channel(const life_codec *c, const float *x, uint32_t n, uint32_t channel, uint8_t *const part[LIFE_PARTS]) {
-    float bins = (float)((1u << c->bits) - 1);
+static void seal_channel(const life_codec *c, const channel_order *order, const float *x, uint32_t n, uint32_t channel,
+                         uint8_t *const part[LIFE_PARTS]) {
+    float bins = (float)((1u << bits_of_channel(c, channel)) - 1);
+    uint32_t at = order->place[channel];
     float lo = x[channel];
     float hi = x[channel];
     for (uint32_t t = 1; t < n; t++) {
@@ -90,18 +146,22 @@ static void seal_channel(const life_codec *c, const float *x, uint32_t n, uint32
         lo = value < lo ? value : lo;
         hi = value > hi ? value : hi;
     }
-    put_number(c, part[1], channel, (hi - lo) / bins);
-    put_number(c, part[2], channel, lo == 0 ? 0 : lo);
-    float scale = get_number(c, part[1], channel);
-    float bias = get_number(c, part[2], channel);
+    put_number(c, part[1], at, (hi - lo) / bins);
+    put_number(c, part[2], at, lo == 0 ? 0 : lo);
+    float scale = get_number(c, part[1], at);
+    float bias = get_number(c, part[2], at);
     if (scale < SMALLEST) {
-        put_number(c, part[1], channel, 0);
+        put_number(c, part[1], at, 0);
         return;
     }
     for (uint32_t t = 0; t < n; t++) {
         float code = rintf((x[(size_t)t * c->dim + channel] - bias) * (1.0f / scale));
         code = code > 0 ? code : 0;
-        put_code(c, part[0], t, channel, (uint32_t)(code < bins ? code : bins));
+        uint32_t held = (uint32_t)(code < bins ? code : bins);
+        if (is_calibrated(c))
+            put_digits(c, order, part[0], t, channel, held);
+        else
+            put_code(c, part[0], t, channel, held);
     }
 }
 
@@ -174,7 +234,8 @@ void life_seal(const life_codec *c, const float *given, uint32_t n, uint8_t *con
         encode_rows(c, x, n, part);
         return;
     }
-    for (uint32_t d = 0; d < c->dim && c->kind == FKV_CODEC_SEALED; d++) seal_channel(c, x, n, d, part);
+    channel_order order = order_of(c);
+    for (uint32_t d = 0; d < c->dim && c->kind != FKV_CODEC_SEALED_V; d++) seal_channel(c, &order, x, n, d, part);
     for (uint32_t t = 0; t < n && c->kind == FKV_CODEC_SEALED_V; t++) seal_row(c, x + (size_t)t * c->dim, t, part);
 }
 
@@ -187,11 +248,13 @@ void life_decode_at(const life_codec *c, uint8_t *const part[LIFE_PARTS], uint32
         life_decode(c, row, x);
         return;
     }
+    channel_order order = order_of(c);
     uint32_t sign = 1u << (c->bits - 1);
     for (uint32_t d = 0; d < c->dim; d++) {
-        uint32_t code = get_code(c, part[0], token, d);
-        if (c->kind == FKV_CODEC_SEALED) {
-            x[d] = get_number(c, part[1], d) * (float)code + get_number(c, part[2], d);
+        uint32_t code = is_calibrated(c) ? get_digits(c, &order, part[0], token, d) : get_code(c, part[0], token, d);
+        if (c->kind != FKV_CODEC_SEALED_V) {
+            uint32_t at = order.place[d];
+            x[d] = get_number(c, part[1], at) * (float)code + get_number(c, part[2], at);
             continue;
         }
         float value = fabsf(get_number(c, part[1], token)) / 128.0f * (float)BOOK[c->bits].level[code & (sign - 1)];

@@ -100,6 +100,7 @@ static void close_life(life *l) {
     n->configurations++;
     n->answers += l->world.n_answers;
     n->sealed += l->world.n_sealed;
+    n->calibrated += l->world.n_calibrated;
     n->turbo += l->world.n_turbo;
     n->same += l->world.n_same;
     n->slack += l->world.n_slack;
@@ -145,21 +146,22 @@ static bool read_options(int argc, char **argv, options *o) {
 
 static void print_counts(const life_counts *n) {
     printf("configurations %" PRIu64 " steps %" PRIu64 " commits %" PRIu64 " aborts %" PRIu64 " answers %" PRIu64
-           " (over sealed pages %" PRIu64 ", TurboQuant %" PRIu64 ", same bits again %" PRIu64 ", with slack %" PRIu64
-           ", beyond float %" PRIu64 ") opened %" PRIu64 " hits %" PRIu64 " forks %" PRIu64 " truncates %" PRIu64 " gone %" PRIu64
-           " (open pages alone %" PRIu64 ") inserts %" PRIu64 " clears %" PRIu64 " closes %" PRIu64 " (in steps %" PRIu64
-           ") reserves %" PRIu64 " saves %" PRIu64 " loads %" PRIu64 " damaged %" PRIu64 " foreign %" PRIu64 " with NaN %" PRIu64
-           " refusals %" PRIu64 " bad calls %" PRIu64 "\n",
-           n->configurations, n->steps, n->commits, n->aborts, n->answers, n->sealed, n->turbo, n->same, n->slack, n->beyond,
-           n->opened, n->hits, n->forks, n->truncates, n->gone, n->gone_open, n->inserts, n->clears, n->closes,
+           " (over sealed pages %" PRIu64 ", of them calibrated %" PRIu64 ", TurboQuant %" PRIu64 ", same bits again %" PRIu64
+           ", with slack %" PRIu64 ", beyond float %" PRIu64 ") opened %" PRIu64 " hits %" PRIu64 " forks %" PRIu64
+           " truncates %" PRIu64 " gone %" PRIu64 " (open pages alone %" PRIu64 ") inserts %" PRIu64 " clears %" PRIu64
+           " closes %" PRIu64 " (in steps %" PRIu64 ") reserves %" PRIu64 " saves %" PRIu64 " loads %" PRIu64 " damaged %" PRIu64
+           " foreign %" PRIu64 " with NaN %" PRIu64 " refusals %" PRIu64 " bad calls %" PRIu64 "\n",
+           n->configurations, n->steps, n->commits, n->aborts, n->answers, n->sealed, n->calibrated, n->turbo, n->same, n->slack,
+           n->beyond, n->opened, n->hits, n->forks, n->truncates, n->gone, n->gone_open, n->inserts, n->clears, n->closes,
            n->closes_in_steps, n->reserves, n->saves, n->loads, n->damaged, n->foreign, n->nan_files, n->refusals, n->bad_calls);
 }
 
 /* A run of some length has seen everything, or it tests less than it says. */
 static bool saw_everything(const life_counts *n) {
-    return n->sealed > 0 && n->turbo > 0 && n->gone_open > 0 && n->aborts > 0 && n->same > 0 && n->hits > 0 && n->forks > 0 &&
-           n->truncates > 0 && n->gone > 0 && n->clears > 0 && n->saves > 0 && n->loads > 0 && n->damaged > 0 && n->foreign > 0 &&
-           n->nan_files > 0 && n->closes_in_steps > 0 && n->reserves > 0 && n->refusals > 0 && n->bad_calls > 0;
+    return n->sealed > 0 && n->calibrated > 0 && n->turbo > 0 && n->gone_open > 0 && n->aborts > 0 && n->same > 0 &&
+           n->hits > 0 && n->forks > 0 && n->truncates > 0 && n->gone > 0 && n->clears > 0 && n->saves > 0 && n->loads > 0 &&
+           n->damaged > 0 && n->foreign > 0 && n->nan_files > 0 && n->closes_in_steps > 0 && n->reserves > 0 && n->refusals > 0 &&
+           n->bad_calls > 0;
 }
 
 int main(int argc, char **argv) {
