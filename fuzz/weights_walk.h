@@ -76,6 +76,7 @@ static void walk_vocab(const fkv_vocab_source *vocab, const uint8_t *bytes, size
     walk_strings(vocab->tokens, vocab->n_tokens, bytes, size);
     walk_strings(vocab->merges, vocab->n_merges, bytes, size);
     for (size_t i = 0; i < sizeof ids / sizeof ids[0]; i++) must(ids[i] == FKV_NO_TOKEN || ids[i] < vocab->n_tokens, "a token");
+    must(vocab->n_ends <= FKV_MAX_END_TOKENS, "ends");
 }
 
 static void walk_weights(const fkv_weights *weights, const uint8_t *bytes, size_t size) {

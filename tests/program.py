@@ -4,6 +4,7 @@
 usage: program.py <flatkv> <behaviour>     program.py --list names them
 """
 import json
+import math
 import os
 import pty
 import select
@@ -469,7 +470,9 @@ def a_plan_answers_for_another_machine_and_a_model_that_is_not_there():
             return answer("plan", "-m", folder, "-c", "32768", *more, code=code)
 
         whole = plan("--machine", "32G")
-        expect(abs(whole["weights_packed_bytes"] / 2 / 8.19e9 - 1) < 0.01, "parameters of Qwen3 8B:", whole)
+        weights = whole["weights_packed_bytes"] + whole["weights_mapped_bytes"]
+        expect(abs(weights / 2 / 8.19e9 - 1) < 0.01, "parameters of Qwen3 8B:", whole)
+        expect(whole["weights_mapped_bytes"] == 2 * 151936 * 4096, "an untied embedding is looked up in the file", whole)
         shape = answer("plan", "--layers", "36", "--heads", "32/8/128", "-c", "32768")
         expect(whole["slab_bytes"] == shape["slab_bytes"] and whole["fits"], whole, shape)
         expect(not plan("--machine", "16G", code=NO_FIT)["fits"], "16 GB of weights in 16 GB")
@@ -484,6 +487,45 @@ def a_plan_answers_for_another_machine_and_a_model_that_is_not_there():
             with open(path, "w", encoding="utf-8") as file:
                 file.write(broken)
             refused(FAILED, ["config.json"], *plan_of)
+
+
+def write_mixture(folder):
+    """A mixture of experts of zeros in 16 bits, with a vocabulary of bytes."""
+    dim, experts, expert, layers, vocab = 64, 8, 32, 2, 256
+    config = {"model_type": "qwen3_moe", "hidden_size": dim, "num_hidden_layers": layers, "num_attention_heads": 2, "num_key_value_heads": 1,
+              "head_dim": 32, "intermediate_size": 128, "vocab_size": vocab, "num_experts": experts, "num_experts_per_tok": 2,
+              "moe_intermediate_size": expert, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "norm_topk_prob": True,
+              "max_position_embeddings": 512, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu"}
+    shapes = {"model.embed_tokens.weight": [vocab, dim], "lm_head.weight": [vocab, dim], "model.norm.weight": [dim]}
+    for i in range(layers):
+        at = f"model.layers.{i}."
+        shapes |= {at + f"self_attn.{n}_proj.weight": s for n, s in {"q": [64, dim], "k": [32, dim], "v": [32, dim], "o": [dim, 64]}.items()}
+        shapes |= {at + f"self_attn.{n}_norm.weight": [32] for n in "qk"}
+        shapes |= {at + f"{n}_layernorm.weight": [dim] for n in ("input", "post_attention")}
+        shapes[at + "mlp.gate.weight"] = [experts, dim]
+        for e in range(experts):
+            shapes |= {at + f"mlp.experts.{e}.{n}_proj.weight": [expert, dim] for n in ("gate", "up")}
+            shapes[at + f"mlp.experts.{e}.down_proj.weight"] = [dim, expert]
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        size = 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    with open(os.path.join(folder, "model.safetensors"), "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text + bytes(end))
+    with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
+        json.dump(config, file)
+
+
+def the_plan_of_a_config_says_of_experts_what_the_model_says():
+    with tempfile.TemporaryDirectory() as folder:
+        write_mixture(folder)
+        loaded = answer("plan", "-m", folder, "-c", "256", "--codecs", "16/16")
+        told = answer("plan", "-m", os.path.join(folder, "config.json"), "-c", "256", "--codecs", "16/16")
+        for key in ("weights_mapped_bytes", "weights_touched_bytes", "token_bytes"):
+            expect(loaded[key] == told[key] > 0, key, loaded[key], told[key])
+        expect(abs(told["weights_packed_bytes"] / loaded["weights_packed_bytes"] - 1) < 0.1, loaded, told)
 
 
 # ---- measures

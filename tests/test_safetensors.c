@@ -94,7 +94,8 @@ START_TEST(a_config_becomes_hyperparameters) {
     ck_assert(h->rope.base == 5e5f && h->norm_eps == 1e-5f && h->rope.factor == 4 && h->local_rope.base == 0);
     ck_assert(!h->rope_interleaved && !h->norm_plus_one && h->window == 0 && h->layers[0] == 0);
     const fkv_vocab_source *v = fkv_weights_vocab(weights);
-    ck_assert(v->bos == 128000 && v->eos == 128001 && v->eot == 128008 && v->unk == FKV_NO_TOKEN);
+    ck_assert(v->bos == 128000 && v->eos == 128001 && v->eot == FKV_NO_TOKEN && v->unk == FKV_NO_TOKEN);
+    ck_assert(v->n_ends == 3 && v->ends[0] == 128001 && v->ends[1] == 128008 && v->ends[2] == 128009);
     fkv_weights_close(weights);
 }
 END_TEST

@@ -404,6 +404,15 @@ static void ck_bytes(fkv_bytes bytes, const char *text) {
     ck_assert_mem_eq(bytes.data, text, bytes.size);
 }
 
+static void check_ends(const fkv_weights *weights, const uint32_t *expected, uint32_t n) {
+    uint32_t end[FKV_MAX_END_TOKENS];
+    fkv_tokenizer *tokenizer = NULL;
+    ck_ok(fkv_tokenizer_open(&weights->vocab, &tokenizer));
+    ck_assert_uint_eq(fkv_tokenizer_ends(tokenizer, end), n);
+    ck_assert_mem_eq(end, expected, n * sizeof *end);
+    fkv_tokenizer_close(tokenizer);
+}
+
 START_TEST(files_beside_the_vocabulary_say_what_begins_and_ends_a_text) {
     json_t *vectors = vectors_load();
     char *text = json_text(vectors, find_named(vectors, "llama3"), JSON_COMPACT);
@@ -423,7 +432,9 @@ START_TEST(files_beside_the_vocabulary_say_what_begins_and_ends_a_text) {
     weights = folder_read(FKV_OK);
     ck_assert(!weights->vocab.add_bos);
     ck_assert_uint_eq(weights->vocab.eos, 401);
-    ck_assert_uint_eq(weights->vocab.eot, 7);
+    ck_assert_uint_eq(weights->vocab.n_ends, 3);
+    ck_assert(weights->vocab.ends[0] == 401 && weights->vocab.ends[1] == 7 && weights->vocab.ends[2] == 9);
+    check_ends(weights, (const uint32_t[]){401, 7, 9}, 3);
     ck_bytes(weights->vocab.chat_template, "d");
     fkv_weights_close(weights);
 
@@ -431,6 +442,11 @@ START_TEST(files_beside_the_vocabulary_say_what_begins_and_ends_a_text) {
     weights = folder_read(FKV_OK);
     ck_bytes(weights->vocab.chat_template, "one");
     ck_assert_uint_eq(weights->vocab.eos, 401); /* of the generation config */
+    fkv_weights_close(weights);
+    write_text("generation_config.json",
+               "{\"eos_token_id\": [401, 1, 2, 2, 3, 4, 5, 6, 7, 8, -1, 9, 10, 11, 12, 13, 14, 15, 16]}");
+    weights = folder_read(FKV_OK);
+    check_ends(weights, (const uint32_t[]){401, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, FKV_MAX_END_TOKENS);
     fkv_weights_close(weights);
     write_text("chat_template.jinja", "two\n");
     weights = folder_read(FKV_OK);

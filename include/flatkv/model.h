@@ -59,7 +59,7 @@ FKV_API fkv_model_config fkv_model_config_default(void);
 FKV_API fkv_status fkv_model_load(const char *path, const fkv_model_config *config, fkv_model **model);
 FKV_API void fkv_model_close(fkv_model *model); /* NULL is allowed */
 
-enum { FKV_NO_TOKEN = UINT32_MAX, FKV_MAX_END_TOKENS = 8 };
+enum { FKV_NO_TOKEN = UINT32_MAX, FKV_MAX_END_TOKENS = 16 };
 
 typedef struct fkv_model_info {
     const char *architecture; /* "llama", "qwen2", "qwen3", "gemma3" */

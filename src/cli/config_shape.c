@@ -96,20 +96,28 @@ static double bits_of(const json_t *config, const json_t *root) {
     return type != NULL && strcmp(type, "float32") == 0 ? 32 : 16;
 }
 
-static uint64_t count_parameters(const json_t *config, uint32_t n_layers, const config_shape *s) {
+static void count_parameters(const json_t *config, uint32_t n_layers, config_shape *s) {
     uint64_t dim = s->dim;
-    uint64_t experts = count_of(config, "num_local_experts", "num_experts", 0);
+    uint64_t experts = count_of(config, "num_local_experts", "num_experts", count_of(config, "n_routed_experts", NULL, 0));
+    uint64_t used = count_of(config, "num_experts_per_tok", "top_k_experts", 0);
     uint64_t expert = count_of(config, "moe_intermediate_size", NULL, s->ffn_dim);
     uint64_t shared = count_of(config, "shared_expert_intermediate_size", NULL, 0);
+    uint64_t n_dense = count_of(config, "first_k_dense_replace", NULL, 0);
     uint64_t heads = (uint64_t)s->head_dim * (2ull * s->n_q_heads + 2ull * s->n_kv_heads);
     bool is_wide = json_is_true(json_object_get(config, "use_double_wide_mlp"));
     uint64_t wide = is_wide ? count_of(config, "num_kv_shared_layers", NULL, 0) : 0;
     uint64_t inputs = count_of(config, "hidden_size_per_layer_input", NULL, 0);
-    uint64_t ffn = experts > 0 ? experts * expert + shared : s->ffn_dim;
-    if (json_is_boolean(json_object_get(config, "enable_moe_block"))) ffn = s->ffn_dim + experts * expert; /* beside each other */
+    if (n_dense > n_layers || experts == 0) n_dense = experts == 0 ? n_layers : 0;
+    if (shared == 0) shared = expert * count_of(config, "n_shared_experts", NULL, 0);
+    bool beside = json_is_boolean(json_object_get(config, "enable_moe_block")); /* each layer has experts and a feed-forward */
     bool tied = !json_is_false(json_object_get(config, "tie_word_embeddings"));
-    return (uint64_t)s->n_vocab * dim * (tied ? 1 : 2) + (uint64_t)n_layers * dim * (heads + 3 * ffn) +
-           (uint64_t)n_layers * inputs * (s->n_vocab + 3 * dim) + wide * dim * 3 * s->ffn_dim;
+    uint64_t table = s->n_vocab * dim;
+    uint64_t one_expert = (n_layers - n_dense) * dim * 3 * expert; /* in all layers */
+    uint64_t ffn = n_dense * s->ffn_dim + (n_layers - n_dense) * (beside ? s->ffn_dim : shared);
+    s->n_mapped = one_expert * experts + (tied ? 0 : table) + n_layers * inputs * s->n_vocab;
+    s->n_touched = one_expert * used + (tied ? 0 : dim) + n_layers * inputs;
+    s->n_parameters =
+        s->n_mapped + table + n_layers * dim * heads + 3 * dim * ffn + n_layers * inputs * 3 * dim + wide * dim * 3 * s->ffn_dim;
 }
 
 static int read_shape(json_t *root, const char *path, config_shape *s) {
@@ -136,7 +144,7 @@ static int read_shape(json_t *root, const char *path, config_shape *s) {
     s->n_vocab = count_of(config, "vocab_size", NULL, 32000);
     s->context = count_of(config, "max_position_embeddings", NULL, 4096);
     s->weight_bits = bits_of(config, root);
-    s->n_parameters = count_parameters(config, n, s);
+    count_parameters(config, n, s);
     read_layers(config, n, s);
     return s->n_layers > 0 ? EXIT_GOOD : kit_fail(EXIT_FAILED, "%s: no layer keeps keys and values", path);
 }

@@ -22,7 +22,9 @@ typedef struct config_shape {
     uint32_t context;
     uint32_t windows[CONFIG_MAX_LAYERS]; /* 0: full */
     uint64_t n_parameters;               /* about */
-    double weight_bits;                  /* of a parameter, about */
+    uint64_t n_mapped;  /* of them, those that the CPU reads where the file is mapped: experts, tables that are only looked up */
+    uint64_t n_touched; /* of those, what one token reads */
+    double weight_bits; /* of a parameter, about */
 } config_shape;
 
 /* Whether -m names a config.json, or a folder that has one and no weights; path: [size], where it is. */

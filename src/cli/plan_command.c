@@ -51,13 +51,22 @@ static uint32_t trained_for(const subject *s) {
 
 static bool is_bounded(const subject *s) { return s->o->model.max_kv != 0; }
 
+/* Never more than a sum of two can hold: configs are not trusted. */
+static uint64_t weight_bytes(uint64_t n, double bits) {
+    double bytes = (double)n * bits / 8;
+    return bytes < 0x1p61 ? (uint64_t)bytes : (uint64_t)1 << 61;
+}
+
 /* Of a model that is known by its config alone: weights, and the activations of a step. */
 static void add_estimates(const subject *s, fkv_runner_plan *plan) {
     const config_shape *c = &s->config;
     uint64_t row = 2ull * c->ffn_dim + 6ull * c->dim + 2ull * c->n_q_heads * c->head_dim;
     double bits = s->o->weight_bits > 0 ? s->o->weight_bits : c->weight_bits;
     plan->activations_bytes = 4 * (row * s->o->model.chunk + c->n_vocab);
-    plan->packed_bytes = (uint64_t)((double)c->n_parameters * bits / 8);
+    bool maps = s->o->model.device == FKV_BACKEND_CPU;
+    plan->mapped_bytes = maps ? weight_bytes(c->n_mapped, bits) : 0;
+    plan->touched_bytes = maps ? weight_bytes(c->n_touched, bits) : 0;
+    plan->packed_bytes = weight_bytes(c->n_parameters - (maps ? c->n_mapped : 0), bits);
 }
 
 /* The plan for so many tokens, as asked for or with 16 bits. */
@@ -192,10 +201,9 @@ static void print_table(const subject *s, const budget *b) {
     printf("%-22s", "");
     for (uint32_t i = 0; i < t.n; i++) printf(" %16s", t.columns[i].name);
     putchar('\n');
-    if (s->model != NULL) print_line(&t, "weights, mapped", offsetof(fkv_runner_plan, mapped_bytes));
-    if (s->model != NULL) print_line(&t, "  read by a token", offsetof(fkv_runner_plan, touched_bytes));
-    if (has_weights(s))
-        print_line(&t, s->model != NULL ? "weights, repacked" : "weights, about", offsetof(fkv_runner_plan, packed_bytes));
+    if (has_weights(s)) print_line(&t, "weights, mapped", offsetof(fkv_runner_plan, mapped_bytes));
+    if (has_weights(s)) print_line(&t, "  read by a token", offsetof(fkv_runner_plan, touched_bytes));
+    if (has_weights(s)) print_line(&t, "weights, repacked", offsetof(fkv_runner_plan, packed_bytes));
     print_line(&t, "pages", offsetof(fkv_runner_plan, cache.slab_bytes));
     print_line(&t, "tables", offsetof(fkv_runner_plan, cache.tables_bytes));
     print_line(&t, "scratch", offsetof(fkv_runner_plan, cache.scratch_bytes));

@@ -584,21 +584,22 @@ static fkv_status check_token(const fkv_hparams *hparams, const char *key, const
     return FKV_OK;
 }
 
-/* eos_token_id may be a list; the second of it is taken for the end of a turn. */
+/* eos_token_id may be a list: all of them end a text. */
 static fkv_status read_tokens(const json_t *root, const char *path, fkv_weights *weights) {
     fkv_vocab_source *vocab = &weights->vocab;
     const json_t *ends = get(root, "eos_token_id");
     FKV_TRY(get_u32(root, "bos_token_id", path, &vocab->bos));
     if (!json_is_array(ends)) FKV_TRY(get_u32(root, "eos_token_id", path, &vocab->eos));
-    for (size_t i = 0; i < json_array_size(ends) && i < 2; i++) { /* 0 for anything but an array */
+    for (size_t i = 0; i < json_array_size(ends); i++) { /* 0 for anything but an array */
         const json_int_t id = json_integer_value(json_array_get(ends, i));
         FKV_REQUIRE(json_is_integer(json_array_get(ends, i)) && id >= 0 && id < UINT32_MAX, FKV_FILE_FORMAT,
                     "eos_token_id has something else than tokens: %s", path);
-        *(i == 0 ? &vocab->eos : &vocab->eot) = (uint32_t)id;
+        FKV_TRY(check_token(&weights->hparams, "eos_token_id", path, (uint32_t)id));
+        if (i == 0) vocab->eos = (uint32_t)id;
+        fkv_vocab_add_end(vocab, (uint32_t)id);
     }
     if (vocab->bos != FKV_NO_TOKEN) FKV_TRY(check_token(&weights->hparams, "bos_token_id", path, vocab->bos));
     if (vocab->eos != FKV_NO_TOKEN) FKV_TRY(check_token(&weights->hparams, "eos_token_id", path, vocab->eos));
-    if (vocab->eot != FKV_NO_TOKEN) FKV_TRY(check_token(&weights->hparams, "eos_token_id", path, vocab->eot));
     return FKV_OK;
 }
 

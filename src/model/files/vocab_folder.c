@@ -107,18 +107,16 @@ static fkv_status apply_config(fkv_weights *weights, const json_t *config, const
 
 /* ---- generation_config.json ---------------------------------------------------------------------------------- */
 
-/* eos_token_id is a number or several; beside the first, one that differs ends a text as well. */
+/* eos_token_id is a number or several: all of them end a text. */
 static void apply_generation(fkv_vocab_source *vocab, const json_t *config) {
     const json_t *ends = json_object_get(config, "eos_token_id");
     const size_t n = json_is_array(ends) ? json_array_size(ends) : 1;
     for (size_t i = 0; i < n; i++) {
         const json_t *end = json_is_array(ends) ? json_array_get(ends, i) : ends;
         const json_int_t id = json_integer_value(end);
-        if (!json_is_integer(end) || id < 0 || id >= vocab->n_tokens || (uint32_t)id == vocab->eos) continue;
-        if (vocab->eos == FKV_NO_TOKEN)
-            vocab->eos = (uint32_t)id;
-        else if (vocab->eot == FKV_NO_TOKEN)
-            vocab->eot = (uint32_t)id;
+        if (!json_is_integer(end) || id < 0 || id >= vocab->n_tokens) continue;
+        if (vocab->eos == FKV_NO_TOKEN) vocab->eos = (uint32_t)id;
+        fkv_vocab_add_end(vocab, (uint32_t)id);
     }
 }
 

@@ -83,6 +83,12 @@ fkv_weights *fkv_weights_new(void) {
     return weights;
 }
 
+void fkv_vocab_add_end(fkv_vocab_source *vocab, uint32_t token) {
+    for (uint32_t i = 0; i < vocab->n_ends; i++)
+        if (vocab->ends[i] == token) return;
+    if (vocab->n_ends < FKV_MAX_END_TOKENS) vocab->ends[vocab->n_ends++] = token;
+}
+
 static fkv_status map_file(int fd, const char *path, fkv_mapped *mapped) {
     struct stat about;
     FKV_REQUIRE(fstat(fd, &about) == 0, FKV_IO, "%s: %s", strerror(errno), path);

@@ -228,6 +228,8 @@ typedef struct fkv_vocab_source {
     const fkv_bytes *merges;       /* [n_merges] "left right" or NULL */
     const fkv_bytes *merge_rights; /* [n_merges] or NULL; where there, merges holds the left halves alone */
     uint32_t bos, eos, eot, unk;   /* FKV_NO_TOKEN where not said */
+    uint32_t n_ends;               /* more that end a text: lists of eos_token_id */
+    uint32_t ends[FKV_MAX_END_TOKENS];
     bool add_bos;
     bool add_space_prefix;   /* spm; default true */
     bool whole_words;        /* a piece that is a token is taken as it is, without merges; GGUF: by `pre` */
@@ -237,6 +239,9 @@ typedef struct fkv_vocab_source {
     fkv_bytes chat_template; /* or empty */
     fkv_sampling_source sampling;
 } fkv_vocab_source;
+
+/* One more token that ends a text; beyond FKV_MAX_END_TOKENS they are left out. */
+void fkv_vocab_add_end(fkv_vocab_source *vocab, uint32_t token);
 
 typedef struct fkv_weights fkv_weights;
 

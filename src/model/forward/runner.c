@@ -110,7 +110,7 @@ static fkv_status configure(const fkv_model *model, fkv_runner_config *c, fkv_la
     const fkv_hparams *h = model->hparams;
     fkv_codec_info side;
     FKV_REQUIRE(fkv_weights_n_tensors(model->weights) > 0, FKV_UNSUPPORTED,
-                "the file has a vocabulary and no weights: it can tokenize, to run takes the file with the tensors");
+                "%s has a vocabulary and no weights: it can tokenize, to run takes the file with the tensors", model->path);
     FKV_TRY(fkv_codec_about(c->k, &side));
     FKV_TRY(fkv_codec_about(c->v, &side));
     FKV_REQUIRE(c->max_logit_rows > 0 && c->max_logit_rows <= c->max_step_tokens, FKV_BAD_CONFIG,

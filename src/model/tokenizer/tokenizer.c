@@ -100,6 +100,14 @@ static void add_end(fkv_tokenizer *tokenizer, uint32_t token) {
     tokenizer->end[tokenizer->n_end++] = token;
 }
 
+/* What the files say, before what names of tokens say. */
+static void add_said_ends(fkv_tokenizer *tokenizer) {
+    const fkv_vocab_source *source = tokenizer->source;
+    add_end(tokenizer, source->eos);
+    add_end(tokenizer, source->eot);
+    for (uint32_t i = 0; i < source->n_ends; i++) add_end(tokenizer, source->ends[i]);
+}
+
 static uint8_t kind_of_type(int32_t type) {
     switch (type) {
     case TYPE_NORMAL: return KIND_NORMAL;
@@ -141,8 +149,7 @@ static fkv_status kinds_open(fkv_tokenizer *tokenizer) {
         tokenizer->kinds[i] = source->types != NULL ? kind_of_type(source->types[i]) : KIND_NORMAL;
     }
     bool seen[N_FAMILIES] = {false};
-    add_end(tokenizer, source->eos);
-    add_end(tokenizer, source->eot);
+    add_said_ends(tokenizer);
     for (int i = 0; i < N_CONTROL_NAMES; i++) {
         const control_name *control = &CONTROL_NAMES[i];
         uint32_t token = find_name(tokenizer, control->name);
@@ -215,8 +222,7 @@ static fkv_status byte_texts_open(fkv_tokenizer *tokenizer) {
                 "no memory for a tokenizer of bytes");
     for (uint32_t i = 0; i <= 256; i++) tokenizer->text_at[i] = 2 * i;
     for (uint32_t i = 0; i < 256; i++) tokenizer->texts[2 * i] = (char)i;
-    add_end(tokenizer, tokenizer->source->eos);
-    add_end(tokenizer, tokenizer->source->eot);
+    add_said_ends(tokenizer);
     return FKV_OK;
 }
 
