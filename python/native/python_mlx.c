@@ -629,12 +629,13 @@ int mlx_slice_update(mlx_array *res, const mlx_array src, const mlx_array update
 
 /* ---- kernels: mx.fast.metal_kernel and cuda_kernel, called with a dict of their arguments ---- */
 
+/* Takes the reference of the last argument, which only one of the two makers has: MLX wants True where a bool is meant, not 1. */
 static void *kernel_new(const char *maker, const char *name, mlx_vector_string inputs, mlx_vector_string outputs,
-                        const char *source, const char *header, bool contiguous, const char *extra, int value) {
+                        const char *source, const char *header, bool contiguous, const char *extra, PyObject *value) {
     PyObject *fast = PyObject_GetAttrString(core, "fast");
     PyObject *make = fast != NULL ? PyObject_GetAttrString(fast, maker) : NULL;
     PyObject *args = PyTuple_New(0);
-    PyObject *named = Py_BuildValue("{sssOsOsssssOsi}", "name", name, "input_names", (PyObject *)inputs.ctx, "output_names",
+    PyObject *named = Py_BuildValue("{sssOsOsssssOsN}", "name", name, "input_names", (PyObject *)inputs.ctx, "output_names",
                                     (PyObject *)outputs.ctx, "source", source, "header", header, "ensure_row_contiguous",
                                     contiguous ? Py_True : Py_False, extra, value);
     PyObject *kernel = make != NULL && args != NULL && named != NULL ? PyObject_Call(make, args, named) : NULL;
@@ -667,12 +668,12 @@ static int add_output(void *config, const int *shape, size_t size, mlx_dtype dty
            set_item(config, "output_dtypes", Py_BuildValue("[O]", types[dtype]));
 }
 
-#define KERNELS(device, extra_type, extra_name)                                                                                  \
+#define KERNELS(device, extra_type, extra_name, object_of)                                                                       \
     mlx_fast_##device##_kernel mlx_fast_##device##_kernel_new(                                                                   \
         const char *name, const mlx_vector_string input_names, const mlx_vector_string output_names, const char *source,         \
         const char *header, bool ensure_row_contiguous, extra_type extra) {                                                      \
         return (mlx_fast_##device##_kernel){kernel_new(#device "_kernel", name, input_names, output_names, source, header,       \
-                                                       ensure_row_contiguous, extra_name, extra)};                               \
+                                                       ensure_row_contiguous, extra_name, object_of(extra))};                    \
     }                                                                                                                            \
     void mlx_fast_##device##_kernel_free(mlx_fast_##device##_kernel cls) { Py_XDECREF((PyObject *)cls.ctx); }                    \
     int mlx_fast_##device##_kernel_apply(mlx_vector_array *outputs, mlx_fast_##device##_kernel cls,                              \
@@ -697,5 +698,5 @@ static int add_output(void *config, const int *shape, size_t size, mlx_dtype dty
         return set_item(cls.ctx, "threadgroup", Py_BuildValue("(iii)", thread1, thread2, thread3));                              \
     }
 
-KERNELS(cuda, int, "shared_memory")
-KERNELS(metal, bool, "atomic_outputs")
+KERNELS(cuda, int, "shared_memory", PyLong_FromLong)
+KERNELS(metal, bool, "atomic_outputs", PyBool_FromLong)

@@ -1,0 +1,339 @@
+"""flatkv through Python on a GPU: kernels against the truth, attention's time, a whole model of mlx-lm over its own caches and flatkv's.
+
+usage: gpu_check.py [--json FILE] [--quick] [--seconds N] [--tokens N] [--only PART...]
+
+Parts: kernels (python -m flatkv doctor), bits (a query alone, in a batch and in a fork), attention (one layer of 32/8/128), model (Llama-3-8B's
+shape, random weights of 4 bits, in mlx-lm's own generate_step), batch (two long prompts in mlx-lm's BatchGenerator), codecs
+(the model over other codecs). The file is written after each part;
+no part is begun after N seconds. --quick: a tiny shape, on any device, to see that everything runs. Exit status 1 where something is wrong.
+"""
+import argparse
+import contextlib
+import dataclasses
+import gc
+import io
+import json
+import statistics
+import sys
+import time
+
+import mlx.core as mx
+import mlx.nn as nn
+import mlx_lm.models.cache as caches
+from mlx_lm.generate import BatchGenerator, generate_step
+from mlx_lm.models import llama
+
+import flatkv
+from flatkv import doctor
+from flatkv.mlx_cache import MlxCache
+
+CHUNK = 2048
+NEW = 64  # tokens after the prompt
+WARM = 8  # of them that are not timed
+
+
+@dataclasses.dataclass
+class Shape:
+    layers: int
+    dim: int
+    ffn: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+
+
+LLAMA_8B = Shape(32, 4096, 14336, 32, 8, 128, 128256)
+TINY = Shape(2, 128, 256, 2, 1, 64, 512)
+
+
+def settle():
+    gc.collect()
+    mx.synchronize()
+    mx.clear_cache()
+
+
+# ---- kernels and bits
+
+def kernels(_):
+    page, text = doctor.Page(), io.StringIO()
+    with contextlib.redirect_stdout(text):
+        doctor.on_mlx(page)
+    return {"good": page.good, "lines": text.getvalue().splitlines()}
+
+
+def bits(_):
+    """Three texts of unequal length: their next query alone, all in one step, and over forks."""
+    layer = flatkv.Layer(8, 2, 128)
+    found = {}
+    for codec in ("8/4", "4/4", "16/16"):
+        cache = MlxCache(layer, max_tokens=16384, max_seqs=8, codec=codec, rotate="kv" if codec != "16/16" else None)
+        mx.random.seed(0)
+        seqs, forks, last = [], [], []
+        for n in (70, 700, 1500):
+            seq, rows = cache.open(2048), [mx.random.normal((n, heads, 128)).astype(mx.float16) for heads in (2, 2, 8)]
+            for at in range(0, n, 512):
+                k, v, q = (x[at:at + 512] for x in rows)
+                with cache.step([(seq, len(k))]) as step:
+                    step.write(0, k, v)
+                    mx.eval(step.attend(0, q), step.pending())
+            seqs.append(seq)
+            forks.append(seq.fork(2048))
+            last.append([mx.random.normal((1, heads, 128)).astype(mx.float16) for heads in (2, 2, 8)])
+
+        def answers(rows):
+            out = []
+            for group in rows:
+                k, v, q = (mx.concatenate(side) for side in zip(*(last[i] for _, i in group)))
+                with cache.step([(seq, 1) for seq, _ in group]) as step:
+                    step.write(0, k, v)
+                    out.append(step.attend(0, q))
+                    mx.eval(out[-1], step.pending())
+            return mx.concatenate(out)
+
+        alone = answers([[(seq, i)] for i, seq in enumerate(seqs)])
+        together = answers([[(seq, i) for i, seq in enumerate(forks)]])
+        found[codec] = bool(mx.array_equal(alone, together))
+        assert cache.consistent()
+    return {"good": all(found.values()), "same_bits": found}
+
+
+# ---- one layer
+
+def attention(options):
+    """Microseconds of decode: calls that follow from each other in one evaluation; the graph is built before the clock (run) and under it (all)."""
+    s, n_chain, found = options.shape, 4 if options.quick else 100, []
+    for codec, rotate in (("8/4", None), ("4/4", "k"), ("16/16", None)):
+        cache = MlxCache(flatkv.Layer(s.heads, s.kv_heads, s.head_dim), max_tokens=options.tokens, max_step_tokens=CHUNK, codec=codec, rotate=rotate)
+        seq = cache.open()
+        k, v = (mx.random.normal((CHUNK, s.kv_heads, s.head_dim)).astype(mx.float16) for _ in range(2))
+        q = mx.random.normal((1, s.heads, s.head_dim)).astype(mx.float16)
+        mx.eval(k, v, q)
+        for at in range(0, options.tokens - 1, CHUNK):
+            n = min(CHUNK, options.tokens - 1 - at)
+            with cache.step([(seq, n)]) as step:
+                step.write(0, k[:n], v[:n])
+                mx.eval(step.pending())
+        whole, run, single = [], [], []
+        with cache.step([(seq, 1)]) as step:
+            step.write(0, k[:1], v[:1])
+            mx.eval(step.pending())
+            for i in range(11):
+                began = time.perf_counter()
+                mx.eval(step.attend(0, q))
+                single += [time.perf_counter() - began] if i else []
+            for i in range(6):
+                began, x = time.perf_counter(), q
+                for _ in range(n_chain):
+                    x = step.attend(0, x)
+                built = time.perf_counter()
+                mx.eval(x)
+                now = time.perf_counter()
+                whole += [(now - began) / n_chain] if i else []
+                run += [(now - built) / n_chain] if i else []
+            del x
+        found.append({"codec": codec, "fused": cache.fused, "us_run": statistics.median(run) * 1e6, "us_all": statistics.median(whole) * 1e6,
+                      "us_single": statistics.median(single) * 1e6})
+        cache.close()
+        settle()
+    return {"cached": options.tokens, "good": all(f["fused"] or options.quick for f in found), "results": found}
+
+
+# ---- a whole model
+
+def model_of(s):
+    mx.random.seed(0)
+    model = llama.Model(llama.ModelArgs(
+        model_type="llama", hidden_size=s.dim, num_hidden_layers=s.layers, intermediate_size=s.ffn, num_attention_heads=s.heads, num_key_value_heads=s.kv_heads,
+        rms_norm_eps=1e-5, vocab_size=s.vocab, head_dim=s.head_dim, max_position_embeddings=131072, rope_theta=500000.0, tie_word_embeddings=False))
+    model.set_dtype(mx.bfloat16)
+    nn.quantize(model, group_size=64, bits=4)
+    mx.eval(model.parameters())
+    settle()
+    return model
+
+
+def quantized_history(model, s, bits_, n_tokens):
+    """mlx-lm's quantized caches as they are after n_tokens tokens of random rows: its own prefill would take minutes."""
+    made = [c.to_quantized(group_size=64, bits=bits_) for c in caches.make_prompt_cache(model)]
+    for cache in made:
+        rows = [mx.quantize(mx.random.normal((1, s.kv_heads, n_tokens, s.head_dim)).astype(mx.bfloat16), group_size=64, bits=bits_) for _ in range(2)]
+        mx.eval(rows)
+        cache.keys, cache.values, cache.offset = list(rows[0]), list(rows[1]), n_tokens
+    return made
+
+
+def timed(model, prompt, cache, n_new):
+    """One generate_step: seconds to the first token, seconds of each token after it, active bytes after each chunk and token."""
+    memory, chunks, times = [], [], []
+    mx.reset_peak_memory()
+    start = last = time.perf_counter()
+
+    def after_chunk(*_):
+        memory.append(mx.get_active_memory())
+        chunks.append(round(time.perf_counter() - start, 4))
+
+    for _ in generate_step(prompt, model, max_tokens=n_new, prompt_cache=cache, prefill_step_size=CHUNK, prompt_progress_callback=after_chunk):
+        now = time.perf_counter()
+        times.append(now - last)
+        last = now
+        in_decode = mx.get_active_memory()
+    del _
+    mx.synchronize()
+    return {"first_token_s": times[0], "prefill_tokens_per_s": len(prompt) / times[0], "decode_tokens_per_s": 1 / statistics.median(times[WARM:]),
+            "decode_ms": [round(t * 1e3, 3) for t in times[WARM:]], "peak_bytes": mx.get_peak_memory(), "chunk_bytes": memory[:-1], "chunk_s": chunks, "in_decode_bytes": in_decode,
+            "whole_s": time.perf_counter() - start}
+
+
+@contextlib.contextmanager
+def flat(codec, max_tokens, **more):
+    flatkv.install(max_tokens=max_tokens, codec=codec, max_step_tokens=CHUNK, **more)
+    try:
+        yield
+    finally:
+        flatkv.uninstall()
+        settle()
+
+
+def whole_model(options):
+    s, n_prompt = options.shape, options.tokens - NEW
+    model = model_of(s)
+    settle()
+    weights = mx.get_active_memory()
+    prompt = mx.random.randint(0, s.vocab, (n_prompt,))
+    mx.eval(prompt)
+    result = {"layers": s.layers, "dim": s.dim, "tokens": options.tokens, "chunk": CHUNK, "weights_bytes": weights, "good": True, "runs": []}
+
+    def measured(who, make, given, **more):
+        timed(model, prompt[:2 * CHUNK + 1], make(), WARM + 2)  # compiles
+        settle()
+        cache = make()
+        before = mx.get_active_memory()
+        found = timed(model, given, cache, NEW)
+        settle()
+        result["runs"].append({"who": who, "open_bytes": before - weights, "end_bytes": mx.get_active_memory() - weights, **found, **more})
+        print(who, {k: round(v, 3) for k, v in found.items() if isinstance(v, float)}, flush=True)
+        options.write()
+
+    options.parts["model"] = result
+    def measured_flat(codec):
+        plan = flatkv.plan(model, options.tokens, codec=codec, max_seqs=2, max_step_tokens=CHUNK)
+        with flat(codec, options.tokens, max_seqs=2):
+            measured(f"flatkv {codec}", lambda: caches.make_prompt_cache(model), prompt, plan_bytes=plan.total_bytes)
+
+    measured_flat("8/4")
+    measured("mlx-lm bf16", lambda: caches.make_prompt_cache(model), prompt)
+    settle()
+    for bits_ in (8, 4):
+        if options.late():
+            break
+        cache = quantized_history(model, s, bits_, options.tokens - NEW - CHUNK)
+        timed(model, prompt[:CHUNK], [c.to_quantized(group_size=64, bits=bits_) for c in caches.make_prompt_cache(model)], WARM + 2)
+        settle()
+        before = mx.get_active_memory()
+        found = timed(model, prompt[:CHUNK], cache, 24)
+        result["runs"].append({"who": f"mlx-lm {bits_} bits, history of random rows", "open_bytes": before - weights,
+                               "end_bytes": mx.get_active_memory() - weights, **found})
+        print(f"mlx-lm {bits_} bits", {k: round(v, 3) for k, v in found.items() if isinstance(v, float)}, flush=True)
+        del cache
+        settle()
+    options.model = model
+    options.more = measured_flat
+    return result
+
+
+def more_codecs(options):
+    """The model over pages of other codecs, as far as there is time."""
+    for codec in ("4/4", "16/16"):
+        if not options.late():
+            options.more(codec)
+    return {"good": True}
+
+
+# ---- two long prompts at once
+
+def batched(model, prompts, n_new):
+    """mlx-lm's BatchGenerator over prompts that begin together; seconds of prefill and decode, bytes."""
+    settle()
+    start = mx.get_active_memory()
+    mx.reset_peak_memory()
+    generator = BatchGenerator(model, max_tokens=n_new, prefill_step_size=CHUNK // len(prompts))
+    began = time.perf_counter()
+    generator.insert(prompts)
+    n_out, first, ends = 0, 0.0, []
+    while n_out < n_new * len(prompts):
+        _, answers = generator.next()
+        n_out += len(answers)
+        if answers and not first:
+            first = time.perf_counter()
+        ends += [time.perf_counter()] if answers else []
+    end_bytes = mx.get_active_memory() - start
+    generator.close()
+    del generator
+    steps = [b - a for a, b in zip(ends[WARM:], ends[WARM + 1:])]
+    return {"first_token_s": first - began, "prefill_tokens_per_s": sum(map(len, prompts)) / (first - began),
+            "decode_tokens_per_s": len(prompts) / statistics.median(steps), "peak_bytes": mx.get_peak_memory() - start, "in_decode_bytes": end_bytes}
+
+
+def batch(options):
+    s, model = options.shape, options.model or model_of(options.shape)
+    n_prompt, n_new = (600, 20) if options.quick else (50000, 100)
+    mx.random.seed(2)
+    prompts = [mx.random.randint(0, s.vocab, (n,)).tolist() for n in (n_prompt, n_prompt - 17)]
+    result = {"prompts": [len(p) for p in prompts], "new": n_new, "good": True, "runs": []}
+    options.parts["batch"] = result
+    with flat("8/4", 2 * (n_prompt + n_new + 64), max_seqs=8):
+        batched(model, [p[:300] for p in prompts], WARM + 4)
+        result["runs"].append({"who": "flatkv 8/4", **batched(model, prompts, n_new)})
+    options.write()
+    if not options.late():
+        batched(model, [p[:300] for p in prompts], WARM + 4)
+        result["runs"].append({"who": "mlx-lm", **batched(model, prompts, n_new)})
+    return result
+
+
+PARTS = {"kernels": kernels, "bits": bits, "attention": attention, "model": whole_model, "batch": batch, "codecs": more_codecs}
+
+
+class Options(argparse.Namespace):
+    model = None
+
+    def late(self):
+        return time.perf_counter() - self.began > self.seconds
+
+    def write(self):
+        if self.json:
+            with open(self.json, "w", encoding="utf-8") as file:
+                json.dump({"mlx": mx.__version__, "device": str(mx.default_device()), "flatkv": flatkv.__version__, "parts": self.parts}, file, indent=1)
+                file.write("\n")
+
+
+def main():
+    parser = argparse.ArgumentParser(usage=__doc__)
+    parser.add_argument("--json")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--seconds", type=float, default=1e9)
+    parser.add_argument("--tokens", type=int, default=131072)
+    parser.add_argument("--only", nargs="*", default=list(PARTS))
+    options = parser.parse_args(namespace=Options())
+    options.began, options.parts, options.shape = time.perf_counter(), {}, TINY if options.quick else LLAMA_8B
+    if options.quick:
+        global CHUNK
+        CHUNK, options.tokens = 256, 1024
+    for name in options.only:
+        if options.late():
+            options.parts[name] = {"good": False, "error": "not begun: no time was left"}
+            continue
+        began = time.perf_counter()
+        try:
+            options.parts[name] = PARTS[name](options)
+        except Exception as error:  # the other parts are still to be measured
+            options.parts.setdefault(name, {}).update(good=False, error=f"{type(error).__name__}: {error}"[:2000])
+        options.parts[name]["seconds"] = time.perf_counter() - began
+        print(name, json.dumps({k: v for k, v in options.parts[name].items() if k != "runs"})[:3000], flush=True)
+        options.write()
+    return 0 if all(part["good"] for part in options.parts.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
