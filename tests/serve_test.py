@@ -32,7 +32,7 @@ class Server:
         assert line.startswith("listening on "), (line, self.process.stderr.read())
         self.port = int(line.rsplit(":", 1)[1])
 
-    def connect(self, timeout=60):
+    def connect(self, timeout=400):
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
 
     def raw(self, method, path, body=None, headers=None):
@@ -167,8 +167,52 @@ def anthropic_answers_whole_and_streamed():
         text = "".join(json.loads(data)["delta"]["text"] for name, data in events if name == "content_block_delta")
         assert text == whole["content"][0]["text"], (text, whole)
         assert server.post("/v1/messages/count_tokens", ask)["input_tokens"] == 401
-        error = server.post("/v1/messages", {**ask, "max_tokens": 10 ** 6}, expect=400)
+        long = {"max_tokens": 5, "messages": [{"role": "user", "content": BOOK[:9000]}]}
+        error = server.post("/v1/messages", long, expect=400)
         assert error["type"] == "error" and "room for" in error["error"]["message"], error
+
+
+def claude_code(turn, *more):
+    """A request as Claude Code 2.1 sends it, with texts of our own: the first block of the system prompt changes every time."""
+    system = [{"type": "text", "text": f"x-anthropic-billing-header: cc_version=2.1.197.{turn:03x}; cc_entrypoint=cli; cch={turn * 7919:05x};"},
+              {"type": "text", "text": "You are an agent. " + BOOK[:64], "cache_control": {"type": "ephemeral"}},
+              {"type": "text", "text": "\n" + BOOK[1000:1700], "cache_control": {"type": "ephemeral", "scope": "global"}}]
+    tools = [{"name": name, "description": "d", "input_schema": {"type": "object", "properties": {}}} for name in ("Bash", "Read")]
+    tools.append({"type": "web_search_20250305", "name": "web_search", "max_uses": 8})
+    user = {"role": "user", "content": [{"type": "text", "text": "<system-reminder>\nToday\n</system-reminder>\n\n"},
+                                        {"type": "text", "text": "Say hello", "cache_control": {"type": "ephemeral"}}]}
+    return {"model": "claude-opus-4-8", "messages": [user, {"role": "system", "content": "Agents: none."}, *more], "system": system,
+            "tools": tools, "metadata": {"user_id": json.dumps({"device_id": "0" * 64, "session_id": str(turn)})}, "max_tokens": 64000,
+            "thinking": {"type": "adaptive"}, "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+            "output_config": {"effort": "high"}, "temperature": 0, "stream": True}
+
+
+def claude_code_is_answered_and_finds_its_prefix():
+    headers = {"Content-Type": "application/json", "Accept": "application/json", "anthropic-version": "2023-06-01", "x-api-key": "sk-none",
+               "anthropic-beta": "claude-code-20250219,context-1m-2025-08-07,interleaved-thinking-2025-05-14", "x-app": "cli",
+               "anthropic-dangerous-direct-browser-access": "true", "User-Agent": "claude-cli/2.1.197 (external, cli)",
+               "X-Stainless-Lang": "js", "X-Stainless-Retry-Count": "0", "Accept-Encoding": "gzip, deflate, br, zstd"}
+    with serving("-c", "2K") as server:
+        status, reply, data = server.raw("HEAD", "/")
+        assert status == 200 and data == b"" and int(reply["Content-Length"]) > 1000, (status, reply)
+        n_prompt = server.post("/v1/messages/count_tokens?beta=true", claude_code(1), headers)["input_tokens"]
+        whole = "You are an agent. " + BOOK[:64] + "\n" + BOOK[1000:1700] + "\n<system-reminder>\nToday\n</system-reminder>\n\nSay hello\n\nAgents: none."
+        assert n_prompt == len(whole), (n_prompt, len(whole)) # the line is gone and all else is there
+        used = []
+        for turn in range(1, 4):
+            body = {**claude_code(turn), "stop_sequences": [" "]}
+            status, reply, data = server.raw("POST", "/v1/messages?beta=true", body, headers)
+            events = [(name, json.loads(event)) for name, event in events_of(data)]
+            assert status == 200 and reply["Content-Type"] == "text/event-stream" and events[-1][0] == "message_stop", data
+            used.append(events[0][1]["message"]["usage"])
+        assert [u["cache_read_input_tokens"] for u in used] == [0] + 2 * [n_prompt // 64 * 64], used
+        assert all(u["cache_read_input_tokens"] + u["input_tokens"] == n_prompt for u in used), used
+        more = [{"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": ""}, {"type": "text", "text": "Hello."},
+                                                  {"type": "tool_use", "id": "toolu_1", "name": "Bash", "input": {"command": "ls"}}]},
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "is_error": False, "cache_control": {"type": "ephemeral"},
+                                              "content": [{"type": "text", "text": "README.md"}]}]}]
+        answer = server.post("/v1/messages?beta=true", {**claude_code(9, *more), "stream": False, "stop_sequences": [" "]}, headers)
+        assert answer["usage"]["cache_read_input_tokens"] >= n_prompt // 64 * 64, answer
 
 
 def tool_messages_reach_the_template():
@@ -257,8 +301,93 @@ def hostile_requests_are_refused():
                     sock.sendall(packet)
                     sock.shutdown(socket.SHUT_WR)
                     sock.recv(1000)
+        for method in ("PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"):
+            status, headers, _ = server.raw(method, "/v1/completions")
+            assert status == 405 and headers["Allow"] == "POST", (method, status, headers)
         assert server.raw("GET", "/health")[0] == 200
         assert server.metrics()["num_requests_waiting"] == 0
+
+
+def answers_of(sock, n):
+    """The next n answers of a connection, each with a length -> [(status, body)]"""
+    found, data = [], b""
+    while len(found) < n:
+        head, split, body = data.partition(b"\r\n\r\n")
+        length = int(re.search(rb"Content-Length: (\d+)", head)[1]) if split else 0
+        if split and len(body) >= length:
+            found.append((int(head.split()[1]), body[:length]))
+            data = body[length:]
+        else:
+            more = sock.recv(65536)
+            assert more, (found, data[:300])
+            data += more
+    return found
+
+
+def requests_may_come_in_any_pieces():
+    body = json.dumps({"prompt": BOOK[:100], "max_tokens": 2, "temperature": 0}).encode()
+    post = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+    with serving("-c", "2K") as server:
+        truth = server.post("/v1/completions", json.loads(body))["choices"]
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as sock: # many behind one another
+            sock.sendall((post + b"Content-Length: %d\r\n\r\n" % len(body) + body) * 3 + b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            answers = answers_of(sock, 4)
+            assert [json.loads(b)["choices"] for _, b in answers[:3]] == [truth] * 3 and answers[3][0] == 200, answers
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as sock: # in chunks, a byte at a time
+            whole = post + b"Transfer-Encoding: chunked\r\n\r\n" + b"".join(b"%x\r\n%s\r\n" % (len(c), c) for c in (body[:7], body[7:])) + b"0\r\n\r\n"
+            for i in range(0, len(whole), 16):
+                sock.sendall(whole[i:i + 16])
+            assert json.loads(answers_of(sock, 1)[0][1])["choices"] == truth
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as sock: # chunks that never end
+            with contextlib.suppress(OSError):
+                sock.sendall(post + b"Transfer-Encoding: chunked\r\n\r\n")
+                for _ in range(2000):
+                    sock.sendall(b"10000\r\n" + b"x" * 65536 + b"\r\n")
+                raise AssertionError("131 MB were taken")
+        with socket.create_connection(("127.0.0.1", server.port), timeout=5) as sock: # what comes behind a request is not hoarded
+            before = server.metrics()["resident_bytes"]
+            long = json.dumps({"prompt": BOOK[:50], "max_tokens": 1900, "ignore_eos": True}).encode()
+            sock.sendall(post + b"Content-Length: %d\r\n\r\n" % len(long) + long)
+            sock.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                for _ in range(1000):
+                    sock.send(post * 1000)
+            assert server.metrics()["resident_bytes"] < before + (4 << 20)
+
+
+def connections_are_bounded_and_must_ask():
+    with serving("-c", "2K", "--connections", "6", "--request-seconds", "1") as server:
+        def connect():
+            return socket.create_connection(("127.0.0.1", server.port), timeout=20)
+        slow = [connect() for _ in range(6)]
+        for sock in slow: # a header without an end
+            sock.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: ")
+        refused = []
+        for _ in range(4):
+            with connect() as sock:
+                sock.settimeout(20)
+                with contextlib.suppress(ConnectionResetError):
+                    refused.append(sock.recv(1000))
+        assert refused and all(b" 503 " in r and b"too many connections" in r for r in refused), refused
+        start = time.monotonic()
+        for sock in slow:
+            with contextlib.suppress(OSError):
+                while True: # a byte now and then does not help
+                    assert time.monotonic() < start + 400
+                    sock.sendall(b"x")
+                    sock.settimeout(0.1)
+                    with contextlib.suppress(TimeoutError):
+                        if not sock.recv(100):
+                            break
+            sock.close()
+        figures = server.metrics()
+        assert figures["refused_connections_total"] >= 4 and figures["connections"] <= 6, figures
+        for i in range(30): # closed ones make room at once
+            assert server.raw("GET", "/health")[0] == 200, i
+        connection = server.connect() # one that waits for its answer may be silent
+        connection.request("POST", "/v1/completions", json.dumps({"prompt": BOOK[:50], "max_tokens": 1900, "ignore_eos": True}))
+        assert connection.getresponse().status == 200
+        connection.close()
 
 
 # ---- clients that leave, and too many of them
@@ -394,12 +523,12 @@ def sigterm_finishes_what_runs():
 
 BEHAVIOURS = [value for name, value in list(globals().items())
               if callable(value) and getattr(value, "__module__", "") == "__main__" and name.islower() and value.__code__.co_argcount == 0
-              and name not in ("main", "serving", "folder")]
+              and name not in ("serving", "folder")]
 
 
-def main():
+def run(behaviours):
     wanted = sys.argv[2:]
-    for behaviour in BEHAVIOURS:
+    for behaviour in behaviours:
         if not wanted or behaviour.__name__ in wanted:
             start = time.monotonic()
             behaviour()
@@ -407,4 +536,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run(BEHAVIOURS)

@@ -24,6 +24,7 @@ typedef struct serve_options {
     const char *alias;
     uint32_t parallel;
     uint32_t queue;
+    uint32_t connections;
     uint32_t default_new;
     double step_ms;
     double max_wait;
@@ -65,6 +66,8 @@ static int check_options(serve_options *o) {
         return kit_fail(EXIT_USAGE, "--parallel %u: 1 to %u, less than --chunk", o->parallel, o->model.chunk - 1);
     if (o->step_ms == 0.0) o->step_ms = o->model.device == FKV_BACKEND_MLX ? 40.0 : 100.0;
     o->http.port = (uint16_t)o->port;
+    if (o->connections == 0) o->connections = o->parallel + o->queue + 64;
+    o->http.max_connections = o->connections;
     return EXIT_GOOD;
 }
 
@@ -154,6 +157,10 @@ int cli_serve(int argc, char **argv) {
         {"alias", 0, OPTION_TEXT, &o.alias, 0, "NAME", "the name of the model in answers (default: its file)"},
         {"parallel", 0, OPTION_COUNT, &o.parallel, 1024, "N", "answers computed at once (default 8)"},
         {"queue", 0, OPTION_COUNT, &o.queue, 1 << 20, "N", "requests that may wait (default 256)"},
+        {"connections", 0, OPTION_U32, &o.connections, 1 << 20, "N",
+         "open at once at most; others are told 503 (default: 64 more than --parallel and --queue together)"},
+        {"request-seconds", 0, OPTION_REAL, &o.http.request_s, 0, "S",
+         "a client that takes longer to send a whole request, or is idle for so long, is let go (default 60)"},
         {"max-wait", 0, OPTION_REAL, &o.max_wait, 0, "SECONDS",
          "refuse a request that would wait longer; 0: no bound (default 120)"},
         {"default-new", 0, OPTION_COUNT, &o.default_new, INT32_MAX, "N",

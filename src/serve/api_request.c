@@ -86,7 +86,7 @@ static bool read_bool(api_request *r, const char *name, bool *out) {
 /* ---- messages ---- */
 
 /* Claude Code puts a line into its system prompt that changes with every request: no prefix would ever be found again. */
-static char *without_billing(const char *text) {
+static json_t *without_billing(const char *text) {
     static const char mark[] = "x-anthropic-billing-header";
     char *out = malloc(strlen(text) + 1);
     if (out == NULL) return NULL;
@@ -100,8 +100,9 @@ static char *without_billing(const char *text) {
         }
         text += n;
     }
-    *end = 0;
-    return out;
+    json_t *kept = json_stringn(out, (size_t)(end - out));
+    free(out);
+    return kept;
 }
 
 /* The text of a content: a string, or parts of which only texts are read here. */
@@ -163,6 +164,31 @@ static bool read_chat_messages(api_request *r, json_t *out) {
     return true;
 }
 
+/* The system prompt of the Anthropic API: a text or blocks, each of which can be or begin with the line that changes. */
+static json_t *system_text(api_request *r, json_t *system) {
+    if (json_is_string(system)) return without_billing(json_string_value(system));
+    size_t i;
+    json_t *block;
+    json_array_foreach(system, i, block) {
+        const char *text = json_string_value(json_object_get(block, "text"));
+        if (text != NULL) (void)json_object_set_new(block, "text", without_billing(text));
+    }
+    return content_text(r, system, "system");
+}
+
+/* Takes the message over. Turns of the user in a row are one turn there; many templates insist on it. */
+static bool add_turn(json_t *out, json_t *message) {
+    json_t *last = json_array_get(out, json_array_size(out) - 1);
+    const char *role = json_string_value(json_object_get(message, "role"));
+    const char *before = json_string_value(json_object_get(last, "role"));
+    if (message == NULL || before == NULL || strcmp(role, "user") != 0 || strcmp(before, "user") != 0)
+        return json_array_append_new(out, message) == 0;
+    json_t *both = json_sprintf("%s\n\n%s", json_string_value(json_object_get(last, "content")),
+                                json_string_value(json_object_get(message, "content")));
+    json_decref(message);
+    return json_object_set_new(last, "content", both) == 0;
+}
+
 /* One block of an Anthropic message. text: of the message so far. */
 static bool read_block(api_request *r, const json_t *block, json_t *message, json_t *out) {
     const char *type = json_string_value(json_object_get(block, "type"));
@@ -198,11 +224,12 @@ static bool read_block(api_request *r, const json_t *block, json_t *message, jso
 static bool read_anthropic_message(api_request *r, const json_t *message, json_t *out) {
     const char *role = json_string_value(json_object_get(message, "role"));
     const json_t *content = json_object_get(message, "content");
+    if (role != NULL && strcmp(role, "system") == 0) role = "user"; /* in mid-conversation most templates know no system */
     if (role == NULL || (strcmp(role, "user") != 0 && strcmp(role, "assistant") != 0))
-        return wrong(r, "messages", "messages: the role of a message is user or assistant");
+        return wrong(r, "messages", "messages: the role of a message is user, assistant or system");
     if (!json_is_array(content)) {
         json_t *text = content_text(r, content, "content");
-        return text != NULL && json_array_append_new(out, json_pack("{s:s, s:o}", "role", role, "content", text)) == 0;
+        return text != NULL && add_turn(out, json_pack("{s:s, s:o}", "role", role, "content", text));
     }
     if (json_array_size(content) > API_MAX_PARTS) return wrong(r, "messages", "messages: at most %d blocks", API_MAX_PARTS);
     json_t *whole = json_pack("{s:s, s:s}", "role", role, "content", "");
@@ -210,30 +237,25 @@ static bool read_anthropic_message(api_request *r, const json_t *message, json_t
     const json_t *block;
     bool good = true;
     json_array_foreach(content, i, block) good = good && read_block(r, block, whole, out);
-    const char *text = json_string_value(json_object_get(whole, "content"));
-    bool empty = (text == NULL || *text == 0) && json_object_get(whole, "tool_calls") == NULL;
-    if (good && !empty)
-        (void)json_array_append_new(out, whole); /* behind the results of tools */
-    else
-        json_decref(whole);
+    bool empty = json_string_length(json_object_get(whole, "content")) == 0 && json_object_get(whole, "tool_calls") == NULL;
+    if (good && !empty) return add_turn(out, whole); /* behind the results of tools */
+    json_decref(whole);
     return good;
 }
 
 static bool read_anthropic_messages(api_request *r, json_t *out) {
     const json_t *messages = field(r->root, "messages");
-    const json_t *system = field(r->root, "system");
+    json_t *system = field(r->root, "system");
     size_t i;
     const json_t *message;
     if (!json_is_array(messages) || json_array_size(messages) == 0)
         return wrong(r, "messages", "messages: an array with at least one message is expected");
     if (system != NULL) {
-        json_t *text = content_text(r, system, "system");
+        json_t *text = system_text(r, system);
         if (text == NULL) return false;
-        char *kept = without_billing(json_string_value(text));
+        if (json_string_length(text) > 0)
+            (void)json_array_append_new(out, json_pack("{s:s, s:O}", "role", "system", "content", text));
         json_decref(text);
-        if (kept != NULL && *kept != 0)
-            (void)json_array_append_new(out, json_pack("{s:s, s:s}", "role", "system", "content", kept));
-        free(kept);
     }
     json_array_foreach(messages, i, message) if (!read_anthropic_message(r, message, out)) return false;
     return true;
@@ -280,7 +302,11 @@ static bool read_conversation(api_request *r) {
         return wrong(r, "chat_template_kwargs", "chat_template_kwargs: an object is expected");
     if (more != NULL) (void)json_object_update_missing(r->conversation, more);
     json_t *effort = field(r->root, "reasoning_effort");
+    if (effort == NULL) effort = field(field(r->root, "output_config"), "effort"); /* Anthropic's place */
     if (json_is_string(effort)) (void)json_object_set(r->conversation, "reasoning_effort", effort);
+    const char *thinking = json_string_value(json_object_get(field(r->root, "thinking"), "type"));
+    if (thinking != NULL && json_object_get(r->conversation, "enable_thinking") == NULL)
+        (void)json_object_set_new(r->conversation, "enable_thinking", json_boolean(strcmp(thinking, "disabled") != 0));
     return true;
 }
 

@@ -87,29 +87,20 @@ static void on_ping(evutil_socket_t fd, short what, void *user) {
     evbuffer_free(out);
 }
 
-/* While the server ends: nothing is open and everything was sent. Who does not read gets a second. */
-static void end_when_empty(server *s) {
+/* Who does not read gets a second. */
+void exchange_end_when_empty(server *s) {
     struct timeval second = {1, 0};
     if (!s->draining || s->n_open > 0) return;
-    if (s->n_unsent == 0)
+    if (connections_unanswered(s->connections) == 0)
         (void)event_base_loopbreak(s->base);
     else
         (void)event_base_loopexit(s->base, &second);
-}
-
-static void on_sent(struct evhttp_request *req, void *user) {
-    server *s = user;
-    (void)req;
-    s->n_unsent--;
-    end_when_empty(s);
 }
 
 static void finish(exchange *x, fkv_finish reason, const char *message) {
     metric_add(&x->s->metrics.whole, exchange_now() - x->arrived_at);
     if (x->req != NULL) {
         let_go(x);
-        x->s->n_unsent++;
-        evhttp_request_set_on_complete_cb(x->req, on_sent, x->s);
         bool answered =
             reason != FKV_FINISH_FAILED && reason != FKV_FINISH_CANCELLED && (reason != FKV_FINISH_DEADLINE || x->n_new > 0);
         const char *why = message != NULL && *message != 0 ? message
@@ -129,7 +120,7 @@ static void finish(exchange *x, fkv_finish reason, const char *message) {
     }
     server *s = x->s;
     free_exchange(x);
-    end_when_empty(s);
+    exchange_end_when_empty(s);
 }
 
 void exchange_cancel_all(server *s) {

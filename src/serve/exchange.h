@@ -7,6 +7,7 @@
 #define FKV_SERVE_EXCHANGE_H
 
 #include "api_request.h"
+#include "connections.h"
 #include "metrics.h"
 #include "serve.h"
 
@@ -31,7 +32,7 @@ typedef struct server {
     uint64_t next_seed;
     exchange *open; /* all of them */
     uint32_t n_open;
-    uint32_t n_unsent; /* replies that ended here and are not on the wire yet */
+    connections *connections;
     bool draining;
 } server;
 
@@ -88,6 +89,9 @@ double exchange_now(void);
 
 /* ---- plain answers (plain_reply.c) */
 
+/* Answers with these bytes, which are taken over; HEAD with their number. */
+void exchange_send_bytes(server *s, struct evhttp_request *req, int status, const char *type, struct evbuffer *bytes);
+
 /* Answers with one JSON object and its status. Takes the object over. */
 void exchange_send_json(server *s, struct evhttp_request *req, int status, json_t *object);
 
@@ -108,6 +112,9 @@ void exchange_read_mail(server *s);
 
 /* The engine's part of all of them ends. */
 void exchange_cancel_all(server *s);
+
+/* Ends the loop of a server that is shutting down once nothing is open and everything was sent. */
+void exchange_end_when_empty(server *s);
 
 /* ---- the two APIs (reply_writer.c) */
 void reply_begin(exchange *x);                                                              /* of a stream */

@@ -102,6 +102,8 @@ void metrics_write(const metrics *m, const fkv_engine_stats *s, const char *mode
         {"refused_busy_total", "counter", "Requests refused because of the queue.", (double)s->refused_busy},
         {"refused_size_total", "counter", "Requests refused because they can never fit.", (double)s->refused_size},
         {"disconnects_total", "counter", "Clients that left before their answer ended.", (double)m->disconnects},
+        {"connections", "gauge", "Connections that are open.", m->connections},
+        {"refused_connections_total", "counter", "Connections beyond the most that may be open.", (double)m->refused_connections},
         {"slow_readers_total", "counter", "Clients dropped because they did not read.", (double)m->slow_readers},
         {"steps_total", "counter", "Forward passes.", (double)s->steps},
         {"step_seconds_total", "counter", "Their time.", s->step_seconds},

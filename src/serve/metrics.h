@@ -20,7 +20,9 @@ typedef struct metrics {
     metric_histogram queue;
     uint64_t disconnects;
     uint64_t slow_readers; /* dropped because they did not read */
-    uint64_t http[6];      /* answers by hundreds of their status */
+    uint32_t connections;  /* open */
+    uint64_t refused_connections;
+    uint64_t http[6]; /* answers by hundreds of their status */
 } metrics;
 
 void metric_add(metric_histogram *h, double seconds);

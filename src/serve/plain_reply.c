@@ -22,17 +22,28 @@ json_t *reply_sound_text(const char *bytes, size_t n) {
     return text != NULL ? text : json_string("");
 }
 
+void exchange_send_bytes(server *s, struct evhttp_request *req, int status, const char *type, struct evbuffer *bytes) {
+    struct evkeyvalq *headers = evhttp_request_get_output_headers(req);
+    s->metrics.http[status / 100 % 6]++;
+    (void)evhttp_add_header(headers, "Content-Type", type);
+    if (evhttp_request_get_command(req) == EVHTTP_REQ_HEAD) {
+        char length[24];
+        (void)snprintf(length, sizeof length, "%zu", evbuffer_get_length(bytes));
+        (void)evhttp_add_header(headers, "Content-Length", length);
+        (void)evbuffer_drain(bytes, evbuffer_get_length(bytes));
+    }
+    evhttp_send_reply(req, status, NULL, bytes);
+    evbuffer_free(bytes);
+}
+
 void exchange_send_json(server *s, struct evhttp_request *req, int status, json_t *object) {
     char *text = object != NULL ? json_dumps(object, JSON_COMPACT) : NULL;
     json_decref(object);
     if (text == NULL) status = 500;
-    s->metrics.http[status / 100 % 6]++;
     struct evbuffer *out = evbuffer_new();
     (void)evbuffer_add_printf(out, "%s\n", text != NULL ? text : "{}");
     free(text);
-    (void)evhttp_add_header(evhttp_request_get_output_headers(req), "Content-Type", "application/json");
-    evhttp_send_reply(req, status, NULL, out);
-    evbuffer_free(out);
+    exchange_send_bytes(s, req, status, "application/json", out);
 }
 
 static const char *error_type(int status, bool anthropic) {

@@ -1,6 +1,7 @@
 /* The loop: connections, routes, keys, and the end. See serve.h.
  *
- * Limits: bodies by evhttp and max_body, headers to 16 KiB, silent connections to IDLE_SECONDS, unread output to max_unread.
+ * Limits: connections and the time that one may take to ask by connections.h, bodies by evhttp and max_body, headers to 16 KiB,
+ * unread output to max_unread.
  */
 #include "serve.h"
 
@@ -21,7 +22,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { IDLE_SECONDS = 300, MAX_HEADER_BYTES = 16 * 1024 };
+enum { STUCK_SECONDS = 300, MAX_HEADER_BYTES = 16 * 1024 };
 
 serve_config serve_config_default(void) {
     return (serve_config){.host = "127.0.0.1",
@@ -29,6 +30,8 @@ serve_config serve_config_default(void) {
                           .model_name = "model",
                           .max_body = 8 << 20,
                           .max_unread = 1 << 20,
+                          .max_connections = 328,
+                          .request_s = 60.0,
                           .ping_s = 5.0,
                           .shutdown_s = 30.0};
 }
@@ -89,6 +92,15 @@ typedef struct call {
     uint64_t tenant;
 } call;
 
+/* Every client of the Messages API has to say max_tokens, and says the most that a large model may write: here it is what fits.
+ */
+static void fit_answer(const server *s, api_request *api, size_t n_prompt) {
+    fkv_engine_stats stats;
+    fkv_engine_stats_now(s->engine, &stats);
+    if (n_prompt < stats.max_request_tokens && api->max_new > stats.max_request_tokens - n_prompt)
+        api->max_new = (uint32_t)(stats.max_request_tokens - n_prompt);
+}
+
 static void generate(call *c, api_kind kind) {
     api_request api;
     prompt_tokens prompt = {0};
@@ -107,6 +119,7 @@ static void generate(call *c, api_kind kind) {
         exchange_send_error(c->s, c->req, 400, "prompt", "the prompt is empty");
         api_request_free(&api);
     } else {
+        if (kind == API_MESSAGES) fit_answer(c->s, &api, prompt.n);
         exchange_begin(c->s, c->req, &api, prompt.tokens, (uint32_t)prompt.n, c->tenant);
     }
     prompt_tokens_free(&prompt);
@@ -218,10 +231,10 @@ static void do_metrics(call *c) {
     fkv_engine_stats stats;
     struct evbuffer *out = evbuffer_new();
     fkv_engine_stats_now(c->s->engine, &stats);
+    c->s->metrics.connections = connections_count(c->s->connections);
+    c->s->metrics.refused_connections = connections_refused(c->s->connections);
     metrics_write(&c->s->metrics, &stats, c->s->config.model_name, resident(), out);
-    (void)evhttp_add_header(evhttp_request_get_output_headers(c->req), "Content-Type", "text/plain; version=0.0.4");
-    evhttp_send_reply(c->req, 200, NULL, out);
-    evbuffer_free(out);
+    exchange_send_bytes(c->s, c->req, 200, "text/plain; version=0.0.4", out);
 }
 
 static void do_state(call *c) { exchange_send_json(c->s, c->req, 200, page_state(c->s, resident())); }
@@ -233,14 +246,12 @@ static void do_page(call *c) {
     struct evbuffer *out = evbuffer_new();
     struct evkeyvalq *headers = evhttp_request_get_output_headers(c->req);
     (void)evbuffer_add_reference(out, html, n, NULL, NULL);
-    (void)evhttp_add_header(headers, "Content-Type", "text/html; charset=utf-8");
     (void)evhttp_add_header(
         headers, "Content-Security-Policy",
         "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
         "frame-ancestors 'none'; base-uri 'none'; form-action 'none'");
     (void)evhttp_add_header(headers, "X-Content-Type-Options", "nosniff");
-    evhttp_send_reply(c->req, 200, NULL, out);
-    evbuffer_free(out);
+    exchange_send_bytes(c->s, c->req, 200, "text/html; charset=utf-8", out);
 }
 
 typedef struct route {
@@ -271,8 +282,20 @@ static const route *route_of(const char *path) {
     return NULL;
 }
 
+static void on_sent(struct evhttp_request *req, void *user) {
+    server *s = user;
+    connections_answered(s->connections, req);
+    exchange_end_when_empty(s);
+}
+
+static bool takes(const route *r, enum evhttp_cmd_type method) {
+    return method == r->method || (method == EVHTTP_REQ_HEAD && r->method == EVHTTP_REQ_GET);
+}
+
 static void on_request(struct evhttp_request *req, void *user) {
     server *s = user;
+    connections_asked(s->connections, req);
+    evhttp_request_set_on_complete_cb(req, on_sent, s);
     const struct evhttp_uri *uri = evhttp_request_get_evhttp_uri(req);
     const route *r = route_of(uri != NULL ? evhttp_uri_get_path(uri) : NULL);
     struct evbuffer *body = evhttp_request_get_input_buffer(req);
@@ -282,9 +305,10 @@ static void on_request(struct evhttp_request *req, void *user) {
         exchange_send_error(s, req, 404, NULL, "there is nothing at this path; docs/serving.md lists the paths");
     } else if (!r->open && c.tenant == UINT64_MAX) {
         exchange_send_error(s, req, 401, NULL, "a key is needed: Authorization: Bearer KEY, or x-api-key");
-    } else if (evhttp_request_get_command(req) != r->method) {
-        (void)evhttp_add_header(evhttp_request_get_output_headers(req), "Allow", r->method == EVHTTP_REQ_POST ? "POST" : "GET");
-        exchange_send_error(s, req, 405, NULL, "this path takes %s", r->method == EVHTTP_REQ_POST ? "POST" : "GET");
+    } else if (!takes(r, evhttp_request_get_command(req))) {
+        const char *methods = r->method == EVHTTP_REQ_POST ? "POST" : "GET, HEAD";
+        (void)evhttp_add_header(evhttp_request_get_output_headers(req), "Allow", methods);
+        exchange_send_error(s, req, 405, NULL, "this path takes %s", methods);
     } else if (foreign_host(s, req)) {
         exchange_send_error(s, req, 403, NULL,
                             "without a key this server answers to localhost and 127.0.0.1; --no-auth lifts that");
@@ -322,6 +346,7 @@ static void on_signal(evutil_socket_t fd, short what, void *user) {
         return;
     }
     s->draining = true;
+    connections_stop_listening(s->connections);
     evhttp_del_accept_socket(s->http, s->socket);
     s->socket = NULL;
     struct timeval limit = {(time_t)s->config.shutdown_s, 0};
@@ -333,11 +358,17 @@ static bool listen_on(server *s) {
     if (s->http == NULL) return false;
     evhttp_set_max_headers_size(s->http, MAX_HEADER_BYTES);
     evhttp_set_max_body_size(s->http, (ev_ssize_t)s->config.max_body);
-    evhttp_set_timeout(s->http, IDLE_SECONDS);
-    evhttp_set_allowed_methods(s->http, EVHTTP_REQ_GET | EVHTTP_REQ_POST);
+    evhttp_set_timeout(s->http, STUCK_SECONDS);
+    evhttp_set_allowed_methods(s->http, EVHTTP_REQ_GET | EVHTTP_REQ_HEAD | EVHTTP_REQ_POST | EVHTTP_REQ_PUT | EVHTTP_REQ_DELETE |
+                                            EVHTTP_REQ_OPTIONS | EVHTTP_REQ_TRACE | EVHTTP_REQ_PATCH); /* 405 for most */
     evhttp_set_gencb(s->http, on_request, s);
     s->socket = evhttp_bind_socket_with_handle(s->http, s->config.host, s->config.port);
     if (s->socket == NULL) return false;
+    const connections_config bounds = {.max = s->config.max_connections,
+                                       .max_ahead = s->config.max_body + 2 * MAX_HEADER_BYTES,
+                                       .request_s = s->config.request_s};
+    s->connections = connections_open(s->base, s->http, s->socket, &bounds);
+    if (s->connections == NULL) return false;
     struct sockaddr_storage at = {0};
     socklen_t n = sizeof at;
     uint16_t port = s->config.port;
@@ -381,6 +412,7 @@ bool serve_run(const fkv_model *model, fkv_engine *engine, const serve_config *c
     int why = errno;
     if (good) run_loop(&s);
     if (s.http != NULL) evhttp_free(s.http);
+    connections_close(s.connections);
     if (s.base != NULL) event_base_free(s.base);
     (void)pthread_mutex_destroy(&s.lock);
     (void)close(s.wake[0]);

@@ -16,12 +16,14 @@ typedef struct serve_config {
     const char *model_name;           /* what /v1/models calls it */
     const char *keys[SERVE_MAX_KEYS]; /* each is a tenant of its own; none: everybody may ask */
     uint32_t n_keys;
-    bool any_host;       /* answers to any name in Host without a key */
-    uint64_t base_bytes; /* memory of the process before the engine was opened: program, weights, vocabulary */
-    size_t max_body;     /* bytes of a request */
-    size_t max_unread;   /* bytes that wait for a client that does not read; then it is dropped */
-    double ping_s;       /* between comments in a stream that has nothing to say */
-    double shutdown_s;   /* what runs may take to end after SIGTERM */
+    bool any_host;            /* answers to any name in Host without a key */
+    uint64_t base_bytes;      /* memory of the process before the engine was opened: program, weights, vocabulary */
+    size_t max_body;          /* bytes of a request */
+    size_t max_unread;        /* bytes that wait for a client that does not read; then it is dropped */
+    uint32_t max_connections; /* open at once */
+    double request_s;         /* for a whole request, and between two of a connection */
+    double ping_s;            /* between comments in a stream that has nothing to say */
+    double shutdown_s;        /* what runs may take to end after SIGTERM */
 } serve_config;
 
 serve_config serve_config_default(void);

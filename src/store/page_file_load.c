@@ -272,8 +272,8 @@ static fkv_status read_pages(page_reader *reader, const fkv_slab *slab, const fk
 static fkv_status check_prompt(const page_reader *reader, const fkv_seq_config *config) {
     if (config->n_prompt == 0) return FKV_OK;
     const uint32_t n_tokens = reader->header.n_tokens;
-    FKV_REQUIRE(config->prompt != NULL, FKV_BAD_ARGUMENT, "prompt is NULL and n_prompt is %u: pass the tokens, or 0",
-                config->n_prompt);
+    FKV_REQUIRE(config->prompt != NULL, FKV_BAD_ARGUMENT, "prompt is NULL and n_prompt is %u: pass the tokens, or 0: %s",
+                config->n_prompt, reader->path);
     FKV_REQUIRE(config->n_prompt >= n_tokens, FKV_BAD_ARGUMENT,
                 "the prompt of %u tokens is shorter than the %u saved ones it must begin with: %s", config->n_prompt, n_tokens,
                 reader->path);

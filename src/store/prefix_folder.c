@@ -206,13 +206,19 @@ static fkv_status read_all(int fd, const char *name, uint8_t *out, uint64_t capa
     return FKV_OK;
 }
 
+static void folder_remove(void *self, const fkv_page_key *key) {
+    folder *f = self;
+    (void)drop_key(f, key);
+    remove_file(f, key, PAGE_END);
+}
+
 static fkv_status folder_read(void *self, const fkv_page_key *key, uint8_t *packed, uint64_t capacity, uint64_t *n_bytes) {
     folder *f = self;
     char name[NAME_BYTES];
     name_of(key, PAGE_END, name);
     int fd = openat(f->dir, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0 && errno == ENOENT) {
-        (void)drop_key(f, key);
+        folder_remove(f, key); /* with its file: it may have been written anew since, and no file is without an entry */
         return fkv_fail(FKV_GONE, "there is no page %s", name);
     }
     if (fd < 0) return fkv_file_os_failed("cannot open a page", name);
@@ -220,12 +226,6 @@ static fkv_status folder_read(void *self, const fkv_page_key *key, uint8_t *pack
     fkv_status status = read_all(fd, name, packed, capacity, n_bytes);
     (void)close(fd);
     return status;
-}
-
-static void folder_remove(void *self, const fkv_page_key *key) {
-    folder *f = self;
-    (void)drop_key(f, key);
-    remove_file(f, key, PAGE_END);
 }
 
 /* ---- write ---- */
@@ -290,10 +290,10 @@ static fkv_status folder_write(void *self, const fkv_page_key *key, const uint8_
     char name[NAME_BYTES];
     uint64_t bytes = blocks_of(n_bytes);
     if (folder_look(f, key)) return FKV_OK;
-    FKV_REQUIRE(make_room(f, bytes), FKV_POOL_FULL, "a page of %llu bytes does not fit the folder's %llu",
-                (unsigned long long)n_bytes, (unsigned long long)f->max_bytes);
     name_of(key, PART_END, part);
     name_of(key, PAGE_END, name);
+    FKV_REQUIRE(make_room(f, bytes), FKV_POOL_FULL, "a page of %llu bytes does not fit the folder's %llu: %s",
+                (unsigned long long)n_bytes, (unsigned long long)f->max_bytes, name);
     fkv_status status = write_part(f, part, packed, n_bytes);
     if (status == FKV_OK && renameat(f->dir, part, f->dir, name) != 0) status = fkv_file_os_failed("cannot name a page", name);
     if (status != FKV_OK) (void)unlinkat(f->dir, part, 0);
