@@ -377,7 +377,7 @@ static bool all_finite(const float *x, size_t n) {
 static void not_a_number_is_never_hidden(fkv_isa only) {
     enum { HEADS = 4, TOKENS = 3 };
     fkv_workers *workers = workers_of(1);
-    static const uint32_t codecs[] = {0, 1, 2, 3, FIRST_SEALED_CODEC}; /* 16/16, 8/8, 8/4, 4/4, s4/s4 */
+    static const uint32_t codecs[] = {0, 1, 2, 3, 13, FIRST_SEALED_CODEC}; /* 16/16, 8/8, 8/4, 4/4, tq4, s4/s4 */
     for (size_t i = 0; i < sizeof codecs / sizeof codecs[0]; i++) {
         uint32_t codec = codecs[i];
         for (uint32_t what = 0; what < 5; what++) {
@@ -410,6 +410,36 @@ static void not_a_number_is_never_hidden(fkv_isa only) {
             }
             attn_world_close(&w);
         }
+    }
+}
+
+/* No TurboQuant row is written with a scale below 0, but a file may hold one; what it means is the truth's. */
+static void scales_below_zero_are_read(fkv_isa only) {
+    static const uint32_t tokens[] = {3, 62, 63, 130, 201};
+    for (uint32_t i = 0; i < 6; i++) {
+        attn_case c = {.shape = {6, 1, 96}, .codec = 13 + i / 2, .page_tokens = 64, .page_type = FKV_F16, .n_rows = 1};
+        c.rows[0] = (attn_mix){200, i % 2 == 0 ? 1 : 3}; /* few rows, and many */
+        attn_world w;
+        if (!attn_world_open(&w, &c, fkv_cpu_kernels_for(FKV_ISA_SCALAR), workers_of(1), 11)) continue;
+        for (uint32_t t = 0; t < 2 * sizeof tokens / sizeof tokens[0]; t++) {
+            uint8_t *part[FKV_N_PARTS];
+            uint32_t token = tokens[t / 2];
+            uint8_t *block = w.pages + (size_t)fkv_page_at(w.rows[0].view, token / 64) * w.layer.block.bytes;
+            fkv_block_row(&w.layer.block, block, (fkv_side)(t % 2), token % 64, part);
+            part[FKV_PART_SCALES][1] ^= 0x80;
+        }
+        float truth[3 * 6 * 96];
+        float got[3 * 6 * 96];
+        size_t n = (size_t)w.n_new * 6 * 96;
+        fkv_attn_truth(&w.layer, w.rows, 1, w.q, truth);
+        for (size_t k = 0; k < sizeof isas / sizeof isas[0]; k++) {
+            const fkv_cpu_kernels *kernels = fkv_cpu_kernels_for(isas[k]);
+            if (kernels == NULL || (only != FKV_ISA_AUTO && only != isas[k])) continue;
+            run(kernels, &w, w.rows, 1, w.q, got, workers_of(1));
+            double error = relative_l2(got, truth, n);
+            report(error <= KERNEL_TOLERANCE, kernels->name, &c, "scales below 0", error);
+        }
+        attn_world_close(&w);
     }
 }
 
@@ -499,6 +529,7 @@ int main(int argc, char **argv) {
     }
     encoding_is_the_codecs(only);
     not_a_number_is_never_hidden(only);
+    scales_below_zero_are_read(only);
     what_is_not_seen_changes_nothing(only);
     every_codec_and_shape(only);
     every_length_and_mask(only);

@@ -57,7 +57,7 @@ enum {
 /* The shapes are set once for a walk: setting them costs as much as half the products of a tile. */
 static void few_tiles_open(const fkv_codec *k_codec) {
     fkv_tile_shapes shapes = {0};
-    bool sealed = fkv_codec_is_sealed(k_codec);                  /* digits of four rows, keys as they lie: sealed_amx.h */
+    bool sealed = fkv_codec_is_sealed(k_codec) || k_codec->kind == FKV_CODEC_TURBO; /* digits of four rows: sealed_amx.h */
     uint32_t chunk_bytes = sealed ? 64 : chunk_numbers(k_codec); /* where K has no integer kernel, they are not used */
     uint32_t sum_rows = sealed ? N_BYTES * COLUMN_ROWS : LANE_TOKENS;
     fkv_tile_shape(&shapes, SCORES_EVEN, sum_rows, 64);

@@ -456,9 +456,9 @@ static void amx_leave(void) { fkv_tiles_close(); }
 static const fkv_codec_kernels codecs[] = {{FKV_CODEC_AFFINE, 8, amx_prepare, amx_scores, amx_values, affine_encode},
                                            {FKV_CODEC_AFFINE, 4, amx_prepare, amx_scores, amx_values, affine_encode},
                                            AFFINE_CODEC(2),
-                                           TURBO_CODECS,
+                                           TURBO_INT_CODECS(amx_turbo_prepare, amx_turbo_scores, amx_book_values),
                                            HALF_CODEC,
-                                           SEALED_INT_CODECS(sealed_prepare, amx_sealed_scores, amx_sealed_values),
+                                           SEALED_INT_CODECS(sealed_prepare, amx_sealed_scores, amx_book_values),
                                            {0}};
 
 const struct fkv_cpu_kernels fkv_kernels_amx = {"amx",          codecs,         amx_enter,   amx_leave,

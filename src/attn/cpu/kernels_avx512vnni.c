@@ -1,7 +1,7 @@
 /* The kernels over AVX-512 with VNNI: vpdpbusd multiplies unsigned codes by signed bytes. The order of codes in registers and
  * what they are multiplied by is in kernels_vnni.h.
  */
-#include "sealed_vnni.h"
+#include "turbo_vnni.h"
 
 /* ---- scores ---- */
 
@@ -218,30 +218,31 @@ static void int_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_P
 
 /* ---- sealed blocks ---- */
 
-/* Queries as digits, 16 rows at a time: [chunks, rows, digits, 64]. */
-typedef struct digit_rows {
-    alignas(64) int8_t at[MAX_CHUNKS][BLOCK_ROWS][DIGITS][CHUNK_NUMBERS];
-} digit_rows;
-
-/* n rows (a constant) by 16 tokens. */
-FKV_INLINE void sealed_dot(int n, uint32_t n_chunks, const sealed_quads *keys, const digit_rows *digits, const sealed_rows *rows,
-                           uint32_t r, float *scores) {
-    __m512i sum[2][DIGITS];
-    FKV_UNROLL
-    for (int i = 0; i < n; i++) sum[i][0] = sum[i][1] = sum[i][2] = _mm512_setzero_si512();
+/* n rows (a constant) of digits by 16 tokens: added to sum[row][digit]. */
+FKV_INLINE void dot_digits(int n, uint32_t n_chunks, const sealed_quads *keys, digit_rows digits, __m512i (*sum)[DIGITS]) {
     for (uint32_t chunk = 0; chunk < n_chunks; chunk++) {
+        const int8_t *of_chunk = digits.at + chunk * digits.chunk;
         FKV_UNROLL
         for (int quad = 0; quad < CHUNK_QUADS; quad++) {
             __m512i codes = _mm512_load_si512(keys->at[chunk][quad]);
             FKV_UNROLL
-            for (int i = 0; i < n; i++) {
+            for (size_t i = 0; i < (size_t)n; i++) {
                 FKV_UNROLL
-                for (int d = 0; d < DIGITS; d++)
-                    sum[i][d] = _mm512_dpbusd_epi32(sum[i][d], codes,
-                                                    _mm512_set1_epi32(dword(digits->at[chunk][r + (uint32_t)i][d] + 4 * quad)));
+                for (size_t d = 0; d < DIGITS; d++)
+                    sum[i][d] = _mm512_dpbusd_epi32(
+                        sum[i][d], codes, _mm512_set1_epi32(dword(of_chunk + i * digits.row + d * digits.digit + 4 * quad)));
             }
         }
     }
+}
+
+/* n rows (a constant) from r on by 16 tokens. */
+FKV_INLINE void sealed_dot(int n, uint32_t n_chunks, const sealed_quads *keys, digit_rows digits, const sealed_rows *rows,
+                           uint32_t r, float *scores) {
+    __m512i sum[2][DIGITS];
+    FKV_UNROLL
+    for (int i = 0; i < n; i++) sum[i][0] = sum[i][1] = sum[i][2] = _mm512_setzero_si512();
+    dot_digits(n, n_chunks, keys, digits_from(digits, r), sum);
     FKV_UNROLL
     for (int i = 0; i < n; i++)
         vf_store(scores + i * FKV_TILE_TOKENS,
@@ -253,7 +254,8 @@ static void int_sealed_scores(const fkv_codec *codec, const uint8_t *const part[
     sealed_page page;
     sealed_quads keys[FKV_TILE_TOKENS / FKV_SEALED_TOKENS];
     sealed_rows rows;
-    digit_rows digits;
+    alignas(64) int8_t digits[MAX_CHUNKS][BLOCK_ROWS][DIGITS][CHUNK_NUMBERS];
+    const digit_rows as_rows = {digits[0][0][0], sizeof digits[0][0], CHUNK_NUMBERS, sizeof digits[0]};
     sealed_page_open(codec, part, &page);
     for (uint32_t token = 0; token < n_tokens; token += FKV_SEALED_TOKENS)
         sealed_quads_of(codec, &page, sealed_block(codec, part, token), &keys[token / FKV_SEALED_TOKENS]);
@@ -262,14 +264,14 @@ static void int_sealed_scores(const fkv_codec *codec, const uint8_t *const part[
         sealed_rows_open(&page, prepared, n_rows, row, &rows);
         for (uint32_t r = 0; r < n; r++)
             rows.bias[r] = vf_reduce_add(sealed_digits(&page, q + (size_t)(row + r) * codec->dim, rows.inverse[r],
-                                                       digits.at[0][r][0], CHUNK_NUMBERS, sizeof digits.at[0]));
+                                                       digits[0][r][0], CHUNK_NUMBERS, sizeof digits[0]));
         for (uint32_t token = 0; token < n_tokens; token += FKV_SEALED_TOKENS) {
             if (row == 0) fkv_fetch_some(next, FKV_SEALED_TOKENS);
             const sealed_quads *quads = &keys[token / FKV_SEALED_TOKENS];
             float *to = scores + (size_t)row * FKV_TILE_TOKENS + token;
             uint32_t r = 0;
-            for (; r + 2 <= n; r += 2) sealed_dot(2, page.n_chunks, quads, &digits, &rows, r, to + r * FKV_TILE_TOKENS);
-            if (r < n) sealed_dot(1, page.n_chunks, quads, &digits, &rows, r, to + r * FKV_TILE_TOKENS);
+            for (; r + 2 <= n; r += 2) sealed_dot(2, page.n_chunks, quads, as_rows, &rows, r, to + r * FKV_TILE_TOKENS);
+            if (r < n) sealed_dot(1, page.n_chunks, quads, as_rows, &rows, r, to + r * FKV_TILE_TOKENS);
         }
         if (rows.by_float != 0) sealed_by_float(codec, part, n_tokens, q, row, rows.by_float, scores);
     }
@@ -299,13 +301,12 @@ FKV_INLINE void sealed_sum(int n, const sealed_levels_tile *levels, uint32_t uni
     }
 }
 
-static void int_sealed_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
-                              const float *p, uint32_t n_rows, float *out) {
+static void int_book_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
+                            const float *p, uint32_t n_rows, float *out) {
     sealed_levels_tile levels;
     sealed_norms norms;
     uint32_t n_units = codec->dim / 16;
-    sealed_norms_open(codec, part, n_tokens, &norms);
-    sealed_levels_of(codec, part, n_tokens, &levels);
+    book_values_open(codec, part, n_tokens, &norms, &levels);
     fkv_fetch_some(next, FKV_FETCH_SHARES / 2);
     for (uint32_t r = 0; r < n_rows; r++) {
         uint8_t bytes[2 * FKV_TILE_TOKENS]; /* high and low bytes */
@@ -318,12 +319,75 @@ static void int_sealed_values(const fkv_codec *codec, const uint8_t *const part[
     }
 }
 
+/* ---- TurboQuant rows ---- */
+
+/* Codes must not be negative: keys are levels plus this, and sums start with what that adds, taken off. */
+enum { MORE_THAN_LEVELS = 128 };
+
+/* of: one row of digits. */
+static void turbo_starts(digit_rows of, uint32_t dim, int32_t start[4]) {
+    vf sums[4];
+    for (size_t d = 0; d < 4; d++) {
+        __m512i sum = _mm512_setzero_si512();
+        for (uint32_t at = 0; d < DIGITS && at < dim; at += CHUNK_NUMBERS) {
+            __mmask64 there = ~(__mmask64)0 >> (CHUNK_NUMBERS - fkv_min_u32(CHUNK_NUMBERS, dim - at));
+            __m512i digits = _mm512_maskz_loadu_epi8(there, of.at + d * of.digit + at);
+            sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi8((char)MORE_THAN_LEVELS), digits);
+        }
+        sums[d] = _mm512_castsi512_ps(_mm512_sub_epi32(_mm512_setzero_si512(), sum));
+    }
+    _mm_storeu_si128((__m128i *)start, _mm512_castsi512_si128(_mm512_castps_si512(fold_rows(WHOLE_SUM, 4, sums))));
+}
+
+/* n rows (a constant) by 16 tokens. */
+FKV_INLINE void turbo_dot(int n, uint32_t n_chunks, const sealed_quads *keys, digit_rows digits, const int32_t (*start)[4],
+                          const float *step, vf norms, float *scores) {
+    __m512i sum[2][DIGITS];
+    FKV_UNROLL
+    for (int i = 0; i < n; i++) {
+        FKV_UNROLL
+        for (int d = 0; d < DIGITS; d++) sum[i][d] = _mm512_set1_epi32(start[i][d]);
+    }
+    dot_digits(n, n_chunks, keys, digits, sum);
+    FKV_UNROLL
+    for (int i = 0; i < n; i++)
+        vf_store(scores + i * FKV_TILE_TOKENS, vf_mul(sealed_score(sum[i][0], sum[i][1], sum[i][2], step[i], 0.0f), norms));
+}
+
+static void int_turbo_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows, void *prepared) {
+    turbo_prepare_blocks(codec, q, n_rows, n_rows, prepared);
+}
+
+static void int_turbo_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
+                             const float *q, const void *prepared, uint32_t n_rows, float *scores) {
+    sealed_quads keys;
+    alignas(64) float norms[FKV_TILE_TOKENS];
+    int32_t start[FKV_MAX_TILE_ROWS][4];
+    turbo_queries tq = turbo_queries_in(prepared, n_rows);
+    const digit_rows digits = {tq.digits, codec->dim, (size_t)n_rows * codec->dim, CHUNK_NUMBERS};
+    uint32_t n_chunks = fkv_ceil_div(codec->dim, CHUNK_NUMBERS);
+    for (uint32_t r = 0; r < n_rows; r++) turbo_starts(digits_from(digits, r), codec->dim, start[r]);
+    widen(codec->type, part[FKV_PART_SCALES], (uint32_t)fkv_align_up(n_tokens, 16), norms);
+    for (uint32_t token = 0; token < n_tokens; token += LANE_TOKENS) {
+        fkv_fetch_some(next, LANE_TOKENS);
+        turbo_keys_of(MORE_THAN_LEVELS, codec, part, token, &keys);
+        vf norm = vf_load(norms + token);
+        float *to = scores + token;
+        uint32_t r = 0;
+        for (; r + 2 <= n_rows; r += 2)
+            turbo_dot(2, n_chunks, &keys, digits_from(digits, r), start + r, tq.step + r, norm, to + (size_t)r * FKV_TILE_TOKENS);
+        if (r < n_rows)
+            turbo_dot(1, n_chunks, &keys, digits_from(digits, r), start + r, tq.step + r, norm, to + (size_t)r * FKV_TILE_TOKENS);
+    }
+    if (*tq.n_by_float != 0) scores_by_float(codec, part, n_tokens, q, *tq.n_by_float, tq.by_float, scores);
+}
+
 static const fkv_codec_kernels codecs[] = {{FKV_CODEC_AFFINE, 8, int_prepare, int_scores, int_values, affine_encode},
                                            {FKV_CODEC_AFFINE, 4, int_prepare, int_scores, int_values, affine_encode},
                                            AFFINE_CODEC(2),
-                                           TURBO_CODECS,
+                                           TURBO_INT_CODECS(int_turbo_prepare, int_turbo_scores, int_book_values),
                                            HALF_CODEC,
-                                           SEALED_INT_CODECS(sealed_prepare, int_sealed_scores, int_sealed_values),
+                                           SEALED_INT_CODECS(sealed_prepare, int_sealed_scores, int_book_values),
                                            {0}};
 
 const struct fkv_cpu_kernels fkv_kernels_avx512vnni = {"avx512vnni",   codecs,         kernel_enter, kernel_leave,

@@ -430,10 +430,6 @@ AFFINE_FLOATS(2);
     }                                                                                                                            \
     _Static_assert((bits) <= 4, "")
 
-TURBO_FLOATS(4);
-TURBO_FLOATS(3);
-TURBO_FLOATS(2);
-
 /* ---- softmax ---- */
 
 /* What is not a number must come out as such, never as a plausible weight. On x86 the minimum and maximum of a pair with a NaN is
@@ -711,6 +707,9 @@ FKV_INLINE void kernel_leave(void) {}
 #define FLOAT_KERNELS(isa)                                                                                                       \
     AFFINE_FLOATS(8);                                                                                                            \
     AFFINE_FLOATS(4);                                                                                                            \
+    TURBO_FLOATS(4);                                                                                                             \
+    TURBO_FLOATS(3);                                                                                                             \
+    TURBO_FLOATS(2);                                                                                                             \
     static const fkv_codec_kernels codecs[] = {                                                                                  \
         AFFINE_CODEC(8), AFFINE_CODEC(4), AFFINE_CODEC(2), TURBO_CODECS, HALF_CODEC, SEALED_CODECS, {0}};                        \
     const struct fkv_cpu_kernels fkv_kernels_##isa = {#isa,           codecs,         kernel_enter, kernel_leave,                \

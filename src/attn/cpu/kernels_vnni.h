@@ -197,10 +197,13 @@ static void scores_by_float(const fkv_codec *codec, const uint8_t *const part[FK
     for (uint32_t i = 0; i < n_by_float; i++) {
         const float *row = q + (size_t)by_float[i] * codec->dim;
         float *to = scores + (size_t)by_float[i] * FKV_TILE_TOKENS;
-        if (codec->bits == 8)
-            affine_scores(FORM_8, codec, part, &nothing, n_tokens, row, 1, to);
-        else
-            affine_scores(FORM_4, codec, part, &nothing, n_tokens, row, 1, to);
+        switch (codec->kind == FKV_CODEC_TURBO ? FORM_BOOK + codec->bits : codec->bits) {
+        case FORM_8: affine_scores(FORM_8, codec, part, &nothing, n_tokens, row, 1, to); break;
+        case FORM_4: affine_scores(FORM_4, codec, part, &nothing, n_tokens, row, 1, to); break;
+        case FORM_BOOK + 4: affine_scores(FORM_BOOK + 4, codec, part, &nothing, n_tokens, row, 1, to); break;
+        case FORM_BOOK + 3: affine_scores(FORM_BOOK + 3, codec, part, &nothing, n_tokens, row, 1, to); break;
+        default: affine_scores(FORM_BOOK + 2, codec, part, &nothing, n_tokens, row, 1, to); break;
+        }
     }
 }
 

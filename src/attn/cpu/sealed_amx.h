@@ -1,5 +1,5 @@
-/* Sealed blocks over AMX. Included by kernels_amx.c. Bits are those of the kernels over VNNI: sums are exact, and what is done to
- * them is the same.
+/* Sealed blocks and TurboQuant rows over AMX. Included by kernels_amx.c. Bits are those of the kernels over VNNI: sums are exact,
+ * and what is done to them is the same.
  *
  * Pages are laid out for it: the codes of a page are the right matrix as they lie, but for their width, and the digits of queries
  * and the bytes of weights are the left one. Sums come out with tokens, or numbers, as lanes: nothing is transposed. Few rows
@@ -16,7 +16,7 @@
 #define FKV_SEALED_AMX_H
 
 #include "few_rows_amx.h"
-#include "sealed_vnni.h"
+#include "turbo_vnni.h"
 
 enum { TILE_BLOCKS = FKV_TILE_TOKENS / FKV_SEALED_TOKENS };
 
@@ -37,44 +37,56 @@ typedef struct few_sums {
     alignas(64) int32_t at[DIGITS * COLUMN_ROWS][16];
 } few_sums;
 
-/* Starts the products of 16 tokens. odd: a constant. */
-FKV_INLINE void sealed_start(bool odd, const sealed_page *page, const few_digits *digits, const sealed_quads *keys) {
+/* Starts the products of 16 tokens; codes of sealed keys are below 128. odd: a constant. */
+FKV_INLINE void few_start(bool odd, uint32_t n_chunks, digit_rows digits, const sealed_quads *keys) {
     if (odd)
         _tile_zero(SEALED_ODD);
     else
         _tile_zero(SEALED_EVEN);
-    for (uint32_t chunk = 0; chunk < page->n_chunks; chunk++) {
-        _tile_loadd(SEALED_DIGITS, digits->at[chunk], 64);
+    for (uint32_t chunk = 0; chunk < n_chunks; chunk++) {
+        _tile_loadd(SEALED_DIGITS, digits.at + chunk * digits.chunk, digits.row);
         _tile_loadd(SEALED_KEYS, keys->at[chunk], 64);
         if (odd)
-            _tile_dpbsud(SEALED_ODD, SEALED_DIGITS, SEALED_KEYS);
+            _tile_dpbssd(SEALED_ODD, SEALED_DIGITS, SEALED_KEYS);
         else
-            _tile_dpbsud(SEALED_EVEN, SEALED_DIGITS, SEALED_KEYS);
+            _tile_dpbssd(SEALED_EVEN, SEALED_DIGITS, SEALED_KEYS);
     }
 }
 
-FKV_INLINE void few_score_rows(const few_sums *sums, const sealed_rows *rows, uint32_t row, uint32_t n, float *scores) {
+/* norms: of the 16 tokens; NULL: they have none. */
+FKV_INLINE void few_score_rows(const few_sums *sums, const sealed_rows *rows, uint32_t row, uint32_t n, const float *norms,
+                               float *scores) {
     FKV_UNROLL
     for (uint32_t r = 0; r < COLUMN_ROWS; r++) {
         if (r >= n) continue;
         vf score = sealed_score(_mm512_load_si512(sums->at[r]), _mm512_load_si512(sums->at[COLUMN_ROWS + r]),
                                 _mm512_load_si512(sums->at[2 * COLUMN_ROWS + r]), rows->step[row + r], rows->bias[row + r]);
-        vf_store(scores + r * FKV_TILE_TOKENS, score);
+        vf_store(scores + r * FKV_TILE_TOKENS, norms != NULL ? vf_mul(score, vf_load(norms)) : score);
     }
 }
 
-/* One block of 16 tokens against up to four rows; the next block's codes are laid out while the products run. */
+/* Blocks of 16 tokens against up to four rows; the next block's codes are laid out while the products run. */
 typedef struct few_sealed_job {
     const fkv_codec *codec;
     const uint8_t *const *part;
     fkv_fetch *next;
     uint32_t n_blocks;
-    sealed_page page;
+    uint32_t n_chunks;
+    const float *norms; /* of the tokens; NULL: sealed keys have none */
+    sealed_page page;   /* of sealed keys */
     sealed_rows rows;
-    few_digits digits;
+    few_digits digits; /* of sealed keys: TurboQuant's are prepared */
     sealed_quads keys[TILE_BLOCKS];
     few_sums sums[2];
 } few_sealed_job;
+
+FKV_INLINE void few_keys_open(few_sealed_job *j, uint32_t block) {
+    uint32_t token = block * FKV_SEALED_TOKENS;
+    if (j->norms != NULL)
+        turbo_keys_of(0, j->codec, j->part, token, &j->keys[block]);
+    else
+        sealed_quads_of(j->codec, &j->page, sealed_block(j->codec, j->part, token), &j->keys[block]);
+}
 
 static void few_digits_open(few_sealed_job *j, const float *q, uint32_t row, uint32_t n) {
     vf bias[COLUMN_ROWS];
@@ -88,13 +100,20 @@ static void few_digits_open(few_sealed_job *j, const float *q, uint32_t row, uin
     _mm_storeu_ps(j->rows.bias + row, _mm512_castps512_ps128(fold_rows(SUM, COLUMN_ROWS, bias)));
 }
 
-FKV_INLINE void few_sealed_step(bool odd, few_sealed_job *j, uint32_t block, bool lay_out, uint32_t row, uint32_t n, float *to) {
+/* Rows [row, row + n) of a block of rows. */
+typedef struct few_rows {
+    uint32_t row;
+    uint32_t n;
+    digit_rows digits;
+    float *scores;
+} few_rows;
+
+FKV_INLINE void few_sealed_step(bool odd, few_sealed_job *j, uint32_t block, few_rows at) {
+    bool lay_out = at.row == 0;
     if (block + 1 < j->n_blocks) {
-        if (lay_out)
-            sealed_quads_of(j->codec, &j->page, sealed_block(j->codec, j->part, (block + 1) * FKV_SEALED_TOKENS),
-                            &j->keys[block + 1]);
+        if (lay_out) few_keys_open(j, block + 1);
         fkv_tiles_see_stores();
-        sealed_start(!odd, &j->page, &j->digits, &j->keys[block + 1]);
+        few_start(!odd, j->n_chunks, at.digits, &j->keys[block + 1]);
     }
     if (odd)
         _tile_stored(SEALED_ODD, j->sums[1].at, 64);
@@ -102,7 +121,18 @@ FKV_INLINE void few_sealed_step(bool odd, few_sealed_job *j, uint32_t block, boo
         _tile_stored(SEALED_EVEN, j->sums[0].at, 64);
     fkv_tiles_see_stores();
     if (lay_out) fkv_fetch_some(j->next, FETCH_SCORES / j->n_blocks);
-    few_score_rows(&j->sums[odd], &j->rows, row, n, to + block * FKV_SEALED_TOKENS);
+    uint32_t token = block * FKV_SEALED_TOKENS;
+    few_score_rows(&j->sums[odd], &j->rows, at.row, at.n, j->norms != NULL ? j->norms + token : NULL, at.scores + token);
+}
+
+static void few_score_tile(few_sealed_job *j, few_rows at) {
+    if (at.row == 0) few_keys_open(j, 0);
+    fkv_tiles_see_stores();
+    few_start(false, j->n_chunks, at.digits, &j->keys[0]);
+    for (uint32_t block = 0; block < j->n_blocks; block += 2) {
+        few_sealed_step(false, j, block, at);
+        if (block + 1 < j->n_blocks) few_sealed_step(true, j, block + 1, at);
+    }
 }
 
 static void few_sealed_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
@@ -112,23 +142,46 @@ static void few_sealed_scores(const fkv_codec *codec, const uint8_t *const part[
     j.part = part;
     j.next = next;
     j.n_blocks = fkv_ceil_div(n_tokens, FKV_SEALED_TOKENS);
+    j.norms = NULL;
     sealed_page_open(codec, part, &j.page);
+    j.n_chunks = j.page.n_chunks;
     sealed_rows_open(&j.page, prepared, n_rows, 0, &j.rows);
+    const digit_rows digits = {j.digits.at[0][0], CHUNK_NUMBERS, COLUMN_ROWS * CHUNK_NUMBERS, sizeof j.digits.at[0]};
     for (uint32_t row = 0; row < n_rows; row += COLUMN_ROWS) {
         uint32_t n = fkv_min_u32(COLUMN_ROWS, n_rows - row);
-        float *to = scores + (size_t)row * FKV_TILE_TOKENS;
         few_digits_open(&j, q, row, n);
-        if (row == 0) sealed_quads_of(codec, &j.page, sealed_block(codec, part, 0), &j.keys[0]);
-        fkv_tiles_see_stores();
-        sealed_start(false, &j.page, &j.digits, &j.keys[0]);
-        for (uint32_t block = 0; block < j.n_blocks; block += 2) {
-            few_sealed_step(false, &j, block, row == 0, row, n, to);
-            if (block + 1 < j.n_blocks) few_sealed_step(true, &j, block + 1, row == 0, row, n, to);
-        }
+        few_score_tile(&j, (few_rows){row, n, digits, scores + (size_t)row * FKV_TILE_TOKENS});
     }
     few_stay_awake();
     fkv_fetch_some(next, FETCH_BEFORE_SOFTMAX);
     if (j.rows.by_float != 0) sealed_by_float(codec, part, n_tokens, q, 0, j.rows.by_float, scores);
+}
+
+static void few_turbo_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
+                             const float *q, const void *prepared, uint32_t n_rows, float *scores) {
+    few_sealed_job j;
+    alignas(64) float norms[FKV_TILE_TOKENS];
+    turbo_queries tq = turbo_queries_in(prepared, n_rows);
+    size_t dim = codec->dim;
+    j.codec = codec;
+    j.part = part;
+    j.next = next;
+    j.n_blocks = fkv_ceil_div(n_tokens, FKV_SEALED_TOKENS);
+    j.n_chunks = fkv_ceil_div(codec->dim, CHUNK_NUMBERS);
+    j.norms = norms;
+    widen(codec->type, part[FKV_PART_SCALES], j.n_blocks * FKV_SEALED_TOKENS, norms);
+    for (uint32_t row = 0; row < n_rows; row++) {
+        j.rows.step[row] = tq.step[row];
+        j.rows.bias[row] = 0.0f;
+    }
+    for (uint32_t row = 0; row < n_rows; row += COLUMN_ROWS) {
+        const digit_rows digits = {tq.digits + row * DIGITS * dim, dim, COLUMN_ROWS * dim, CHUNK_NUMBERS};
+        few_score_tile(&j,
+                       (few_rows){row, fkv_min_u32(COLUMN_ROWS, n_rows - row), digits, scores + (size_t)row * FKV_TILE_TOKENS});
+    }
+    few_stay_awake();
+    fkv_fetch_some(next, FETCH_BEFORE_SOFTMAX);
+    if (*tq.n_by_float != 0) scores_by_float(codec, part, n_tokens, q, *tq.n_by_float, tq.by_float, scores);
 }
 
 /* ---- values of few rows ---- */
@@ -170,14 +223,13 @@ FKV_INLINE void sealed_end_values(bool odd, few_sealed_values_job *j, uint32_t u
     }
 }
 
-static void few_sealed_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
-                              const float *p, uint32_t n_rows, float *out) {
+static void few_book_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
+                            const float *p, uint32_t n_rows, float *out) {
     few_sealed_values_job j;
     uint32_t n_units = codec->dim / 16;
     few_stay_awake();
     fkv_fetch_some(next, FETCH_AFTER_SOFTMAX);
-    sealed_norms_open(codec, part, n_tokens, &j.norms);
-    sealed_levels_of(codec, part, n_tokens, &j.levels);
+    book_values_open(codec, part, n_tokens, &j.norms, &j.levels);
     few_stay_awake();
     fkv_fetch_some(next, FETCH_STRIP + FETCH_BEFORE_WEIGHTS);
     for (uint32_t row = 0; row < n_rows; row += COLUMN_ROWS) {
@@ -205,8 +257,10 @@ typedef struct many_digits {
 } many_digits;
 
 typedef struct many_sealed_job {
-    sealed_page page;
+    sealed_page page;  /* of sealed keys */
     uint32_t n_blocks; /* of 16 tokens */
+    uint32_t n_chunks;
+    const float *norms; /* as in few_sealed_job */
     sealed_quads keys[TILE_BLOCKS];
     sealed_rows rows[2]; /* at hand, and the next */
     many_digits digits[2];
@@ -222,7 +276,7 @@ static void many_digits_open(const many_sealed_job *j, const float *q, uint32_t 
 }
 
 /* Tiles 0-2: sums of the digits, 3-5: the other set; 6: digits; 7: keys. set: a constant. */
-FKV_INLINE void many_start(int set, many_sealed_job *j, const many_digits *digits, const sealed_quads *keys) {
+FKV_INLINE void many_start(int set, uint32_t n_chunks, digit_rows digits, const sealed_quads *keys) {
     if (set == 0) {
         _tile_zero(0);
         _tile_zero(1);
@@ -232,23 +286,23 @@ FKV_INLINE void many_start(int set, many_sealed_job *j, const many_digits *digit
         _tile_zero(4);
         _tile_zero(5);
     }
-    for (uint32_t chunk = 0; chunk < j->page.n_chunks; chunk++) {
+    for (uint32_t chunk = 0; chunk < n_chunks; chunk++, digits.at += digits.chunk) {
         _tile_loadd(7, keys->at[chunk], 64);
-        _tile_loadd(6, digits->at[chunk][0], 64);
+        _tile_loadd(6, digits.at, digits.row);
         if (set == 0)
-            _tile_dpbsud(0, 6, 7);
+            _tile_dpbssd(0, 6, 7);
         else
-            _tile_dpbsud(3, 6, 7);
-        _tile_loadd(6, digits->at[chunk][1], 64);
+            _tile_dpbssd(3, 6, 7);
+        _tile_loadd(6, digits.at + digits.digit, digits.row);
         if (set == 0)
-            _tile_dpbsud(1, 6, 7);
+            _tile_dpbssd(1, 6, 7);
         else
-            _tile_dpbsud(4, 6, 7);
-        _tile_loadd(6, digits->at[chunk][2], 64);
+            _tile_dpbssd(4, 6, 7);
+        _tile_loadd(6, digits.at + 2 * digits.digit, digits.row);
         if (set == 0)
-            _tile_dpbsud(2, 6, 7);
+            _tile_dpbssd(2, 6, 7);
         else
-            _tile_dpbsud(5, 6, 7);
+            _tile_dpbssd(5, 6, 7);
     }
 }
 
@@ -265,32 +319,51 @@ FKV_INLINE void many_store(int set, many_sealed_job *j) {
     fkv_tiles_see_stores();
 }
 
-FKV_INLINE void many_score_rows(const many_sealed_job *j, int set, const sealed_rows *rows, uint32_t n, float *to) {
-    for (uint32_t r = 0; r < n; r++)
-        vf_store(to + r * FKV_TILE_TOKENS,
-                 sealed_score(_mm512_load_si512(j->sums[set][0][r]), _mm512_load_si512(j->sums[set][1][r]),
-                              _mm512_load_si512(j->sums[set][2][r]), rows->step[r], rows->bias[r]));
-}
-
 /* What is left to do for a block of rows while its products run. */
 typedef struct many_rows {
-    uint32_t n;       /* rows at hand */
-    uint32_t n_next;  /* rows of the next block; 0: none */
-    const float *q;   /* of the next */
-    float *scores;    /* of those at hand */
-    uint32_t current; /* which of the two sets of rows */
+    uint32_t n; /* rows at hand */
+    digit_rows digits;
+    const float *step;
+    const float *bias; /* NULL: none */
+    float *scores;
+    uint32_t n_next;        /* rows of the next block of sealed keys; 0: none */
+    const float *q;         /* of the next */
+    sealed_rows *next;      /* biases of them are made */
+    many_digits *to_digits; /* and their digits */
 } many_rows;
 
+FKV_INLINE void many_score_rows(const many_sealed_job *j, int set, const many_rows *m, uint32_t token) {
+    for (uint32_t r = 0; r < m->n; r++) {
+        vf score = sealed_score(_mm512_load_si512(j->sums[set][0][r]), _mm512_load_si512(j->sums[set][1][r]),
+                                _mm512_load_si512(j->sums[set][2][r]), m->step[r], m->bias != NULL ? m->bias[r] : 0.0f);
+        if (j->norms != NULL) score = vf_mul(score, vf_load(j->norms + token));
+        vf_store(m->scores + r * FKV_TILE_TOKENS + token, score);
+    }
+}
+
 /* One step: the products of 16 tokens are under way in `set`. */
-FKV_INLINE void many_step(int set, many_sealed_job *j, many_rows m, uint32_t block) {
-    uint32_t other = 1 - m.current;
-    if (block + 1 < j->n_blocks) many_start(1 - set, j, &j->digits[m.current], &j->keys[block + 1]);
-    uint32_t begin = block * 16 / j->n_blocks;
-    uint32_t end = (block + 1) * 16 / j->n_blocks;
-    many_digits_open(j, m.q, fkv_min_u32(begin, m.n_next), fkv_min_u32(end, m.n_next), &j->rows[other], j->rows[other].bias,
-                     &j->digits[other]);
+FKV_INLINE void many_step(int set, many_sealed_job *j, const many_rows *m, uint32_t block) {
+    if (block + 1 < j->n_blocks) many_start(1 - set, j->n_chunks, m->digits, &j->keys[block + 1]);
+    uint32_t begin = fkv_min_u32(block * 16 / j->n_blocks, m->n_next);
+    uint32_t end = fkv_min_u32((block + 1) * 16 / j->n_blocks, m->n_next);
+    if (begin < end) many_digits_open(j, m->q, begin, end, m->next, m->next->bias, m->to_digits);
     many_store(set, j);
-    many_score_rows(j, set, &j->rows[m.current], m.n, m.scores + block * FKV_SEALED_TOKENS);
+    many_score_rows(j, set, m, block * FKV_SEALED_TOKENS);
+}
+
+static void many_score_tile(many_sealed_job *j, const many_rows *m) {
+    fkv_tiles_see_stores();
+    many_start(0, j->n_chunks, m->digits, &j->keys[0]);
+    for (uint32_t block = 0; block < j->n_blocks; block += 2) {
+        many_step(0, j, m, block);
+        if (block + 1 < j->n_blocks) many_step(1, j, m, block + 1);
+    }
+}
+
+static void many_tiles_open(void) {
+    fkv_tile_shapes shapes = {0};
+    for (int i = 0; i < 8; i++) fkv_tile_shape(&shapes, i, BLOCK_ROWS, 64);
+    fkv_tiles_open(&shapes);
 }
 
 static void many_sealed_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
@@ -299,33 +372,58 @@ static void many_sealed_scores(const fkv_codec *codec, const uint8_t *const part
     size_t dim = codec->dim;
     uint32_t n_row_blocks = fkv_ceil_div(n_rows, BLOCK_ROWS);
     j.n_blocks = fkv_ceil_div(n_tokens, FKV_SEALED_TOKENS);
+    j.norms = NULL;
     sealed_page_open(codec, part, &j.page);
+    j.n_chunks = j.page.n_chunks;
     for (uint32_t block = 0; block < j.n_blocks; block++)
         sealed_quads_of(codec, &j.page, sealed_block(codec, part, block * FKV_SEALED_TOKENS), &j.keys[block]);
-    fkv_tile_shapes shapes = {0};
-    for (int i = 0; i < 8; i++) fkv_tile_shape(&shapes, i, BLOCK_ROWS, 64);
-    fkv_tiles_open(&shapes);
+    many_tiles_open();
     sealed_rows_open(&j.page, prepared, n_rows, 0, &j.rows[0]);
     many_digits_open(&j, q, 0, fkv_min_u32(BLOCK_ROWS, n_rows), &j.rows[0], j.rows[0].bias, &j.digits[0]);
     uint32_t by_float[FKV_MAX_TILE_ROWS / BLOCK_ROWS + 1];
     for (uint32_t i = 0; i < n_row_blocks; i++) {
         uint32_t row = i * BLOCK_ROWS;
         uint32_t after = row + BLOCK_ROWS;
-        many_rows m = {fkv_min_u32(BLOCK_ROWS, n_rows - row), after < n_rows ? fkv_min_u32(BLOCK_ROWS, n_rows - after) : 0,
-                       q + after * dim, scores + (size_t)row * FKV_TILE_TOKENS, i % 2};
-        if (m.n_next != 0) sealed_rows_open(&j.page, prepared, n_rows, after, &j.rows[1 - i % 2]);
+        const many_digits *digits = &j.digits[i % 2];
+        many_rows m = {.n = fkv_min_u32(BLOCK_ROWS, n_rows - row), .step = j.rows[i % 2].step, .bias = j.rows[i % 2].bias};
+        m.digits = (digit_rows){digits->at[0][0][0], CHUNK_NUMBERS, sizeof digits->at[0][0], sizeof digits->at[0]};
+        m.scores = scores + (size_t)row * FKV_TILE_TOKENS;
+        m.n_next = after < n_rows ? fkv_min_u32(BLOCK_ROWS, n_rows - after) : 0;
+        m.q = q + after * dim;
+        m.next = &j.rows[1 - i % 2];
+        m.to_digits = &j.digits[1 - i % 2];
+        if (m.n_next != 0) sealed_rows_open(&j.page, prepared, n_rows, after, m.next);
         by_float[i] = j.rows[i % 2].by_float;
         fkv_fetch_some(next, FKV_FETCH_SHARES / 2 / n_row_blocks + 1);
-        fkv_tiles_see_stores();
-        many_start(0, &j, &j.digits[i % 2], &j.keys[0]);
-        for (uint32_t block = 0; block < j.n_blocks; block += 2) {
-            many_step(0, &j, m, block);
-            if (block + 1 < j.n_blocks) many_step(1, &j, m, block + 1);
-        }
+        many_score_tile(&j, &m);
     }
     fkv_tiles_close();
     for (uint32_t i = 0; i < n_row_blocks; i++)
         if (by_float[i] != 0) sealed_by_float(codec, part, n_tokens, q, i * BLOCK_ROWS, by_float[i], scores);
+}
+
+static void many_turbo_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
+                              const float *q, const void *prepared, uint32_t n_rows, float *scores) {
+    many_sealed_job j;
+    alignas(64) float norms[FKV_TILE_TOKENS];
+    turbo_queries tq = turbo_queries_in(prepared, n_rows);
+    size_t dim = codec->dim;
+    const digit_rows digits = {tq.digits, dim, n_rows * dim, CHUNK_NUMBERS};
+    j.n_blocks = fkv_ceil_div(n_tokens, FKV_SEALED_TOKENS);
+    j.n_chunks = fkv_ceil_div(codec->dim, CHUNK_NUMBERS);
+    j.norms = norms;
+    widen(codec->type, part[FKV_PART_SCALES], j.n_blocks * FKV_SEALED_TOKENS, norms);
+    for (uint32_t block = 0; block < j.n_blocks; block++)
+        turbo_keys_of(0, codec, part, block * FKV_SEALED_TOKENS, &j.keys[block]);
+    many_tiles_open();
+    for (uint32_t row = 0; row < n_rows; row += BLOCK_ROWS) {
+        many_rows m = {.n = fkv_min_u32(BLOCK_ROWS, n_rows - row), .digits = digits_from(digits, row), .step = tq.step + row};
+        m.scores = scores + (size_t)row * FKV_TILE_TOKENS;
+        fkv_fetch_some(next, FKV_FETCH_SHARES / 2 / fkv_ceil_div(n_rows, BLOCK_ROWS) + 1);
+        many_score_tile(&j, &m);
+    }
+    fkv_tiles_close();
+    if (*tq.n_by_float != 0) scores_by_float(codec, part, n_tokens, q, *tq.n_by_float, tq.by_float, scores);
 }
 
 /* ---- values of many rows ---- */
@@ -372,16 +470,13 @@ FKV_INLINE void many_end_values(int set, many_sealed_values_job *j, uint32_t uni
     }
 }
 
-static void many_sealed_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
-                               const float *p, uint32_t n_rows, float *out) {
+static void many_book_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
+                             const float *p, uint32_t n_rows, float *out) {
     many_sealed_values_job j;
     uint32_t n_units = codec->dim / 16;
     uint32_t n_row_blocks = fkv_ceil_div(n_rows, BLOCK_ROWS);
-    sealed_norms_open(codec, part, n_tokens, &j.norms);
-    sealed_levels_of(codec, part, n_tokens, &j.levels);
-    fkv_tile_shapes shapes = {0};
-    for (int i = 0; i < 8; i++) fkv_tile_shape(&shapes, i, BLOCK_ROWS, 64);
-    fkv_tiles_open(&shapes);
+    book_values_open(codec, part, n_tokens, &j.norms, &j.levels);
+    many_tiles_open();
     for (uint32_t i = 0; i < n_row_blocks; i++) {
         uint32_t row = i * BLOCK_ROWS;
         uint32_t n = fkv_min_u32(BLOCK_ROWS, n_rows - row);
@@ -412,12 +507,24 @@ static void amx_sealed_scores(const fkv_codec *codec, const uint8_t *const part[
         many_sealed_scores(codec, part, next, n_tokens, q, prepared, n_rows, scores);
 }
 
-static void amx_sealed_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
-                              const float *p, uint32_t n_rows, float *out) {
+static void amx_turbo_prepare(const fkv_codec *codec, const float *q, uint32_t n_rows, void *prepared) {
+    turbo_prepare_blocks(codec, q, n_rows, n_rows <= FEW_ROWS ? COLUMN_ROWS : n_rows, prepared);
+}
+
+static void amx_turbo_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
+                             const float *q, const void *prepared, uint32_t n_rows, float *scores) {
     if (n_rows <= FEW_ROWS)
-        few_sealed_values(codec, part, next, n_tokens, p, n_rows, out);
+        few_turbo_scores(codec, part, next, n_tokens, q, prepared, n_rows, scores);
     else
-        many_sealed_values(codec, part, next, n_tokens, p, n_rows, out);
+        many_turbo_scores(codec, part, next, n_tokens, q, prepared, n_rows, scores);
+}
+
+static void amx_book_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
+                            const float *p, uint32_t n_rows, float *out) {
+    if (n_rows <= FEW_ROWS)
+        few_book_values(codec, part, next, n_tokens, p, n_rows, out);
+    else
+        many_book_values(codec, part, next, n_tokens, p, n_rows, out);
 }
 
 #endif

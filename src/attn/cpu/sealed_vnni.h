@@ -1,5 +1,5 @@
 /* What the integer kernels of sealed blocks share, AVX-512 with VNNI and AMX: queries and weights as bytes, codes as bytes. The
- * products are in kernels_avx512vnni.c and sealed_amx.h.
+ * products are in kernels_avx512vnni.c and sealed_amx.h, and serve TurboQuant rows too (turbo_vnni.h).
  *
  * Scores: the scales of a page go into each query, once: x_c = q_c * scale_c, rounded to 23 bits in three signed bytes of 8, 8
  * and 7, with a step from a bound of the largest: over units of 16 channels, the largest |q| times the largest scale. Then
@@ -95,13 +95,30 @@ FKV_INLINE void sealed_rows_open(const sealed_page *page, const void *prepared, 
     rows->by_float = ~(uint32_t)good & there;
 }
 
+/* Digits of rows as they lie: bytes from row to row, from digit to digit (high, middle, low) and from chunk to chunk, 64 of each.
+ * Behind the last number of a row anything may lie: keys are 0 there. */
+typedef struct digit_rows {
+    const int8_t *at;
+    size_t row;
+    size_t digit;
+    size_t chunk;
+} digit_rows;
+
+FKV_INLINE digit_rows digits_from(digit_rows digits, uint32_t row) {
+    digits.at += row * digits.row;
+    return digits;
+}
+
+/* x / step as digits, the lowest in the lowest byte. 2^23 + 2^22 + 0x8080 added to x in a fused product rounds it and leaves its
+ * digits in the bytes of the float, but for what psubb takes away. */
+FKV_INLINE __m512i digits_of(vf x, vf inverse) {
+    return _mm512_sub_epi8(_mm512_castps_si512(vf_fma(x, inverse, vf_set(12615808.0f))), _mm512_set1_epi32(0x00408080));
+}
+
 /* One row as digits: `digit` bytes apart, and `chunk` bytes from chunk to chunk, 64 of each: quad q of unit u of a chunk at dword
- * 4 q + u, where transposing leaves it. Returns the lanes of the sum of q * bias. 2^23 + 2^22 + 0x8080 added to x in a fused
- * product rounds it and leaves its digits in the bytes of the float, but for what psubb takes away. */
+ * 4 q + u, where transposing leaves it. Returns the lanes of the sum of q * bias. */
 FKV_INLINE vf sealed_digits(const sealed_page *page, const float *q, float inverse, int8_t *to, size_t digit, size_t chunk) {
-    const vf magic = vf_set(12615808.0f);
     const vf scale = vf_set(inverse);
-    const __m512i offset = _mm512_set1_epi32(0x00408080);
     const __m512i planes = _mm512_set4_epi32(0x0f0b0703, 0x0e0a0602, 0x0d090501, 0x0c080400);
     vf bias = vf_set(0.0f);
     for (uint32_t first = 0; first < page->n_units; first += 4, to += chunk) {
@@ -114,8 +131,7 @@ FKV_INLINE vf sealed_digits(const sealed_page *page, const float *q, float inver
             uint32_t at = (first + u) * 16;
             vf x = vf_load(q + at);
             bias = vf_fma(x, vf_load(page->biases + at), bias);
-            x = vf_fma(vf_mul(x, vf_load(page->scales + at)), scale, magic);
-            a[u] = _mm512_shuffle_epi8(_mm512_sub_epi8(_mm512_castps_si512(x), offset), planes);
+            a[u] = _mm512_shuffle_epi8(digits_of(vf_mul(x, vf_load(page->scales + at)), scale), planes);
         }
         transpose_dwords(a, plane);
         FKV_UNROLL
@@ -222,6 +238,13 @@ typedef struct sealed_levels_tile {
     alignas(64) int8_t at[FKV_MAX_HEAD_DIM / 16][FKV_TILE_TOKENS / 4][64];
 } sealed_levels_tile;
 
+/* Blocks of 16 tokens that a tile does not have. */
+FKV_INLINE void levels_behind(uint32_t n_tokens, uint32_t n_units, sealed_levels_tile *levels) {
+    for (uint32_t block = fkv_ceil_div(n_tokens, FKV_SEALED_TOKENS); block < FKV_TILE_TOKENS / FKV_SEALED_TOKENS; block++)
+        for (uint32_t unit = 0; unit < n_units; unit++)
+            for (uint32_t q = 0; q < 4; q++) _mm512_store_si512(levels->at[unit][4 * q + block], _mm512_setzero_si512());
+}
+
 FKV_INLINE void sealed_levels_open(int bits, const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t n_tokens,
                                    sealed_levels_tile *levels) {
     uint8_t bytes[16];
@@ -238,11 +261,7 @@ FKV_INLINE void sealed_levels_open(int bits, const fkv_codec *codec, const uint8
                 _mm512_store_si512(levels->at[unit][4 * q + token / FKV_SEALED_TOKENS], _mm512_shuffle_epi8(book, quads[q]));
         }
     }
-    for (uint32_t token = (uint32_t)fkv_align_up(n_tokens, FKV_SEALED_TOKENS); token < FKV_TILE_TOKENS;
-         token += FKV_SEALED_TOKENS)
-        for (uint32_t unit = 0; unit < n_units; unit++)
-            for (uint32_t q = 0; q < 4; q++)
-                _mm512_store_si512(levels->at[unit][4 * q + token / FKV_SEALED_TOKENS], _mm512_setzero_si512());
+    levels_behind(n_tokens, n_units, levels);
 }
 
 static void sealed_levels_of(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t n_tokens,
@@ -271,13 +290,22 @@ static void sealed_quads_of(const fkv_codec *codec, const sealed_page *page, con
 /* The norms of a tile, without signs; 0 behind n_tokens, whatever the slots hold. */
 typedef struct sealed_norms {
     alignas(64) float at[FKV_TILE_TOKENS];
+    float unit; /* value = norm * unit * level */
 } sealed_norms;
 
-static void sealed_norms_open(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t n_tokens,
-                              sealed_norms *n) {
+/* Returns which are below 0, a bit for each token. */
+static uint64_t norms_open(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t n_tokens, float unit,
+                           sealed_norms *n) {
+    uint64_t below = 0;
+    n->unit = unit;
     widen(codec->type, part[FKV_PART_SCALES], (uint32_t)fkv_align_up(n_tokens, 16), n->at);
-    for (uint32_t t = 0; t < n_tokens; t += VL) vf_store(n->at + t, _mm512_abs_ps(vf_load(n->at + t)));
     for (uint32_t t = n_tokens; t < FKV_TILE_TOKENS; t++) n->at[t] = 0.0f;
+    for (uint32_t t = 0; t < n_tokens; t += VL) {
+        vf norm = vf_load(n->at + t);
+        below |= (uint64_t)_mm512_cmp_ps_mask(norm, vf_set(0.0f), _CMP_LT_OQ) << t;
+        vf_store(n->at + t, _mm512_abs_ps(norm));
+    }
+    return below;
 }
 
 /* The weights of n <= 16 rows as bytes, tokens in the order of packed_words, high and low ones `low` bytes apart, rows 64. n: a
@@ -299,7 +327,7 @@ FKV_INLINE void sealed_weigh(int n, const sealed_norms *norms, const float *p, u
     vf most = fold_rows(WHOLE_LARGER, n, largest);
     alignas(64) float inverse[BLOCK_ROWS];
     vf_store(inverse, _mm512_maskz_div_ps(_mm512_cmp_ps_mask(most, vf_set(SMALLEST), _CMP_GT_OQ), vf_set(MOST_WEIGHT), most));
-    vf_store(step, vf_mul(vf_div(most, vf_set(MOST_WEIGHT)), vf_set(0x1p-7f)));
+    vf_store(step, vf_mul(vf_div(most, vf_set(MOST_WEIGHT)), vf_set(norms->unit)));
     for (uint32_t r = 0; r < n_rows; r++) {
         __m512i whole[4];
         FKV_UNROLL
