@@ -244,6 +244,55 @@ def the_page_shows_what_there_is():
         assert group["free"] + group["held"] + group["cached"] == group["pages"] and group["cached"] == 4, group
 
 
+SCHEMA = {"type": "object", "properties": {"kind": {"enum": ["a", "b"]}, "n": {"type": "integer", "minimum": 3, "maximum": 12},
+                                           "list": {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 3}},
+          "required": ["kind", "n", "list"], "additionalProperties": False}
+
+
+def forms_of_answers():
+    """With llguidance built in: answers are what the schema says. Without: what asks for a form is refused, and says what to do."""
+    def asking(form, **more):
+        return {"messages": [{"role": "user", "content": BOOK[:200]}], "max_tokens": 200, "temperature": 1.5, **form, **more}
+
+    def form_of(schema):
+        return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+
+    def is_right(text):
+        value = json.loads(text)
+        assert value["kind"] in "ab" and 3 <= value["n"] <= 12 and 1 <= len(value["list"]) <= 3 and len(value) == 3, value
+
+    tools = {"tools": [{"type": "function", "function": {"name": "get"}}], "tool_choice": "required"}
+    with serving("-c", "8K", "--draft-tokens", "3") as server:
+        first = server.raw("POST", "/v1/chat/completions", asking(form_of(SCHEMA)))
+        if b"FKV_LLGUIDANCE" in first[2]:
+            for form, param in ((form_of({}), "response_format"), ({"response_format": {"type": "json_object"}}, "response_format"),
+                                (tools, "tool_choice")):
+                error = server.post("/v1/chat/completions", asking(form), expect=400)["error"]
+                assert error["param"] == param and "FKV_LLGUIDANCE" in error["message"], error
+            print("this build has no grammars")
+            return
+        for seed in range(4):
+            whole = server.post("/v1/chat/completions", asking(form_of(SCHEMA), seed=seed, n=2))
+            for choice in whole["choices"]:
+                assert choice["finish_reason"] == "stop", whole
+                is_right(choice["message"]["content"])
+            chunks = events_of(server.raw("POST", "/v1/chat/completions", asking(form_of(SCHEMA), seed=seed, stream=True))[2])[:-1]
+            text = "".join(json.loads(data)["choices"][0]["delta"].get("content", "") for _, data in chunks)
+            assert text == whole["choices"][0]["message"]["content"], (text, whole)
+        text = server.post("/v1/completions", {"prompt": BOOK[:200], "max_tokens": 200, **form_of(SCHEMA)})["choices"][0]["text"]
+        is_right(text)
+        message = {**asking({}), "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}
+        is_right(server.post("/v1/messages", message)["content"][0]["text"])
+        for schema in ({"type": "banana"}, {"not": {}}, {"$ref": "#"}, {"$ref": "http://127.0.0.1/x"}, {"type": "string", "pattern": "("},
+                       {"enum": ["x" * 70000]}, {"properties": {str(i): {} for i in range(1000)}}, {"type": "integer", "multipleOf": 999999937}):
+            error = server.post("/v1/chat/completions", asking(form_of(schema)), expect=400)["error"]
+            assert error["param"] == "response_format" and len(error["message"]) > 20, (schema, error)
+        assert "tool calls" in server.post("/v1/chat/completions", asking(tools), expect=400)["error"]["message"] # needle knows none
+        hard = form_of({"type": "string", "pattern": "(.*a.{20}|.*b.{25})*"}) # may fail on the way: the client's doing
+        assert server.raw("POST", "/v1/chat/completions", asking(hard))[0] in (200, 400)
+        server.until(nothing_is_held, "pages of answers with a form")
+
+
 # ---- who may ask
 
 
@@ -276,7 +325,7 @@ def hostile_requests_are_refused():
                  b'{"messages":[{"role":"user","content":"x"}],"max_tokens":99999999}',
                  b'{"messages":[{"role":"user","content":"x"}],"stop":[""]}',
                  b'{"messages":[{"role":"user","content":"x"}],"stop":' + json.dumps(["x"] * 99).encode() + b"}",
-                 b'{"messages":[{"role":"user","content":"x"}],"response_format":{"type":"json_object"}}',
+                 b'{"messages":[{"role":"user","content":"x"}],"response_format":{"type":"xml"}}',
                  b'{"messages":[{"role":"user","content":"x"}],"tools":3}',
                  b'{"messages":[{"role":"user","content":"x","content":"y"}]}']
         for body in chats:

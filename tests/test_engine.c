@@ -504,6 +504,7 @@ typedef struct masked {
     uint32_t n[2];
     uint32_t n_calls[2]; /* of the mask */
     uint32_t fail_at;    /* 0: never */
+    uint32_t end_at;     /* nothing is allowed then; 0: never */
     uint32_t n_failed;   /* events with the right words */
     uint32_t n_done;
 } masked;
@@ -517,6 +518,7 @@ static const char *some_of_them(void *user, uint32_t answer, const uint32_t *tok
     masked *m = user;
     if (n_tokens != m->n_calls[answer]++ || n_tokens != m->n[answer]) abort();
     if (n_tokens > 0 && memcmp(tokens, m->written[answer], n_tokens * sizeof *tokens) != 0) abort();
+    if (m->end_at != 0 && n_tokens == m->end_at) return NULL;
     for (uint32_t i = 0; i < n_vocab; i++)
         if (allows(answer, n_tokens, i)) bits[i / 32] |= 1u << i % 32;
     return m->fail_at != 0 && n_tokens == m->fail_at ? "the grammar ends here" : NULL;
@@ -575,6 +577,12 @@ START_TEST(every_request_that_fails_hears_why) {
         ck_assert_uint_eq(m[i].n_failed, 3); /* both answers, and the end */
         ck_assert_uint_eq(m[i].n[0], m[i].fail_at);
     }
+    m[0] = (masked){.end_at = 6};
+    submit_masked(&w, &m[0], 3);
+    (void)run_all(&w);
+    ck_assert_uint_eq(m[0].n_done, 1);
+    ck_assert_uint_eq(m[0].n_failed, 0);
+    ck_assert_uint_eq(m[0].n[1], 6); /* a mask that allows nothing ends the answer */
     for (uint32_t i = 0; i < 2; i++) {
         m[i] = (masked){0};
         submit_masked(&w, &m[i], 3 + i);

@@ -102,7 +102,8 @@ typedef void (*fkv_event_fn)(void *user, const fkv_event *event);
 
 /* Which tokens may come next, on the engine's thread: sets bit token % 32 of bits[token / 32] for each; all are 0 before. tokens:
  * [n_tokens] written so far, in every call those of the call before and one more; a token that ends the text is not among them.
- * Returns NULL, or why the answer cannot go on: it fails with these words. Drafts never get past it. */
+ * No bit at all ends the answer. Returns NULL, or why the answer cannot go on: it fails with these words. Drafts never get past
+ * it. */
 typedef const char *(*fkv_mask_fn)(void *user, uint32_t answer, const uint32_t *tokens, uint32_t n_tokens, uint32_t *bits,
                                    uint32_t n_vocab);
 

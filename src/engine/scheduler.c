@@ -429,14 +429,17 @@ static bool is_end(const fkv_scheduler *s, uint32_t token) {
     return false;
 }
 
-/* The logits of the tokens that the mask of a job allows, -INFINITY for all others; NULL: *why says why there are none. */
+/* The logits of the tokens that the mask of a job allows, -INFINITY for all others; NULL: there are none, and *why may say why.
+ */
 static const float *mask_logits(fkv_scheduler *s, const fkv_job *job, uint32_t i, const float *logits, const char **why) {
     const fkv_answer *a = &job->answers[i];
     uint32_t n_vocab = s->device.n_vocab;
+    uint32_t any = 0;
     memset(s->mask_bits, 0, mask_words(n_vocab) * sizeof *s->mask_bits);
     *why = job->r.mask(job->r.mask_user, i, a->tokens + job->r.n_prompt, a->n_new, s->mask_bits, n_vocab);
     for (uint32_t t = 0; t < n_vocab; t++) s->masked[t] = s->mask_bits[t / 32] >> t % 32 & 1 ? logits[t] : -INFINITY;
-    return *why == NULL ? s->masked : NULL;
+    for (size_t word = 0; word < mask_words(n_vocab); word++) any |= s->mask_bits[word];
+    return *why == NULL && any != 0 ? s->masked : NULL;
 }
 
 /* Draws the next token of an answer and tells it. */
@@ -446,6 +449,10 @@ static void draw(fkv_scheduler *s, fkv_job *job, uint32_t i, const float *logits
     fkv_event event = {.kind = FKV_EVENT_TOKEN, .answer = i, .top = top};
     const char *why = NULL;
     const float *from = job->r.mask != NULL ? mask_logits(s, job, i, logits, &why) : logits;
+    if (from == NULL && why == NULL) {
+        end_answer(s, job, i, (fkv_event){.reason = FKV_FINISH_END});
+        return;
+    }
     if (from == NULL || fkv_sample(a->sampler, from, &event.token) != FKV_OK) {
         end_answer(s, job, i, (fkv_event){.reason = FKV_FINISH_FAILED, .message = why != NULL ? why : fkv_message()});
         return;

@@ -277,15 +277,37 @@ static json_t *anthropic_tools(const json_t *tools) {
     return out;
 }
 
-static bool read_tools(api_request *r) {
-    json_t *tools = field(r->root, "tools");
+static bool one_of(const char *word, const char *a, const char *b) { return strcmp(word, a) == 0 || strcmp(word, b) == 0; }
+
+/* The words of both APIs. *keep_out: the model is not to hear of the tools. */
+static bool read_tool_choice(api_request *r, bool *keep_out) {
     const json_t *choice = field(r->root, "tool_choice");
     const char *word = json_is_object(choice) ? json_string_value(json_object_get(choice, "type")) : json_string_value(choice);
+    bool parallel = true;
+    if (r->kind != API_MESSAGES && !read_bool(r, "parallel_tool_calls", &parallel)) return false;
+    r->one_call = !parallel || json_is_true(json_object_get(choice, "disable_parallel_tool_use"));
+    if (choice == NULL) return true;
+    if (word == NULL) return wrong(r, "tool_choice", "tool_choice: a word, or an object with a type is expected");
+    *keep_out = strcmp(word, "none") == 0;
+    if (*keep_out || strcmp(word, "auto") == 0) return true;
+    r->forced_call = true;
+    if (one_of(word, "required", "any")) return true;
+    const json_t *function = json_object_get(choice, "function");
+    r->forced_name = json_string_value(json_object_get(function != NULL ? function : choice, "name"));
+    if (!one_of(word, "function", "tool") || r->forced_name == NULL)
+        return wrong(r, "tool_choice", "tool_choice: auto, none, required (any), or the name of a function is expected");
+    return true;
+}
+
+static bool read_tools(api_request *r) {
+    json_t *tools = field(r->root, "tools");
+    bool keep_out = false;
+    if (!read_tool_choice(r, &keep_out)) return false;
+    if (tools == NULL && r->forced_call)
+        return wrong(r, "tool_choice", "tool_choice: a call is asked for and there are no tools");
     if (tools == NULL) return true;
     if (!json_is_array(tools)) return wrong(r, "tools", "tools: an array is expected");
-    if (word != NULL && strcmp(word, "none") == 0) return true;
-    if (choice != NULL && (word == NULL || strcmp(word, "auto") != 0))
-        return wrong(r, "tool_choice", "tool_choice: auto and none are supported; a call cannot be forced");
+    if (keep_out) return true;
     tools = r->kind == API_MESSAGES ? anthropic_tools(tools) : json_incref(tools);
     if (json_array_size(tools) == 0) return json_decref(tools), true;
     return json_object_set_new(r->conversation, "tools", tools) == 0;
@@ -343,12 +365,28 @@ static bool read_logprobs(api_request *r) {
     return true;
 }
 
+/* The form of the answer, wherever an API has it: {"type": "json_schema", "json_schema": {"schema": ...}}, or the schema in it.
+ */
+static bool read_format(api_request *r) {
+    bool messages = r->kind == API_MESSAGES;
+    const char *name = messages ? "output_config" : "response_format";
+    const json_t *format = messages ? json_object_get(field(r->root, name), "format") : field(r->root, name);
+    if (messages && format == NULL) format = field(r->root, name = "output_format");
+    const char *type = json_string_value(json_object_get(format, "type"));
+    if (format == NULL || json_is_null(format)) return true;
+    if (type == NULL || (strcmp(type, "text") != 0 && !one_of(type, "json_schema", "json_object")))
+        return wrong(r, name, "%s: an object with the type text, json_object or json_schema is expected", name);
+    if (strcmp(type, "text") == 0) return true;
+    const json_t *inside = json_object_get(format, "json_schema");
+    json_t *schema = json_object_get(inside != NULL ? inside : format, "schema");
+    bool any = strcmp(type, "json_object") == 0 && schema == NULL;
+    if (!any && !json_is_object(schema)) return wrong(r, name, "%s: json_schema with an object schema is expected", name);
+    r->schema = any ? json_pack("{s:s}", "type", "object") : json_incref(schema);
+    return r->schema != NULL || wrong(r, name, "no memory for the schema");
+}
+
 /* What would change the answer and is not done here is refused, not forgotten. */
 static bool refuse_what_is_missing(api_request *r) {
-    const json_t *format = field(r->root, "response_format");
-    const char *kind = json_string_value(json_object_get(format, "type"));
-    if (format != NULL && (kind == NULL || strcmp(kind, "text") != 0))
-        return wrong(r, "response_format", "response_format: this build writes text; json_schema and json_object are not in it");
     const char *suffix = json_string_value(field(r->root, "suffix"));
     if (json_is_true(field(r->root, "echo"))) return wrong(r, "echo", "echo: this server does not repeat the prompt");
     if (suffix != NULL && suffix[0] != 0) return wrong(r, "suffix", "suffix: this server continues a text and inserts none");
@@ -442,11 +480,12 @@ bool api_request_parse(api_kind kind, const char *body, size_t n_bytes, const fk
     const json_t *options = field(r->root, "stream_options");
     r->include_usage = json_is_true(json_object_get(options, "include_usage"));
     return read_bool(r, "stream", &r->stream) && read_bool(r, "ignore_eos", &r->ignore_end) && read_lengths(r) &&
-           read_sampler(r, defaults) && read_stops(r) && read_logprobs(r) && refuse_what_is_missing(r) &&
+           read_sampler(r, defaults) && read_stops(r) && read_logprobs(r) && refuse_what_is_missing(r) && read_format(r) &&
            (kind == API_COMPLETIONS ? read_prompt(r) : read_conversation(r));
 }
 
 void api_request_free(api_request *r) {
+    json_decref(r->schema);
     json_decref(r->conversation);
     json_decref(r->root);
     *r = (api_request){0};

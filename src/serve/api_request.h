@@ -31,8 +31,12 @@ typedef struct api_request {
     bool ignore_end;
     int32_t priority;
     double deadline_s;
-    char param[32];  /* the field that was wrong */
-    char error[240]; /* and why */
+    json_t *schema;          /* what the answer must be, or NULL: any text */
+    bool forced_call;        /* the answer must be a call of a tool */
+    bool one_call;           /* at most one */
+    const char *forced_name; /* of this tool; NULL: any */
+    char param[32];          /* the field that was wrong */
+    char error[240];         /* and why */
 } api_request;
 
 /* False: error says what was wrong. api_request_free() is right in both cases. defaults: of what the request does not say.

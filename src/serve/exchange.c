@@ -50,6 +50,7 @@ static void free_exchange(exchange *x) {
     *link = x->next;
     x->s->n_open--;
     api_request_free(&x->api);
+    grammar_close(x->rules);
     free(x->mail);
     free(x);
 }
@@ -112,7 +113,8 @@ static void finish(exchange *x, fkv_finish reason, const char *message) {
             reply_failed(x, why);
         else
             exchange_send_error(x->s, x->req,
-                                reason == FKV_FINISH_FAILED     ? 500
+                                grammar_failed(x->rules)        ? 400
+                                : reason == FKV_FINISH_FAILED   ? 500
                                 : reason == FKV_FINISH_DEADLINE ? 504
                                                                 : 503,
                                 NULL, "%s", why);
@@ -309,6 +311,7 @@ void exchange_read_mail(server *s) {
 static void on_reply(void *user, const fkv_reply_event *e) {
     static const part_kind kinds[] = {PART_TEXT, PART_REASONING, PART_CALL, PART_ARGUMENTS, PART_CALL_END};
     reader *r = user;
+    if (e->kind >= FKV_REPLY_CALL && e->call > 0 && r->x->api.one_call) return; /* the others are not asked for */
     if (e->n_bytes > 0 || e->kind == FKV_REPLY_CALL || e->kind == FKV_REPLY_CALL_END)
         reply_part(r->x, r->answer, kinds[e->kind], e->bytes, e->n_bytes);
 }
@@ -365,11 +368,12 @@ static void start_stream(exchange *x) {
     if (x->ping != NULL) (void)event_add(x->ping, &every);
 }
 
-void exchange_begin(server *s, struct evhttp_request *req, api_request *api, const uint32_t *prompt, uint32_t n_prompt,
-                    uint64_t tenant) {
+void exchange_begin(server *s, struct evhttp_request *req, api_request *api, grammar *rules, const uint32_t *prompt,
+                    uint32_t n_prompt, uint64_t tenant) {
     exchange *x = calloc(1, sizeof *x);
     if (x == NULL) {
         api_request_free(api);
+        grammar_close(rules);
         exchange_send_error(s, req, 503, NULL, "no memory for another request");
         return;
     }
@@ -379,6 +383,7 @@ void exchange_begin(server *s, struct evhttp_request *req, api_request *api, con
     s->n_open++;
     x->s = s;
     x->api = *api;
+    x->rules = rules;
     x->arrived_at = exchange_now();
     x->created = (int64_t)time(NULL);
     static const char *const prefixes[] = {"chatcmpl", "cmpl", "msg"};
@@ -399,6 +404,8 @@ void exchange_begin(server *s, struct evhttp_request *req, api_request *api, con
                      .tenant_name = tenant > 0 ? s->config.keys[tenant - 1] : "",
                      .priority = api->priority,
                      .deadline_s = api->deadline_s,
+                     .mask = rules != NULL ? grammar_mask : NULL,
+                     .mask_user = rules,
                      .event = on_event,
                      .user = x};
     double retry = 0.0;

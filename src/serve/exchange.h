@@ -8,6 +8,7 @@
 
 #include "api_request.h"
 #include "connections.h"
+#include "grammar.h"
 #include "metrics.h"
 #include "serve.h"
 
@@ -20,6 +21,7 @@ typedef struct exchange exchange;
 typedef struct server {
     const fkv_model *model;
     fkv_engine *engine;
+    grammar_maker *grammars; /* NULL: this build has none */
     serve_config config;
     struct event_base *base;
     struct evhttp *http;
@@ -64,6 +66,7 @@ struct exchange {
     struct event *closed;
     struct event *ping;
     api_request api;
+    grammar *rules; /* of the answers, or NULL */
     char id[40];
     int64_t created;
     uint64_t job;
@@ -103,9 +106,10 @@ json_t *reply_sound_text(const char *bytes, size_t n); /* a JSON string, U+FFFD 
 
 /* ---- exchanges (exchange.c) */
 
-/* Takes a parsed request and its prompt; answers the client itself where the engine refuses. `api` is taken over. */
-void exchange_begin(server *s, struct evhttp_request *req, api_request *api, const uint32_t *prompt, uint32_t n_prompt,
-                    uint64_t tenant);
+/* Takes a parsed request, its prompt and its grammar (or NULL); answers the client itself where the engine refuses. `api` and
+ * `rules` are taken over. */
+void exchange_begin(server *s, struct evhttp_request *req, api_request *api, grammar *rules, const uint32_t *prompt,
+                    uint32_t n_prompt, uint64_t tenant);
 
 /* Reads the mail of every exchange that has some. */
 void exchange_read_mail(server *s);

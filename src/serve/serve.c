@@ -6,6 +6,7 @@
 #include "serve.h"
 
 #include "../kit/process.h"
+#include "answer_rules.h"
 #include "exchange.h"
 #include "page_state.h"
 #include "prompt_tokens.h"
@@ -101,6 +102,16 @@ static void fit_answer(const server *s, api_request *api, size_t n_prompt) {
         api->max_new = (uint32_t)(stats.max_request_tokens - n_prompt);
 }
 
+/* The grammar of the answer where the request asks for one; false: the client has heard why there is none. */
+static bool make_rules(const call *c, const api_request *api, const prompt_tokens *prompt, grammar **rules) {
+    const char *param = NULL;
+    char why[GRAMMAR_ERROR_BYTES] = "this build cannot hold answers to a form; build with -DFKV_LLGUIDANCE=ON (docs/serving.md)";
+    if (!answer_rules_wanted(api, &param)) return true;
+    if (c->s->grammars != NULL) *rules = answer_rules_open(c->s->grammars, c->s->model, api, prompt->tokens, prompt->n, why);
+    if (*rules == NULL) exchange_send_error(c->s, c->req, 400, param, "%s: %s", param, why);
+    return *rules != NULL;
+}
+
 static void generate(call *c, api_kind kind) {
     api_request api;
     prompt_tokens prompt = {0};
@@ -112,15 +123,18 @@ static void generate(call *c, api_kind kind) {
         return;
     }
     fkv_status status = prompt_tokens_of(c->s->model, &api, &prompt);
+    grammar *rules = NULL;
     if (status != FKV_OK || prompt.n > UINT32_MAX) {
         exchange_send_error(c->s, c->req, status == FKV_NO_MEMORY ? 503 : 400, "messages", "%s", fkv_message());
         api_request_free(&api);
     } else if (prompt.n == 0) {
         exchange_send_error(c->s, c->req, 400, "prompt", "the prompt is empty");
         api_request_free(&api);
+    } else if (!make_rules(c, &api, &prompt, &rules)) {
+        api_request_free(&api);
     } else {
         if (kind == API_MESSAGES) fit_answer(c->s, &api, prompt.n);
-        exchange_begin(c->s, c->req, &api, prompt.tokens, (uint32_t)prompt.n, c->tenant);
+        exchange_begin(c->s, c->req, &api, rules, prompt.tokens, (uint32_t)prompt.n, c->tenant);
     }
     prompt_tokens_free(&prompt);
 }
@@ -408,12 +422,16 @@ bool serve_run(const fkv_model *model, fkv_engine *engine, const serve_config *c
     }
     (void)pthread_mutex_init(&s.lock, NULL);
     s.base = event_base_new();
+    uint64_t before = resident();
+    s.grammars = grammar_maker_open(model);
+    if (s.grammars != NULL) s.config.base_bytes += resident() - before; /* part of the line that the page draws */
     bool good = s.base != NULL && listen_on(&s);
     int why = errno;
     if (good) run_loop(&s);
     if (s.http != NULL) evhttp_free(s.http);
     connections_close(s.connections);
     if (s.base != NULL) event_base_free(s.base);
+    grammar_maker_close(s.grammars);
     (void)pthread_mutex_destroy(&s.lock);
     (void)close(s.wake[0]);
     (void)close(s.wake[1]);
