@@ -42,6 +42,26 @@ def openai_chats_streams_and_is_told_why_not():
             pass
 
 
+def openai_responds_streams_and_is_told_why_not():
+    with serving("-c", "8K") as server:
+        client = openai.OpenAI(base_url=address(server) + "/v1", api_key="none", max_retries=0)
+        ask = {"model": "any", "instructions": "x", "input": BOOK[:300], "max_output_tokens": 16, "temperature": 0}
+        whole = client.responses.create(**ask)
+        assert len(whole.output_text) == 16 and whole.status == "incomplete" and whole.usage.input_tokens == 302, whole
+        with client.responses.stream(**ask) as stream:
+            text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+        assert text == whole.output_text, (text, whole)
+        items = [{"role": "user", "content": BOOK[:300]}, *whole.output, {"role": "user", "content": "y"}]
+        again = client.responses.create(**{**ask, "input": items})
+        assert again.usage.input_tokens_details.cached_tokens == 256 and again.output_text, again
+        for kept in ({"previous_response_id": whole.id}, {"background": True}):
+            try:
+                client.responses.create(**ask, **kept)
+                raise AssertionError(kept)
+            except openai.BadRequestError as e:
+                assert e.body["param"] in kept, e
+
+
 def anthropic_chats_streams_and_counts():
     with serving("-c", "8K", "--api-key", KEYS[0]) as server:
         client = anthropic.Anthropic(base_url=address(server), api_key=KEYS[0], max_retries=0)
@@ -76,4 +96,4 @@ def langchain_invokes_streams_and_batches():
 
 
 if __name__ == "__main__":
-    run([openai_chats_streams_and_is_told_why_not, anthropic_chats_streams_and_counts, langchain_invokes_streams_and_batches])
+    run([openai_chats_streams_and_is_told_why_not, openai_responds_streams_and_is_told_why_not, anthropic_chats_streams_and_counts, langchain_invokes_streams_and_batches])

@@ -215,6 +215,28 @@ def claude_code_is_answered_and_finds_its_prefix():
         assert answer["usage"]["cache_read_input_tokens"] >= n_prompt // 64 * 64, answer
 
 
+def responses_answer_whole_and_streamed():
+    with serving("-c", "8K") as server:
+        ask = {"input": [{"role": "user", "content": [{"type": "input_text", "text": BOOK[:300]}]}], "max_output_tokens": 16, "temperature": 0}
+        whole = server.post("/v1/responses", ask)
+        text = whole["output"][0]["content"][0]["text"]
+        assert whole["status"] == "incomplete" and whole["incomplete_details"]["reason"] == "max_output_tokens" and len(text) == 16, whole
+        again = server.post("/v1/responses", {**ask, "input": BOOK[:300]})
+        assert again["output"][0]["content"] == whole["output"][0]["content"], (whole, again)
+        assert again["usage"]["input_tokens_details"]["cached_tokens"] == 256 and again["store"] is False, again
+        events = [(name, json.loads(data)) for name, data in events_of(server.raw("POST", "/v1/responses", {**ask, "stream": True})[2])]
+        assert all(name == data["type"] and data["sequence_number"] == i for i, (name, data) in enumerate(events)), events
+        names = [name.removeprefix("response.") for name, _ in events]
+        n_deltas = names.count("output_text.delta")
+        assert names == ["created", "in_progress", "output_item.added", "content_part.added", *["output_text.delta"] * n_deltas,
+                         "output_text.done", "content_part.done", "output_item.done", "incomplete"], names
+        assert "".join(data["delta"] for name, data in events if name.endswith("text.delta")) == text, events
+        last = events[-1][1]["response"]
+        assert last["output"][0]["content"][0]["text"] == text and last["usage"]["output_tokens"] == 16, last
+        for kept in ({"previous_response_id": "resp_1"}, {"background": True}, {"input": [{"type": "item_reference", "id": "x"}]}):
+            assert "kept" in (said := server.post("/v1/responses", {**ask, **kept}, expect=400)["error"]["message"]) or "keeps" in said, said
+
+
 def tool_messages_reach_the_template():
     with serving("-c", "8K") as server:
         ask = {"max_tokens": 4, "messages": [
@@ -329,7 +351,7 @@ def hostile_requests_are_refused():
                  b'{"messages":[{"role":"user","content":"x"}],"tools":3}',
                  b'{"messages":[{"role":"user","content":"x","content":"y"}]}']
         for body in chats:
-            for path in ("/v1/chat/completions", "/v1/messages", "/v1/completions", "/tokenize", "/detokenize", "/apply-template",
+            for path in ("/v1/chat/completions", "/v1/messages", "/v1/completions", "/v1/responses", "/tokenize", "/detokenize", "/apply-template",
                          "/v1/messages/count_tokens"):
                 status, _, data = server.raw("POST", path, body)
                 assert status in (200, 400), (path, body[:80], status, data[:200])

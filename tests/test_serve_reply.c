@@ -90,5 +90,75 @@ START_TEST(conversations_come_out_as_templates_want_them) {
 }
 END_TEST
 
+START_TEST(responses_are_items_in_their_order) {
+    exchange x = answer_with_a_call(API_RESPONSES);
+    json_t *got = reply_answer(&x);
+    check(
+        json_incref(json_object_get(got, "output")),
+        "[{\"type\":\"reasoning\",\"id\":\"rs_01_0\",\"summary\":[],\"content\":[{\"type\":\"reasoning_text\",\"text\":\"hmm\"}],"
+        "\"status\":\"completed\"},"
+        "{\"type\":\"message\",\"id\":\"msg_01_1\",\"role\":\"assistant\",\"status\":\"completed\",\"content\":[{\"type\":\"output_text\","
+        "\"text\":\"I look\xef\xbf\xbd.\",\"annotations\":[],\"logprobs\":[]}]},"
+        "{\"type\":\"function_call\",\"id\":\"fc_01_2\",\"call_id\":\"call_01_0_0\",\"name\":\"get\",\"arguments\":\"{\\\"city\\\": "
+        "\\\"Paris\\\"}\",\"status\":\"completed\"},"
+        "{\"type\":\"function_call\",\"id\":\"fc_01_3\",\"call_id\":\"call_01_0_1\",\"name\":\"put\",\"arguments\":\"no JSON\",\"status\":"
+        "\"completed\"}]");
+    check(json_incref(json_object_get(got, "usage")),
+          "{\"input_tokens\":10,\"input_tokens_details\":{\"cached_tokens\":4},\"output_tokens\":7,\"output_tokens_details\":{"
+          "\"reasoning_tokens\":0},\"total_tokens\":17}");
+    ck_assert_str_eq(json_string_value(json_object_get(got, "status")), "completed");
+    ck_assert(json_is_false(json_object_get(got, "store")));
+    json_decref(got);
+    x.answers[0].reason = FKV_FINISH_LENGTH;
+    got = reply_answer(&x);
+    ck_assert_str_eq(json_string_value(json_object_get(got, "status")), "incomplete");
+    json_decref(got);
+    let_go_of(&x);
+}
+END_TEST
+
+START_TEST(items_of_responses_become_a_conversation) {
+    static const char body[] =
+        "{\"instructions\":\"Be kind.\",\"max_output_tokens\":9,\"reasoning\":{\"effort\":\"low\"},\"n\":5,\"input\":["
+        "{\"role\":\"user\",\"content\":[{\"type\":\"input_text\",\"text\":\"a\"}]},"
+        "{\"type\":\"reasoning\",\"summary\":[],\"content\":[{\"type\":\"reasoning_text\",\"text\":\"t\"}]},"
+        "{\"type\":\"message\",\"role\":\"assistant\",\"content\":[{\"type\":\"output_text\",\"text\":\"b\"}]},"
+        "{\"type\":\"function_call\",\"call_id\":\"i\",\"name\":\"f\",\"arguments\":\"{\\\"x\\\": 1}\"},"
+        "{\"type\":\"function_call_output\",\"call_id\":\"i\",\"output\":\"r\"}],"
+        "\"tools\":[{\"type\":\"function\",\"name\":\"f\",\"parameters\":{\"type\":\"object\"},\"strict\":true},{\"type\":\"web_search\"}]}";
+    fkv_sampler_config defaults = fkv_sampler_config_default();
+    static api_request r;
+    ck_assert_msg(api_request_parse(API_RESPONSES, body, sizeof body - 1, &defaults, &r), "%s", r.error);
+    ck_assert_uint_eq(r.max_new, 9);
+    ck_assert_uint_eq(r.n, 1);
+    check(
+        json_incref(r.conversation),
+        "{\"add_generation_prompt\":true,\"reasoning_effort\":\"low\",\"messages\":[{\"role\":\"system\",\"content\":\"Be kind.\"},"
+        "{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":\"b\",\"reasoning_content\":\"t\",\"tool_calls\":["
+        "{\"id\":\"i\",\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":{\"x\":1}}}]},"
+        "{\"role\":\"tool\",\"tool_call_id\":\"i\",\"content\":\"r\"}],\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\","
+        "\"parameters\":{\"type\":\"object\"}}}]}");
+    api_request_free(&r);
+    static const char *const wrong[] = {"{}",
+                                        "{\"input\":3}",
+                                        "{\"input\":[]}",
+                                        "{\"input\":[3]}",
+                                        "{\"input\":[{\"type\":\"function_call\",\"name\":3}]}",
+                                        "{\"input\":[{\"type\":\"reasoning\",\"content\":[{\"text\":\"x\"}]},{\"role\":7}]}",
+                                        "{\"input\":[{\"type\":\"item_reference\"}]}",
+                                        "{\"input\":\"x\",\"instructions\":[]}",
+                                        "{\"input\":\"x\",\"tools\":3}",
+                                        "{\"input\":\"x\",\"max_output_tokens\":-1}",
+                                        "{\"input\":\"x\",\"text\":{\"format\":{\"type\":\"xml\"}}}",
+                                        "{\"input\":\"x\",\"previous_response_id\":\"resp_1\"}"};
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        ck_assert_msg(!api_request_parse(API_RESPONSES, wrong[i], strlen(wrong[i]), &defaults, &r) && r.error[0] != 0, "%s",
+                      wrong[i]);
+        api_request_free(&r);
+    }
+}
+END_TEST
+
 TEST_MAIN("serve_reply", openai_gets_reasoning_text_and_calls_apart, anthropic_gets_blocks_in_their_order,
-          conversations_come_out_as_templates_want_them)
+          conversations_come_out_as_templates_want_them, responses_are_items_in_their_order,
+          items_of_responses_become_a_conversation)

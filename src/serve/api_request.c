@@ -1,6 +1,8 @@
 /* See api_request.h. */
 #include "api_request.h"
 
+#include "responses_request.h"
+
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -476,7 +478,7 @@ static bool read_prompt(api_request *r) {
 bool api_request_parse(api_kind kind, const char *body, size_t n_bytes, const fkv_sampler_config *defaults, api_request *r) {
     *r = (api_request){.kind = kind};
     r->root = api_json(body, n_bytes, r->error, sizeof r->error);
-    if (r->root == NULL) return false;
+    if (r->root == NULL || (kind == API_RESPONSES && !responses_as_chat(r))) return false;
     const json_t *options = field(r->root, "stream_options");
     r->include_usage = json_is_true(json_object_get(options, "include_usage"));
     return read_bool(r, "stream", &r->stream) && read_bool(r, "ignore_eos", &r->ignore_end) && read_lengths(r) &&

@@ -11,7 +11,7 @@
 
 enum { API_MAX_DEPTH = 64, API_MAX_BIAS = 300, API_MOST_BIAS = 1000, API_MAX_PARTS = 4096 };
 
-typedef enum api_kind { API_CHAT, API_COMPLETIONS, API_MESSAGES } api_kind;
+typedef enum api_kind { API_CHAT, API_COMPLETIONS, API_MESSAGES, API_RESPONSES } api_kind;
 
 typedef struct api_request {
     api_kind kind;

@@ -386,7 +386,7 @@ void exchange_begin(server *s, struct evhttp_request *req, api_request *api, gra
     x->rules = rules;
     x->arrived_at = exchange_now();
     x->created = (int64_t)time(NULL);
-    static const char *const prefixes[] = {"chatcmpl", "cmpl", "msg"};
+    static const char *const prefixes[] = {"chatcmpl", "cmpl", "msg", "resp"};
     (void)snprintf(x->id, sizeof x->id, "%s-%08llx%08llx", prefixes[api->kind], (unsigned long long)x->created,
                    (unsigned long long)++number);
     x->api.sampler.bias = x->api.bias;

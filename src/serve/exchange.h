@@ -77,8 +77,9 @@ struct exchange {
     uint32_t n_prompt;
     uint32_t n_cached;
     uint32_t n_new;
-    int block; /* of an Anthropic stream: the part_kind of the open block, -1: none */
+    int block; /* of a stream, -1: none. Anthropic: the part_kind of the open block; responses: the number of the open part */
     uint32_t n_blocks;
+    uint64_t n_events; /* of a stream of responses */
     answer_out answers[FKV_MAX_ANSWERS];
 
     char *mail; /* under the lock: records of the engine's events */
@@ -120,13 +121,28 @@ void exchange_cancel_all(server *s);
 /* Ends the loop of a server that is shutting down once nothing is open and everything was sent. */
 void exchange_end_when_empty(server *s);
 
-/* ---- the two APIs (reply_writer.c) */
+/* ---- what the APIs share (answer_parts.c) */
+
+void reply_send_event(exchange *x, const char *name, json_t *data); /* takes data; name NULL: data alone */
+
+/* Keeps a piece with the parts of its answer; the part, or NULL: there are too many. */
+answer_part *reply_keep(answer_out *a, part_kind kind, const char *bytes, size_t n);
+json_t *reply_part_text(const answer_part *part);
+json_t *reply_call_id(const exchange *x, uint32_t answer, uint32_t call);
+
+/* ---- the APIs (reply_writer.c) */
 void reply_begin(exchange *x);                                                              /* of a stream */
 void reply_part(exchange *x, uint32_t answer, part_kind kind, const char *bytes, size_t n); /* a piece of an answer */
 void reply_answered(exchange *x, uint32_t answer);                                          /* of a stream */
 void reply_end(exchange *x);                                                                /* stream or not */
-json_t *reply_answer(exchange *x);                                  /* the whole of an answer that was not streamed */
-void reply_failed(exchange *x, const char *message);                /* of a stream that began */
-void reply_send_event(exchange *x, const char *name, json_t *data); /* takes data; name NULL: data alone */
+json_t *reply_answer(exchange *x);                   /* the whole of an answer that was not streamed */
+void reply_failed(exchange *x, const char *message); /* of a stream that began */
+
+/* ---- responses (responses_reply.c); the same steps */
+void responses_begin(exchange *x);
+void responses_part(exchange *x, part_kind kind, const char *bytes, size_t n);
+void responses_end(exchange *x);
+void responses_failed(exchange *x, const char *message);
+json_t *responses_answer(const exchange *x);
 
 #endif

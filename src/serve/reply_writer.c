@@ -26,19 +26,6 @@ static json_t *usage_of(const exchange *x) {
 
 /* ---- streams ---- */
 
-void reply_send_event(exchange *x, const char *name, json_t *data) {
-    char *text = data != NULL ? json_dumps(data, JSON_COMPACT) : NULL;
-    json_decref(data);
-    if (text != NULL && x->req != NULL) {
-        struct evbuffer *out = evbuffer_new();
-        if (name != NULL) (void)evbuffer_add_printf(out, "event: %s\n", name);
-        (void)evbuffer_add_printf(out, "data: %s\n\n", text);
-        evhttp_send_reply_chunk(x->req, out);
-        evbuffer_free(out);
-    }
-    free(text);
-}
-
 /* An object of an OpenAI stream around one choice. */
 static json_t *chunk_of(const exchange *x, json_t *choices) {
     return json_pack("{s:s, s:s, s:I, s:s, s:o}", "id", x->id, "object",
@@ -85,10 +72,6 @@ static void send_text(exchange *x, uint32_t answer, json_t *text, const char *re
     reply_send_event(x, NULL, chunk_of(x, json_pack("[o]", choice)));
 }
 
-static json_t *call_id(const exchange *x, uint32_t answer, uint32_t call) {
-    return json_sprintf("%s_%s_%u_%u", x->api.kind == API_MESSAGES ? "toolu" : "call", strchr(x->id, '-') + 1, answer, call);
-}
-
 static void stream_openai(exchange *x, uint32_t answer, part_kind kind, const char *bytes, size_t n) {
     answer_out *a = &x->answers[answer];
     json_t *text = reply_sound_text(bytes, n);
@@ -98,8 +81,8 @@ static void stream_openai(exchange *x, uint32_t answer, part_kind kind, const ch
         return;
     }
     if (kind == PART_CALL)
-        call = json_pack("{s:i, s:o, s:s, s:{s:o, s:s}}", "index", (int)a->n_calls - 1, "id", call_id(x, answer, a->n_calls - 1),
-                         "type", "function", "function", "name", text, "arguments", "");
+        call = json_pack("{s:i, s:o, s:s, s:{s:o, s:s}}", "index", (int)a->n_calls - 1, "id",
+                         reply_call_id(x, answer, a->n_calls - 1), "type", "function", "function", "name", text, "arguments", "");
     else if (kind == PART_ARGUMENTS)
         call = json_pack("{s:i, s:{s:o}}", "index", (int)a->n_calls - 1, "function", "arguments", text);
     else
@@ -121,8 +104,8 @@ static void open_block(exchange *x, part_kind kind, const char *bytes, size_t n)
     if (kind == PART_TEXT) block = json_pack("{s:s, s:s}", "type", "text", "text", "");
     if (kind == PART_REASONING) block = json_pack("{s:s, s:s, s:s}", "type", "thinking", "thinking", "", "signature", "");
     if (kind == PART_CALL)
-        block = json_pack("{s:s, s:o, s:o, s:{}}", "type", "tool_use", "id", call_id(x, 0, x->answers[0].n_calls - 1), "name",
-                          reply_sound_text(bytes, n), "input");
+        block = json_pack("{s:s, s:o, s:o, s:{}}", "type", "tool_use", "id", reply_call_id(x, 0, x->answers[0].n_calls - 1),
+                          "name", reply_sound_text(bytes, n), "input");
     reply_send_event(
         x, "content_block_start",
         json_pack("{s:s, s:i, s:o}", "type", "content_block_start", "index", (int)x->n_blocks++, "content_block", block));
@@ -144,6 +127,7 @@ static void stream_anthropic(exchange *x, part_kind kind, const char *bytes, siz
 
 void reply_begin(exchange *x) {
     x->block = -1;
+    if (x->api.kind == API_RESPONSES) responses_begin(x);
     if (x->api.kind == API_MESSAGES) {
         json_t *message =
             json_pack("{s:s, s:s, s:s, s:s, s:[], s:n, s:n, s:o}", "id", x->id, "type", "message", "role", "assistant", "model",
@@ -158,34 +142,21 @@ void reply_begin(exchange *x) {
 
 /* ---- pieces ---- */
 
-static answer_part *part_for(answer_out *a, part_kind kind) {
-    answer_part *last = a->n_parts > 0 ? &a->parts[a->n_parts - 1] : NULL;
-    bool goes_on = last != NULL && (kind == PART_ARGUMENTS ? last->kind == PART_CALL : last->kind == kind && kind != PART_CALL);
-    if (goes_on || a->n_parts == MAX_PARTS) return last;
-    last = &a->parts[a->n_parts++];
-    *last = (answer_part){.kind = kind, .bytes = evbuffer_new()};
-    return last;
-}
-
 void reply_part(exchange *x, uint32_t answer, part_kind kind, const char *bytes, size_t n) {
     answer_out *a = &x->answers[answer];
     if (kind == PART_CALL) a->n_calls++;
-    if (x->streaming) {
+    if (x->api.kind == API_RESPONSES) {
+        responses_part(x, kind, bytes, n);
+    } else if (x->streaming) {
         if (x->api.kind == API_MESSAGES)
             stream_anthropic(x, kind, bytes, n);
         else if (x->api.kind == API_CHAT)
             stream_openai(x, answer, kind, bytes, n);
         else
             send_text(x, answer, reply_sound_text(bytes, n), NULL);
-        return;
+    } else if (kind != PART_CALL_END) {
+        (void)reply_keep(a, kind, bytes, n);
     }
-    if (kind == PART_CALL_END) return;
-    answer_part *part = part_for(a, kind);
-    if (part == NULL || part->bytes == NULL) return;
-    if (kind == PART_CALL)
-        part->name = strndup(bytes, n);
-    else
-        (void)evbuffer_add(part->bytes, bytes, n);
 }
 
 void reply_answered(exchange *x, uint32_t answer) {
@@ -197,17 +168,12 @@ void reply_answered(exchange *x, uint32_t answer) {
 
 /* ---- whole answers ---- */
 
-static json_t *bytes_of(const answer_part *part) {
-    size_t n = evbuffer_get_length(part->bytes);
-    return reply_sound_text(n > 0 ? (const char *)evbuffer_pullup(part->bytes, -1) : "", n);
-}
-
 /* All parts of a kind, as one text; NULL: there is none. */
 static json_t *joined(const answer_out *a, part_kind kind) {
     json_t *text = NULL;
     for (uint32_t i = 0; i < a->n_parts; i++) {
         if (a->parts[i].kind != kind) continue;
-        json_t *more = bytes_of(&a->parts[i]);
+        json_t *more = reply_part_text(&a->parts[i]);
         json_t *both = text != NULL ? json_sprintf("%s%s", json_string_value(text), json_string_value(more)) : json_incref(more);
         json_decref(text);
         json_decref(more);
@@ -227,10 +193,10 @@ static json_t *message_of(const exchange *x, uint32_t answer) {
         const answer_part *part = &a->parts[i];
         if (part->kind != PART_CALL) continue;
         (void)json_array_append_new(
-            calls, json_pack("{s:o, s:s, s:{s:o, s:o}}", "id", call_id(x, answer, (uint32_t)json_array_size(calls)), "type",
+            calls, json_pack("{s:o, s:s, s:{s:o, s:o}}", "id", reply_call_id(x, answer, (uint32_t)json_array_size(calls)), "type",
                              "function", "function", "name",
                              reply_sound_text(part->name != NULL ? part->name : "", part->name != NULL ? strlen(part->name) : 0),
-                             "arguments", bytes_of(part)));
+                             "arguments", reply_part_text(part)));
     }
     if (reasoning != NULL) (void)json_object_set_new(message, "reasoning_content", reasoning);
     if (json_array_size(calls) > 0)
@@ -258,7 +224,7 @@ static json_t *openai_answer(exchange *x) {
 
 /* What a call was given, as an object: {} where the model wrote no JSON. */
 static json_t *input_of(const answer_part *part) {
-    json_t *text = bytes_of(part);
+    json_t *text = reply_part_text(part);
     json_t *object = json_loads(json_string_value(text), 0, NULL);
     json_decref(text);
     if (json_is_object(object)) return object;
@@ -273,11 +239,11 @@ static json_t *anthropic_answer(const exchange *x) {
     for (uint32_t i = 0; i < a->n_parts; i++) {
         const answer_part *part = &a->parts[i];
         json_t *block = NULL;
-        if (part->kind == PART_TEXT) block = json_pack("{s:s, s:o}", "type", "text", "text", bytes_of(part));
+        if (part->kind == PART_TEXT) block = json_pack("{s:s, s:o}", "type", "text", "text", reply_part_text(part));
         if (part->kind == PART_REASONING)
-            block = json_pack("{s:s, s:o, s:s}", "type", "thinking", "thinking", bytes_of(part), "signature", "");
+            block = json_pack("{s:s, s:o, s:s}", "type", "thinking", "thinking", reply_part_text(part), "signature", "");
         if (part->kind == PART_CALL)
-            block = json_pack("{s:s, s:o, s:s, s:o}", "type", "tool_use", "id", call_id(x, 0, n_calls++), "name",
+            block = json_pack("{s:s, s:o, s:s, s:o}", "type", "tool_use", "id", reply_call_id(x, 0, n_calls++), "name",
                               part->name != NULL ? part->name : "", "input", input_of(part));
         (void)json_array_append_new(content, block);
     }
@@ -288,7 +254,9 @@ static json_t *anthropic_answer(const exchange *x) {
 
 static void end_stream(exchange *x) {
     const answer_out *a = &x->answers[0];
-    if (x->api.kind == API_MESSAGES) {
+    if (x->api.kind == API_RESPONSES) {
+        responses_end(x);
+    } else if (x->api.kind == API_MESSAGES) {
         close_block(x);
         json_t *delta = json_pack("{s:s, s:s?}", "stop_reason", reason_of(x, a), "stop_sequence", a->stop);
         reply_send_event(x, "message_delta",
@@ -299,7 +267,7 @@ static void end_stream(exchange *x) {
         (void)json_object_set_new(chunk, "usage", usage_of(x));
         reply_send_event(x, NULL, chunk);
     }
-    if (x->api.kind != API_MESSAGES) {
+    if (x->api.kind == API_CHAT || x->api.kind == API_COMPLETIONS) {
         struct evbuffer *out = evbuffer_new();
         (void)evbuffer_add_printf(out, "data: [DONE]\n\n");
         evhttp_send_reply_chunk(x->req, out);
@@ -308,7 +276,10 @@ static void end_stream(exchange *x) {
     evhttp_send_reply_end(x->req);
 }
 
-json_t *reply_answer(exchange *x) { return x->api.kind == API_MESSAGES ? anthropic_answer(x) : openai_answer(x); }
+json_t *reply_answer(exchange *x) {
+    if (x->api.kind == API_RESPONSES) return responses_answer(x);
+    return x->api.kind == API_MESSAGES ? anthropic_answer(x) : openai_answer(x);
+}
 
 void reply_end(exchange *x) {
     if (x->streaming)
@@ -318,6 +289,11 @@ void reply_end(exchange *x) {
 }
 
 void reply_failed(exchange *x, const char *message) {
+    if (x->api.kind == API_RESPONSES) {
+        responses_failed(x, message);
+        evhttp_send_reply_end(x->req);
+        return;
+    }
     json_t *error =
         json_pack("{s:s, s:s}", "type", x->api.kind == API_MESSAGES ? "api_error" : "server_error", "message", message);
     json_t *data = json_pack("{s:o}", "error", error);

@@ -142,6 +142,7 @@ static void generate(call *c, api_kind kind) {
 static void do_chat(call *c) { generate(c, API_CHAT); }
 static void do_completions(call *c) { generate(c, API_COMPLETIONS); }
 static void do_messages(call *c) { generate(c, API_MESSAGES); }
+static void do_responses(call *c) { generate(c, API_RESPONSES); }
 
 static void do_count_tokens(call *c) {
     api_request api;
@@ -279,6 +280,7 @@ static const route ROUTES[] = {
     {"/v1/chat/completions", EVHTTP_REQ_POST, false, do_chat},
     {"/v1/completions", EVHTTP_REQ_POST, false, do_completions},
     {"/v1/messages", EVHTTP_REQ_POST, false, do_messages},
+    {"/v1/responses", EVHTTP_REQ_POST, false, do_responses},
     {"/v1/messages/count_tokens", EVHTTP_REQ_POST, false, do_count_tokens},
     {"/v1/models", EVHTTP_REQ_GET, false, do_models},
     {"/tokenize", EVHTTP_REQ_POST, false, do_tokenize},
