@@ -80,29 +80,45 @@ def on_mlx(page: Page) -> None:
     probe.close()
     page.kernels("MLX", lambda codec: MlxCache(LAYER, max_tokens=1024, codec=codec, rotate="kv"), mx.array,
                  lambda answer, step: mx.eval(answer, step.pending()))
-    cache = MlxCache([LAYER] * 4, max_tokens=4096, max_step_tokens=512)
+    memory_and_speed(page, MlxCache([LAYER] * 4, max_tokens=8192, max_step_tokens=512))
+
+
+def active_memory() -> int:
+    """What MLX holds once it has let go of what it computed: a GPU's queue does that a moment after an evaluation."""
+    import mlx.core as mx
+    mx.synchronize()
+    seen = [mx.get_active_memory()]
+    while len(seen) < 20 and (len(seen) < 3 or seen[-1] != seen[-3]):
+        time.sleep(0.002)
+        seen.append(mx.get_active_memory())
+    return seen[-1]
+
+
+def memory_and_speed(page: Page, cache: Any) -> None:
+    import mlx.core as mx
     seq, (q, k, v) = cache.open(), (mx.array(x[:512]) for x in rows())
     mx.eval(q, k, v)
+
+    def seconds(n: int) -> float:
+        began = time.perf_counter()
+        with cache.step([(seq, n)]) as step:
+            for layer in range(4):
+                step.write(layer, k[:n], v[:n])
+                out = step.attend(layer, q[:n])
+            mx.eval(out, step.pending())
+        return time.perf_counter() - began
+
+    seconds(512)  # the first ones compile
+    seconds(1)
     mx.clear_cache()
-    start, moved, began = mx.get_active_memory(), 0, time.perf_counter()
+    start, moved, times = active_memory(), 0, []
     for _ in range(7):
-        with cache.step([(seq, 512)]) as step:
-            for layer in range(4):
-                step.write(layer, k, v)
-                out = step.attend(layer, q)
-            mx.eval(out, step.pending())
-        del out, step
-        moved = max(moved, mx.get_active_memory() - start)
-    page.line("MLX prefill", f"{7 * 512 / (time.perf_counter() - began):,.0f} tokens a second, 4 layers of {HEADS}/{KV_HEADS}/{DIM}")
+        times.append(seconds(512))
+        moved = max(moved, active_memory() - start)
+    page.line("MLX prefill", f"{512 / sorted(times)[3]:,.0f} tokens a second, 4 layers of {HEADS}/{KV_HEADS}/{DIM}")
     page.line("MLX memory", f"moved {moved} bytes over {7 * 512} tokens", moved <= 1 << 16)
-    began = time.perf_counter()
-    for _ in range(10):
-        with cache.step([(seq, 1)]) as step:
-            for layer in range(4):
-                step.write(layer, k[:1], v[:1])
-                out = step.attend(layer, q[:1])
-            mx.eval(out, step.pending())
-    page.line("MLX decode", f"{(time.perf_counter() - began) / 40 * 1e6:,.0f} us a layer at 3584 tokens, one step at a time")
+    decode = sorted(seconds(1) for _ in range(11))[5]
+    page.line("MLX decode", f"{decode / 4 * 1e6:,.0f} us a layer at {len(seq)} tokens, one step at a time")
 
 
 def main(arguments: list[str]) -> int:

@@ -3,9 +3,9 @@
 usage: gpu_check.py [--json FILE] [--quick] [--seconds N] [--tokens N] [--only PART...]
 
 Parts: kernels (python -m flatkv doctor), bits (a query alone, in a batch and in a fork), attention (one layer of 32/8/128), model (Llama-3-8B's
-shape, random weights of 4 bits, in mlx-lm's own generate_step), batch (two long prompts in mlx-lm's BatchGenerator), codecs
-(the model over other codecs). The file is written after each part;
-no part is begun after N seconds. --quick: a tiny shape, on any device, to see that everything runs. Exit status 1 where something is wrong.
+shape, random weights of 4 bits, in mlx-lm's own generate_step), quantized (mlx-lm's quantized caches, behind a history of random rows: their
+prefill of a whole prompt takes minutes), batch (two long prompts in mlx-lm's BatchGenerator), codecs (the model over other codecs). The file is
+written after each part; no part is begun after N seconds. --quick: a tiny shape, on any device, to see that everything runs. Exit status 1 where something is wrong.
 """
 import argparse
 import contextlib
@@ -164,13 +164,17 @@ def quantized_history(model, s, bits_, n_tokens):
 
 
 def timed(model, prompt, cache, n_new):
-    """One generate_step: seconds to the first token, seconds of each token after it, active bytes after each chunk and token."""
-    memory, chunks, times = [], [], []
+    """One generate_step: seconds to the first token and of each token after it; bytes in use after each chunk, and the most inside of it."""
+    memory, peaks, chunks, times = [], [], [], []
     mx.reset_peak_memory()
     start = last = time.perf_counter()
 
     def after_chunk(*_):
+        mx.synchronize()
+        time.sleep(0.001)  # MLX lets go of a step's arrays a moment after it
         memory.append(mx.get_active_memory())
+        peaks.append(mx.get_peak_memory())
+        mx.reset_peak_memory()
         chunks.append(round(time.perf_counter() - start, 4))
 
     for _ in generate_step(prompt, model, max_tokens=n_new, prompt_cache=cache, prefill_step_size=CHUNK, prompt_progress_callback=after_chunk):
@@ -181,7 +185,8 @@ def timed(model, prompt, cache, n_new):
     del _
     mx.synchronize()
     return {"first_token_s": times[0], "prefill_tokens_per_s": len(prompt) / times[0], "decode_tokens_per_s": 1 / statistics.median(times[WARM:]),
-            "decode_ms": [round(t * 1e3, 3) for t in times[WARM:]], "peak_bytes": mx.get_peak_memory(), "chunk_bytes": memory[:-1], "chunk_s": chunks, "in_decode_bytes": in_decode,
+            "decode_ms": [round(t * 1e3, 3) for t in times[WARM:]], "peak_bytes": max(*peaks[1:], mx.get_peak_memory()), "chunk_bytes": memory[:-1],
+            "chunk_peak_bytes": peaks[1:-1], "chunk_s": chunks, "in_decode_bytes": in_decode,
             "whole_s": time.perf_counter() - start}
 
 
@@ -195,59 +200,61 @@ def flat(codec, max_tokens, **more):
         settle()
 
 
-def whole_model(options):
-    s, n_prompt = options.shape, options.tokens - NEW
-    model = model_of(s)
-    settle()
-    weights = mx.get_active_memory()
-    prompt = mx.random.randint(0, s.vocab, (n_prompt,))
-    mx.eval(prompt)
-    result = {"layers": s.layers, "dim": s.dim, "tokens": options.tokens, "chunk": CHUNK, "weights_bytes": weights, "good": True, "runs": []}
+class Model:
+    """The model and what was measured of it, for the parts that follow each other."""
 
-    def measured(who, make, given, **more):
-        timed(model, prompt[:2 * CHUNK + 1], make(), WARM + 2)  # compiles
+    def __init__(self, options):
+        self.options, s = options, options.shape
+        self.model = model_of(s)
+        self.weights = mx.get_active_memory()
+        self.prompt = mx.random.randint(0, s.vocab, (options.tokens - NEW,))
+        mx.eval(self.prompt)
+
+    def about(self):
+        s = self.options.shape
+        return {"layers": s.layers, "dim": s.dim, "tokens": self.options.tokens, "chunk": CHUNK, "weights_bytes": self.weights, "good": True, "runs": []}
+
+    def measured(self, who, make, n_prompt, n_new=NEW, **more):
+        """make() twice: once for a short text, so that everything is compiled."""
+        timed(self.model, self.prompt[:2 * CHUNK + 1], make(True), WARM + 2)
         settle()
-        cache = make()
-        before = mx.get_active_memory()
-        found = timed(model, given, cache, NEW)
+        cache = make(False)
+        opened = doctor.active_memory()
+        found = timed(self.model, self.prompt[:n_prompt], cache, n_new)
         settle()
-        result["runs"].append({"who": who, "open_bytes": before - weights, "end_bytes": mx.get_active_memory() - weights, **found, **more})
         print(who, {k: round(v, 3) for k, v in found.items() if isinstance(v, float)}, flush=True)
-        options.write()
+        return {"who": who, "open_bytes": opened - self.weights, "end_bytes": doctor.active_memory() - self.weights, **found, **more}
 
-    options.parts["model"] = result
-    def measured_flat(codec):
-        plan = flatkv.plan(model, options.tokens, codec=codec, max_seqs=2, max_step_tokens=CHUNK)
-        with flat(codec, options.tokens, max_seqs=2):
-            measured(f"flatkv {codec}", lambda: caches.make_prompt_cache(model), prompt, plan_bytes=plan.total_bytes)
+    def flat(self, codec):
+        tokens = self.options.tokens
+        plan = flatkv.plan(self.model, tokens, codec=codec, max_seqs=2, max_step_tokens=CHUNK)
+        with flat(codec, tokens, max_seqs=2):
+            return self.measured(f"flatkv {codec}", lambda _: caches.make_prompt_cache(self.model), len(self.prompt), plan_bytes=plan.total_bytes)
 
-    measured_flat("8/4")
-    measured("mlx-lm bf16", lambda: caches.make_prompt_cache(model), prompt)
-    settle()
-    for bits_ in (8, 4):
-        if options.late():
-            break
-        cache = quantized_history(model, s, bits_, options.tokens - NEW - CHUNK)
-        timed(model, prompt[:CHUNK], [c.to_quantized(group_size=64, bits=bits_) for c in caches.make_prompt_cache(model)], WARM + 2)
-        settle()
-        before = mx.get_active_memory()
-        found = timed(model, prompt[:CHUNK], cache, 24)
-        result["runs"].append({"who": f"mlx-lm {bits_} bits, history of random rows", "open_bytes": before - weights,
-                               "end_bytes": mx.get_active_memory() - weights, **found})
-        print(f"mlx-lm {bits_} bits", {k: round(v, 3) for k, v in found.items() if isinstance(v, float)}, flush=True)
-        del cache
-        settle()
-    options.model = model
-    options.more = measured_flat
-    return result
+    def own(self):
+        return self.measured("mlx-lm bf16", lambda _: caches.make_prompt_cache(self.model), len(self.prompt))
+
+    def quantized(self, bits_):
+        """One chunk and some tokens behind a history of random rows."""
+        def make(short):
+            if short:
+                return [c.to_quantized(group_size=64, bits=bits_) for c in caches.make_prompt_cache(self.model)]
+            return quantized_history(self.model, self.options.shape, bits_, len(self.prompt) - CHUNK)
+        return self.measured(f"mlx-lm {bits_} bits", make, CHUNK, 24)
 
 
-def more_codecs(options):
-    """The model over pages of other codecs, as far as there is time."""
-    for codec in ("4/4", "16/16"):
-        if not options.late():
-            options.more(codec)
-    return {"good": True}
+def runs(name, *makers):
+    """A part that measures these one after the other, as long as there is time."""
+    def part(options):
+        model = options.model = options.model or Model(options)
+        result = options.parts[name] = model.about()
+        for make in makers:
+            if options.late():
+                break
+            result["runs"].append(make(model))
+            options.write()
+        return result
+    return part
 
 
 # ---- two long prompts at once
@@ -276,7 +283,8 @@ def batched(model, prompts, n_new):
 
 
 def batch(options):
-    s, model = options.shape, options.model or model_of(options.shape)
+    s, options.model = options.shape, options.model or Model(options)
+    model = options.model.model
     n_prompt, n_new = (600, 20) if options.quick else (50000, 100)
     mx.random.seed(2)
     prompts = [mx.random.randint(0, s.vocab, (n,)).tolist() for n in (n_prompt, n_prompt - 17)]
@@ -292,7 +300,11 @@ def batch(options):
     return result
 
 
-PARTS = {"kernels": kernels, "bits": bits, "attention": attention, "model": whole_model, "batch": batch, "codecs": more_codecs}
+PARTS = {"kernels": kernels, "bits": bits, "attention": attention,
+         "model": runs("model", lambda m: m.flat("8/4"), lambda m: m.own()),
+         "quantized": runs("quantized", lambda m: m.quantized(8), lambda m: m.quantized(4)),
+         "batch": batch,
+         "codecs": runs("codecs", lambda m: m.flat("4/4"), lambda m: m.flat("16/16"))}
 
 
 class Options(argparse.Namespace):

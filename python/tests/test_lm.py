@@ -2,6 +2,7 @@
 import copy
 import gc
 import warnings
+import weakref
 
 import pytest
 
@@ -188,3 +189,16 @@ def test_the_plan_of_a_model_and_what_does_not_fit():
         assert len(generated(model, text(64), 4, cache)) == 4
     finally:
         flatkv.uninstall()
+
+
+def test_nothing_is_held_after_uninstall():
+    """Not by a pass that was never followed by another, nor by the model."""
+    model = llama()
+    flatkv.install(max_tokens=1024)
+    cache = caches.make_prompt_cache(model)
+    assert len(generated(model, text(64), 4, cache)) == 4
+    pool = weakref.ref(flatkv.lm.pools()[0])
+    del cache
+    flatkv.uninstall()
+    gc.collect()
+    assert pool() is None

@@ -190,6 +190,7 @@ def uninstall() -> None:
     caches.LRUPromptCache.insert_cache = _now.insert
     gemma2.Attention.__call__ = _now.capped
     del caches.FlatKVCache
+    _now.kept.clear()
     _now = None
 
 

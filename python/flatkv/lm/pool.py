@@ -86,7 +86,7 @@ class Pool(MlxCache):
         self.layer_bytes = self.plan.token_bytes // len(layers)
         self._make_room = make_room  # lets go of a prompt that mlx-lm keeps; False where there is none
         self._step: MlxStep | None = None
-        self._rows: list[tuple[Text, int]] = []
+        self._rows: list[tuple[weakref.ref[Text], int]] = []  # of the open step, which keeps no text that everybody else has dropped
         self._wrote: set[int] = set()
         self._waits: list[Any] = []  # the plain way: what the next step must find evaluated, or MLX copies whole pools
 
@@ -117,11 +117,11 @@ class Pool(MlxCache):
 
     def in_step(self, text: Text) -> int:
         """Tokens that the open step adds to a text."""
-        return next((n for t, n in self._rows if t is text), 0)
+        return next((n for t, n in self._rows if t() is text), 0)
 
     def write(self, layer: int, rows: list[tuple[Text, int]], k: Any, v: Any) -> None:
         """k, v: [T, G, D] of the model, T the tokens of all rows."""
-        same = [t for t, n in rows if n] == [t for t, _ in self._rows]
+        same = [t for t, n in rows if n] == [t() for t, _ in self._rows]
         if self._step is None or layer in self._wrote or not same:
             self._begin_pass([(t, n) for t, n in rows if n])
         assert self._step is not None
@@ -146,7 +146,7 @@ class Pool(MlxCache):
         for text, n in rows:
             text.promise(text.length + n)
         self._step = self.step([(text.sequence(), n) for text, n in rows])
-        self._rows, self._wrote = rows, set()
+        self._rows, self._wrote = [(weakref.ref(text), n) for text, n in rows], set()
 
     def pending(self) -> list[Any]:
         """What stands for the writes of the open step, once every layer has been written."""
@@ -162,8 +162,10 @@ class Pool(MlxCache):
                 if not self.fused:
                     self._waits = step.pending()
                 step.commit()
-                for text, n in rows:
-                    text.length += n
+                for ref, n in rows:
+                    text = ref()
+                    if text is not None:
+                        text.length += n
         self._close_dropped()
 
     @property
