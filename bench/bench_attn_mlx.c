@@ -375,12 +375,12 @@ static mlx_array sealed_pages(mlx_bench *b, mlx_array x, int n, fkv_codec_config
     state.graph.stream = b->g.stream;
     state.constants.limit = fkv_mlx_number(&state.graph, fkv_codec_limit(FKV_F16));
     mlx_array part[FKV_N_PARTS] = {{NULL}};
-    fkv_mlx_codec_of(&codec)->seal(&state, &codec, x, part);
+    fkv_mlx_codec_of(&codec)->seal(&state, &codec, NULL, x, part);
     for (int p = 0; p < FKV_N_PARTS; p++) {
         const int numbers = (int)(fkv_codec_part_bytes(&codec, (fkv_part)p, PAGE_TOKENS) / 2);
         if (numbers > 0) part[p] = fkv_mlx_reshape(&state.graph, part[p], FKV_MLX_SHAPE(n, 1, numbers));
     }
-    mlx_array rows = fkv_mlx_codec_of(&codec)->rows(&state.graph, &codec, part, PAGE_TOKENS);
+    mlx_array rows = fkv_mlx_codec_of(&codec)->rows(&state.graph, &codec, NULL, part, PAGE_TOKENS);
     if (state.graph.failed) b->g.failed = true;
     return rows;
 }

@@ -263,6 +263,11 @@ static void flatkv_open(bench *b, subject *whole, const compare_case *c, fkv_cod
     config.max_step_tokens = n_queries > WRITE_TOKENS ? n_queries : WRITE_TOKENS;
     config.n_threads = c->n_threads;
     config.isa = b->options->isa;
+    fkv_codec_info k_info = {0};
+    fkv_codec_info v_info = {0};
+    good(fkv_codec_about(k_codec, &k_info));
+    good(fkv_codec_about(v_codec, &v_info));
+    config.rotate = (fkv_rotate)((k_info.needs_rotation ? FKV_ROTATE_K : 0) | (v_info.needs_rotation ? FKV_ROTATE_V : 0));
     good(fkv_cache_open(&config, &s->cache));
     fkv_stats stats;
     good(fkv_cache_stats(s->cache, &stats));

@@ -62,6 +62,16 @@ static mlx_array array_of(const void *rows, uint32_t n, uint32_t heads, uint32_t
     return mlx_array_new_data(rows, (const int[]){(int)n, (int)heads, (int)dim}, 3, dtype_of(type));
 }
 
+/* The bits of the world's channels, [G, D]; good until the next call. NULL where its keys are not calibrated. */
+static const uint8_t *bits_of(const attn_case *c, const attn_world *w) {
+    static uint8_t bits[MAX_CALIBRATED_HEADS * FKV_MAX_HEAD_DIM];
+    if (!w->layer.calibrated) return NULL;
+    for (uint32_t h = 0; h < c->shape.n_kv_heads; h++)
+        for (uint32_t p = 0; p < c->shape.head_dim; p++)
+            bits[h * c->shape.head_dim + w->channels[h][p]] = (uint8_t)(2 * fkv_channel_digits(&w->orders[h], p));
+    return bits;
+}
+
 static fkv_config config_of(const attn_case *c, const attn_world *w) {
     fkv_config config = fkv_config_default();
     config.n_layers = 1;
@@ -73,7 +83,8 @@ static fkv_config config_of(const attn_case *c, const attn_world *w) {
                                       .softcap = c->softcap,
                                       .k = attn_codecs[c->codec].k,
                                       .v = attn_codecs[c->codec].v,
-                                      .sink_logits = w->layer.sink_logits};
+                                      .sink_logits = w->layer.sink_logits,
+                                      .channel_bits = bits_of(c, w)};
     config.page_type = c->page_type;
     config.rotate = c->rotate;
     config.rotation_seed = 11; /* as attn_world_open() has it */
@@ -417,7 +428,8 @@ static void every_codec_and_shape(void) {
 
 /* Sealed layers: every width and shape; queries in the first pages, at the edges of pages, behind windows, over tiles. */
 static void sealed_layers(void) {
-    for (uint32_t codec = FIRST_SEALED_CODEC; codec < FIRST_CALIBRATED_CODEC; codec++) {
+    const uint32_t n_codecs = mlx_config.way == FKV_MLX_FUSED ? FIRST_CALIBRATED_CODEC : N_ATTN_CODECS;
+    for (uint32_t codec = FIRST_SEALED_CODEC; codec < n_codecs; codec++) {
         for (uint32_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++) {
             attn_case c = {.shape = shapes[s], .codec = codec, .page_tokens = 16u << (codec + s) % 5, .n_rows = 3, .opens = true};
             c.page_type = (codec + s) % 2 == 0 ? FKV_F16 : FKV_BF16;

@@ -301,6 +301,7 @@ static const fkv_mlx_codec *const codecs[] = {[FKV_CODEC_HALF] = &half,
                                               [FKV_CODEC_AFFINE] = &affine,
                                               [FKV_CODEC_SEALED] = &fkv_mlx_sealed_keys,
                                               [FKV_CODEC_SEALED_V] = &fkv_mlx_sealed_values,
-                                              [FKV_CODEC_TURBO] = &turbo};
+                                              [FKV_CODEC_TURBO] = &turbo,
+                                              [FKV_CODEC_CALIBRATED] = &fkv_mlx_calibrated_keys};
 
 const fkv_mlx_codec *fkv_mlx_codec_of(const fkv_codec *codec) { return codecs[codec->kind]; }

@@ -20,18 +20,22 @@ typedef struct fkv_mlx_codec {
     mlx_array (*take_odd)(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array part[FKV_N_PARTS]);
 
     /* Of kinds that are sealed, which have no encode(). part[p]: [n, G, bytes of the part / 2], of whole pages -> float32 [G, n *
-     * page_tokens, D], which the three functions before this one then take as their part 0. Else NULL. */
-    mlx_array (*rows)(fkv_mlx_graph *g, const fkv_codec *codec, const mlx_array part[FKV_N_PARTS], uint32_t page_tokens);
+     * page_tokens, D], which the three functions before this one then take as their part 0. Else NULL. channels: of calibrated
+     * keys, and here and below nobody else's. */
+    mlx_array (*rows)(fkv_mlx_graph *g, const fkv_codec *codec, const fkv_mlx_channels *channels,
+                      const mlx_array part[FKV_N_PARTS], uint32_t page_tokens);
 
-    /* x: float32 [N, page_tokens, D], storable: N blocks -> part[p]: [N, bytes of the part / 2], with the bits of
-     * fkv_seal_block(). */
-    void (*seal)(fkv_mlx_state *mlx, const fkv_codec *codec, mlx_array x, mlx_array part[FKV_N_PARTS]);
+    /* x: float32 [N, page_tokens, D], storable: N blocks, of all heads of a page and then of the next -> part[p]: [N, bytes of
+     * the part / 2], with the bits of fkv_seal_block(). */
+    void (*seal)(fkv_mlx_state *mlx, const fkv_codec *codec, const fkv_mlx_channels *channels, mlx_array x,
+                 mlx_array part[FKV_N_PARTS]);
 } fkv_mlx_codec;
 
 const fkv_mlx_codec *fkv_mlx_codec_of(const fkv_codec *codec);
 
 extern const fkv_mlx_codec fkv_mlx_sealed_keys;
 extern const fkv_mlx_codec fkv_mlx_sealed_values;
+extern const fkv_mlx_codec fkv_mlx_calibrated_keys;
 
 FKV_INLINE mlx_dtype fkv_mlx_page_type(const fkv_codec *codec) { return codec->type == FKV_BF16 ? MLX_BFLOAT16 : MLX_FLOAT16; }
 

@@ -58,9 +58,13 @@ static fkv_status choose_way(fkv_mlx_state *mlx, fkv_mlx_way wanted) {
     FKV_REQUIRE((unsigned)wanted <= FKV_MLX_FUSED, FKV_BAD_CONFIG, "way %d: FKV_MLX_AUTO, _PLAIN or _FUSED", (int)wanted);
     FKV_TRY(is_gpu_stream(mlx->stream, &is_gpu));
     FKV_TRY(fkv_mlx_check(mlx_metal_is_available(&has_metal), "asking for Metal"));
+    bool calibrated = false;
+    for (uint32_t l = 0; l < mlx->n_layers; l++) calibrated |= mlx->layers[l].attn->calibrated;
+    FKV_REQUIRE(!calibrated || wanted != FKV_MLX_FUSED, FKV_UNSUPPORTED,
+                "the fused kernels have no calibrated keys yet: choose FKV_MLX_PLAIN or FKV_MLX_AUTO, or sealed keys (s4/s4)");
     FKV_REQUIRE(is_gpu || wanted != FKV_MLX_FUSED, FKV_UNSUPPORTED,
                 "the fused kernels run on GPU streams, and this one is the CPU's: choose FKV_MLX_PLAIN or FKV_MLX_AUTO");
-    mlx->way = is_gpu && wanted != FKV_MLX_PLAIN ? FKV_MLX_FUSED : FKV_MLX_PLAIN;
+    mlx->way = is_gpu && wanted != FKV_MLX_PLAIN && !calibrated ? FKV_MLX_FUSED : FKV_MLX_PLAIN;
     mlx->kernels_for = has_metal ? FKV_KERNEL_METAL : FKV_KERNEL_CUDA;
     mlx->name = !is_gpu ? "mlx cpu" : has_metal ? "mlx metal" : "mlx cuda";
     return FKV_OK;
@@ -118,6 +122,16 @@ static void open_layer(fkv_mlx_graph *g, fkv_mlx_layer *layer, uint32_t n_pages)
     fkv_mlx_keep(g, &layer->sink_logits, sink_logits_of(g, attn));
     if (attn->rotate_k != NULL) fkv_mlx_keep(g, &layer->signs[FKV_SIDE_K], signs_of(g, attn->rotate_k));
     if (attn->rotate_v != NULL) fkv_mlx_keep(g, &layer->signs[FKV_SIDE_V], signs_of(g, attn->rotate_v));
+    if (attn->calibrated && layer->block == &attn->block) fkv_mlx_channels_open(g, attn, &layer->channels);
+}
+
+static void close_channels(fkv_mlx_channels *c) {
+    mlx_array *const one[] = {&c->bins, &c->channel, &c->place, &c->packed, &c->there};
+    for (size_t i = 0; i < sizeof one / sizeof one[0]; i++) let_go(one[i]);
+    for (int d = 0; d < FKV_MAX_DIGITS; d++) {
+        let_go(&c->digit[d]);
+        let_go(&c->weight[d]);
+    }
 }
 
 static void open_constants(fkv_mlx_graph *g, fkv_mlx_constants *c, fkv_type page_type) {
@@ -170,6 +184,7 @@ static void mlx_close(void *state) {
         let_go(&mlx->layers[l].ticket);
         let_go(&mlx->layers[l].pool);
         let_go(&mlx->layers[l].sink_logits);
+        close_channels(&mlx->layers[l].channels);
         for (int side = 0; side < FKV_N_SIDES; side++) let_go(&mlx->layers[l].signs[side]);
     }
     (void)mlx_stream_free(mlx->stream);

@@ -147,11 +147,13 @@ static mlx_array page_part(fkv_mlx_graph *g, const fkv_mlx_layer *layer, mlx_arr
 /* ---- sealing ---- */
 
 /* x: float32 [n * G, T, D] -> the parts of one side of n pages, [n * G, bytes / 2] each. */
-static void seal_rows(fkv_mlx_state *mlx, const fkv_codec *codec, mlx_array x, int n_blocks, int page_tokens,
+static void seal_rows(fkv_mlx_state *mlx, const fkv_mlx_layer *layer, fkv_side side, mlx_array x, int n_blocks,
                       mlx_array part[FKV_N_PARTS]) {
+    const fkv_codec *codec = &layer->block->codec[side];
+    const int page_tokens = (int)layer->block->page_tokens;
     const fkv_mlx_codec *of_kind = fkv_mlx_codec_of(codec);
     if (of_kind->seal != NULL) {
-        of_kind->seal(mlx, codec, x, part);
+        of_kind->seal(mlx, codec, &layer->channels, x, part);
         return;
     }
     of_kind->encode(mlx, codec, x, part); /* a V that codes rows */
@@ -180,7 +182,7 @@ static void seal_side(fkv_mlx_state *mlx, fkv_mlx_layer *layer, uint32_t r, uint
         part[p] = fkv_mlx_reshape(g, part[p], FKV_MLX_SHAPE(n_blocks, page_tokens, (int)from->row_bytes[p] / 2));
     }
     mlx_array sealed[FKV_N_PARTS] = {{NULL}};
-    seal_rows(mlx, to, fkv_mlx_open_rows(mlx, from, part), n_blocks, page_tokens, sealed);
+    seal_rows(mlx, layer, side, fkv_mlx_open_rows(mlx, from, part), n_blocks, sealed);
     for (int p = 0; p < FKV_N_PARTS; p++) {
         const int numbers = (int)(fkv_codec_part_bytes(to, (fkv_part)p, layer->block->page_tokens) / 2);
         const int at = (int)(layer->block->offset[side][p] / 2);
@@ -260,8 +262,9 @@ static void gathered_side(const query_block *b, const fkv_mlx_layer *form, mlx_a
         part[p] = fkv_mlx_slice(g, x, FKV_MLX_SHAPE(0, (int)skip, 0), FKV_MLX_SHAPE(heads, (int)(skip + n_tokens), width));
     }
     if (of_kind->rows == NULL) return;
-    part[0] = fkv_mlx_slice(g, of_kind->rows(g, codec, part, form->block->page_tokens), FKV_MLX_SHAPE(0, (int)skip, 0),
-                            FKV_MLX_SHAPE(heads, (int)(skip + n_tokens), (int)codec->dim));
+    part[0] = of_kind->rows(g, codec, &form->channels, part, form->block->page_tokens);
+    part[0] =
+        fkv_mlx_slice(g, part[0], FKV_MLX_SHAPE(0, (int)skip, 0), FKV_MLX_SHAPE(heads, (int)(skip + n_tokens), (int)codec->dim));
 }
 
 static mlx_array int_of(fkv_mlx_graph *g, uint32_t value) { return fkv_mlx_adopt(g, mlx_array_new_int((int)value)); }

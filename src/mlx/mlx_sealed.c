@@ -48,6 +48,13 @@ static mlx_array packed_lines(fkv_mlx_graph *g, mlx_array codes, int from, int e
     return fkv_mlx_transpose(g, x, FKV_MLX_SHAPE(2, 0, 1));
 }
 
+/* lines: [lines, B, 16] dwords of N pages -> [N, T * row_bytes / 2] of 16-bit numbers. */
+static mlx_array pages_of(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array lines, int n, int page_tokens) {
+    const int row_numbers = (int)codec->row_bytes[FKV_PART_CODES] / 2;
+    const mlx_array dwords = fkv_mlx_transpose(g, lines, FKV_MLX_SHAPE(1, 0, 2));
+    return fkv_mlx_view(g, fkv_mlx_reshape(g, dwords, FKV_MLX_SHAPE(n, page_tokens * row_numbers / 2)), MLX_UINT16);
+}
+
 /* codes: float32 [N, T, D], whole -> [N, T * row_bytes / 2] of 16-bit numbers. */
 static mlx_array packed(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array codes, int n, int page_tokens) {
     const int dim = (int)codec->dim;
@@ -66,9 +73,7 @@ static mlx_array packed(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array code
         if (dim >= 32) lines = fkv_mlx_concatenate_first(g, lines, packed_lines(g, high, 0, dim / 32 * 32, 32, 1));
         if (dim % 32 != 0) lines = fkv_mlx_concatenate_first(g, lines, packed_lines(g, high, dim - 16, dim, 16, 1));
     }
-    lines = fkv_mlx_transpose(g, lines, FKV_MLX_SHAPE(1, 0, 2));
-    const int row_numbers = (int)codec->row_bytes[FKV_PART_CODES] / 2;
-    return fkv_mlx_view(g, fkv_mlx_reshape(g, lines, FKV_MLX_SHAPE(n, page_tokens * row_numbers / 2)), MLX_UINT16);
+    return pages_of(g, codec, lines, n, page_tokens);
 }
 
 /* dwords: [B, 16, lines], of which [from, end) are a plane -> its codes, uint8 [B, 16, n]. */
@@ -88,6 +93,13 @@ static mlx_array unpacked_lines(fkv_mlx_graph *g, mlx_array dwords, int from, in
     return fkv_mlx_slice(g, x, FKV_MLX_SHAPE(0, 0, 0), FKV_MLX_SHAPE(blocks, LANES, n));
 }
 
+/* codes: 16-bit numbers of so many blocks of 16 tokens -> [B, 16, lines] */
+static mlx_array dwords_of(fkv_mlx_graph *g, mlx_array codes, int blocks, int lines) {
+    const mlx_array x = fkv_mlx_reshape(g, codes, FKV_MLX_SHAPE(blocks, lines * FKV_SEALED_LINE / 2));
+    const mlx_array dwords = fkv_mlx_reshape(g, fkv_mlx_view(g, x, MLX_UINT32), FKV_MLX_SHAPE(blocks, lines, LANES));
+    return fkv_mlx_transpose(g, dwords, FKV_MLX_SHAPE(0, 2, 1));
+}
+
 /* The code of every number, uint8 [G, n, T, D]. codes: [n, G, T * row_bytes / 2]. */
 static mlx_array unpacked(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array codes, uint32_t page_tokens) {
     if (g->failed) return codes;
@@ -96,9 +108,7 @@ static mlx_array unpacked(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array co
     const int dim = (int)codec->dim;
     const int blocks = n * heads * (int)page_tokens / LANES;
     const int lines = (int)(codec->row_bytes[FKV_PART_CODES] * LANES / FKV_SEALED_LINE);
-    mlx_array dwords = fkv_mlx_reshape(g, codes, FKV_MLX_SHAPE(blocks, lines * FKV_SEALED_LINE / 2));
-    dwords = fkv_mlx_reshape(g, fkv_mlx_view(g, dwords, MLX_UINT32), FKV_MLX_SHAPE(blocks, lines, LANES));
-    dwords = fkv_mlx_transpose(g, dwords, FKV_MLX_SHAPE(0, 2, 1));
+    const mlx_array dwords = dwords_of(g, codes, blocks, lines);
     mlx_array x = unpacked_lines(g, dwords, 0, low_lines(codec), (uint32_t)low_bits(codec), dim);
     if (codec->bits == 3) {
         const uint8_t four = 4;
@@ -129,14 +139,18 @@ static mlx_array rows_of(fkv_mlx_graph *g, mlx_array x) {
     return fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(shape[0], shape[1] * shape[2], shape[3]));
 }
 
-static mlx_array key_rows(fkv_mlx_graph *g, const fkv_codec *codec, const mlx_array part[FKV_N_PARTS], uint32_t page_tokens) {
+static mlx_array key_rows(fkv_mlx_graph *g, const fkv_codec *codec, const fkv_mlx_channels *channels,
+                          const mlx_array part[FKV_N_PARTS], uint32_t page_tokens) {
+    (void)channels;
     const int dim = (int)codec->dim;
     mlx_array x = fkv_mlx_astype(g, unpacked(g, codec, part[FKV_PART_CODES], page_tokens), MLX_FLOAT32);
     x = fkv_mlx_multiply(g, x, floats_of(g, codec, part[FKV_PART_SCALES], 1, dim));
     return rows_of(g, fkv_mlx_add(g, x, floats_of(g, codec, part[FKV_PART_BIASES], 1, dim)));
 }
 
-static mlx_array value_rows(fkv_mlx_graph *g, const fkv_codec *codec, const mlx_array part[FKV_N_PARTS], uint32_t page_tokens) {
+static mlx_array value_rows(fkv_mlx_graph *g, const fkv_codec *codec, const fkv_mlx_channels *channels,
+                            const mlx_array part[FKV_N_PARTS], uint32_t page_tokens) {
+    (void)channels;
     const fkv_sealed_book *book = fkv_sealed_book_of(codec->bits);
     const uint32_t sign = 1u << (codec->bits - 1);
     float value[2 * FKV_SEALED_LEVELS] = {0};
@@ -182,30 +196,46 @@ static mlx_array halves_of(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array x
     return fkv_mlx_view(g, halves, MLX_UINT16);
 }
 
-static mlx_array whole(fkv_mlx_graph *g, mlx_array x, float most) {
-    return fkv_mlx_round(g, fkv_mlx_minimum(g, fkv_mlx_maximum(g, x, fkv_mlx_number(g, 0.0f)), fkv_mlx_number(g, most)));
+static mlx_array whole(fkv_mlx_graph *g, mlx_array x, mlx_array most) {
+    return fkv_mlx_round(g, fkv_mlx_minimum(g, fkv_mlx_maximum(g, x, fkv_mlx_number(g, 0.0f)), most));
 }
 
-static void seal_keys(fkv_mlx_state *mlx, const fkv_codec *codec, mlx_array x, mlx_array part[FKV_N_PARTS]) {
+/* Keys by channel. */
+typedef struct key_lines {
+    mlx_array scale; /* float32 [n, G, D, 1], as the page type holds it */
+    mlx_array bias;
+    mlx_array codes; /* float32 [n, G, D, T], whole */
+} key_lines;
+
+/* x: float32 [n, G, T, D]; bins: the largest code, of all or of each channel: [G, D, 1] */
+static key_lines key_lines_of(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array x, mlx_array bins) {
+    const mlx_array zero = fkv_mlx_number(g, 0.0f);
+    const mlx_array channels = fkv_mlx_transpose(g, x, FKV_MLX_SHAPE(0, 1, 3, 2));
+    const mlx_array lo = fkv_mlx_min_last(g, channels);
+    const mlx_array range = fkv_mlx_subtract(g, fkv_mlx_max_last(g, channels), lo);
+    key_lines k = {.scale = rounded(g, codec, fkv_mlx_divide(g, range, bins))};
+    const mlx_array bias =
+        fkv_mlx_astype(g, fkv_mlx_add(g, lo, zero), fkv_mlx_page_type(codec)); /* -0 would depend on the order */
+    k.bias = fkv_mlx_astype(g, bias, MLX_FLOAT32);
+    const mlx_array one_over = fkv_mlx_divide(g, fkv_mlx_number(g, 1.0f), k.scale);
+    const mlx_array inverse = fkv_mlx_where(g, fkv_mlx_less(g, zero, k.scale), one_over, zero);
+    k.codes = whole(g, fkv_mlx_multiply(g, fkv_mlx_subtract(g, channels, k.bias), inverse), bins);
+    return k;
+}
+
+static void seal_keys(fkv_mlx_state *mlx, const fkv_codec *codec, const fkv_mlx_channels *channels, mlx_array x,
+                      mlx_array part[FKV_N_PARTS]) {
+    (void)channels;
     fkv_mlx_graph *g = &mlx->graph;
     if (g->failed) return;
     const int n = mlx_array_shape(x)[0];
     const int page_tokens = mlx_array_shape(x)[1];
     const int dim = (int)codec->dim;
-    const float bins = (float)((1u << codec->bits) - 1u);
-    const mlx_array zero = fkv_mlx_number(g, 0.0f);
-    const mlx_array channels = fkv_mlx_transpose(g, x, FKV_MLX_SHAPE(0, 2, 1));
-    const mlx_array lo = fkv_mlx_min_last(g, channels);
-    const mlx_array range = fkv_mlx_subtract(g, fkv_mlx_max_last(g, channels), lo);
-    const mlx_array scale = rounded(g, codec, fkv_mlx_divide(g, range, fkv_mlx_number(g, bins)));
-    mlx_array bias = fkv_mlx_astype(g, fkv_mlx_add(g, lo, zero), fkv_mlx_page_type(codec)); /* -0 would depend on the order */
-    bias = fkv_mlx_astype(g, bias, MLX_FLOAT32);
-    const mlx_array one_over = fkv_mlx_divide(g, fkv_mlx_number(g, 1.0f), scale);
-    const mlx_array inverse = fkv_mlx_where(g, fkv_mlx_less(g, zero, scale), one_over, zero);
-    mlx_array codes = whole(g, fkv_mlx_multiply(g, fkv_mlx_subtract(g, channels, bias), inverse), bins);
-    part[FKV_PART_CODES] = packed(g, codec, fkv_mlx_transpose(g, codes, FKV_MLX_SHAPE(0, 2, 1)), n, page_tokens);
-    part[FKV_PART_SCALES] = halves_of(g, codec, scale, n, dim);
-    part[FKV_PART_BIASES] = halves_of(g, codec, bias, n, dim);
+    const mlx_array blocks = fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(n, 1, page_tokens, dim));
+    const key_lines k = key_lines_of(g, codec, blocks, fkv_mlx_number(g, (float)((1u << codec->bits) - 1u)));
+    part[FKV_PART_CODES] = packed(g, codec, fkv_mlx_transpose(g, k.codes, FKV_MLX_SHAPE(0, 1, 3, 2)), n, page_tokens);
+    part[FKV_PART_SCALES] = halves_of(g, codec, k.scale, n, dim);
+    part[FKV_PART_BIASES] = halves_of(g, codec, k.bias, n, dim);
 }
 
 /* norm: [rows, 1] -> what a number is multiplied by to be in 128ths of it. */
@@ -217,7 +247,7 @@ static mlx_array inverse_of(fkv_mlx_graph *g, mlx_array norm) {
 /* magnitude: [rows, D] -> the size of each code, as a float. */
 static mlx_array sizes_of(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array magnitude, mlx_array inverse) {
     const fkv_sealed_book *book = fkv_sealed_book_of(codec->bits);
-    const mlx_array m = whole(g, fkv_mlx_multiply(g, magnitude, inverse), 127.0f);
+    const mlx_array m = whole(g, fkv_mlx_multiply(g, magnitude, inverse), fkv_mlx_number(g, 127.0f));
     mlx_array size = fkv_mlx_number(g, 0.0f);
     for (uint32_t i = 0; i + 1 < 1u << (codec->bits - 1); i++) {
         const mlx_array above = fkv_mlx_less(g, fkv_mlx_number(g, (float)book->above[i]), m);
@@ -245,7 +275,9 @@ static mlx_array norms_of(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array ma
     return norm;
 }
 
-static void seal_values(fkv_mlx_state *mlx, const fkv_codec *codec, mlx_array x, mlx_array part[FKV_N_PARTS]) {
+static void seal_values(fkv_mlx_state *mlx, const fkv_codec *codec, const fkv_mlx_channels *channels, mlx_array x,
+                        mlx_array part[FKV_N_PARTS]) {
+    (void)channels;
     fkv_mlx_graph *g = &mlx->graph;
     if (g->failed) return;
     const int n = mlx_array_shape(x)[0];
@@ -261,6 +293,165 @@ static void seal_values(fkv_mlx_state *mlx, const fkv_codec *codec, mlx_array x,
     part[FKV_PART_CODES] = packed(g, codec, fkv_mlx_add(g, size, sign), n, page_tokens);
     part[FKV_PART_SCALES] = halves_of(g, codec, norm, n, page_tokens);
 }
+
+/* ---- calibrated keys: heads that differ in the order and the bits of their channels ----
+ *
+ * Rows and channels are gathered by index, of all heads at once: the first axis is heads and channels, or heads and digits.
+ */
+
+/* Digits of a head, those that fill its last line with it. */
+static uint32_t digits_of(const fkv_codec *codec) { return codec->row_bytes[FKV_PART_CODES] * 4; }
+
+/* The numbers of one more head behind those of the heads before it. */
+static void append(fkv_mlx_graph *g, const uint32_t *numbers, uint32_t n, mlx_array *kept) {
+    const mlx_array made = fkv_mlx_adopt(g, mlx_array_new_data(numbers, (const int[]){(int)n}, 1, MLX_UINT32));
+    fkv_mlx_keep(g, kept, kept->ctx == NULL ? made : fkv_mlx_concatenate_first(g, *kept, made));
+}
+
+/* One head: h of n_heads. */
+static void append_head(fkv_mlx_graph *g, const fkv_codec *codec, uint32_t h, uint32_t n_heads, fkv_mlx_channels *channels) {
+    const fkv_channel_order *order = codec->channels;
+    const uint32_t dim = codec->dim;
+    const uint32_t n_digits = digits_of(codec);
+    uint32_t bins[FKV_MAX_HEAD_DIM] = {0};
+    uint32_t channel[FKV_MAX_HEAD_DIM] = {0};
+    uint32_t place[FKV_MAX_HEAD_DIM] = {0};
+    uint32_t packed_at[FKV_MAX_HEAD_DIM * FKV_MAX_DIGITS] = {0};
+    uint32_t there[FKV_MAX_HEAD_DIM * FKV_MAX_DIGITS] = {0};
+    uint32_t digit[FKV_MAX_DIGITS][FKV_MAX_HEAD_DIM] = {{0}};
+    uint32_t weight[FKV_MAX_DIGITS][FKV_MAX_HEAD_DIM] = {{0}};
+    for (uint32_t p = 0; p < dim; p++) {
+        const uint32_t c = order->channel[p];
+        const uint32_t n = fkv_channel_digits(order, p);
+        uint32_t at = p; /* of a digit, counted through the planes */
+        bins[c] = (1u << 2 * n) - 1;
+        channel[p] = h * dim + c;
+        place[c] = h * dim + p;
+        for (uint32_t d = 0; d < n; at += order->n[d++]) {
+            packed_at[at] = (d * n_heads + h) * dim + c;
+            there[at] = 1;
+            digit[d][c] = h * n_digits + at;
+            weight[d][c] = 1u << 2 * d;
+        }
+    }
+    append(g, bins, dim, &channels->bins);
+    append(g, channel, dim, &channels->channel);
+    append(g, place, dim, &channels->place);
+    append(g, packed_at, n_digits, &channels->packed);
+    append(g, there, n_digits, &channels->there);
+    for (int d = 0; d < FKV_MAX_DIGITS; d++) {
+        append(g, digit[d], dim, &channels->digit[d]);
+        append(g, weight[d], dim, &channels->weight[d]);
+    }
+}
+
+void fkv_mlx_channels_open(fkv_mlx_graph *g, const fkv_attn_layer *attn, fkv_mlx_channels *channels) {
+    const int heads = (int)attn->n_kv_heads;
+    const int dim = (int)attn->head_dim;
+    const uint32_t mark = fkv_mlx_graph_mark(g);
+    for (uint32_t h = 0; h < attn->n_kv_heads; h++) {
+        append_head(g, &attn->head_blocks[h].codec[FKV_SIDE_K], h, attn->n_kv_heads, channels);
+        fkv_mlx_graph_release(g, mark);
+    }
+    if (g->failed) return;
+    const int n_digits = heads * (int)digits_of(&attn->block.codec[FKV_SIDE_K]);
+    const mlx_array bins = fkv_mlx_astype(g, channels->bins, MLX_FLOAT32);
+    fkv_mlx_keep(g, &channels->bins, fkv_mlx_reshape(g, bins, FKV_MLX_SHAPE(heads, dim, 1)));
+    fkv_mlx_keep(g, &channels->there, fkv_mlx_reshape(g, channels->there, FKV_MLX_SHAPE(n_digits, 1)));
+    for (int d = 0; d < FKV_MAX_DIGITS; d++) {
+        const mlx_array weight = fkv_mlx_astype(g, channels->weight[d], MLX_FLOAT32);
+        fkv_mlx_keep(g, &channels->weight[d], fkv_mlx_reshape(g, weight, FKV_MLX_SHAPE(heads * dim, 1)));
+    }
+    fkv_mlx_graph_release(g, mark);
+}
+
+/* x: [G * D, n] by place or by channel -> [G, D, n] in the order of `rows`. */
+static mlx_array reordered(fkv_mlx_graph *g, mlx_array x, mlx_array rows, int heads, int dim, int n) {
+    x = fkv_mlx_take_first(g, fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(heads * dim, n)), rows);
+    return fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(heads, dim, n));
+}
+
+/* numbers: [n, G, D], scales or biases by place -> float32 [G, n, 1, D] by channel. */
+static mlx_array by_channel(fkv_mlx_graph *g, const fkv_codec *codec, const fkv_mlx_channels *channels, mlx_array numbers) {
+    if (g->failed) return numbers;
+    const int n = mlx_array_shape(numbers)[0];
+    const int heads = mlx_array_shape(numbers)[1];
+    const int dim = (int)codec->dim;
+    mlx_array x = fkv_mlx_transpose(g, floats_of(g, codec, numbers, 1, dim), FKV_MLX_SHAPE(0, 3, 1, 2));
+    x = fkv_mlx_transpose(g, reordered(g, x, channels->place, heads, dim, n), FKV_MLX_SHAPE(0, 2, 1));
+    return fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(heads, n, 1, dim));
+}
+
+static mlx_array calibrated_rows(fkv_mlx_graph *g, const fkv_codec *codec, const fkv_mlx_channels *channels,
+                                 const mlx_array part[FKV_N_PARTS], uint32_t page_tokens) {
+    if (g->failed) return part[FKV_PART_CODES];
+    const int n = mlx_array_shape(part[FKV_PART_CODES])[0];
+    const int heads = mlx_array_shape(part[FKV_PART_CODES])[1];
+    const int tokens = (int)page_tokens;
+    const int dim = (int)codec->dim;
+    const int n_digits = (int)digits_of(codec);
+    const int lines = n_digits / LANES;
+    const mlx_array dwords = dwords_of(g, part[FKV_PART_CODES], n * heads * tokens / LANES, lines);
+    mlx_array digits = unpacked_lines(g, dwords, 0, lines, 2, n_digits);
+    digits = fkv_mlx_reshape(g, digits, FKV_MLX_SHAPE(n, heads, tokens, n_digits));
+    digits = fkv_mlx_transpose(g, digits, FKV_MLX_SHAPE(1, 3, 0, 2));
+    digits = fkv_mlx_reshape(g, digits, FKV_MLX_SHAPE(heads * n_digits, n * tokens));
+    mlx_array x = {NULL};
+    for (int d = 0; d < FKV_MAX_DIGITS; d++) {
+        const mlx_array digit = fkv_mlx_astype(g, fkv_mlx_take_first(g, digits, channels->digit[d]), MLX_FLOAT32);
+        const mlx_array counted = fkv_mlx_multiply(g, digit, channels->weight[d]);
+        x = d == 0 ? counted : fkv_mlx_add(g, x, counted);
+    }
+    x = fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(heads, dim, n, tokens));
+    x = fkv_mlx_transpose(g, x, FKV_MLX_SHAPE(0, 2, 3, 1));
+    x = fkv_mlx_multiply(g, x, by_channel(g, codec, channels, part[FKV_PART_SCALES]));
+    return rows_of(g, fkv_mlx_add(g, x, by_channel(g, codec, channels, part[FKV_PART_BIASES])));
+}
+
+/* numbers: float32 [n, G, D, 1] by channel -> [n * G, D] of 16-bit numbers by place. */
+static mlx_array by_place(fkv_mlx_graph *g, const fkv_codec *codec, const fkv_mlx_channels *channels, mlx_array numbers, int n,
+                          int heads) {
+    const int dim = (int)codec->dim;
+    const mlx_array x = fkv_mlx_transpose(g, numbers, FKV_MLX_SHAPE(1, 2, 0, 3));
+    const mlx_array placed = reordered(g, x, channels->channel, heads, dim, n);
+    return halves_of(g, codec, fkv_mlx_transpose(g, placed, FKV_MLX_SHAPE(2, 0, 1)), n * heads, dim);
+}
+
+/* codes: uint32 [G * D, n] -> their digits, [digits * G * D, n] */
+static mlx_array cut_in_digits(fkv_mlx_graph *g, mlx_array codes) {
+    const uint32_t three = 3;
+    const mlx_array mask = fkv_mlx_adopt(g, mlx_array_new_data(&three, (const int[]){1}, 1, MLX_UINT32));
+    mlx_array all = fkv_mlx_bitwise_and(g, codes, mask);
+    for (uint32_t d = 1; d < FKV_MAX_DIGITS; d++) {
+        const uint32_t by = 2 * d;
+        const mlx_array shift = fkv_mlx_adopt(g, mlx_array_new_data(&by, (const int[]){1}, 1, MLX_UINT32));
+        all = fkv_mlx_concatenate_first(g, all, fkv_mlx_bitwise_and(g, fkv_mlx_right_shift(g, codes, shift), mask));
+    }
+    return all;
+}
+
+static void seal_calibrated(fkv_mlx_state *mlx, const fkv_codec *codec, const fkv_mlx_channels *channels, mlx_array x,
+                            mlx_array part[FKV_N_PARTS]) {
+    fkv_mlx_graph *g = &mlx->graph;
+    if (g->failed) return;
+    const int heads = mlx_array_shape(channels->bins)[0];
+    const int n = mlx_array_shape(x)[0] / heads;
+    const int tokens = mlx_array_shape(x)[1];
+    const int dim = (int)codec->dim;
+    const int n_digits = (int)digits_of(codec);
+    const key_lines k = key_lines_of(g, codec, fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(n, heads, tokens, dim)), channels->bins);
+    mlx_array codes = fkv_mlx_transpose(g, fkv_mlx_astype(g, k.codes, MLX_UINT32), FKV_MLX_SHAPE(1, 2, 0, 3));
+    codes = cut_in_digits(g, fkv_mlx_reshape(g, codes, FKV_MLX_SHAPE(heads * dim, n * tokens)));
+    codes = fkv_mlx_multiply(g, fkv_mlx_take_first(g, codes, channels->packed), channels->there);
+    codes = fkv_mlx_transpose(g, fkv_mlx_reshape(g, codes, FKV_MLX_SHAPE(heads, n_digits, n, tokens)), FKV_MLX_SHAPE(2, 0, 3, 1));
+    codes = fkv_mlx_reshape(g, codes, FKV_MLX_SHAPE(n * heads * tokens / LANES, LANES, n_digits));
+    part[FKV_PART_CODES] = pages_of(g, codec, packed_lines(g, codes, 0, n_digits, 16, 2), n * heads, tokens);
+    part[FKV_PART_SCALES] = by_place(g, codec, channels, k.scale, n, heads);
+    part[FKV_PART_BIASES] = by_place(g, codec, channels, k.bias, n, heads);
+}
+
+const fkv_mlx_codec fkv_mlx_calibrated_keys = {
+    .scores = scores, .values = values, .take_odd = take_odd, .rows = calibrated_rows, .seal = seal_calibrated};
 
 const fkv_mlx_codec fkv_mlx_sealed_keys = {
     .scores = scores, .values = values, .take_odd = take_odd, .rows = key_rows, .seal = seal_keys};

@@ -13,6 +13,7 @@
 #include "../attn/gpu/kernel_text.h"
 #include "../attn/gpu/step_table.h"
 #include "../cache/device.h"
+#include "../codec/channel_order.h"
 
 #include <flatkv/mlx.h>
 
@@ -23,6 +24,19 @@ typedef struct fkv_mlx_kernels {
     fkv_mlx_kernel of[FKV_MLX_ROW_TYPES][FKV_N_KERNELS];
     fkv_mlx_kernel decode[FKV_MLX_ROW_TYPES][FKV_MLX_DECODES];
 } fkv_mlx_kernels;
+
+/* The channels of calibrated keys, of all heads of a layer. Rows of arrays [G * D, ..] are channels, or places in the order of
+ * each head (channel_order.h); rows of [G * N, ..] are digits as they are packed, N of them for a head, those that fill the last
+ * line with it. */
+typedef struct fkv_mlx_channels {
+    mlx_array bins;                   /* float32 [G, D, 1]: the largest code of each channel */
+    mlx_array channel;                /* uint32 [G * D]: the row of each place's channel */
+    mlx_array place;                  /* uint32 [G * D]: the row of each channel's place */
+    mlx_array packed;                 /* uint32 [G * N]: of each digit, its row in [digits, G * D, ..] of channels */
+    mlx_array there;                  /* uint32 [G * N, 1]: 0 for digits that fill a line, else 1 */
+    mlx_array digit[FKV_MAX_DIGITS];  /* uint32 [G * D]: the row of each channel's digit d */
+    mlx_array weight[FKV_MAX_DIGITS]; /* float32 [G * D, 1]: what it counts; 0 where the channel has none */
+} fkv_mlx_channels;
 
 /* A pool and what belongs to it. A sealed layer has two: its own, and behind all layers one for its open pages, which shares
  * attn. */
@@ -35,6 +49,7 @@ struct fkv_mlx_layer {
     mlx_array pool;
     mlx_array signs[FKV_N_SIDES]; /* float32 [D] of 1 and -1; empty where the side is not rotated */
     mlx_array sink_logits;        /* float32 [H], 8 at least; zeroes where the layer has none */
+    fkv_mlx_channels channels;    /* empty but for sealed pages with calibrated keys */
 
     /* the fused way */
     mlx_array ticket;        /* uint32; whoever takes it as an input runs after all that touched the pool */
@@ -91,6 +106,9 @@ uint64_t fkv_mlx_plain_bytes(const fkv_layer_config *layer, uint32_t n_tokens);
 /* x: [.., D] of float32 -> the same, rotated or turned back as src/codec/rotation.h defines it, bit for bit on MLX's CPU. */
 mlx_array fkv_mlx_rotate(fkv_mlx_graph *g, mlx_array x, const fkv_rotation *rotation, mlx_array signs);
 mlx_array fkv_mlx_unrotate(fkv_mlx_graph *g, mlx_array x, const fkv_rotation *rotation, mlx_array signs);
+
+/* Of a layer whose keys are calibrated (mlx_sealed.c). A failure is the graph's. */
+void fkv_mlx_channels_open(fkv_mlx_graph *g, const fkv_attn_layer *attn, fkv_mlx_channels *channels);
 
 /* ---- the fused way (mlx_fused.c) ---- */
 
