@@ -56,10 +56,10 @@ def picture(results):
     out += [line([(0, plan), (tokens, plan)], PLAN, 8), line(thinned(flat["samples"]), FLAT, 2.5), line(own, OWN, 2.5)]
     out += [value(flat["samples"][-1], FLAT), value(own[-1], OWN)]
     legend = ((PLAN, "flatkv's plan, before anything is taken"), (FLAT, "flatkv K8/V4: resident, after each step"),
-              (OWN, "mlx-lm's bf16 cache: MLX's count, after each chunk"))
+              (OWN, "mlx-lm's bf16 cache: MLX's count, after chunks"))
     for i, (colour, text) in enumerate(legend):
-        out.append(f'<rect x="{LEFT + 250 * i}" y="{TOP - 27}" width="12" height="12" fill="{colour}"/>')
-        out.append(f'<text x="{LEFT + 18 + 250 * i}" y="{TOP - 16}">{text}</text>')
+        out.append(f'<rect x="{LEFT + 236 * i}" y="{TOP - 27}" width="12" height="12" fill="{colour}"/>')
+        out.append(f'<text x="{LEFT + 18 + 236 * i}" y="{TOP - 16}">{text}</text>')
     out.append(f'<text x="{LEFT}" y="{HEIGHT - 16}" fill="#555">flatkv: anonymous memory of the process beyond what it held before (bench_flat). mlx-lm: '
                "generate_step on an H200 (gpu_check.py).</text>")
     return "\n".join([*out, "</svg>"]) + "\n"

@@ -1,6 +1,6 @@
 """Every model type that mlx-lm tests: does flatkv keep its KV, and are the logits mlx-lm's?
 
-usage: census.py <folder with mlx-lm's tests> [--look] [--json FILE] [NAME...]     --look: compare nothing; NAME: only these model types
+usage: census.py <folder with mlx-lm's tests> [NAME...] [--look] [--json FILE]     --look: compare nothing; NAME: only these model types
 
 mlx-lm's own test_models.py builds a small model of each type. Each is looked at as install() does; those that are accepted run a prompt
 in two chunks and some single tokens, in float32, over 16-bit pages and over mlx-lm's own caches. Exit status 1 where one is wrong.
