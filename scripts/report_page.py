@@ -8,6 +8,7 @@ import json
 import pathlib
 
 import report_codecs
+import report_serving
 from report_tables import build, markdown as table
 
 REAL_MODELS = ["smollm2", "gemma3-270m", "qwen2.5-0.5b", "qwen2.5-1.5b"]
@@ -350,6 +351,10 @@ def codecs(machine):
     return report_codecs.table_of(machine, table, made_by)
 
 
+def serving(machine):
+    return report_serving.section(machine, table, made_by)
+
+
 def codecs_picture(results):
     """docs/codecs.svg, of the machine that has measured most models."""
     machines = [Machine(p.parent) for p in sorted(pathlib.Path(results).glob("*/machine.json"))]
@@ -367,6 +372,7 @@ SECTIONS = (
     ("Peak memory", memory),
     ("Memory against context, and where it crosses the machine", plans),
     ("Rates", rates),
+    ("Serving", serving),
 )
 
 

@@ -511,6 +511,13 @@ START_TEST(a_full_queue_says_when_to_come_back) {
     ck_assert_int_eq(status, FKV_BUSY);
     ck_assert(n >= 2 && n <= 3);
     ck_assert_double_ge(retry, 1.0);
+    (void)fkv_engine_drain(engine, 0.0);  /* now every one is refused */
+    for (uint32_t i = 0; i < 2000; i++) { /* each behind those before it, but never beyond all bounds */
+        fkv_request r = request_of(prompt, &h[n]);
+        r.max_new = 700;
+        ck_assert_int_eq(fkv_engine_submit(engine, &r, &id, &retry), FKV_BUSY);
+        ck_assert(retry >= 1.0 && retry <= 600.0);
+    }
     fkv_engine_close(engine); /* cancels what is left */
     for (uint32_t i = 0; i < n; i++) {
         heard_wait(&h[i]);

@@ -177,6 +177,7 @@ typedef struct fkv_engine_stats {
     uint32_t max_request_tokens; /* prompt and answer of one request */
     uint32_t default_new;
     uint32_t max_tokens; /* of the cache */
+    bool consistent;     /* fkv_cache_consistent(), whenever there was nothing to do */
     fkv_store_stats store;
 } fkv_engine_stats;
 

@@ -50,7 +50,8 @@ static bool runs_amx(void) {
     enum { UNKNOWN, NO, YES };
     static _Atomic int answer;
     if (answer == UNKNOWN) {
-        bool there = runs_avx512vnni() && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-int8");
+        bool there = runs_avx512vnni() && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-int8") &&
+                     __builtin_cpu_supports("amx-bf16");
         answer = there && may_use_tiles() ? YES : NO;
     }
     return answer == YES;

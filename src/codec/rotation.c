@@ -49,24 +49,68 @@ void fkv_rotation_make(uint64_t seed, uint32_t stream, uint32_t dim, fkv_rotatio
     if (dim % 32 != 0) rotation->signs[n_words - 1] &= (1u << dim % 32) - 1u;
 }
 
+/* Four channels; any compiler of this tree makes the machine's vectors of them. */
+typedef float four __attribute__((vector_size(16)));
+typedef uint32_t four_bits __attribute__((vector_size(16)));
+
+static four load_four(const float *x) {
+    four v;
+    memcpy(&v, x, sizeof v);
+    return v;
+}
+
+static void store_four(float *x, four v) { memcpy(x, &v, sizeof v); }
+
+static four negate(four v, four_bits which) { return (four)((four_bits)v ^ which); }
+
 static void flip(const fkv_rotation *rotation, float *x) {
-    for (uint32_t d = 0; d < rotation->dim; d++)
+    const uint32_t whole = rotation->dim - rotation->dim % 4;
+    const four_bits bit = {1, 2, 4, 8};
+    for (uint32_t d = 0; d < whole; d += 4) {
+        uint32_t signs = rotation->signs[d / 32] >> d % 32;
+        four_bits set = (four_bits)(((four_bits){signs, signs, signs, signs} & bit) == bit);
+        store_four(x + d, negate(load_four(x + d), set << 31));
+    }
+    for (uint32_t d = whole; d < rotation->dim; d++)
         x[d] = fkv_float_of(fkv_bits_of(x[d]) ^ (rotation->signs[d / 32] >> d % 32) << 31);
 }
 
-static void hadamard(const fkv_rotation *rotation, float *x) {
-    uint32_t block = rotation->block;
-    for (uint32_t h = 1; h < block; h *= 2) {
-        for (uint32_t start = 0; start < rotation->dim; start += 2 * h) {
-            for (uint32_t j = start; j < start + h; j++) {
-                float a = x[j];
-                float b = x[j + h];
-                x[j] = a + b;
-                x[j + h] = a - b;
-            }
+/* The stages of 1 and 2. */
+static four hadamard_four(four v) {
+    const four_bits odd = {0, 1u << 31, 0, 1u << 31};
+    const four_bits upper = {0, 0, 1u << 31, 1u << 31};
+    v = __builtin_shufflevector(v, v, 0, 0, 2, 2) + negate(__builtin_shufflevector(v, v, 1, 1, 3, 3), odd);
+    return __builtin_shufflevector(v, v, 0, 1, 0, 1) + negate(__builtin_shufflevector(v, v, 2, 3, 2, 3), upper);
+}
+
+static void pairs(float *x, uint32_t dim) {
+    for (uint32_t d = 0; d < dim; d += 2) {
+        float a = x[d];
+        float b = x[d + 1];
+        x[d] = a + b;
+        x[d + 1] = a - b;
+    }
+}
+
+/* Of 4 and above. */
+static void stage(float *x, uint32_t dim, uint32_t h) {
+    for (uint32_t start = 0; start < dim; start += 2 * h) {
+        for (uint32_t j = start; j < start + h; j += 4) {
+            four a = load_four(x + j);
+            four b = load_four(x + j + h);
+            store_four(x + j, a + b);
+            store_four(x + j + h, a - b);
         }
     }
-    for (uint32_t d = 0; d < rotation->dim; d++) x[d] *= rotation->norm;
+}
+
+static void hadamard(const fkv_rotation *rotation, float *x) {
+    const uint32_t dim = rotation->dim;
+    if (rotation->block == 2) pairs(x, dim);
+    if (rotation->block >= 4)
+        for (uint32_t d = 0; d < dim; d += 4) store_four(x + d, hadamard_four(load_four(x + d)));
+    for (uint32_t h = 4; h < rotation->block; h *= 2) stage(x, dim, h);
+    for (uint32_t d = 0; d < dim; d++) x[d] *= rotation->norm;
 }
 
 void fkv_rotation_apply(const fkv_rotation *rotation, float *x) {

@@ -11,7 +11,8 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { MAX_SHOWN = 256 }; /* requests that fkv_engine_requests() can name */
+enum { MAX_SHOWN = 256 };               /* requests that fkv_engine_requests() can name */
+static const double MAX_TOLD_S = 600.0; /* that a refused request is told to wait; not all come back */
 
 struct fkv_engine {
     const fkv_model *model;
@@ -38,6 +39,7 @@ struct fkv_engine {
     double ahead_units; /* of those who wait */
     double base_wait_s; /* of a request that would come now */
     double seconds_for_unit;
+    double told_until; /* when those who were refused will have been served, if they come back as they were told */
     uint32_t n_shown;
     fkv_request_info shown[MAX_SHOWN];
 };
@@ -109,6 +111,7 @@ static fkv_store_stats store_stats(const fkv_prefix_tier *tier) {
 static void publish(fkv_engine *e) {
     fkv_scheduler *s = &e->scheduler;
     fkv_store_stats store = store_stats(&s->tier);
+    if (s->n_running == 0 && s->line.n == 0) s->stats.consistent = fkv_cache_consistent(s->device.cache);
     double ahead = 0.0;
     for (const fkv_job *j = s->line.first; j != NULL; j = j->next) ahead += fkv_scheduler_units(s, j);
     double wait = fkv_scheduler_wait(s, ahead);
@@ -305,24 +308,41 @@ void fkv_engine_close(fkv_engine *e) {
 /* Under the lock. Seconds that a request would wait that came now. */
 static double wait_now(const fkv_engine *e) { return e->base_wait_s + e->inbox_units * e->seconds_for_unit; }
 
+static double units_of(const fkv_engine *e, const fkv_job *job) {
+    return (double)job->r.n_prompt + (double)job->r.n * job->r.max_new * e->config.output_weight / 2.0;
+}
+
+/* Under the lock. Seconds until a refused request may come back: behind the queue, and behind those who were told so before it;
+ * else all of them would come at once and most would be refused again. */
+static double come_back_s(fkv_engine *e, const fkv_job *job, double wait) {
+    const double now = job->arrived_at;
+    const double least = wait > 1.0 ? wait : 1.0;
+    double at = e->told_until > now + least ? e->told_until : now + least;
+    if (at > now + MAX_TOLD_S) at = now + MAX_TOLD_S;
+    e->told_until = at + units_of(e, job) * e->seconds_for_unit;
+    return at - now;
+}
+
 static fkv_status enter(fkv_engine *e, fkv_job *job, uint64_t *id, double *retry_s) {
     double wait = wait_now(e);
     uint32_t n_waiting = e->stats.waiting + e->inbox.n;
-    if (retry_s != NULL) *retry_s = wait > 1.0 ? wait : 1.0;
     bool full = n_waiting >= e->config.max_queue;
     bool late = e->config.max_wait_s > 0.0 && wait > e->config.max_wait_s;
     if (e->closing || e->draining || full || late) {
+        double retry = come_back_s(e, job, wait);
+        if (retry_s != NULL) *retry_s = retry;
         e->stats.refused_busy++;
         if (e->closing || e->draining) return fkv_fail(FKV_BUSY, "the engine is shutting down");
-        if (full) return fkv_fail(FKV_BUSY, "%u requests wait already; try again in %.0f s", n_waiting, wait > 1.0 ? wait : 1.0);
-        return fkv_fail(FKV_BUSY, "a request would wait %.0f s, at most %.0f are allowed", wait, e->config.max_wait_s);
+        if (full) return fkv_fail(FKV_BUSY, "%u requests wait already; try again in %.0f s", n_waiting, ceil(retry));
+        return fkv_fail(FKV_BUSY, "a request would wait %.0f s, at most %.0f are allowed; try again in %.0f s", wait,
+                        e->config.max_wait_s, ceil(retry));
     }
     job->id = *id = ++e->last_id;
     job->next_live = e->live;
     e->live = job;
     e->n_live++;
     e->stats.submitted++;
-    e->inbox_units += (double)job->r.n_prompt + (double)job->r.n * job->r.max_new * e->config.output_weight / 2.0;
+    e->inbox_units += units_of(e, job);
     fkv_waiting_line_add(&e->inbox, job);
     (void)pthread_cond_broadcast(&e->changed);
     return FKV_OK;

@@ -110,6 +110,7 @@ void metrics_write(const metrics *m, const fkv_engine_stats *s, const char *mode
         {"step_predicted_seconds_total", "counter", "The time predicted for them.", s->predicted_seconds},
         {"evictions_total", "counter", "Pages that the prefix cache gave up.", (double)s->cache.evictions},
         {"page_copies_total", "counter", "Pages copied because two sequences shared them.", (double)s->cache.page_copies},
+        {"cache_consistent", "gauge", "1: the books of the pages were right when there was last nothing to do.", s->consistent},
         {"planned_bytes", "gauge", "Cache, activations and buffers, as planned.",
          (double)(s->plan.total_bytes + s->store.buffer_bytes + s->store.figures.memory)},
         {"resident_bytes", "gauge", "Anonymous memory of the process.", (double)resident_bytes},

@@ -10,7 +10,7 @@
  */
 #include "../../base/simd/amx_tiles.h"
 #include "fill_avx512.h"
-#include "product_vnni.h"
+#include "product_amx_bf16.h"
 
 enum {
     SPAN_UNITS = 16, /* 16 KiB of a block's bytes, 8 KiB of a panel's codes */
@@ -144,12 +144,19 @@ FKV_INLINE void amx_product_kind(fkv_matrix_kind kind, const fkv_panels *p, cons
     fkv_tiles_close();
 }
 
-/* The tokens behind the last whole block take vectors. */
+/* Two whole blocks and more share the codes that were unpacked to bytes. */
 FKV_INLINE void amx_product_tokens(fkv_matrix_kind kind, const fkv_panels *p, const fkv_activations *in, uint32_t token,
                                    uint32_t n_tokens, float *out, size_t out_stride) {
-    uint32_t n_whole = fkv_panel_layout_of(kind).group == UNIT_NUMBERS ? n_tokens - n_tokens % FKV_BLOCK_TOKENS : 0;
+    const fkv_panel_layout layout = fkv_panel_layout_of(kind);
+    uint32_t n_whole = n_tokens - n_tokens % FKV_BLOCK_TOKENS;
+    if (n_whole <= FKV_BLOCK_TOKENS || layout.group != UNIT_NUMBERS) n_whole = 0;
     if (n_whole > 0) amx_product_kind(kind, p, in, token, n_whole, out, out_stride);
-    if (n_whole < n_tokens) int_product(p, in, token + n_whole, n_tokens - n_whole, out + n_whole * out_stride, out_stride);
+    uint32_t at = n_whole;
+    if (bf16_has_kind(layout) && n_tokens - at >= BF16_LEAST) {
+        bf16_product_block(layout, p, in, token + at, out + at * out_stride, out_stride);
+        at = fkv_min_u32(at + FKV_BLOCK_TOKENS, n_tokens);
+    }
+    if (at < n_tokens) int_product(p, in, token + at, n_tokens - at, out + at * out_stride, out_stride);
 }
 
 MATRIX_KINDS(KIND_FUNCTION, amx_product_tokens)

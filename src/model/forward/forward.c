@@ -16,7 +16,7 @@
 
 #include <math.h>
 
-enum { ROWS_PER_ITEM = 8 };
+enum { ROWS_PER_ITEM = 4 };
 
 typedef struct pass {
     fkv_runner *r;

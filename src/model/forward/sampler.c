@@ -3,7 +3,9 @@
  * Candidates are a heap by (logit, lower token first), built in one pass and popped only as far as the filters look: the popped
  * ones end up sorted behind the heap, largest last. Memory is taken at open; drawing takes none.
  */
+#include "../../base/cpu.h"
 #include "../model.h"
+#include "vector_ops.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -16,6 +18,7 @@ typedef struct candidate {
 
 struct fkv_sampler {
     fkv_sampler_config config;
+    const fkv_vector_ops *ops;
     uint64_t state;
     uint32_t n_vocab;
     bool adjusts;         /* there is a bias or a penalty */
@@ -78,6 +81,7 @@ fkv_status fkv_sampler_open(const fkv_sampler_config *config, uint32_t n_vocab, 
     FKV_TRY(check_config(config, n_vocab));
     fkv_sampler *made = take_sampler(config, n_vocab);
     FKV_REQUIRE(made != NULL, FKV_NO_MEMORY, "no memory for a sampler over %u tokens", n_vocab);
+    made->ops = fkv_vector_ops_for(fkv_cpu_best_isa());
     made->config = *config;
     made->config.bias = made->bias;
     made->state = config->seed;
@@ -166,12 +170,10 @@ static double draw(fkv_sampler *sampler) {
     return (double)(z >> 11) * 0x1p-53;
 }
 
-static fkv_status find_best(const float *logits, uint32_t n, uint32_t *best) {
-    uint32_t found = 0;
-    for (uint32_t i = 0; i < n; i++) {
+static fkv_status find_best(const fkv_sampler *s, const float *logits, uint32_t *best) {
+    uint32_t found = s->ops->largest(logits, s->n_vocab);
+    for (uint32_t i = 0; found == s->n_vocab && i < s->n_vocab; i++)
         FKV_REQUIRE(!isnan(logits[i]), FKV_BAD_ARGUMENT, "the logit of token %u is not a number", i);
-        if (logits[i] > logits[found]) found = i;
-    }
     FKV_REQUIRE(isfinite(logits[found]), FKV_BAD_ARGUMENT, "the largest logit, of token %u, is %g", found, (double)logits[found]);
     *best = found;
     return FKV_OK;
@@ -288,7 +290,7 @@ fkv_status fkv_sample(fkv_sampler *sampler, const float *logits, uint32_t *token
     fkv_sampler *s = sampler;
     bool greedy = s->config.temperature == 0.0f;
     uint32_t best = 0;
-    FKV_TRY(find_best(logits, s->n_vocab, &best));
+    FKV_TRY(find_best(s, logits, &best));
     if (s->adjusts) {
         adjust(s, logits);
         FKV_TRY(find_best_candidate(s, &best));

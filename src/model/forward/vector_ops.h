@@ -27,6 +27,9 @@ typedef struct fkv_vector_ops {
     /* Rotates the pairs of one head: (i, i + n_pairs), or (2 i, 2 i + 1). */
     void (*rope_halves)(float *x, const float *cosines, const float *sines, uint32_t n_pairs);
     void (*rope_pairs)(float *x, const float *cosines, const float *sines, uint32_t n_pairs);
+
+    /* Of n > 0 numbers the first that is the largest; n: one of them is not a number. */
+    uint32_t (*largest)(const float *x, uint32_t n);
 } fkv_vector_ops;
 
 /* isa must run on this machine; FKV_ISA_AUTO is not taken. */

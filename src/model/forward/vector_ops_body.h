@@ -115,5 +115,39 @@ static void rope_pairs(float *FKV_RESTRICT x, const float *FKV_RESTRICT cosines,
     }
 }
 
+/* As an integer that is ordered as the float is; -0 counts as 0. */
+FKV_INLINE int32_t ordered(float x) {
+    union {
+        float f;
+        int32_t i;
+    } bits = {.f = x + 0.0f};
+    return bits.i ^ (int32_t)((uint32_t)(bits.i >> 31) >> 1);
+}
+
+/* Blocks, so that the search for the place goes over one of them. */
+static uint32_t largest(const float *x, uint32_t n) {
+    enum { BLOCK = 1024 };
+    int32_t best = INT32_MIN;
+    int32_t not_numbers = 0;
+    uint32_t block = 0;
+    for (uint32_t from = 0; from < n; from += BLOCK) {
+        const uint32_t end = fkv_min_u32(n, from + BLOCK);
+        int32_t most = INT32_MIN;
+        for (uint32_t i = from; i < end; i++) {
+            int32_t key = ordered(x[i]);
+            most = key > most ? key : most;
+            not_numbers |= x[i] != x[i];
+        }
+        if (most > best) {
+            best = most;
+            block = from;
+        }
+    }
+    if (not_numbers != 0) return n;
+    uint32_t at = block;
+    while (ordered(x[at]) != best) at++;
+    return at;
+}
+
 const fkv_vector_ops VECTOR_OPS = {rms_norm, layer_norm, row_add,     row_add_scaled, silu_mul,
-                                   gelu_mul, swiglu_mul, rope_halves, rope_pairs};
+                                   gelu_mul, swiglu_mul, rope_halves, rope_pairs,     largest};

@@ -1,0 +1,122 @@
+"""The section of docs/results.md about `flatkv serve`, from the files serve_*.json of a machine. Imported by report_page.py."""
+
+QUIET = 0.05  # of the machine, taken by others
+
+
+def ms(seconds):
+    return f"{1000 * seconds:.0f} ms"
+
+
+def noise(result):
+    """What others took meanwhile, where it was more than a little."""
+    others = result.get("others", 0.0)
+    return f"; others took {100 * others:.0f} % of the machine" if others > QUIET else ""
+
+
+def best_peer(rows, n):
+    peers = [r for r in rows if r["clients"] == n and r["who"] != "flatkv"]
+    return max(peers, key=lambda r: r["tokens_per_s"], default=None)
+
+
+def turns_rows(result):
+    where = f"behind a prefix of {result['prefix_tokens']} tokens" if result["prefix_tokens"] else "short prompts"
+    for row in (r for r in result["rows"] if r["who"] == "flatkv"):
+        peer = best_peer(result["rows"], row["clients"])
+        yield [
+            f"{row['clients']}, {where}",
+            f"{row['tokens_per_s']:.0f}",
+            f"{peer['tokens_per_s']:.0f} ({peer['who'].split()[1]}), {row['tokens_per_s'] / peer['tokens_per_s']:.1f}x" if peer else "-",
+            ms(row["first_s"]),
+            f"{1000 * row['gap_s']:.1f} ms",
+            f"{100 * row['others']:.0f} %",
+        ]
+
+
+def mixed(r):
+    grown = r["resident_bytes_most"] - r["resident_bytes_after_warm_up"]
+    return [
+        f"{r['requests']:,} requests of {r['clients']} clients, {100 * r['leave']:.0f} % leave early",
+        f"resident {r['resident_bytes_after_warm_up']:,} bytes after a tenth of them, at most {grown / 1024:+,.0f} KiB in {r['samples']} samples; "
+        f"{r['pages_held_end']} pages held and {r['pages_promised_end']} promised at the end, consistent: {'yes' if r['consistent'] else 'no'}; "
+        f"{r['failed']} failed",
+    ]
+
+
+def overload(r):
+    f = r["flatkv"]
+    bad = sum(n for status, n in f["answers"].items() if status not in ("200", "429"))
+    told = f"waits to the first token within twice `Retry-After`: {100 * f['within_twice']:.0f} % of {f['told_to_wait']}" if f["told_to_wait"] else ""
+    text = (
+        f"{f['answers'].get('200', 0):,} answers, {f['answers'].get('429', 0):,} refusals (half within {ms(f['refused_in_s']['0.5'])}, 99 % within "
+        f"{ms(f['refused_in_s']['0.99'])}), {bad} errors or broken streams, {f['recomputed_tokens']} tokens computed twice; {told}{noise(f)}"
+    )
+    if "llama-server" in r:
+        p = r["llama-server"]
+        text += f". llama-server, {p['seconds']:.0f} s: {p['answers']}, first token p50 {p['first_token_s']['0.5']} s"
+    return [f"{f['clients']} clients on {r['parallel']} + {r['queue']} places and {r['context']} tokens, {f['seconds']:.0f} s", text]
+
+
+def once(r):
+    return [
+        f"{r['clients']} requests at once on one prefix of {r['prefix_tokens']} tokens",
+        f"{r['computed_tokens']:,} tokens computed, of which {r['questions_tokens']:,} of the questions; {r['page_waits']} waited for pages",
+    ]
+
+
+def stalls(r):
+    gaps = r["gap_ms"]
+    return [
+        f"gaps between tokens while {r['prompt_tokens']} tokens are prefilled, `--step-ms {r['step_ms']:.0f}`",
+        f"p50 {gaps['0.5']:.0f} ms, p99 {gaps['0.99']:.0f} ms, most {gaps['1']:.0f} ms of {r['gaps']}; alone {r['gap_alone_ms']:.1f} ms{noise(r)}",
+    ]
+
+
+def cancel(r):
+    steps = ", ".join(f"{phase} {max(of)}" for phase, of in r["steps"].items())
+    return ["a client leaves: steps until its pages are back, at most", f"{steps} ({r['rounds']} times each)"]
+
+
+def fair(r):
+    return ["two tenants, one with ten times the clients", f"it gets {100 * r['greedy_share']:.1f} % of the tokens"]
+
+
+def warm(r):
+    median, times = r["median_ms"], r["first_token_ms"]
+    return [
+        f"first token of a prefix of {r['tokens']} tokens and a question",
+        f"cold {times['cold']:,.0f} ms, from memory {median['memory']:.0f} ms, from disk after a restart {median['cold_files']:.0f} ms, with the files in the "
+        f"system's cache {median['cached_files']:.0f} ms (medians); pages come back verified at {100 * r['restore_of_raw']:.0f} % of the plain read rate",
+    ]
+
+
+def kill(r):
+    return [
+        f"{r['kills']} servers killed while they compute and write",
+        f"{r['answers']:,} answers, {r['wrong']} wrong; {r['read_pages']:,.0f} pages read back, {r['damaged_pages']:.0f} damaged",
+    ]
+
+
+LINES = {"mixed": mixed, "overload": overload, "once": once, "warm": warm, "kill": kill, "stalls": stalls, "cancel": cancel, "fair": fair}
+
+
+def section(machine, table, made_by):
+    records = machine.of("serve")
+    if not records:
+        return []
+    lines = []
+    turns = [r for r in records if r["case"] == "turns"]
+    if turns:
+        head = ["clients", "flatkv, tokens a second", "llama-server's best cache, native", "first token", "between tokens", "others"]
+        lines += [
+            "`flatkv serve` with SmolLM2 at K8/V4. Clients that ask at once, tokens written a second over all of them, medians of the rounds; the last column is the "
+            "share of the machine that other processes took.",
+            table(head, [row for r in turns for row in turns_rows(r["result"])]),
+        ]
+    rest = [(LINES[r["case"]], r) for case in LINES for r in records if r["case"] == case]
+    lines.append(table(["load", "seen"], [[*line(r["result"])[:1], line(r["result"])[1] + f" ({model_of(r)}{r['when'][:10]}, {r['revision']})"] for line, r in rest]))
+    return [*lines, made_by(records)]
+
+
+def model_of(record):
+    words = record["command"].split()
+    return f"{words[words.index('-m') + 1].removesuffix('.gguf')}, " if "-m" in words else "needle, "
