@@ -18,10 +18,11 @@ def best_peer(rows, n):
     return max(peers, key=lambda r: r["tokens_per_s"], default=None)
 
 
-def turns_rows(result):
+def turns_rows(result, peers):
+    rows = result["rows"] + [row for r in peers if r["prefix_tokens"] == result["prefix_tokens"] for row in r["rows"]]
     where = f"behind a prefix of {result['prefix_tokens']} tokens" if result["prefix_tokens"] else "short prompts"
     for row in (r for r in result["rows"] if r["who"] == "flatkv"):
-        peer = best_peer(result["rows"], row["clients"])
+        peer = best_peer(rows, row["clients"])
         yield [
             f"{row['clients']}, {where}",
             f"{row['tokens_per_s']:.0f}",
@@ -73,7 +74,7 @@ def stalls(r):
 
 def cancel(r):
     steps = ", ".join(f"{phase} {max(of)}" for phase, of in r["steps"].items())
-    return ["a client leaves: steps until its pages are back, at most", f"{steps} ({r['rounds']} times each)"]
+    return ["steps that ended from the last look before a client left to the look that found its pages back, at most", f"{steps} ({r['rounds']} times each)"]
 
 
 def fair(r):
@@ -106,11 +107,13 @@ def section(machine, table, made_by):
     lines = []
     turns = [r for r in records if r["case"] == "turns"]
     if turns:
-        head = ["clients", "flatkv, tokens a second", "llama-server's best cache, native", "first token", "between tokens", "others"]
+        head = ["clients", "flatkv, tokens a second", "llama.cpp's best cache, native", "first token", "between tokens", "others"]
+        peers = [r["result"] for r in records if r["case"] == "peer"]
         lines += [
             "`flatkv serve` with SmolLM2 at K8/V4. Clients that ask at once, tokens written a second over all of them, medians of the rounds; the last column is the "
             "share of the machine that other processes took.",
-            table(head, [row for r in turns for row in turns_rows(r["result"])]),
+            *sorted({p["note"] for p in peers}),
+            table(head, [row for r in turns for row in turns_rows(r["result"], peers)]),
         ]
     rest = [(LINES[r["case"]], r) for case in LINES for r in records if r["case"] == case]
     lines.append(table(["load", "seen"], [[*line(r["result"])[:1], line(r["result"])[1] + f" ({model_of(r)}{r['when'][:10]}, {r['revision']})"] for line, r in rest]))
