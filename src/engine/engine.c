@@ -39,6 +39,7 @@ struct fkv_engine {
     double ahead_units; /* of those who wait */
     double base_wait_s; /* of a request that would come now */
     double seconds_for_unit;
+    double used_share; /* of max_new that answers write */
     double told_until; /* when those who were refused will have been served, if they come back as they were told */
     uint32_t n_shown;
     fkv_request_info shown[MAX_SHOWN];
@@ -130,6 +131,7 @@ static void publish(fkv_engine *e) {
     e->ahead_units = ahead;
     e->base_wait_s = wait;
     e->seconds_for_unit = unit > 0.0 ? unit : 0.0;
+    e->used_share = s->used_share;
     e->n_shown = fkv_scheduler_list(s, e->shown, MAX_SHOWN);
     (void)pthread_mutex_unlock(&e->lock);
 }
@@ -309,7 +311,7 @@ void fkv_engine_close(fkv_engine *e) {
 static double wait_now(const fkv_engine *e) { return e->base_wait_s + e->inbox_units * e->seconds_for_unit; }
 
 static double units_of(const fkv_engine *e, const fkv_job *job) {
-    return (double)job->r.n_prompt + (double)job->r.n * job->r.max_new * e->config.output_weight / 2.0;
+    return (double)job->r.n_prompt + (double)job->r.n * job->r.max_new * e->used_share * e->config.output_weight;
 }
 
 /* Under the lock. Seconds until a refused request may come back: behind the queue, and behind those who were told so before it;
