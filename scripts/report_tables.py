@@ -97,6 +97,19 @@ def read_roof(results):
     return markdown(["share of the read roof", "roof, GB/s", "8/4", "4/4", "16/16"], rows)
 
 
+def attention_codecs(results):
+    """Codecs that pack more tightly than 8/4, beside it, by turns. Ratios: 8/4's time by theirs."""
+    rows = []
+    for case in results.file(f"{CPU}/compare_sealed_decode")["cases"] + results.file(f"{CPU}/compare_sealed_prefill")["cases"]:
+        cells = [milliseconds(subject(case, "flatkv", "8/4"))]
+        for types in ("s4/s4", "s3/s3", "tq4", "tq3", "tq2", "2/2"):
+            found = subject(case, "flatkv", types)
+            cells.append(f"{milliseconds(found)}, {1 / found['time_to_flatkv']:.2f}x")
+        rows.append([case_name(case), *cells])
+    head = ["ms", "8/4", "sealed 4/4", "sealed 3/3", "tq4", "tq3", "tq2", "2/2"]
+    return markdown(head, rows)
+
+
 def attention_mlx_lm(results):
     """bench_compare beside mlx-lm on MLX's CPU."""
     rows = []
@@ -238,6 +251,6 @@ def families(results):
     return markdown(["golden", "architecture", "CPU", "MLX's CPU", "CPU, from GGUF"], rows)
 
 
-MADE = (flat, attention_cpu, attention_cpu_128, read_roof, attention_mlx_lm, models_cpu, quality)
+MADE = (flat, attention_cpu, attention_cpu_128, read_roof, attention_codecs, attention_mlx_lm, models_cpu, quality)
 MADE += (decode_step_gpu, attention_gpu, kernels_gpu, families)
 TABLES = {f.__name__: f for f in MADE}
