@@ -94,18 +94,26 @@ static uint32_t first_page(const life_cache *c, uint32_t window, uint32_t positi
     return position + 1 > window ? (position + 1 - window) / c->config.base.page_tokens : 0;
 }
 
+/* The first page of the span that token n is in. */
+static uint32_t span_of(const life_cache *c, uint32_t n) { return n / c->config.base.page_tokens / LIFE_SPAN * LIFE_SPAN; }
+
 void life_seq_grown(const life_cache *c, life_seq *seq) {
-    uint32_t page = seq->n / c->config.base.page_tokens;
-    if (page > seq->open_from + 1) seq->open_from = page - 1;
+    uint32_t page_tokens = c->config.base.page_tokens;
+    uint32_t kept = span_of(c, seq->n > page_tokens ? seq->n - page_tokens : 0);
+    if (kept > seq->open_from) seq->open_from = kept;
 }
 
-void life_seq_without_spare(const life_cache *c, life_seq *seq) { seq->open_from = seq->n / c->config.base.page_tokens; }
+void life_seq_without_spare(const life_cache *c, life_seq *seq) { seq->open_from = span_of(c, seq->n); }
+
+void life_seq_cut(const life_cache *c, life_seq *seq) {
+    if (span_of(c, seq->n) < seq->open_from) life_seq_without_spare(c, seq);
+}
 
 bool life_is_gone(const life_cache *c, const life_seq *seq, uint32_t n) {
     uint32_t page_tokens = c->config.base.page_tokens;
     uint32_t length = seq->n;
-    uint32_t page = n / page_tokens;
-    if (life_has_sealed_layer(&c->config) && n % page_tokens != 0 && page != 0 && page < seq->open_from) return true;
+    uint32_t from = span_of(c, n) > 0 ? span_of(c, n) : 1; /* page 0 is always open */
+    if (life_has_sealed_layer(&c->config) && from * page_tokens < n && from < seq->open_from) return true;
     for (uint32_t i = 0; i < c->config.base.n_layers; i++) {
         const fkv_layer_config *l = &c->config.layers[i];
         if (l->window == 0) continue;
@@ -126,12 +134,14 @@ static bool was_offered(const life_cache *c, uint64_t chain) {
 
 uint32_t life_tree_match(const life_cache *c, uint64_t tenant, const uint32_t *prompt, uint32_t n_prompt) {
     uint32_t matched = 0;
+    bool sealed = life_has_sealed_layer(&c->config); /* one joins where a span begins, or behind the first page */
     uint64_t chain = life_chain_begin(c->world, tenant);
     for (uint32_t i = 0; i < n_prompt; i++) {
         chain = life_mix(chain, prompt[i]);
         if ((i + 1) % c->config.base.page_tokens != 0) continue;
         if (!was_offered(c, chain)) break;
-        matched = i + 1;
+        uint32_t n_pages = (i + 1) / c->config.base.page_tokens;
+        if (!sealed || n_pages == 1 || n_pages % LIFE_SPAN == 0) matched = i + 1;
     }
     return matched;
 }

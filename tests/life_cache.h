@@ -64,8 +64,10 @@ bool life_is_gone(const life_cache *cache, const life_seq *seq, uint32_t n);
  */
 void life_seq_grown(const life_cache *cache, life_seq *seq);
 
-/* It has no open page but the first and that of the next token. */
+/* It has no open page but the first and those of the span of the next token. */
 void life_seq_without_spare(const life_cache *cache, life_seq *seq);
+/* It was cut back to its length. */
+void life_seq_cut(const life_cache *cache, life_seq *seq);
 
 /* Tokens in whole pages that the tree holds of a prompt at most; exactly that many where cache->exact. */
 uint32_t life_tree_match(const life_cache *cache, uint64_t tenant, const uint32_t *prompt, uint32_t n_prompt);

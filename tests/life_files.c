@@ -75,8 +75,7 @@ static void find_groups(image *m) {
             same++;
         m->group_of[i] = same == i ? m->n_groups++ : m->group_of[same];
         bool new_kind = layer_of(m, i)->k.kind > FKV_CODEC_AFFINE || layer_of(m, i)->v.kind > FKV_CODEC_AFFINE;
-        if (m->version == 1 && new_kind) m->version = 2;
-        if (layer_of(m, i)->channel_bits != NULL) m->version = 4;
+        m->version = is_sealed(m, i) ? 8 : new_kind && m->version < 2 ? 2 : m->version;
     }
     m->open_group = m->n_groups;
     m->n_groups += life_has_sealed_layer(m->world->config) ? 1 : 0;
@@ -89,7 +88,8 @@ static bool has_page(const image *m, uint32_t group, uint32_t page) {
     const fkv_layer_config *l = group == m->open_group ? &open : layer_of(m, i);
     if (l->window == 0 || page * page_tokens(m) < l->n_sinks) return true;
     uint32_t behind = m->n_tokens + 1 > l->window ? m->n_tokens + 1 - l->window : 0;
-    return page >= behind / page_tokens(m);
+    uint32_t first = behind / page_tokens(m);
+    return page >= (group == m->open_group ? first / LIFE_SPAN * LIFE_SPAN : first);
 }
 
 static void write_block(const image *m, uint32_t layer, uint32_t head, uint32_t page, uint8_t *at) {
@@ -144,7 +144,7 @@ static void write_calibration(const image *m, uint8_t *at) {
         memcpy(bits + n, l->channel_bits, (size_t)l->n_kv_heads * l->head_dim);
         n += (size_t)l->n_kv_heads * l->head_dim;
     }
-    if (m->version == 4) life_sha256(bits, n, NULL, 0, at);
+    if (n > 0) life_sha256(bits, n, NULL, 0, at);
 }
 
 static void write_header(const image *m, size_t tokens_at, size_t index_at, size_t data_at, uint64_t n_pages) {

@@ -6,7 +6,7 @@
 
 #include <flatkv/flatkv.h>
 
-enum { LIFE_K = 0, LIFE_V = 1, LIFE_Q = 2, LIFE_N_SIDES = 2, LIFE_PARTS = 3 };
+enum { LIFE_K = 0, LIFE_V = 1, LIFE_Q = 2, LIFE_N_SIDES = 2, LIFE_PARTS = 3, LIFE_SPAN = 4 };
 
 /* One side of one layer. */
 typedef struct life_codec {

@@ -117,7 +117,7 @@ static void truncate_to(life *l, life_cache *c, life_seq *seq, uint32_t n) {
     uint32_t whole_pages = n / c->config.base.page_tokens * c->config.base.page_tokens;
     if (seq->n_shared > whole_pages) seq->n_shared = whole_pages; /* its last page may be its own from here on */
     seq->n = n;
-    if (n / c->config.base.page_tokens < seq->open_from) life_seq_without_spare(c, seq);
+    life_seq_cut(c, seq);
     l->counts->truncates++;
 }
 

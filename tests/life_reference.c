@@ -274,11 +274,12 @@ static double dot(const double *a, const float *b, uint32_t n) {
     return ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7]));
 }
 
-/* A query of a sealed layer sees its own page and the first one open, all others sealed. */
+/* A query of a sealed layer sees the span of pages that it is in and the first page open, all others sealed. */
 static bool is_seen_sealed(const question *x, uint32_t t) {
     uint32_t page_tokens = x->world->config->base.page_tokens;
     uint32_t page = t / page_tokens;
-    return life_layer_is_sealed(x->world->config, x->layer) && page != 0 && page != (x->n - 1) / page_tokens;
+    return life_layer_is_sealed(x->world->config, x->layer) && page != 0 &&
+           page / LIFE_SPAN != (x->n - 1) / page_tokens / LIFE_SPAN;
 }
 
 static const float *stored_row(const question *x, uint32_t t, uint32_t side) {

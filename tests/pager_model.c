@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* page_tokens, max_seqs, max_seq_tokens, max_step_tokens, n_groups, {window, n_sinks, n_pages, n_spare} of each */
+/* page_tokens, max_seqs, max_seq_tokens, max_step_tokens, n_groups, {window, n_sinks, n_pages, n_spare, span} of each */
 const pager_model_spec pager_model_specs[] = {
     {"full", false, {16, 6, 256, 64, 1, {{0, 0, 32}}}},
     {"full, tiny pool", false, {16, 4, 96, 32, 1, {{0, 0, 7}}}},
@@ -21,6 +21,10 @@ const pager_model_spec pager_model_specs[] = {
     {"full, window and open", false, {16, 4, 256, 64, 3, {{0, 0, 30}, {40, 4, 40}, {1, 1, 32, 1}}}},
     {"window and open, tiny pools", true, {16, 3, 300, 24, 2, {{33, 0, 14}, {1, 1, 13, 1}}}},
     {"open with two spare pages of two tokens", false, {2, 5, 40, 9, 2, {{0, 0, 50}, {1, 1, 48, 2}}}},
+    {"full and open in spans of two", false, {16, 6, 256, 48, 2, {{0, 0, 32}, {1, 1, 60, 1, 2}}}},
+    {"full, window and open in spans of four", false, {16, 4, 256, 64, 3, {{0, 0, 30}, {40, 4, 40}, {1, 1, 44, 1, 4}}}},
+    {"window and open in spans of three, tiny pools", true, {16, 3, 300, 24, 2, {{33, 0, 14}, {1, 1, 16, 1, 3}}}},
+    {"open in spans of two with two spare pages of two tokens", false, {2, 5, 40, 9, 2, {{0, 0, 50}, {1, 1, 56, 2, 2}}}},
     {"pages of one token", false, {1, 4, 24, 6, 2, {{0, 0, 40}, {3, 2, 44}}}},
 };
 const uint32_t pager_model_n_specs = sizeof pager_model_specs / sizeof pager_model_specs[0];
@@ -108,23 +112,28 @@ uint32_t model_pages(const pager_model *m, uint32_t n_tokens) {
     return (n_tokens + m->spec.page_tokens - 1) / m->spec.page_tokens;
 }
 
-/* A query at `position` sees this token, or the token shares a page with one it sees. */
+/* A query at `position` sees this token, or the token shares a page with one it sees, or comes behind one with which the first
+ * that the query's window reaches shares a span. */
 bool model_holds(const pager_model *m, uint32_t group, uint32_t position, uint32_t token) {
     const fkv_group_spec *g = &m->spec.groups[group];
     uint32_t page = token / m->spec.page_tokens;
-    if (g->window == 0) return true;
-    for (uint32_t i = page * m->spec.page_tokens; i < (page + 1) * m->spec.page_tokens && i <= position; i++)
-        if (i < g->n_sinks || position - i < g->window) return true;
-    return false;
+    if (g->window == 0 || page * m->spec.page_tokens < g->n_sinks) return true;
+    uint32_t reached = position < g->window ? 0 : position + 1 - g->window;
+    uint32_t first = reached / m->spec.page_tokens;
+    while (g->span > 1 && first % g->span != 0) first--;
+    return page >= first && page * m->spec.page_tokens <= position;
 }
 
 void model_keep_spare(const pager_model *m, model_seq *q) {
-    uint32_t n_spare = 0;
-    for (uint32_t g = 0; g < m->spec.n_groups; g++) n_spare = fkv_max_u32(n_spare, m->spec.groups[g].n_spare);
-    for (uint32_t page = 0; page < MAX_TOKENS; page++) {
+    uint32_t g = 0; /* the one with spare pages */
+    while (g < m->spec.n_groups && m->spec.groups[g].n_spare == 0) g++;
+    for (uint32_t page = 0; g < m->spec.n_groups && page < MAX_TOKENS; page++) {
+        uint32_t token = page * m->spec.page_tokens;
         bool there = page < model_pages(m, q->len);
-        bool needed = there && (page == 0 || page == q->len / m->spec.page_tokens);
-        bool near = there && page + n_spare >= q->len / m->spec.page_tokens;
+        bool needed = there && model_holds(m, g, q->len, token);
+        bool near = needed;
+        for (uint32_t back = 1; there && back <= m->spec.groups[g].n_spare && back * m->spec.page_tokens <= q->len; back++)
+            near |= model_holds(m, g, q->len - back * m->spec.page_tokens, token);
         q->spare[page] = needed || (near && q->spare[page]);
     }
 }

@@ -21,7 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { PAGE = 16, N_PAGES = 9, N_TOKENS = N_PAGES * PAGE, N_MORE = 24, TENANT = 3, MOST_PACKED = 64 * 1024 };
+enum { PAGE = 16, N_PAGES = 8 /* whole spans */, N_TOKENS = N_PAGES * PAGE, N_MORE = 24, TENANT = 3, MOST_PACKED = 64 * 1024 };
 
 #define AFFINE {.n_q_heads = 4, .n_kv_heads = 2, .head_dim = 64, .k = {.bits = 8, .group = 64}, .v = {.bits = 4, .group = 64}}
 #define SEALED                                                                                                                   \

@@ -7,6 +7,8 @@
 #include "cache_world.h"
 #include "test.h"
 
+#include "../src/codec/block.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -377,6 +379,13 @@ END_TEST
 
 /* ---- shared and reloaded prefixes ---- */
 
+/* Tokens of a prompt of n that can be shared: whole pages, of a sealed layer whole spans or the first page. */
+static uint32_t shareable(const subject *s, uint32_t n) {
+    uint32_t page = s->shape->page_tokens;
+    uint32_t span = is_sealed(s) ? FKV_OPEN_SPAN * page : page;
+    return n >= span ? n / span * span : n >= page ? page : 0;
+}
+
 static void with_shared_prefix(const subject *s) {
     cache_world w;
     open_subject(s, &w);
@@ -389,7 +398,7 @@ static void with_shared_prefix(const subject *s) {
         uint32_t n_shared = 0;
         fkv_seq_config opened = {.max_tokens = N_TOKENS, .prompt = s->tokens, .n_prompt = N_TOKENS - 1};
         ck_ok(fkv_seq_open(w.cache, &opened, &seq, &n_shared));
-        ck_assert_uint_eq(n_shared, 192 / s->shape->page_tokens * s->shape->page_tokens);
+        ck_assert_uint_eq(n_shared, shareable(s, 192));
         uint8_t *got = fresh(s);
         cache_world_run(&w, seq, s->tokens, n_shared, N_TOKENS, 7, got);
         check_same(s, got, n_shared, N_TOKENS, round == 0 ? "on a shared prefix" : "on a cached prefix");
@@ -478,10 +487,12 @@ static void truncated(const subject *s) {
         cache_world_run(&w, seq, s->tokens, at, ways[i].to, 11, got);
         cache_world_run(&w, seq, s->strange, ways[i].to, ways[i].to + ways[i].detour, STEP_TOKENS, NULL);
         at = ways[i].back;
-        uint32_t last = (ways[i].to + ways[i].detour) / s->shape->page_tokens;
-        if (is_sealed(s) && at / s->shape->page_tokens + 1 < last) { /* its page is sealed: back to where that begins */
+        uint32_t span = FKV_OPEN_SPAN * s->shape->page_tokens;
+        uint32_t length = ways[i].to + ways[i].detour;
+        if (is_sealed(s) && at / span < (length - fkv_min_u32(length, s->shape->page_tokens)) /
+                                            span) { /* its pages are sealed: back to where their span begins */
             ck_status(fkv_seq_truncate(w.cache, seq, at), FKV_GONE);
-            at = at / s->shape->page_tokens * s->shape->page_tokens;
+            at = at / span * span;
         }
         ck_ok(fkv_seq_truncate(w.cache, seq, at));
     }

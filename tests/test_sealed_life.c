@@ -7,6 +7,8 @@
 #include "page_file_world.h"
 #include "test.h"
 
+#include "../src/codec/block.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +21,7 @@
         }                                                                                                                        \
     }
 
-enum { PAGE = 16, N_TOKENS = 150 };
+enum { PAGE = 16, SPAN = PAGE * FKV_OPEN_SPAN, N_TOKENS = 220 };
 
 static fkv_config config_of(fkv_layer_config layer) {
     fkv_config config = fkv_config_default();
@@ -27,7 +29,7 @@ static fkv_config config_of(fkv_layer_config layer) {
     config.layer = layer;
     config.rotate = FKV_ROTATE_V;
     config.page_tokens = PAGE;
-    config.max_tokens = 400;
+    config.max_tokens = 480;
     config.max_seqs = 2;
     config.max_step_tokens = 40;
     config.n_threads = 1;
@@ -57,8 +59,8 @@ static uint8_t *outputs_under(fkv_layer_config layer, uint32_t chunk, size_t *to
     return outputs;
 }
 
-/* Queries of the first two pages see nothing sealed: they have the bits of 8/8. All behind them see one sealed page at least. */
-START_TEST(the_first_page_and_the_own_one_are_seen_in_8_bits) {
+/* Queries of the first span see nothing sealed: they have the bits of 8/8. All behind them see one sealed page at least. */
+START_TEST(the_first_page_and_the_own_span_are_seen_in_8_bits) {
     fkv_layer_config eight = SEALED_LAYER;
     eight.k = eight.v = (fkv_codec_config){.bits = 8, .group = 64};
     size_t bytes = 0;
@@ -66,7 +68,7 @@ START_TEST(the_first_page_and_the_own_one_are_seen_in_8_bits) {
     uint8_t *sealed = outputs_under((fkv_layer_config)SEALED_LAYER, 29, &bytes);
     for (uint32_t t = 0; t < N_TOKENS; t++) {
         bool same = memcmp(open + t * bytes, sealed + t * bytes, bytes) == 0;
-        ck_assert_msg(same == (t < 2 * PAGE), "token %u has %s bits of 8/8", t, same ? "the" : "other");
+        ck_assert_msg(same == (t < SPAN || t < 2 * PAGE), "token %u has %s bits of 8/8", t, same ? "the" : "other");
     }
     free(open);
     free(sealed);
@@ -75,28 +77,36 @@ END_TEST
 
 /* ---- going back ---- */
 
-START_TEST(truncating_is_exact_in_the_last_two_pages_and_to_starts_of_pages_before_them) {
+static void check_says(const char *format, uint32_t n) {
+    char text[64];
+    (void)snprintf(text, sizeof text, format, n);
+    ck_assert_msg(strstr(fkv_message(), text) != NULL, "\"%s\" does not say \"%s\"", fkv_message(), text);
+}
+
+START_TEST(truncating_is_exact_by_a_page_at_least_and_to_starts_of_spans_before_that) {
     cache_world w;
     uint32_t tokens[N_TOKENS];
     open_sealed(&w, tokens);
     fkv_seq seq = cache_world_seq(&w, N_TOKENS);
-    cache_world_run(&w, seq, tokens, 0, 100, 40, NULL); /* pages 0 to 6: 0, 5 and 6 are open */
-    ck_status(fkv_seq_truncate(w.cache, seq, 79), FKV_GONE);
-    ck_assert_ptr_nonnull(strstr(fkv_message(), "truncate to 64"));
-    ck_assert_ptr_nonnull(strstr(fkv_message(), "to 80 or more"));
-    ck_assert_uint_eq(cache_world_length(&w, seq), 100);
-    ck_ok(fkv_seq_truncate(w.cache, seq, 81));
-    ck_status(fkv_seq_truncate(w.cache, seq, 70), FKV_GONE); /* page 4 does not come back */
-    ck_ok(fkv_seq_truncate(w.cache, seq, 64));
-    ck_status(fkv_seq_truncate(w.cache, seq, 63), FKV_GONE);
+    const uint32_t length = 196;
+    const uint32_t held = (length - PAGE) / SPAN * SPAN; /* from the span on that the token a page before is in */
+    cache_world_run(&w, seq, tokens, 0, length, 40, NULL);
+    ck_status(fkv_seq_truncate(w.cache, seq, held - 1), FKV_GONE);
+    check_says("truncate to %u,", held - SPAN);
+    check_says("to %u or more", held);
+    ck_assert_uint_eq(cache_world_length(&w, seq), length);
+    ck_ok(fkv_seq_truncate(w.cache, seq, length - PAGE));
+    ck_ok(fkv_seq_truncate(w.cache, seq, held + 1));
+    ck_status(fkv_seq_truncate(w.cache, seq, held - 1), FKV_GONE); /* the span before does not come back */
+    ck_ok(fkv_seq_truncate(w.cache, seq, held - SPAN));
     ck_ok(fkv_seq_truncate(w.cache, seq, 7)); /* the first page is always open */
-    cache_world_run(&w, seq, tokens, 7, 40, 11, NULL);
-    ck_ok(fkv_seq_truncate(w.cache, seq, 17)); /* pages 1 and 2 are */
+    cache_world_run(&w, seq, tokens, 7, SPAN + PAGE - 7, 11, NULL);
+    ck_ok(fkv_seq_truncate(w.cache, seq, PAGE + 1)); /* so is the span before, at the start of one */
     cache_world_close(&w);
 }
 END_TEST
 
-START_TEST(a_prefix_and_a_file_bring_the_first_page_and_the_last_part) {
+START_TEST(a_prefix_and_a_file_bring_the_first_page_and_those_of_the_last_span) {
     char path[512];
     (void)cache_path(path, "sealed.fkv");
     cache_world w;
@@ -104,23 +114,24 @@ START_TEST(a_prefix_and_a_file_bring_the_first_page_and_the_last_part) {
     open_sealed(&w, tokens);
     fkv_seq seq = cache_world_seq(&w, N_TOKENS);
     cache_world_run(&w, seq, tokens, 0, 100, 40, NULL);
+    const uint32_t held = (100 - PAGE) / SPAN * SPAN;
     ck_ok(fkv_prefix_insert(w.cache, seq, tokens, 100));
-    ck_status(fkv_seq_save(w.cache, seq, tokens, 70, path), FKV_GONE);
-    ck_ok(fkv_seq_save(w.cache, seq, tokens, 90, path));
+    ck_status(fkv_seq_save(w.cache, seq, tokens, held - 1, path), FKV_GONE);
+    ck_ok(fkv_seq_save(w.cache, seq, tokens, held + PAGE + 3, path));
     ck_ok(fkv_seq_close(w.cache, seq));
 
     uint32_t n_shared = 0;
     fkv_seq_config opened = {.max_tokens = N_TOKENS, .prompt = tokens, .n_prompt = N_TOKENS};
     ck_ok(fkv_seq_open(w.cache, &opened, &seq, &n_shared));
-    ck_assert_uint_eq(n_shared, 96);
-    ck_status(fkv_seq_truncate(w.cache, seq, 95), FKV_GONE);
-    ck_ok(fkv_seq_truncate(w.cache, seq, 80));
+    ck_assert_uint_eq(n_shared, 100 / SPAN * SPAN);
+    ck_status(fkv_seq_truncate(w.cache, seq, n_shared - 1), FKV_GONE);
+    ck_ok(fkv_seq_truncate(w.cache, seq, n_shared - SPAN));
     ck_ok(fkv_seq_close(w.cache, seq));
 
     ck_ok(fkv_seq_load(w.cache, &(fkv_seq_config){.max_tokens = N_TOKENS}, path, &seq));
-    ck_ok(fkv_seq_truncate(w.cache, seq, 81));
-    ck_status(fkv_seq_truncate(w.cache, seq, 79), FKV_GONE);
-    ck_ok(fkv_seq_truncate(w.cache, seq, 32));
+    ck_ok(fkv_seq_truncate(w.cache, seq, held + 1));
+    ck_status(fkv_seq_truncate(w.cache, seq, held - 1), FKV_GONE);
+    ck_ok(fkv_seq_truncate(w.cache, seq, held - SPAN));
     ck_assert(fkv_cache_consistent(w.cache));
     cache_world_close(&w);
 }
@@ -198,11 +209,15 @@ static void check_golden(const char *path, void (*open)(cache_world *w, uint32_t
     uint32_t tokens[N_TOKENS];
     open(&w, tokens);
     fkv_seq seq = cache_world_seq(&w, N_TOKENS);
-    cache_world_run(&w, seq, tokens, 0, 55, 40, NULL);
+    cache_world_run(&w, seq, tokens, 0, 90, 40, NULL);
     ck_ok(fkv_seq_save(w.cache, seq, tokens, 0, saved));
     size_t n = file_world_read_file(saved, now, FILE_BYTES);
     const char *keep = getenv("FKV_TEST_KEEP_GOLDEN");
-    if (keep != NULL) file_world_write_file(keep, now, n);
+    if (keep != NULL) {
+        char to[512];
+        (void)snprintf(to, sizeof to, "%s%s", keep, strrchr(path, 0x2f));
+        file_world_write_file(to, now, n);
+    }
     ck_assert_uint_eq(file_world_read_file(path, golden, FILE_BYTES), n);
     ck_assert_mem_eq(golden, now, n);
     ck_ok(fkv_seq_close(w.cache, seq));
@@ -213,12 +228,12 @@ static void check_golden(const char *path, void (*open)(cache_world *w, uint32_t
     cache_world_close(&w);
 }
 
-/* tests/golden/sealed.fkv is the file that this test saved when the format got its second version. */
-START_TEST(the_golden_file_of_version_2_is_written_and_read_as_ever) {
+/* tests/golden/sealed.fkv is the file that this test saved when the format got this version. */
+START_TEST(the_golden_file_of_version_8_is_written_and_read_as_ever) {
     check_golden("tests/golden/sealed.fkv", open_golden);
     fkv_file_info info;
     ck_ok(fkv_file_inspect("tests/golden/sealed.fkv", true, &info));
-    ck_assert_uint_eq(info.version, 2);
+    ck_assert_uint_eq(info.version, 8);
     ck_assert_int_eq(info.first_layer.k.kind, FKV_CODEC_SEALED);
     ck_assert_int_eq(info.first_layer.v.kind, FKV_CODEC_SEALED_V);
 }
@@ -254,12 +269,12 @@ static void open_calibrated(cache_world *w, uint32_t tokens[N_TOKENS]) {
     cache_tokens(7, tokens, N_TOKENS);
 }
 
-START_TEST(the_golden_file_of_calibrated_layers_is_of_version_4_and_foreign_to_other_bits) {
+START_TEST(the_golden_file_of_calibrated_layers_is_of_version_8_and_foreign_to_other_bits) {
     static const char path[] = "tests/golden/calibrated.fkv";
     check_golden(path, open_calibrated);
     fkv_file_info info;
     ck_ok(fkv_file_inspect(path, true, &info));
-    ck_assert_uint_eq(info.version, 4);
+    ck_assert_uint_eq(info.version, 8);
     ck_assert_int_eq(info.first_layer.k.kind, FKV_CODEC_CALIBRATED);
     cache_world w;
     fkv_seq seq = 0;
@@ -291,6 +306,26 @@ START_TEST(bits_of_channels_that_cannot_be_are_refused_with_their_numbers) {
 }
 END_TEST
 
+/* ---- files of before ---- */
+
+/* What the tests above saved when a query saw its own page and the first one open. */
+START_TEST(sealed_files_of_before_are_refused_and_say_what_to_do) {
+    static const char *const paths[] = {"tests/golden/sealed_version_2.fkv", "tests/golden/calibrated_version_4.fkv"};
+    for (size_t i = 0; i < N_OF(paths); i++) {
+        fkv_file_info info;
+        ck_status(fkv_file_inspect(paths[i], true, &info), FKV_FILE_VERSION);
+        check_says("a page file of version %u with sealed layers", i == 0 ? 2 : 4);
+        ck_assert_ptr_nonnull(strstr(fkv_message(), "compute its tokens again"));
+        cache_world w;
+        fkv_seq seq = 0;
+        uint32_t tokens[N_TOKENS];
+        (i == 0 ? open_golden : open_calibrated)(&w, tokens);
+        ck_status(fkv_seq_load(w.cache, &(fkv_seq_config){.max_tokens = N_TOKENS}, paths[i], &seq), FKV_FILE_VERSION);
+        cache_world_close(&w);
+    }
+}
+END_TEST
+
 /* ---- damage ---- */
 
 static void check_flipped_bits(const char *golden) {
@@ -310,7 +345,7 @@ static void check_flipped_bits(const char *golden) {
     }
 }
 
-START_TEST(every_flipped_bit_of_a_file_of_version_2_and_4_is_found) {
+START_TEST(every_flipped_bit_of_a_file_of_version_8_is_found) {
     check_flipped_bits("tests/golden/sealed.fkv");
     check_flipped_bits("tests/golden/calibrated.fkv");
 }
@@ -335,10 +370,10 @@ START_TEST(a_file_of_a_sealed_layer_is_foreign_to_one_that_is_not) {
 }
 END_TEST
 
-TEST_MAIN("sealed life", the_first_page_and_the_own_one_are_seen_in_8_bits,
-          truncating_is_exact_in_the_last_two_pages_and_to_starts_of_pages_before_them,
-          a_prefix_and_a_file_bring_the_first_page_and_the_last_part, a_prefix_can_be_shared_after_a_full_life_beside_it,
-          a_long_context_takes_at_most_71_percent_of_what_8_4_takes, the_golden_file_of_version_2_is_written_and_read_as_ever,
-          the_golden_file_of_calibrated_layers_is_of_version_4_and_foreign_to_other_bits,
-          bits_of_channels_that_cannot_be_are_refused_with_their_numbers, every_flipped_bit_of_a_file_of_version_2_and_4_is_found,
-          a_file_of_a_sealed_layer_is_foreign_to_one_that_is_not)
+TEST_MAIN("sealed life", the_first_page_and_the_own_span_are_seen_in_8_bits,
+          truncating_is_exact_by_a_page_at_least_and_to_starts_of_spans_before_that,
+          a_prefix_and_a_file_bring_the_first_page_and_those_of_the_last_span, a_prefix_can_be_shared_after_a_full_life_beside_it,
+          a_long_context_takes_at_most_71_percent_of_what_8_4_takes, the_golden_file_of_version_8_is_written_and_read_as_ever,
+          the_golden_file_of_calibrated_layers_is_of_version_8_and_foreign_to_other_bits,
+          bits_of_channels_that_cannot_be_are_refused_with_their_numbers, sealed_files_of_before_are_refused_and_say_what_to_do,
+          every_flipped_bit_of_a_file_of_version_8_is_found, a_file_of_a_sealed_layer_is_foreign_to_one_that_is_not)

@@ -288,8 +288,8 @@ FKV_API fkv_status fkv_seq_reserve(fkv_cache *cache, fkv_seq seq, uint32_t max_t
 
 /* Forgets the tokens from n_tokens on. The promise of max_tokens stays: FKV_POOL_FULL if pages let go are kept by others
  * and the promise can no longer be made. FKV_GONE if a windowed layer has dropped what token n_tokens would have to see, or if
- * token n_tokens lies in a page that is sealed and no longer open: the last page and mostly the one before it are open, further
- * back only starts of pages can be reached (the message says which). */
+ * token n_tokens of sealed layers would have to see pages open that no longer are: going back by a page is exact, further back
+ * mostly starts of spans of 4 pages can be reached alone (the message says which). */
 FKV_API fkv_status fkv_seq_truncate(fkv_cache *cache, fkv_seq seq, uint32_t n_tokens);
 
 /* Lets go of the sequence; its number is refused from now on (FKV_BAD_SEQ), a second close included. Allowed while a step is

@@ -8,8 +8,8 @@
  * Scratch is a function of shapes and threads, never of the context length (fkv_attn_scratch_bytes).
  *
  * A sealed layer has two blocks for a page: rows are written into the open one, and a page that is full is packed anew into the
- * sealed one before the layer's attention. Who sees which is a matter of position alone: a query sees the page that it is in and
- * the first page open, every other page sealed.
+ * sealed one before the layer's attention. Who sees which is a matter of position alone: a query sees the pages of the span
+ * that it is in (FKV_OPEN_SPAN) and the first page open, every other page sealed.
  */
 #ifndef FKV_ATTN_H
 #define FKV_ATTN_H
@@ -45,8 +45,11 @@ typedef struct fkv_attn_layer {
     const fkv_block *head_blocks; /* [G] where heads differ (calibrated keys), else NULL; as `block` but for K's channels */
 } fkv_attn_layer;
 
+/* The first logical page of the span that page `own` is in: from there on a query in `own` sees all pages open. */
+FKV_INLINE uint32_t fkv_attn_first_open(uint32_t own) { return own - own % FKV_OPEN_SPAN; }
+
 /* Whether a query in logical page `own` sees logical page `page` of the layer open. */
-FKV_INLINE bool fkv_attn_sees_open(uint32_t own, uint32_t page) { return page == 0 || page == own; }
+FKV_INLINE bool fkv_attn_sees_open(uint32_t own, uint32_t page) { return page == 0 || page >= fkv_attn_first_open(own); }
 
 /* Where the rows of a layer are written, and in which pages. */
 FKV_INLINE const fkv_block *fkv_attn_row_block(const fkv_attn_layer *layer) {

@@ -85,14 +85,14 @@ static bool any_sealed(const fkv_config *c) {
     return any;
 }
 
-/* The open pages of sealed layers: the first one, that of the next token, and one before it to truncate() into. The last of all
- * groups: no layer has it for its own. */
+/* The open pages of sealed layers: the first one, those of the span of the next token, and what it takes to truncate() by a page.
+ * The last of all groups: no layer has it for its own. */
 static fkv_status add_open_group(fkv_pager_spec *pager, uint32_t *group) {
     FKV_REQUIRE(pager->n_groups < FKV_MAX_GROUPS, FKV_BAD_CONFIG,
                 "layers of %u kinds of window and sealed ones: at most %d kinds beside the open pages", pager->n_groups,
                 FKV_MAX_GROUPS - 1);
     *group = pager->n_groups++;
-    pager->groups[*group] = (fkv_group_spec){.window = 1, .n_sinks = 1, .n_spare = 1};
+    pager->groups[*group] = (fkv_group_spec){.window = 1, .n_sinks = 1, .n_spare = 1, .span = FKV_OPEN_SPAN};
     return FKV_OK;
 }
 

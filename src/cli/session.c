@@ -60,13 +60,9 @@ int session_feed_all(model_session *s, const uint32_t *tokens, uint32_t n, const
 
 int session_truncate(model_session *s, uint32_t n) {
     fkv_status status = fkv_seq_truncate(s->cache, s->seq, n);
-    if (status == FKV_GONE) { /* inside a sealed page one can go back to its start */
-        n -= n % s->page_tokens;
+    while (status == FKV_GONE) { /* among sealed pages one can go back to where some of them begin */
+        n = (n - 1) / s->page_tokens * s->page_tokens;
         status = fkv_seq_truncate(s->cache, s->seq, n);
-    }
-    if (status == FKV_GONE) {
-        n = 0;
-        status = fkv_seq_truncate(s->cache, s->seq, 0);
     }
     if (status != FKV_OK) return cli_fail_status(status);
     s->length = n;

@@ -23,6 +23,10 @@ typedef struct fkv_block {
 
 void fkv_block_make(const fkv_codec *k, const fkv_codec *v, uint32_t page_tokens, fkv_block *block);
 
+/* Pages of a sealed layer lie in spans of so many, from page 0 on. A query sees the pages of the span that it is in, and page 0,
+ * as they were written (open), all others sealed. 1: its own page alone. */
+enum { FKV_OPEN_SPAN = 4 };
+
 /* The block in which the rows of a sealed layer are written: 8 bits on both sides, in groups of 64, or 32 where 64 does not
  * divide the head dimension; 16 bits where neither does. */
 void fkv_block_make_open(uint32_t dim, fkv_type type, uint32_t page_tokens, fkv_block *block);

@@ -371,7 +371,7 @@ static void fold_seen(query_block *b, uint32_t begin, uint32_t end) {
         return;
     }
     const uint32_t first = layer->block->page_tokens; /* the end of the first page */
-    const uint32_t own = fkv_max_u32(first, b->position - b->position % first);
+    const uint32_t own = fkv_max_u32(first, fkv_attn_first_open(b->position / first) * first);
     fold_range(b, layer->open, begin, fkv_min_u32(end, first));
     fold_range(b, layer, fkv_max_u32(begin, first), fkv_min_u32(end, own));
     fold_range(b, layer->open, fkv_max_u32(begin, own), end);

@@ -3,7 +3,7 @@
  *
  * The ring is wide enough for the worst alignment: a step at length L touches tokens L - window + 1 .. L + n - 1, that is
  * window - 1 + n tokens, and pages are let go only when it commits. T tokens in a row touch at most (T + page - 2) / page + 1
- * pages. Spare pages come in front of them.
+ * pages. Spare pages come in front of them, and those before them of the span that they are in.
  */
 #include "page_table.h"
 
@@ -12,17 +12,25 @@ void fkv_table_shape(const fkv_pager_spec *spec, uint32_t group, fkv_group *shap
     uint32_t n_pages = fkv_ceil_div(spec->max_seq_tokens, spec->page_tokens);
     shape->window = g->window;
     shape->n_spare = g->n_spare;
+    shape->span = fkv_max_u32(g->span, 1);
     if (g->window == 0) {
         shape->n_fixed = n_pages;
         shape->n_ring = 1;
     } else {
         uint64_t n_touched = (uint64_t)g->window - 1 + spec->max_step_tokens;
-        uint64_t n_ring = (n_touched + spec->page_tokens - 2) / spec->page_tokens + 1 + g->n_spare;
+        uint64_t n_ring = (n_touched + spec->page_tokens - 2) / spec->page_tokens + g->n_spare + shape->span;
         shape->n_fixed = fkv_min_u32(fkv_ceil_div(g->n_sinks, spec->page_tokens), n_pages);
         uint32_t rest = fkv_max_u32(n_pages - shape->n_fixed, 1);
         shape->n_ring = n_ring < rest ? (uint32_t)n_ring : rest;
     }
     shape->width = shape->n_fixed + shape->n_ring;
+}
+
+uint32_t fkv_table_joins(const fkv_pager *pager, uint32_t n_tokens) {
+    uint32_t page_tokens = pager->spec.page_tokens;
+    for (uint32_t g = 0; g < pager->spec.n_groups; g++)
+        if (pager->groups[g].n_spare > 0) return fkv_table_first(&pager->groups[g], page_tokens, n_tokens);
+    return n_tokens / page_tokens;
 }
 
 uint32_t fkv_pager_window_cap(const fkv_pager_spec *spec, uint32_t group) {
@@ -51,7 +59,7 @@ bool fkv_table_consistent(const fkv_pager *pager, uint32_t group, uint32_t *refs
         const fkv_sequence *s = &pager->sequences[slot];
         uint32_t n_expected = 0;
         if (s->open) {
-            if (s->len > s->max_tokens || s->spare_from > s->len / page_tokens) return false;
+            if (s->len > s->max_tokens || s->spare_from > fkv_table_joins(pager, s->len)) return false;
             uint32_t added = s->row == FKV_NO_ROW ? 0 : pager->step.rows[s->row].n_tokens;
             uint32_t n_pages = fkv_pages_of(pager, s->len + added);
             for (uint32_t i = fkv_table_skip(g, page_tokens, s, s->len, 0); i < n_pages;

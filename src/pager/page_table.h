@@ -7,20 +7,24 @@
 /* Shape of the group's tables (n_fixed, n_ring, width) from the spec. */
 void fkv_table_shape(const fkv_pager_spec *spec, uint32_t group, fkv_group *shape);
 
+/* fkv_sequence.spare_from of one that gets n_tokens tokens and no spare pages. */
+uint32_t fkv_table_joins(const fkv_pager *pager, uint32_t n_tokens);
+
 /* Pages that a sequence of max_tokens reserves in the group: pages(max_tokens), at most n_fixed + n_ring in a window group. */
 uint32_t fkv_table_cap(const fkv_pager *pager, uint32_t group, uint32_t max_tokens);
 
 /* First logical page, sinks apart, that a query at `position` sees. */
 FKV_INLINE uint32_t fkv_table_first(const fkv_group *group, uint32_t page_tokens, uint32_t position) {
     if (group->window == 0 || position < group->window) return 0;
-    return (position - group->window + 1) / page_tokens;
+    uint32_t first = (position - group->window + 1) / page_tokens;
+    return first - first % group->span;
 }
 
 /* First logical page, sinks apart, that the sequence holds at n_tokens tokens. */
 FKV_INLINE uint32_t fkv_table_first_held(const fkv_group *group, uint32_t page_tokens, const fkv_sequence *s, uint32_t n_tokens) {
-    uint32_t first = fkv_table_first(group, page_tokens, n_tokens);
-    if (group->n_spare == 0) return first;
-    return fkv_max_u32(first - fkv_min_u32(first, group->n_spare), s->spare_from);
+    if (group->n_spare == 0) return fkv_table_first(group, page_tokens, n_tokens);
+    uint32_t back = fkv_min_u32(n_tokens, group->n_spare * page_tokens);
+    return fkv_max_u32(fkv_table_first(group, page_tokens, n_tokens - back), s->spare_from);
 }
 
 /* The first logical page from `logical` on that the sequence holds at n_tokens tokens, if it is below pages(n_tokens):

@@ -31,8 +31,10 @@ void fkv_pager_layout(fkv_carve *carve, const fkv_pager_spec *spec, fkv_pager **
     fkv_pager *p = FKV_CARVE(carve, 1, fkv_pager);
     if (p != NULL) *p = (fkv_pager){.spec = *spec, .full = FKV_NO_GROUP};
     uint32_t n_audit = 0;
+    uint32_t n_with_spare = 0;
     for (uint32_t g = 0; g < spec->n_groups; g++) {
         fkv_group shape = {0};
+        n_with_spare += spec->groups[g].n_spare > 0;
         fkv_table_shape(spec, g, &shape);
         shape.entries = FKV_CARVE(carve, (uint64_t)spec->max_seqs * shape.width, uint32_t);
         fkv_pool_layout(carve, &shape.pool, spec->groups[g].n_pages);
@@ -43,6 +45,8 @@ void fkv_pager_layout(fkv_carve *carve, const fkv_pager_spec *spec, fkv_pager **
         FKV_ASSERT(p->full == FKV_NO_GROUP);
         p->full = g;
     }
+    FKV_ASSERT(n_with_spare <= 1);
+    (void)n_with_spare;
     fkv_tree_layout(carve, spec, p == NULL ? NULL : &p->tree);
 
     uint32_t n_rows = fkv_min_u32(spec->max_seqs, spec->max_step_tokens);

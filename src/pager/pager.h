@@ -3,10 +3,11 @@
  *
  * Words: a *group* is a set of layers whose pages live and die together. The full group (window 0) keeps every page of a
  * sequence. A window group keeps the pages with the first n_sinks tokens and those that the next query can still see, and lets go
- * of whole pages behind the window when a step commits. A window group with spare pages also keeps up to n_spare whole pages in
- * front of those, for truncate() to go back to; a sequence may lack them (it was cut back behind them, shares a prefix, or came
- * from a file), and the prefix tree takes none but the sink pages of such a group. Logical page i of a sequence holds tokens
- * [i * page_tokens, (i + 1) * page_tokens).
+ * of whole pages behind the window when a step commits. Where the group has spans, pages leave in spans of so many: a query sees
+ * from the first page of a span on. A window group with spare pages also keeps what a query n_spare pages before sees, for
+ * truncate() to go back to; a sequence may lack that (it was cut back behind it, shares a prefix, or came from a file), and the
+ * prefix tree takes none but the sink pages of such a group, of which there is at most one. Logical page i of a sequence holds
+ * tokens [i * page_tokens, (i + 1) * page_tokens).
  *
  * Page tables. Entry of logical page i in the table of (sequence, group): i itself where i < n_fixed, else
  * n_fixed + (i - n_fixed) % n_ring. Full: n_fixed = all pages, n_ring = 1. Window: n_fixed = sink pages, n_ring = the most pages
@@ -49,6 +50,7 @@ typedef struct fkv_group_spec {
     uint32_t n_sinks; /* tokens */
     uint32_t n_pages; /* of the pool */
     uint32_t n_spare; /* pages; 0 in the full group */
+    uint32_t span;    /* pages; 0 counts as 1 */
 } fkv_group_spec;
 
 typedef struct fkv_pager_spec {

@@ -37,10 +37,11 @@ typedef struct fkv_pool {
 
 /* One layer group. A sequence of length L holds logical pages [0, min(n_fixed, pages(L))) and
  * [max(n_fixed, first_held(L)), pages(L)), nothing else: the table's shape is a function of the length, and of spare_from in a
- * group with spare pages. first_held(L) = n_spare == 0 ? first_page(L) : max(first_page(L) - n_spare, spare_from). */
+ * group with spare pages. first_held(L) = n_spare == 0 ? first_page(L) : max(first_page(L less n_spare pages), spare_from). */
 typedef struct fkv_group {
     uint32_t window;  /* 0: full */
     uint32_t n_spare; /* pages */
+    uint32_t span;    /* pages, at least 1 */
     uint32_t n_fixed;
     uint32_t n_ring;
     uint32_t width;    /* entries of one sequence: n_fixed + n_ring */
@@ -101,7 +102,7 @@ typedef struct fkv_sequence {
     uint64_t tenant;
     uint32_t len;
     uint32_t max_tokens;
-    uint32_t spare_from; /* logical page: spare pages before it are not there; <= len / page_tokens */
+    uint32_t spare_from; /* logical page: spare pages before it are not there; <= fkv_table_joins(len) */
     uint32_t row;        /* in the open step, else FKV_NO_ROW */
     bool open;           /* has pages and promises */
 } fkv_sequence;

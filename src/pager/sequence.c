@@ -163,7 +163,7 @@ fkv_status fkv_pager_open(fkv_pager *pager, const fkv_seq_config *config, fkv_se
     FKV_TRY(admit(pager, config->max_tokens, match.n_pages, match.n_idle, 0));
 
     uint32_t len = match.n_pages * pager->spec.page_tokens;
-    uint32_t slot = slot_take(pager, config->tenant, len, config->max_tokens, match.n_pages);
+    uint32_t slot = slot_take(pager, config->tenant, len, config->max_tokens, fkv_table_joins(pager, len));
     if (len > 0) {
         enter_path(pager, slot, match.node);
         fkv_figure_add(&pager->figures.hits, 1);
@@ -302,19 +302,19 @@ static void set_spare_from(const fkv_pager *pager, fkv_sequence *s, uint32_t n_t
     for (uint32_t g = 0; g < pager->spec.n_groups; g++)
         if (pager->groups[g].n_spare > 0)
             from = fkv_max_u32(from, fkv_table_first_held(&pager->groups[g], page_tokens, s, s->len));
-    s->spare_from = fkv_min_u32(from, n_tokens / page_tokens);
+    s->spare_from = fkv_min_u32(from, fkv_table_joins(pager, n_tokens));
 }
 
 static fkv_status refuse_truncate(const fkv_pager *pager, uint32_t slot, uint32_t n_tokens) {
     const fkv_sequence *s = &pager->sequences[slot];
     uint32_t page_tokens = pager->spec.page_tokens;
-    uint32_t below = n_tokens - n_tokens % page_tokens;
     for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
         const fkv_group *group = &pager->groups[g];
+        uint32_t below = fkv_table_first(group, page_tokens, n_tokens) * page_tokens;
         if (group->n_spare == 0 || fkv_table_covers(pager, g, s, n_tokens) || !fkv_pager_covers(pager, slot, below)) continue;
         return fkv_fail(FKV_GONE,
-                        "token %u is inside a page that is sealed: truncate to %u, the start of the page, and compute the rest "
-                        "again, or to %u or more",
+                        "token %u is among pages that are sealed: truncate to %u, where they begin, and compute the rest again, "
+                        "or to %u or more",
                         n_tokens, below, fkv_min_u32(fkv_table_first_held(group, page_tokens, s, s->len) * page_tokens, s->len));
     }
     return fkv_fail(FKV_GONE,
@@ -456,7 +456,7 @@ fkv_status fkv_pager_fill(fkv_pager *pager, fkv_seq seq, uint32_t n_tokens) {
 
     uint32_t n_pages = fkv_pages_of(pager, n_tokens);
     s->len = n_tokens;
-    s->spare_from = n_tokens / pager->spec.page_tokens;
+    s->spare_from = fkv_table_joins(pager, n_tokens);
     for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
         fkv_group *group = &pager->groups[g];
         for (uint32_t i = fkv_table_skip(group, pager->spec.page_tokens, s, n_tokens, 0); i < n_pages;

@@ -9,8 +9,8 @@
  * claims.
  *
  * The pages of a file are those a query at n_tokens sees: all in the full group; in a window group the sink pages and those from
- * fkv_pager_first_page(n_tokens) on. Of sealed layers that is every page, sealed where it is full, and the first and the partly
- * filled page open.
+ * fkv_pager_first_page(n_tokens) on. Of sealed layers that is every page, sealed where it is full, and open the first
+ * and those of the span that token n_tokens is in.
  */
 #ifndef FKV_PAGE_FILE_H
 #define FKV_PAGE_FILE_H
@@ -18,7 +18,7 @@
 #include "../pager/pager.h"
 #include "slab.h"
 
-/* K or V of a layer, exactly as it stands in a file of versions 2 and 4. In one of version 1 there is no kind: it follows from
+/* K or V of a layer, exactly as it stands in a file of versions 2 and 8. In one of version 1 there is no kind: it follows from
  * the bits, as FKV_CODEC_AUTO has it. */
 typedef struct fkv_file_side {
     uint32_t bits;
@@ -26,7 +26,7 @@ typedef struct fkv_file_side {
     uint32_t kind;  /* fkv_codec_kind, not FKV_CODEC_AUTO in a file */
 } fkv_file_side;
 
-/* One layer's shape, exactly as it stands in a file of versions 2 and 4. */
+/* One layer's shape, exactly as it stands in a file of versions 2 and 8. */
 typedef struct fkv_file_layer {
     uint32_t n_kv_heads;
     uint32_t head_dim;

@@ -30,7 +30,7 @@ fkv_file_side fkv_file_side_of(fkv_codec_config config) {
 
 uint32_t fkv_file_layer_bytes(uint32_t version) {
     if (version == FKV_FILE_VERSION_1) return FKV_FILE_LAYER_BYTES_1;
-    return version == FKV_FILE_VERSION_2 || version == FKV_FILE_VERSION_NOW ? (uint32_t)sizeof(fkv_file_layer) : 0;
+    return version == FKV_FILE_VERSION_2 || version == FKV_FILE_VERSION_8 ? (uint32_t)sizeof(fkv_file_layer) : 0;
 }
 
 /* Whether the bits tell the kind, as version 1 needs it. */
@@ -38,10 +38,14 @@ static bool bits_tell(fkv_file_side side) {
     return fkv_file_codec(side).kind == fkv_codec_canonical((fkv_codec_config){.bits = side.bits}).kind;
 }
 
+static bool is_sealed(const fkv_file_layer *layer) {
+    return layer->k.kind == FKV_CODEC_SEALED || layer->k.kind == FKV_CODEC_CALIBRATED;
+}
+
 uint32_t fkv_file_version_of(const fkv_file_layer *layers, uint32_t n_layers) {
     uint32_t version = FKV_FILE_VERSION_1;
     for (uint32_t l = 0; l < n_layers; l++) {
-        if (layers[l].k.kind == FKV_CODEC_CALIBRATED) return FKV_FILE_VERSION_NOW;
+        if (is_sealed(&layers[l])) return FKV_FILE_VERSION_8;
         if (!bits_tell(layers[l].k) || !bits_tell(layers[l].v)) version = FKV_FILE_VERSION_2;
     }
     return version;
@@ -70,10 +74,6 @@ void fkv_file_layers_unpack(uint32_t version, fkv_file_layer *layers, uint32_t n
         layer.v.kind = (uint32_t)fkv_file_codec(layer.v).kind;
         layers[l] = layer;
     }
-}
-
-static bool is_sealed(const fkv_file_layer *layer) {
-    return layer->k.kind == FKV_CODEC_SEALED || layer->k.kind == FKV_CODEC_CALIBRATED;
 }
 
 /* Kinds that stand on the right side, and numbers that are 0. */
@@ -120,16 +120,16 @@ static uint32_t group_of(fkv_file_plan *plan, const fkv_file_layer *layer) {
     uint32_t g = 0;
     while (g < plan->n_groups && (plan->groups[g].window != layer->window || plan->groups[g].n_sinks != layer->n_sinks)) g++;
     if (g == plan->n_groups && g < FKV_MAX_GROUPS)
-        plan->groups[plan->n_groups++] = (fkv_file_group){.window = layer->window, .n_sinks = layer->n_sinks};
+        plan->groups[plan->n_groups++] = (fkv_file_group){.window = layer->window, .n_sinks = layer->n_sinks, .span = 1};
     return g;
 }
 
-/* The open pages of sealed layers: the first one and that of the next token. */
+/* The open pages of sealed layers: the first one and those of the span of the next token. */
 static fkv_status add_open_group(fkv_file_plan *plan, uint64_t page_bytes, const char *path) {
     FKV_REQUIRE(plan->n_groups < FKV_MAX_GROUPS, FKV_FILE_DAMAGED,
                 "damaged page file: %u groups of layers and one of open pages, at most %d: %s", plan->n_groups, FKV_MAX_GROUPS,
                 path);
-    plan->groups[plan->n_groups++] = (fkv_file_group){.window = 1, .n_sinks = 1, .page_bytes = page_bytes};
+    plan->groups[plan->n_groups++] = (fkv_file_group){.window = 1, .n_sinks = 1, .span = FKV_OPEN_SPAN, .page_bytes = page_bytes};
     return FKV_OK;
 }
 
@@ -140,7 +140,7 @@ static void group_pages(fkv_file_group *group, uint32_t page_tokens, uint32_t n_
     const uint64_t first_unseen = (uint64_t)n_tokens + 1; /* tokens before it less the window are gone */
     const uint32_t first =
         group->window == 0 || first_unseen <= group->window ? 0 : (uint32_t)((first_unseen - group->window) / page_tokens);
-    group->first = fkv_max_u32(first, group->n_front);
+    group->first = fkv_max_u32(first - first % group->span, group->n_front);
 }
 
 bool fkv_file_plan_offsets(const fkv_file_header *header, uint64_t n_pages, fkv_file_plan *plan) {

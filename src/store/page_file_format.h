@@ -15,9 +15,10 @@
 #include <stddef.h>
 
 enum {
-    FKV_FILE_VERSION_1 = 1,   /* written where the bits of every codec tell its kind */
-    FKV_FILE_VERSION_2 = 2,   /* layer records name the kinds; sealed layers */
-    FKV_FILE_VERSION_NOW = 4, /* calibrated layers: the header has the hash of their bits. No bit flipped makes one of another */
+    FKV_FILE_VERSION_1 = 1, /* written where the bits of every codec tell its kind */
+    FKV_FILE_VERSION_2 = 2, /* layer records name the kinds. No bit flipped makes a version of another */
+    FKV_FILE_VERSION_4 = 4, /* not read any more; so is 2 with sealed layers: their queries saw other pages open */
+    FKV_FILE_VERSION_8 = 8, /* sealed layers; the header has the hash of the bits of calibrated ones */
     FKV_FILE_LAYER_BYTES_1 = 32,
     FKV_FILE_MAGIC_BYTES = 8,
     FKV_FILE_DATA_ALIGN = 4096, /* of the first page, so that a reader may map it */
@@ -50,7 +51,7 @@ typedef struct fkv_file_header {
     uint64_t rotation_seed; /* 0 where nothing is rotated */
     uint8_t weights_id[32];
     char rope_id[64];                      /* 0-terminated, 0-filled */
-    uint8_t calibration[FKV_SHA256_BYTES]; /* fkv_file_identity; 0 before version 4 */
+    uint8_t calibration[FKV_SHA256_BYTES]; /* fkv_file_identity; 0 before version 8 */
     uint8_t sha256[FKV_SHA256_BYTES];      /* of the bytes [0, data_offset) without these 32 */
 } fkv_file_header;
 
@@ -73,6 +74,7 @@ _Static_assert(sizeof(fkv_file_entry) == 24 && offsetof(fkv_file_entry, crc32c) 
 typedef struct fkv_file_group {
     uint32_t window;
     uint32_t n_sinks;
+    uint32_t span; /* pages, at least 1: the first one seen is a multiple of it */
     uint32_t n_front;
     uint32_t first;
     uint32_t end;

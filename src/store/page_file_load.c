@@ -53,6 +53,14 @@ static fkv_status read_at(const page_reader *reader, void *bytes, uint64_t n, ui
     return FKV_OK;
 }
 
+/* The rows behind the first layer depend on what the queries before them saw. */
+static fkv_status refuse_old_sealed(const page_reader *reader) {
+    return fkv_fail(FKV_FILE_VERSION,
+                    "a page file of version %u with sealed layers: their queries saw fewer pages open than now, and such files "
+                    "are read from version %d on: compute its tokens again: %s",
+                    reader->header.version, FKV_FILE_VERSION_8, reader->path);
+}
+
 /* Magic, version, and what the file's length alone can contradict. */
 static fkv_status read_header(page_reader *reader, uint64_t file_bytes) {
     fkv_file_header *header = &reader->header;
@@ -62,9 +70,10 @@ static fkv_status read_header(page_reader *reader, uint64_t file_bytes) {
                 "not a page file: %s", reader->path);
     FKV_REQUIRE(n >= offsetof(fkv_file_header, header_bytes), FKV_FILE_DAMAGED,
                 "damaged page file: cut after %" PRIu64 " bytes: %s", file_bytes, reader->path);
+    if (header->version == FKV_FILE_VERSION_4) return refuse_old_sealed(reader);
     FKV_REQUIRE(fkv_file_layer_bytes(header->version) != 0, FKV_FILE_VERSION,
                 "a page file of version %u; this library reads versions %d, %d and %d: %s", header->version, FKV_FILE_VERSION_1,
-                FKV_FILE_VERSION_2, FKV_FILE_VERSION_NOW, reader->path);
+                FKV_FILE_VERSION_2, FKV_FILE_VERSION_8, reader->path);
     FKV_REQUIRE(n == sizeof *header, FKV_FILE_DAMAGED, "damaged page file: cut after %" PRIu64 " bytes: %s", file_bytes,
                 reader->path);
     FKV_REQUIRE(header->file_bytes == file_bytes, FKV_FILE_DAMAGED,
@@ -132,14 +141,16 @@ static fkv_status check_numbers(page_reader *reader) {
     const size_t rope_bytes = strnlen(header->rope_id, sizeof header->rope_id);
     FKV_REQUIRE(rope_bytes < sizeof header->rope_id &&
                     all_zero(header->rope_id + rope_bytes, sizeof header->rope_id - rope_bytes) &&
-                    (header->version == FKV_FILE_VERSION_NOW || all_zero(header->calibration, sizeof header->calibration)),
+                    (header->version == FKV_FILE_VERSION_8 || all_zero(header->calibration, sizeof header->calibration)),
                 FKV_FILE_DAMAGED, "damaged page file: bytes of the header that must be 0 are not: %s", reader->path);
     FKV_TRY(read_at(reader, reader->layers, (uint64_t)header->n_layers * header->layer_bytes, sizeof *header));
     fkv_file_layers_unpack(header->version, reader->layers, header->n_layers);
     for (uint32_t l = 0; l < header->n_layers; l++)
         FKV_REQUIRE(reader->layers[l].k.kind != FKV_CODEC_AUTO && reader->layers[l].v.kind != FKV_CODEC_AUTO, FKV_FILE_DAMAGED,
                     "damaged page file: a codec of layer %u has no kind: %s", l, reader->path);
-    FKV_REQUIRE(header->version == fkv_file_version_of(reader->layers, header->n_layers), FKV_FILE_DAMAGED,
+    const uint32_t version = fkv_file_version_of(reader->layers, header->n_layers);
+    if (header->version == FKV_FILE_VERSION_2 && version == FKV_FILE_VERSION_8) return refuse_old_sealed(reader);
+    FKV_REQUIRE(header->version == version, FKV_FILE_DAMAGED,
                 "damaged page file: version %u for layers that are written in another: %s", header->version, reader->path);
     FKV_TRY(fkv_file_plan_make(header, reader->layers, reader->path, &reader->plan));
     const fkv_file_plan *plan = &reader->plan;

@@ -123,6 +123,7 @@ static void put_layer(writer *w, const fkv_attn_layer *layer) {
     put_number(w, "PAGE_TOKENS", layer->block.page_tokens);
     put_number(w, "SEALED", layer->sealed);
     put_number(w, "OPEN_BLOCK_BYTES", layer->open.bytes);
+    put_number(w, "OPEN_SPAN", FKV_OPEN_SPAN);
     put_number(w, "WINDOW", layer->window);
     put_number(w, "SINKS", layer->window != 0 ? layer->n_sinks : 0);
     put_bits(w, "SCALE_BITS", layer->scale);

@@ -87,21 +87,28 @@ typedef struct sections {
     uint32_t item_queries; /* the most of any item */
 } sections;
 
-/* Stretches of the pages that a query sees, each walked in one form: the first page open, where it is seen and not the query's
- * own; the pages of the layer's own pool; the query's own page open. Of a layer that is not sealed, the second alone. */
+/* Stretches of the pages that a query sees, each walked in one form: the first page open, where it is seen and not of the query's
+ * own span; the pages of the layer's own pool; the query's own span open. Of a layer that is not sealed, the second alone. */
 typedef struct stretches {
     uint32_t begin[4]; /* in pages seen; stretch i is [begin[i], begin[i + 1]) */
     uint32_t pages[3]; /* of a piece of it */
     uint32_t n_pieces;
 } stretches;
 
+/* The pages seen before logical page `logical`. */
+static uint32_t seen_before(const fkv_step_cut *cut, sight seen, uint32_t logical) {
+    uint32_t sinks = fkv_ceil_div(cut->n_sinks, cut->page_tokens);
+    return logical < sinks ? logical : fkv_max_u32(sinks, logical - fkv_min_u32(logical, seen.skipped));
+}
+
 static stretches stretches_of(const fkv_step_cut *cut, sight seen) {
-    bool first = cut->sealed && seen.n_seen > 1 && (seen.skipped == 0 || cut->n_sinks > 0);
-    uint32_t own = seen.n_seen - (cut->sealed ? 1 : 0);
+    uint32_t from = fkv_attn_first_open(seen.skipped + seen.n_seen - 1);
+    bool first = cut->sealed && from > 0 && (seen.skipped == 0 || cut->n_sinks > 0);
+    uint32_t own = cut->sealed ? seen_before(cut, seen, from) : seen.n_seen;
     stretches s = {.begin = {0, first ? 1 : 0, own, seen.n_seen}};
     for (int i = 0; i < 3; i++) {
         uint32_t n = s.begin[i + 1] - s.begin[i];
-        s.pages[i] = i == 1 ? fkv_step_piece_pages(cut, seen.n_seen) : 1;
+        s.pages[i] = i == 1 ? fkv_step_piece_pages(cut, seen.n_seen) : FKV_OPEN_SPAN;
         s.n_pieces += fkv_ceil_div(n, s.pages[i]);
     }
     return s;

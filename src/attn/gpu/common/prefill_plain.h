@@ -48,7 +48,7 @@ FKV_FN void fkv_prefill_rows(fkv_place place, FKV_SHARED float *queries, FKV_DEV
         fkv_u32 n_keys = last - base + 1 < FKV_PLAIN_KEYS ? last - base + 1 : FKV_PLAIN_KEYS; /* behind them: whatever is there */
 #if FKV_SEALED
         fkv_u32 logical = base / FKV_PAGE_TOKENS;
-        if (logical == 0 || logical == low / FKV_PAGE_TOKENS) { /* all rows are in one page */
+        if (fkv_sees_open(low / FKV_PAGE_TOKENS, logical)) { /* all rows are in one page */
             FKV_DEVICE const fkv_u8 *opened_block =
                 (FKV_DEVICE const fkv_u8 *)open +
                 ((fkv_u64)fkv_open_page_at(table, row_words, logical) * FKV_G + place.y) * FKV_OPEN_BLOCK_BYTES;

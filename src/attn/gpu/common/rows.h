@@ -80,6 +80,9 @@ FKV_FN fkv_u32 fkv_open_page_at(FKV_DEVICE const fkv_u32 *table, FKV_DEVICE cons
     return table[row[FKV_ROW_OPEN_PAGES] + at];
 }
 
+/* Whether a query in logical page `own` of a sealed layer sees a logical page open, as src/attn/attn.h has it. */
+FKV_FN bool fkv_sees_open(fkv_u32 own, fkv_u32 logical) { return logical == 0 || logical >= own - own % FKV_OPEN_SPAN; }
+
 /* Where {max, total} of a row of a piece lie in the parts: behind the sums of all pieces, those of a row side by side. row: of
  * all KV heads' rows of an item. */
 FKV_FN fkv_u64 fkv_stats_at(FKV_DEVICE const fkv_u32 *table, fkv_u32 row, fkv_u32 piece) {

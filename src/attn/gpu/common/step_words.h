@@ -13,8 +13,8 @@
  * - pages: the page tables of all rows; FKV_ROW_PAGES and FKV_PIECE_PAGES point here.
  *
  * A sealed layer has two pools. Slots are those of the open one; a piece lies in one of them (FKV_PIECE_OPEN) and has the page
- * table of that: the first page, and the page of the item's queries, are pieces of their own. Tiles of queries do not go over the
- * end of a page.
+ * table of that: the first page, and the pages of the span that the item's queries are in, are pieces of their own. Tiles of
+ * queries do not go over the end of a page.
  *
  * A query sees pages [0, sink pages) and [its window's first page, its own page]; the k-th page it sees is k while k is a sink
  * page and FKV_PIECE_SKIPPED + k after them. A piece is a stretch of the pages seen, from FKV_PIECE_FIRST_SEEN on; all pieces of
