@@ -69,13 +69,17 @@ enum { N_KERNEL_SOFTCAPS = sizeof kernel_softcaps / sizeof kernel_softcaps[0] };
 /* Kernels of an entry behind those of fkv_kernel, which are as CUDA has them: as Metal has them, and prefill in plain loops. */
 enum { KERNEL_SIMDGROUP_DECODE = 8, KERNEL_SIMDGROUP_PREFILL, KERNEL_PLAIN_PREFILL, N_KERNEL_ENTRIES };
 
+/* The first case of a sealed layer, whose prefill is on warpgroups. */
+enum { FIRST_SEALED_CASE = 30 };
+
 /* Whether a case has such a kernel. Metal's prefill is in all of them; its decode, only where Metal would use it, and the plain
  * loops walk the same keys as it and as decode_plain.h: some are enough. */
 static inline bool kernel_case_has(uint32_t i, int kernel) {
     enum { WRITE, COPY_PAGES, PUT_NUMBERS, SEAL = KERNEL_SIMDGROUP_DECODE - 1 }; /* of fkv_kernel */
     const attn_shape *shape = &kernel_cases[i].shape;
     if (kernel == SEAL) return kernel_cases[i].opens;
-    if (kernel_cases[i].opens) return kernel > PUT_NUMBERS && kernel < SEAL; /* rows are written as those of 8/8 are */
+    if (kernel_cases[i].opens) /* rows are written as those of 8/8 are; Metal's prefill is in plain loops */
+        return (kernel > PUT_NUMBERS && kernel < SEAL) || (kernel == KERNEL_PLAIN_PREFILL && i == FIRST_SEALED_CASE);
     if (kernel == KERNEL_SIMDGROUP_DECODE) return shape->n_q_heads / shape->n_kv_heads > 4 && i % 2 == 0;
     const bool book = attn_codecs[kernel_cases[i].codec].k.kind == FKV_CODEC_TURBO ||
                       attn_codecs[kernel_cases[i].codec].v.kind == FKV_CODEC_TURBO;

@@ -51,20 +51,26 @@ static void put_prefill_shape(FILE *file, fkv_kernel_device device, const fkv_at
     put_number(file, "PREFILL_THREADS", fkv_kernel_threads(device, FKV_KERNEL_PREFILL, layer));
 }
 
+/* Prefill as a Hopper does it: in plain loops where CUDA has it so; decode's text has the tile. */
+static void put_hopper_prefill(FILE *file, const fkv_attn_layer *layer) {
+    put_prefill_shape(file, FKV_KERNEL_HOST, layer);
+    if (fkv_prefill_has_warpgroups(layer)) {
+        fputs(fkv_kernel_file_warpgroup_host, file);
+        fputs(fkv_kernel_file_prefill_shape, file);
+        fputs(layer->sealed ? fkv_kernel_file_prefill_sealed : fkv_kernel_file_prefill_unpack, file);
+        fputs(fkv_kernel_file_prefill_feed, file);
+        fputs(fkv_kernel_file_prefill_wgmma, file);
+    } else {
+        fputs(fkv_kernel_file_prefill_plain, file);
+        fputs("#undef FKV_WARP_ROWS\n#undef FKV_PREFILL_WARPS\n#undef FKV_WARP_WORDS\n#undef FKV_PREFILL_SHARED\n", file);
+    }
+    fputs(fkv_kernel_file_prefill_beside, file);
+}
+
 /* Prefill as a Hopper does it; then, in namespaces of their own, decode and prefill as Metal does them, and prefill in plain
  * loops, under Metal's launch. */
 static void put_ways(FILE *file, uint32_t i, const fkv_attn_layer *layer) {
-    put_prefill_shape(file, FKV_KERNEL_HOST, layer);
-    fputs("#if FKV_K_BOOK || FKV_V_BOOK\n", file); /* as kernel_text.c has it for CUDA; decode's text has the tile */
-    fputs(fkv_kernel_file_prefill_plain, file);
-    fputs("#undef FKV_WARP_ROWS\n#undef FKV_PREFILL_WARPS\n#undef FKV_WARP_WORDS\n#undef FKV_PREFILL_SHARED\n#else\n", file);
-    fputs(fkv_kernel_file_warpgroup_host, file);
-    fputs(fkv_kernel_file_prefill_shape, file);
-    fputs(fkv_kernel_file_prefill_unpack, file);
-    fputs(fkv_kernel_file_prefill_wgmma, file);
-    fputs("#endif\n", file);
-    fputs(fkv_kernel_file_prefill_beside, file);
-
+    put_hopper_prefill(file, layer);
     put_prefill_shape(file, FKV_KERNEL_METAL, layer);
     fprintf(file, "namespace simdgroup {\n%s%s", fkv_kernel_file_simdgroup_host, fkv_kernel_file_simdgroup_walk);
     if (kernel_case_has(i, KERNEL_SIMDGROUP_DECODE)) {
@@ -78,11 +84,11 @@ static void put_ways(FILE *file, uint32_t i, const fkv_attn_layer *layer) {
 }
 
 /* A sealed layer: what decode's text has of its pages is for matrix units, or plain tiles already. */
-static void put_sealed_ways(FILE *file, const fkv_attn_layer *layer) {
-    put_prefill_shape(file, FKV_KERNEL_HOST, layer);
-    fputs(fkv_kernel_file_prefill_plain, file);
-    fputs(fkv_kernel_file_prefill_beside, file);
+static void put_sealed_ways(FILE *file, uint32_t i, const fkv_attn_layer *layer) {
+    put_hopper_prefill(file, layer);
     fputs(fkv_kernel_file_seal, file);
+    put_prefill_shape(file, FKV_KERNEL_METAL, layer);
+    if (kernel_case_has(i, KERNEL_PLAIN_PREFILL)) fprintf(file, "namespace plain {\n%s}\n", fkv_kernel_file_prefill_plain);
 }
 
 static const char *host_type_of(const char *name) {
@@ -124,7 +130,7 @@ static void write_host(const char *folder, uint32_t i, const fkv_attn_layer *lay
         fputs(fkv_kernel_file_write_rows, file);
         if (!layer->sealed) fputs(fkv_kernel_file_write, file);
         if (layer->sealed)
-            put_sealed_ways(file, layer);
+            put_sealed_ways(file, i, layer);
         else
             put_ways(file, i, layer);
     }

@@ -124,6 +124,8 @@ static void put_layer(writer *w, const fkv_attn_layer *layer) {
     put_number(w, "SEALED", layer->sealed);
     put_number(w, "OPEN_BLOCK_BYTES", layer->open.bytes);
     put_number(w, "OPEN_SPAN", FKV_OPEN_SPAN);
+    put(w, layer->sealed ? "#define FKV_OPEN_POOL , FKV_DEVICE const void *open\n#define FKV_OPEN_GIVEN , open\n"
+                         : "#define FKV_OPEN_POOL\n#define FKV_OPEN_GIVEN\n"); /* one more pool */
     put_number(w, "WINDOW", layer->window);
     put_number(w, "SINKS", layer->window != 0 ? layer->n_sinks : 0);
     put_bits(w, "SCALE_BITS", layer->scale);
@@ -141,7 +143,7 @@ _Static_assert(FKV_F32 == 0 && FKV_F16 == 1 && FKV_BF16 == 2, "FKV_ROW_TYPE");
 
 /* ---- decode's shape ---- */
 
-enum { STREAMS = 4, WARP = 32, SLAB = 128, SMALL_SLAB = 64, MOST_SLABS = 4, SIMDGROUP_ROWS = 8 };
+enum { PREFILL_KEYS = 64, STREAMS = 4, WARP = 32, SLAB = 128, SMALL_SLAB = 64, MOST_SLABS = 4, SIMDGROUP_ROWS = 8 };
 
 static uint32_t heads_per_kv(const fkv_attn_layer *layer) { return layer->n_q_heads / layer->n_kv_heads; }
 
@@ -159,6 +161,12 @@ static bool has_sealed_mma(const fkv_attn_layer *layer) {
     const fkv_codec *codec = layer->block.codec;
     return layer->sealed && codec[FKV_SIDE_V].kind == FKV_CODEC_SEALED_V && codec[FKV_SIDE_K].bits == 4 &&
            codec[FKV_SIDE_V].bits == 4 && layer->block.page_tokens >= 2 * FKV_SEALED_TOKENS;
+}
+
+/* And for prefill of them, in pages that are a tile of keys. */
+bool fkv_prefill_has_warpgroups(const fkv_attn_layer *layer) {
+    if (!layer->sealed) return !is_plain(layer);
+    return has_sealed_mma(layer) && layer->head_dim <= SLAB && layer->block.page_tokens == PREFILL_KEYS;
 }
 
 /* Whether decode_mma.h has this head. */
@@ -238,10 +246,11 @@ static void put_decode(writer *w, fkv_kernel_device device, const fkv_attn_layer
     }
 }
 
-static void put_warpgroup_prefill(writer *w, const char *warpgroup) {
+static void put_warpgroup_prefill(writer *w, const char *warpgroup, bool sealed) {
     put(w, warpgroup);
     put(w, fkv_kernel_file_prefill_shape);
-    put(w, fkv_kernel_file_prefill_unpack);
+    put(w, sealed ? fkv_kernel_file_prefill_sealed : fkv_kernel_file_prefill_unpack);
+    put(w, fkv_kernel_file_prefill_feed);
     put(w, fkv_kernel_file_prefill_wgmma);
 }
 
@@ -254,12 +263,12 @@ static void put_plain_prefill(writer *w) {
 static void put_prefill(writer *w, fkv_kernel_device device, const fkv_attn_layer *layer) {
     switch (device) {
     case FKV_KERNEL_CUDA:
-        if (is_plain(layer)) {
+        if (!fkv_prefill_has_warpgroups(layer)) {
             put_plain_prefill(w);
             break;
         }
         put(w, "#ifdef __CUDA_ARCH_FEAT_SM90_ALL\n");
-        put_warpgroup_prefill(w, fkv_kernel_file_warpgroup_cuda);
+        put_warpgroup_prefill(w, fkv_kernel_file_warpgroup_cuda, false);
         put(w, "#else\n");
         put_plain_prefill(w);
         put(w, "#endif\n");
@@ -269,7 +278,7 @@ static void put_prefill(writer *w, fkv_kernel_device device, const fkv_attn_laye
         put(w, fkv_kernel_file_simdgroup_walk);
         put(w, fkv_kernel_file_prefill_simdgroup);
         break;
-    default: put_warpgroup_prefill(w, fkv_kernel_file_warpgroup_host);
+    default: put_warpgroup_prefill(w, fkv_kernel_file_warpgroup_host, false);
     }
     put(w, fkv_kernel_file_prefill_beside);
 }
@@ -325,7 +334,14 @@ static void put_sealed(writer *w, fkv_kernel_device device, fkv_kernel kernel, c
             put(w, "#undef FKV_DECODE_SHARED\n#define FKV_DECODE_SHARED (DC_SHARED_WORDS > opened::DC_SHARED_WORDS ? "
                    "DC_SHARED_WORDS : opened::DC_SHARED_WORDS)\n");
     } else if (is_prefill(kernel)) {
+        bool warpgroups = device == FKV_KERNEL_CUDA && fkv_prefill_has_warpgroups(layer);
+        if (warpgroups) {
+            put(w, "#ifdef __CUDA_ARCH_FEAT_SM90_ALL\n");
+            put_warpgroup_prefill(w, fkv_kernel_file_warpgroup_cuda, true);
+            put(w, "#else\n");
+        }
         put(w, fkv_kernel_file_prefill_plain);
+        if (warpgroups) put(w, "#endif\n");
         put(w, fkv_kernel_file_prefill_beside);
     } else {
         put(w, fkv_kernel_file_write_rows);

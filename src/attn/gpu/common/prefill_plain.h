@@ -12,15 +12,6 @@
 #define FKV_WARP_WORDS (FKV_WARP_ROWS * FKV_D + FKV_WARP_ROWS * 32)
 #define FKV_PREFILL_SHARED (FKV_PREFILL_WARPS * FKV_WARP_WORDS)
 
-/* A sealed layer has one more pool, that of its open pages. */
-#if FKV_SEALED
-#define FKV_OPEN_POOL , FKV_DEVICE const void *open
-#define FKV_OPEN_GIVEN , open
-#else
-#define FKV_OPEN_POOL
-#define FKV_OPEN_GIVEN
-#endif
-
 /* The rows [first, first + n) of a tile, n <= FKV_WARP_ROWS, by one warp. */
 FKV_FN void fkv_prefill_rows(fkv_place place, FKV_SHARED float *queries, FKV_DEVICE const void *q,
                              FKV_DEVICE const void *pool FKV_OPEN_POOL, FKV_DEVICE const fkv_u32 *table,

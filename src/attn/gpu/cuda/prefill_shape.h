@@ -12,29 +12,37 @@ constexpr int PF_PARTS = FKV_ROW_TYPE == 0 || FKV_ROTATE_K ? 2 : 1;
 constexpr int PF_THREADS = FKV_PREFILL_THREADS;
 static_assert(PF_ROWS == (PF_HALVES ? 64 : 128) && PF_THREADS == 384, "as kernel_text.c has it");
 constexpr int PF_ROOM = 227 * 1024;
-constexpr int PF_GROUPS = FKV_K_BITS == 16 ? 1 : FKV_D / FKV_K_GROUP;
+constexpr bool PF_SCALED = FKV_K_BITS != 16 && !FKV_K_SEALED; /* K's scales are applied to sums: those of sealed keys are in the halves */
+constexpr int PF_GROUPS = PF_SCALED ? FKV_D / FKV_K_GROUP : 1;
 constexpr bool PF_Q_HELD = PF_DP <= 128 && PF_PARTS == 1 && PF_GROUPS <= 2; /* in registers */
-constexpr bool PF_BIASED = PF_Q_HELD && FKV_K_BITS != 16;                   /* K's biases are channels of the products */
+constexpr bool PF_BIASED = PF_Q_HELD && PF_SCALED;                          /* K's biases are channels of the products */
+
+constexpr float PF_SUM_UNIT = 16384.0f / FKV_K_GROUP;                       /* then: see pf_put_biases() */
 
 constexpr int PF_Q_BYTES = PF_ROWS * PF_DP * 2;
-constexpr int PF_FIXED_BYTES = 1024 + PF_PARTS * PF_Q_BYTES + PF_ROWS * 4 + PF_GROUPS * PF_ROWS * 4 + 160 + PF_ROWS;
+constexpr int PF_FIXED_BYTES = 1024 + PF_PARTS * PF_Q_BYTES + PF_ROWS * 4 + PF_GROUPS * PF_ROWS * 4 + 224 + PF_ROWS;
+constexpr int PF_MORE_KEYS = FKV_K_SEALED ? 8 : 0; /* the offsets of a sealed page's channels are two more keys; keys go by eight */
 constexpr int pf_tile_bytes(int keys) { return keys * PF_DP * 2; }
-constexpr int pf_scales_bytes(int keys) { return FKV_K_BITS == 16 ? 0 : PF_GROUPS * keys * (PF_BIASED ? 4 : 8); }
+constexpr int pf_low_bytes(int keys) { return FKV_K_SEALED ? pf_tile_bytes(keys + PF_MORE_KEYS) : 0; } /* of open pages' keys */
+constexpr int pf_rests_bytes(int keys) { return FKV_K_SEALED ? (keys + PF_MORE_KEYS) * 128 : 0; }      /* of sealed ones' */
+constexpr int pf_scales_bytes(int keys) { return PF_SCALED ? PF_GROUPS * keys * (PF_BIASED ? 4 : 8) : 0; }
 constexpr int pf_biases_bytes(int keys) { return PF_BIASED ? keys * 128 : 0; }
 constexpr int pf_packed_bytes(int keys) {
+    if (FKV_SEALED) return FKV_OPEN_BLOCK_BYTES > FKV_BLOCK_BYTES ? FKV_OPEN_BLOCK_BYTES : FKV_BLOCK_BYTES;
     return FKV_PAGE_TOKENS <= keys
                ? keys / FKV_PAGE_TOKENS * FKV_BLOCK_BYTES
                : keys * (FKV_D * FKV_K_BITS / 8 + FKV_D * FKV_V_BITS / 8 + (FKV_K_BITS == 16 ? 0 : 4 * FKV_D / FKV_K_GROUP) +
                          (FKV_V_BITS == 16 ? 0 : 4 * FKV_D / FKV_V_GROUP));
 }
 constexpr bool pf_fits(int keys, int stages, int packed) {
-    return PF_FIXED_BYTES + stages * (2 * pf_tile_bytes(keys) + pf_scales_bytes(keys) + pf_biases_bytes(keys)) +
-               packed * pf_packed_bytes(keys) <=
-           PF_ROOM;
+    int stage = pf_tile_bytes(keys + PF_MORE_KEYS) + pf_tile_bytes(keys) + pf_scales_bytes(keys) + pf_biases_bytes(keys);
+    return PF_FIXED_BYTES + pf_low_bytes(keys) + pf_rests_bytes(keys) + stages * stage + packed * pf_packed_bytes(keys) <= PF_ROOM;
 }
 constexpr int PF_KEYS = PF_DP > 128 ? (pf_fits(32, 1, 1) ? 32 : 16) : 64;
 constexpr int PF_STAGES = pf_fits(PF_KEYS, 3, 2) ? 3 : pf_fits(PF_KEYS, 2, 1) ? 2 : 1;
 constexpr int PF_PACKED = pf_fits(PF_KEYS, PF_STAGES, 3) ? 3 : pf_fits(PF_KEYS, PF_STAGES, 2) ? 2 : 1;
+constexpr int PF_K_ROWS = PF_KEYS + PF_MORE_KEYS;
+static_assert(!FKV_SEALED || (PF_DP <= 128 && FKV_PAGE_TOKENS == PF_KEYS), "as kernel_text.c has it: a page is a tile");
 
 template <int BITS, int GROUP> struct pf_side {
     static constexpr int row_bytes = FKV_D * BITS / 8;
@@ -71,18 +79,28 @@ template <int BITS, int GROUP> struct pf_side {
         return c / chunks;
     }
 };
+#if FKV_SEALED
+FKV_FN fkv_u32 pf_k_channel(fkv_u32 place) { return place / 4 * 4 + place % 2 * 2 + place / 2 % 2; } /* as nibbles are masked */
+FKV_FN fkv_u32 pf_v_channel(fkv_u32 place) { return place; }
+#else
 typedef pf_side<FKV_K_BITS, FKV_K_GROUP> pf_k;
 typedef pf_side<FKV_V_BITS, FKV_V_GROUP> pf_v;
+FKV_FN fkv_u32 pf_k_channel(fkv_u32 place) { return pf_k::channel(place, pf_k::spread); }
+FKV_FN fkv_u32 pf_v_channel(fkv_u32 place) { return pf_v::channel(place, true); }
+#endif
 constexpr int PF_GROUP_STEPS = FKV_D / PF_GROUPS / 16; /* products of 16 channels of one group */
 
 /* shared memory, in bytes from the base */
-constexpr int PF_TILE_BYTES = pf_tile_bytes(PF_KEYS);
+constexpr int PF_TILE_BYTES = pf_tile_bytes(PF_KEYS); /* of values */
+constexpr int PF_K_BYTES = pf_tile_bytes(PF_K_ROWS);
 constexpr int PF_SCALES_BYTES = pf_scales_bytes(PF_KEYS);
 constexpr int PF_BIASES_BYTES = pf_biases_bytes(PF_KEYS);
 constexpr int PF_PACKED_BYTES = pf_packed_bytes(PF_KEYS);
 constexpr int PF_AT_Q = 0;
 constexpr int PF_AT_K = PF_PARTS * PF_Q_BYTES;
-constexpr int PF_AT_V = PF_AT_K + PF_STAGES * PF_TILE_BYTES;
+constexpr int PF_AT_LOW = PF_AT_K + PF_STAGES * PF_K_BYTES; /* what the halves of an open page's keys leave */
+constexpr int PF_AT_RESTS = PF_AT_LOW + pf_low_bytes(PF_KEYS);
+constexpr int PF_AT_V = PF_AT_RESTS + pf_rests_bytes(PF_KEYS);
 constexpr int PF_AT_BIASES = PF_AT_V + PF_STAGES * PF_TILE_BYTES;
 constexpr int PF_AT_SCALES = PF_AT_BIASES + PF_STAGES * PF_BIASES_BYTES;
 constexpr int PF_AT_PACKED = PF_AT_SCALES + PF_STAGES * PF_SCALES_BYTES;
@@ -91,9 +109,11 @@ constexpr int PF_AT_SUMS = PF_AT_FACTORS + PF_ROWS * 4;                   /* [gr
 constexpr int PF_AT_GATES = PF_AT_SUMS + PF_GROUPS * PF_ROWS * 4;
 constexpr int PF_AT_ODD = PF_AT_GATES + 144;     /* [rows], bytes: 1 where a row sees values that are not finite */
 constexpr int PF_AT_WHERE = PF_AT_ODD + PF_ROWS; /* {position, first_row, n_rows} of the item: see pf_mark_rows() */
+constexpr int PF_AT_UNITS = PF_AT_WHERE + 16;    /* [stages]: what a sum over sealed keys is in units of */
 constexpr int PF_OUT_STRIDE = FKV_D + 4;         /* floats; out's rows take the place of everything else */
 constexpr int PF_OUT_BYTES = PF_ROWS * PF_OUT_STRIDE * 4;
-constexpr int PF_USED_BYTES = PF_AT_WHERE + 16;
+constexpr int PF_AT_PICKS = PF_AT_UNITS + 16;    /* [stages, 16], bytes: the picked channel of each unit */
+constexpr int PF_USED_BYTES = PF_AT_PICKS + 48;
 constexpr int PF_SHARED_BYTES = 1024 + (PF_USED_BYTES > PF_OUT_BYTES ? PF_USED_BYTES : PF_OUT_BYTES);
 static_assert(PF_SHARED_BYTES <= PF_ROOM, "does not fit");
 static_assert(PF_OUT_BYTES <= PF_AT_ODD, "the marks outlive the products");
@@ -108,6 +128,11 @@ struct pf_item {
     const fkv_u8 *pool; /* at the block of (page 0, this head) */
     const fkv_u32 *pages;
     fkv_u32 n_fixed, n_ring;
+#if FKV_SEALED
+    const fkv_u8 *open;
+    const fkv_u32 *open_pages;
+    fkv_u32 n_open_fixed, n_open_ring;
+#endif
     fkv_u32 first_token; /* of the step: row 0's */
     fkv_u32 head;
     fkv_u32 position;                     /* of the first query of the table's tile */
@@ -124,7 +149,8 @@ FKV_FN fkv_u32 pf_position(const pf_item &x, fkv_u32 row) {
     return x.position + (x.first_row + r) / FKV_R;
 }
 
-FKV_FN pf_item pf_item_at(const fkv_u8 *pool, const fkv_u32 *table, fkv_u32 tile_number, fkv_u32 head, fkv_u32 slice) {
+FKV_FN pf_item pf_item_at(const fkv_u8 *pool FKV_OPEN_POOL, const fkv_u32 *table, fkv_u32 tile_number, fkv_u32 head,
+                          fkv_u32 slice) {
     const fkv_u32 *tile = table + table[FKV_STEP_TILES] + tile_number * FKV_TILE_WORDS;
     const fkv_u32 *row = table + table[FKV_STEP_ROWS] + tile[FKV_TILE_ROW] * FKV_ROW_WORDS;
     pf_item x;
@@ -132,6 +158,12 @@ FKV_FN pf_item pf_item_at(const fkv_u8 *pool, const fkv_u32 *table, fkv_u32 tile
     x.pages = table + row[FKV_ROW_PAGES];
     x.n_fixed = row[FKV_ROW_N_FIXED];
     x.n_ring = row[FKV_ROW_N_RING];
+#if FKV_SEALED
+    x.open = (const fkv_u8 *)open + (fkv_u64)head * FKV_OPEN_BLOCK_BYTES;
+    x.open_pages = table + row[FKV_ROW_OPEN_PAGES];
+    x.n_open_fixed = row[FKV_ROW_OPEN_FIXED];
+    x.n_open_ring = row[FKV_ROW_OPEN_RING];
+#endif
     x.first_token = tile[FKV_TILE_FIRST_TOKEN];
     x.head = head;
     x.position = tile[FKV_TILE_POSITION];
@@ -154,6 +186,46 @@ FKV_FN fkv_u32 pf_first_key(const pf_item &x, fkv_u32 tile) {
     return (tile < x.n_front ? tile : tile - x.n_front + x.first_back) * PF_KEYS;
 }
 
+#if FKV_SEALED
+/* All queries of a block are in one page. */
+FKV_FN bool pf_is_open(const pf_item &x, fkv_u32 logical) {
+    return fkv_sees_open(x.position / FKV_PAGE_TOKENS, logical);
+}
+#endif
+
 FKV_FN fkv_u32 pf_page_at(const pf_item &x, fkv_u32 logical) {
+#if FKV_SEALED
+    if (pf_is_open(x, logical))
+        return x.open_pages[logical < x.n_open_fixed ? logical : x.n_open_fixed + (logical - x.n_open_fixed) % x.n_open_ring];
+#endif
     return x.pages[logical < x.n_fixed ? logical : x.n_fixed + (logical - x.n_fixed) % x.n_ring];
 }
+
+/* ---- rows that see values that are not finite ---- */
+
+/* What is known of the rows is read from shared memory: this happens next to never, and unpacking has no registers for it. */
+FKV_FN void pf_mark_rows(fkv_shared s, fkv_u32 token) {
+    const fkv_u32 *where = (const fkv_u32 *)(s.base + PF_AT_WHERE);
+    for (fkv_u32 row = 0; row < where[2]; row++)
+        if (fkv_sees(where[0] + (where[1] + row) / FKV_R, token)) fkv_mark(s.base + PF_AT_ODD + row);
+}
+
+/* Before the first tile, by all threads. */
+FKV_FN void pf_clear_marks(fkv_shared s, const pf_item &x) {
+    if (s.index < PF_ROWS) s.base[PF_AT_ODD + s.index] = 0;
+    fkv_u32 *where = (fkv_u32 *)(s.base + PF_AT_WHERE);
+    if (s.index == 0) where[0] = x.position, where[1] = x.first_row, where[2] = x.n_rows;
+}
+
+struct alignas(16) pf_floats4 {
+    float x, y, z, w;
+};
+struct alignas(8) pf_floats2 {
+    float x, y;
+};
+struct alignas(16) pf_words4 {
+    fkv_u32 w[4];
+};
+struct alignas(8) pf_words2 {
+    fkv_u32 w[2];
+};

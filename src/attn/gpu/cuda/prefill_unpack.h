@@ -62,19 +62,6 @@ FKV_FN const fkv_u8 *pf_packed_row(fkv_shared s, int stage, fkv_u32 key, int par
            key % PF_SUB_TOKENS * row_bytes;
 }
 
-struct alignas(16) pf_floats4 {
-    float x, y, z, w;
-};
-struct alignas(8) pf_floats2 {
-    float x, y;
-};
-struct alignas(16) pf_words4 {
-    fkv_u32 w[4];
-};
-struct alignas(8) pf_words2 {
-    fkv_u32 w[2];
-};
-
 /* Unit `u` of a chunk as codes in four pairs of halves; 16 bits: as values. */
 template <int BITS> FKV_FN void pf_unit_codes(const fkv_u32 *w, int u, fkv_u32 *h) {
     if (BITS == 16) {
@@ -163,19 +150,6 @@ FKV_FN bool pf_hide_odd(fkv_u32 *h) {
     }
     return odd;
 }
-/* What is known of the rows is read from shared memory: this happens next to never, and unpacking has no registers for it. */
-FKV_FN void pf_mark_rows(fkv_shared s, fkv_u32 token) {
-    const fkv_u32 *where = (const fkv_u32 *)(s.base + PF_AT_WHERE);
-    for (fkv_u32 row = 0; row < where[2]; row++)
-        if (fkv_sees(where[0] + (where[1] + row) / FKV_R, token)) fkv_mark(s.base + PF_AT_ODD + row);
-}
-
-/* Before the first tile, by all threads. */
-FKV_FN void pf_clear_marks(fkv_shared s, const pf_item &x) {
-    if (s.index < PF_ROWS) s.base[PF_AT_ODD + s.index] = 0;
-    fkv_u32 *where = (fkv_u32 *)(s.base + PF_AT_WHERE);
-    if (s.index == 0) where[0] = x.position, where[1] = x.first_row, where[2] = x.n_rows;
-}
 
 /* EDGE: of V alone, in a tile that some row does not see in full. */
 template <class SIDE, int BITS, bool VALUES, bool SPREAD, bool EDGE>
@@ -226,8 +200,6 @@ FKV_FN void pf_put_scales(fkv_shared s, int stage, const fkv_u32 *scale, const f
  * 1 / PF_SUM_UNIT and the ratios in PF_SUM_UNIT, so that neither leaves the halves' range: a row of q is below 2 everywhere, and
  * s0 is taken as at least 2^-23 (groups of 64) of the largest bias, which changes that key by 2^-15 of it at most.
  */
-constexpr float PF_SUM_UNIT = 16384.0f / FKV_K_GROUP;
-
 /* Where a key's scale lies: the four of a thread's sums of 16 keys side by side. */
 FKV_FN fkv_u32 pf_scale_place(fkv_u32 key) { return key / 16 * 16 + key % 8 / 2 * 4 + key / 8 % 2 * 2 + key % 2; }
 
@@ -270,37 +242,48 @@ FKV_FN void pf_put_biases(fkv_shared s, int stage, const pf_key_scales &x) {
 }
 
 /* The channels behind the biases stay zeroes. By all threads, before the first tile. */
-FKV_FN void pf_clear_biases(fkv_shared s) {
-    for (fkv_u32 at = s.index * 16; at < PF_STAGES * PF_BIASES_BYTES; at += PF_THREADS * 16)
+FKV_FN void pf_clear_stages(fkv_shared s) {
+    for (fkv_u32 at = s.index * 16; PF_BIASED && at < PF_STAGES * PF_BIASES_BYTES; at += PF_THREADS * 16)
         *(pf_words4 *)(s.base + PF_AT_BIASES + at) = pf_words4{{0, 0, 0, 0}};
 }
 
-/* What this warp stored is visible to the products of those whom the gate lets pass. */
-FKV_FN void pf_publish(fkv_shared s, fkv_u32 gate) {
-    fkv_publish();
-    fkv_sync_warp();
-    if (s.index % 32 == 0) fkv_gate_arrive(s, gate);
+constexpr float PF_VALUE_UNIT = 1.0f; /* what halves of values are in units of */
+
+/* What prefill_feed.h asks for: the packed keys of a tile in registers, then as halves in a stage; and the values. */
+struct pf_taken_keys {
+    pf_chunks<pf_k> codes;
+    fkv_u32 scale[PF_SCALES_EACH], bias[PF_SCALES_EACH];
+    pf_key_scales biases;
+};
+typedef pf_chunks<pf_v> pf_taken_values;
+
+FKV_FN void pf_take_keys(fkv_shared s, const pf_item &, fkv_u32, int packed, pf_taken_keys &k) {
+    pf_take<pf_k, FKV_K_BITS, FKV_K_GROUP, false>(s, packed, 0, k.codes);
+    if (PF_BIASED)
+        k.biases = pf_take_biases(s, packed);
+    else if (PF_SCALED)
+        pf_take_scales(s, packed, k.scale, k.bias);
 }
 
-/* By one thread, once the gates are made: as many tiles as there is room for. */
-FKV_FN void pf_bring_first(fkv_shared s, const pf_item &x) {
-    for (fkv_u32 tile = 0; tile < PF_PACKED && tile < x.n_tiles; tile++) {
-        fkv_u32 key = pf_first_key(x, tile);
-        pf_bring_tile(s, x, key, pf_page_at(x, key / FKV_PAGE_TOKENS), (int)tile);
-    }
-}
-
-FKV_FN void pf_put_keys(fkv_shared s, const pf_item &x, int stage, int packed, pf_chunks<pf_k> &k) {
-    fkv_u32 at = (fkv_u32)(PF_AT_K + stage * PF_TILE_BYTES);
-    pf_put<pf_k, FKV_K_BITS, false, pf_k::spread, false>(s, x, 0, at, 0, k);
+FKV_FN void pf_put_keys(fkv_shared s, const pf_item &x, fkv_u32, int stage, int packed, pf_taken_keys &k) {
+    fkv_u32 at = (fkv_u32)(PF_AT_K + stage * PF_K_BYTES);
+    pf_put<pf_k, FKV_K_BITS, false, pf_k::spread, false>(s, x, 0, at, 0, k.codes);
     for (fkv_u32 b = 1; b < pf_k::batches; b++) {
-        pf_take<pf_k, FKV_K_BITS, FKV_K_GROUP, false>(s, packed, b, k);
-        pf_put<pf_k, FKV_K_BITS, false, pf_k::spread, false>(s, x, 0, at, b, k);
+        pf_take<pf_k, FKV_K_BITS, FKV_K_GROUP, false>(s, packed, b, k.codes);
+        pf_put<pf_k, FKV_K_BITS, false, pf_k::spread, false>(s, x, 0, at, b, k.codes);
     }
+    if (PF_BIASED)
+        pf_put_biases(s, stage, k.biases);
+    else if (PF_SCALED)
+        pf_put_scales(s, stage, k.scale, k.bias);
+}
+
+FKV_FN void pf_take_values(fkv_shared s, const pf_item &, fkv_u32, int packed, pf_taken_values &v) {
+    pf_take<pf_v, FKV_V_BITS, FKV_V_GROUP, true>(s, packed, 0, v);
 }
 
 template <bool EDGE>
-FKV_FN void pf_put_values(fkv_shared s, const pf_item &x, fkv_u32 first_key, int stage, int packed, pf_chunks<pf_v> &v) {
+FKV_FN void pf_put_tile_values(fkv_shared s, const pf_item &x, fkv_u32 first_key, int stage, int packed, pf_taken_values &v) {
     fkv_u32 at = (fkv_u32)(PF_AT_V + stage * PF_TILE_BYTES);
     pf_put<pf_v, FKV_V_BITS, true, true, EDGE>(s, x, first_key, at, 0, v);
     for (fkv_u32 b = 1; b < pf_v::batches; b++) {
@@ -309,59 +292,12 @@ FKV_FN void pf_put_values(fkv_shared s, const pf_item &x, fkv_u32 first_key, int
     }
 }
 
-/* Page of the first key of a tile; behind the last tile there is nothing to ask for. */
-FKV_FN fkv_u32 pf_tile_page(const pf_item &x, fkv_u32 tile) {
-    return pf_page_at(x, pf_first_key(x, tile < x.n_tiles ? tile : x.n_tiles - 1) / FKV_PAGE_TOKENS);
-}
-
-/* The role of the first warpgroup: tiles of keys, one after the other, through the stages. */
-FKV_FN void pf_unpack(fkv_shared s, const pf_item &x) {
-    int stage = 0, packed = 0;
-    fkv_u32 phase = 0, packed_phase = 0;
-    fkv_u32 page = pf_tile_page(x, PF_PACKED); /* of the tile that will take the room of this one */
-    const fkv_u32 first = pf_position(x, 0);
-    for (fkv_u32 tile = 0; tile < x.n_tiles; tile++) {
-        fkv_u32 key = pf_first_key(x, tile);
-        fkv_gate_wait(s, pf_gate(PF_PACKED_FULL, packed), packed_phase);
-
-        pf_chunks<pf_k> k;
-        fkv_u32 scale[PF_SCALES_EACH], bias[PF_SCALES_EACH];
-        pf_take<pf_k, FKV_K_BITS, FKV_K_GROUP, false>(s, packed, 0, k);
-        pf_key_scales biases;
-        if (PF_BIASED)
-            biases = pf_take_biases(s, packed);
-        else if (FKV_K_BITS != 16)
-            pf_take_scales(s, packed, scale, bias);
-        fkv_gate_wait(s, pf_gate(PF_K_EMPTY, stage), phase ^ 1);
-        pf_put_keys(s, x, stage, packed, k);
-        if (PF_BIASED)
-            pf_put_biases(s, stage, biases);
-        else if (FKV_K_BITS != 16)
-            pf_put_scales(s, stage, scale, bias);
-        pf_publish(s, pf_gate(PF_FULL, stage));
-        fkv_u32 next_page = pf_tile_page(x, tile + 1 + PF_PACKED); /* here: the next fence, far ahead, waits for it */
-
-        pf_chunks<pf_v> v;
-        pf_take<pf_v, FKV_V_BITS, FKV_V_GROUP, true>(s, packed, 0, v);
-        fkv_gate_wait(s, pf_gate(PF_V_EMPTY, stage), phase ^ 1);
-        bool edge =
-            key + PF_KEYS - 1 > first || (FKV_WINDOW != 0 && x.last - key + 1 >= FKV_WINDOW + 1 && key + PF_KEYS > FKV_SINKS);
-        if (edge)
-            pf_put_values<true>(s, x, key, stage, packed, v);
-        else
-            pf_put_values<false>(s, x, key, stage, packed, v);
-
-        fkv_sync_warp();
-        if (s.index % 32 == 0) fkv_gate_arrive(s, pf_gate(PF_PACKED_EMPTY, packed));
-        if (s.index == 0 && tile + PF_PACKED < x.n_tiles) {
-            fkv_gate_wait(s, pf_gate(PF_PACKED_EMPTY, packed), packed_phase);
-            pf_bring_tile(s, x, pf_first_key(x, tile + PF_PACKED), page, packed);
-        }
-        fkv_sync_warp(); /* the first warp goes on as one */
-        page = next_page;
-        if (++stage == PF_STAGES) stage = 0, phase ^= 1;
-        if (++packed == PF_PACKED) packed = 0, packed_phase ^= 1;
-    }
-    fkv_gate_wait(s, pf_gate(PF_K_EMPTY, stage), phase ^ 1);
-    pf_publish(s, pf_gate(PF_FULL, stage)); /* the last values */
+FKV_FN void pf_put_values(fkv_shared s, const pf_item &x, fkv_u32 tile, int stage, int packed, pf_taken_values &v) {
+    fkv_u32 key = pf_first_key(x, tile);
+    bool edge = key + PF_KEYS - 1 > pf_position(x, 0) ||
+                (FKV_WINDOW != 0 && x.last - key + 1 >= FKV_WINDOW + 1 && key + PF_KEYS > FKV_SINKS);
+    if (edge)
+        pf_put_tile_values<true>(s, x, key, stage, packed, v);
+    else
+        pf_put_tile_values<false>(s, x, key, stage, packed, v);
 }

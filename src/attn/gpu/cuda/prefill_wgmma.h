@@ -1,4 +1,4 @@
-/* Attention of queries over packed pages, for prefill: on warpgroups (sm_90a) and, played by hand, on the host. Blocks: (tile of
+/* Prefill on warpgroups, last part and the whole. Attention of queries over packed pages: on warpgroups (sm_90a) and, played by hand, on the host. Blocks: (tile of
  * the step table, KV head, slice of FKV_PREFILL_ROWS rows: queries x heads). No score ever leaves the block.
  *
  * Three warpgroups. The first unpacks (prefill_unpack.h). The other two multiply and do the softmax, 64 rows each (heads beyond
@@ -120,13 +120,13 @@ FKV_FN void pf_load_queries(fkv_shared s, const pf_item &x, const void *q) {
         }
         fkv_sync_warp();
         for (fkv_u32 place = lane; place < FKV_D; place += 32) {
-            float y = row[pf_k::channel(place, pf_k::spread)];
+            float y = row[pf_k_channel(place)];
             fkv_u32 high = fkv_f32_to_f16(y);
             fkv_u16 *to = pf_query_at(s, r, place);
             to[0] = (fkv_u16)high;
             if (PF_PARTS == 2) to[PF_Q_BYTES / 2] = (fkv_u16)fkv_f32_to_f16(y - fkv_f16_to_f32(high));
         }
-        for (fkv_u32 g = 0; g < PF_GROUPS && FKV_K_BITS != 16; g++) {
+        for (fkv_u32 g = 0; g < PF_GROUPS && PF_SCALED; g++) {
             float sum = 0;
             for (fkv_u32 d = g * FKV_K_GROUP + lane; d < (g + 1) * FKV_K_GROUP; d += 32) sum += row[d];
             sum = pf_warp_sum(sum);
@@ -164,15 +164,18 @@ struct pf_row_state {
 };
 
 FKV_FN fkv_u32 pf_step_unit(int group, int step) { /* unit of the first of 16 channels */
-    if (!pf_k::spread || FKV_K_BITS == 16) return (fkv_u32)((group * PF_GROUP_STEPS + step) * 2);
+#if !FKV_SEALED
     constexpr int pairs = pf_k::per_group / 2 > 0 ? pf_k::per_group / 2 : 1;
-    return (fkv_u32)(step / pairs * pf_k::chunks + group * pf_k::per_group + step % pairs * 2);
+    if (pf_k::spread && PF_SCALED)
+        return (fkv_u32)(step / pairs * pf_k::chunks + group * pf_k::per_group + step % pairs * 2);
+#endif
+    return (fkv_u32)((group * PF_GROUP_STEPS + step) * 2);
 }
 
-constexpr int PF_REGS_MULTIPLY = 216; /* 504 in all, of one thread of each warpgroup: what the block began with */
+constexpr int PF_REGS_MULTIPLY = FKV_SEALED ? 200 : 216; /* 504 in all, of one thread of each warpgroup: what the block began with */
 constexpr int PF_REGS_UNPACK = 504 - 2 * PF_REGS_MULTIPLY;
 
-constexpr bool PF_SUMS_HELD = FKV_K_BITS != 16 && PF_GROUPS <= 2 && !PF_BIASED;
+constexpr bool PF_SUMS_HELD = PF_SCALED && PF_GROUPS <= 2 && !PF_BIASED;
 
 /* What a multiplying warpgroup keeps from tile to tile. */
 struct pf_rows {
@@ -188,37 +191,52 @@ struct pf_rows {
     float o[PF_COLS / 2];
 };
 
-/* Scores of one group of channels; where biases are channels, those of all groups belong to the first. */
-FKV_FN void pf_issue_group(fkv_shared s, int group, int stage, const pf_rows &r, float *acc) {
-    fkv_u32 k_at = s.unit + (fkv_u32)(PF_AT_K / 16) + (fkv_u32)stage * (PF_TILE_BYTES / 16);
-    if constexpr (PF_BIASED) {
-        fkv_u32 biases_at = s.unit + (fkv_u32)(PF_AT_BIASES / 16) + (fkv_u32)stage * (PF_BIASES_BYTES / 16);
-        if (group == 0) fkv_wg_scores_held<PF_KEYS, false>(s, acc, r.sum_halves, biases_at);
-    }
+/* Scores of one group of channels of the keys at k_at. ADD: to what acc has. */
+template <bool ADD> FKV_FN void pf_issue_products(fkv_shared s, int group, fkv_u32 k_at, const pf_rows &r, float *acc) {
     FKV_UNROLL for (int part = 0; part < PF_PARTS; part++) {
         FKV_UNROLL for (int step = 0; step < PF_GROUP_STEPS; step++) {
             fkv_u32 unit = pf_step_unit(group, step);
-            fkv_u32 k = k_at + unit / 8 * (PF_KEYS * 8) + unit % 8;
+            fkv_u32 k = k_at + unit / 8 * (PF_K_ROWS * 8) + unit % 8;
             if constexpr (PF_Q_HELD) {
-                if (step == 0 && !(PF_BIASED && group == 0))
-                    fkv_wg_scores_held<PF_KEYS, false>(s, acc, r.held + unit * 2, k);
+                if (step == 0 && !ADD)
+                    fkv_wg_scores_held<PF_K_ROWS, false>(s, acc, r.held + unit * 2, k);
                 else
-                    fkv_wg_scores_held<PF_KEYS, true>(s, acc, r.held + unit * 2, k);
+                    fkv_wg_scores_held<PF_K_ROWS, true>(s, acc, r.held + unit * 2, k);
             } else {
                 fkv_u32 q = r.q_at + (fkv_u32)(part * (PF_Q_BYTES / 16)) + unit / 8 * (PF_ROWS * 8) + unit % 8;
-                if (part + step == 0)
-                    fkv_wg_scores<PF_KEYS, false>(s, acc, q, k);
+                if (part + step == 0 && !ADD)
+                    fkv_wg_scores<PF_K_ROWS, false>(s, acc, q, k);
                 else
-                    fkv_wg_scores<PF_KEYS, true>(s, acc, q, k);
+                    fkv_wg_scores<PF_K_ROWS, true>(s, acc, q, k);
             }
         }
     }
     fkv_wg_commit();
 }
 
+FKV_FN fkv_u32 pf_keys_at(fkv_shared s, int stage) {
+    return s.unit + (fkv_u32)(PF_AT_K / 16) + (fkv_u32)stage * (PF_K_BYTES / 16);
+}
+
+/* Scores of one group; where biases are channels, those of all groups belong to the first. */
+FKV_FN void pf_issue_group(fkv_shared s, int group, int stage, const pf_rows &r, float *acc) {
+    if constexpr (PF_BIASED) {
+        fkv_u32 biases_at = s.unit + (fkv_u32)(PF_AT_BIASES / 16) + (fkv_u32)stage * (PF_BIASES_BYTES / 16);
+        if (group == 0) {
+            fkv_wg_scores_held<PF_K_ROWS, false>(s, acc, r.sum_halves, biases_at);
+            return pf_issue_products<true>(s, group, pf_keys_at(s, stage), r, acc);
+        }
+    }
+    pf_issue_products<false>(s, group, pf_keys_at(s, stage), r, acc);
+}
+
 FKV_FN void pf_issue_values(fkv_shared s, fkv_u32 v_at, const fkv_u32 *p, float *o) {
-    FKV_UNROLL for (int step = 0; step < PF_KEYS / 16; step++)
-        fkv_wg_values<PF_KEYS, PF_COLS>(s, o, p + 4 * step, v_at + (fkv_u32)step * 128);
+    FKV_UNROLL for (int step = 0; step < PF_KEYS / 16; step++) {
+        if constexpr (FKV_SEALED != 0) /* rows are channels, as those of keys are keys */
+            fkv_wg_scores_held<PF_COLS, true>(s, o, p + 4 * step, v_at + (fkv_u32)step * 2);
+        else
+            fkv_wg_values<PF_KEYS, PF_COLS>(s, o, p + 4 * step, v_at + (fkv_u32)step * 128);
+    }
     fkv_wg_commit();
 }
 
@@ -260,11 +278,31 @@ FKV_FN void pf_fold_group(fkv_shared s, int group, int stage, pf_scales &scales,
     }
 }
 
+/* What turns a tile's sums into the rows' scores, which are unit . (x + offset): of sealed pages; else x itself. */
+struct pf_tile_unit {
+    float unit;
+    float offset[2]; /* of the two rows */
+};
+
+FKV_FN pf_tile_unit pf_unit_of(fkv_shared s, float unit, const float *x) {
+    pf_tile_unit u = {1.0f, {0.0f, 0.0f}};
+    if constexpr (FKV_SEALED != 0) { /* the sums of the offsets are with the first lane of four */
+        u.unit = unit;
+        FKV_UNROLL for (int r = 0; r < 2; r++) u.offset[r] =
+            fkv_shuffle(x[PF_KEYS / 2 + 2 * r] + x[PF_KEYS / 2 + 2 * r + 1], s.index % 32 / 4 * 4);
+    }
+    return u;
+}
+
 /* x: sums of the keys of one tile. The rows' largest follow them; shrink: by how much their earlier sums must be scaled. */
-FKV_FN void pf_follow_top(fkv_shared s, const pf_item &item, float *x, fkv_u32 first_key, bool masked, pf_row_state *row,
-                          float *shrink) {
+FKV_FN void pf_follow_top(fkv_shared s, const pf_item &item, float *x, const pf_tile_unit &u, fkv_u32 first_key, bool masked,
+                          pf_row_state *row, float *shrink) {
     const float none = fkv_float_of(0xff800000u);
-    if (FKV_SOFTCAP_BITS != 0) FKV_UNROLL for (int i = 0; i < PF_KEYS / 2; i++) x[i] = fkv_cap(x[i] * row[i / 2 % 2].factor);
+    const bool offset = FKV_SEALED != 0 && FKV_SOFTCAP_BITS == 0; /* the largest sum is looked for before it is a score */
+    if (FKV_SOFTCAP_BITS != 0) FKV_UNROLL for (int i = 0; i < PF_KEYS / 2; i++) {
+            float sum = FKV_SEALED ? (x[i] + u.offset[i / 2 % 2]) * u.unit : x[i];
+            x[i] = fkv_cap(sum * row[i / 2 % 2].factor);
+        }
     if (masked) {
         fkv_u32 position[2] = {pf_position(item, pf_first_row(s)), pf_position(item, pf_first_row(s) + 8)};
         FKV_UNROLL for (int i = 0; i < PF_KEYS / 2; i++) {
@@ -272,8 +310,9 @@ FKV_FN void pf_follow_top(fkv_shared s, const pf_item &item, float *x, fkv_u32 f
             if (!fkv_sees(position[i / 2 % 2], token)) x[i] = none;
         }
     }
-    float top[2] = {row[0].top, row[1].top};
+    float top[2] = {offset ? none : row[0].top, offset ? none : row[1].top};
     FKV_UNROLL for (int i = 0; i < PF_KEYS / 2; i++) top[i / 2 % 2] = fkv_max(top[i / 2 % 2], x[i]);
+    if (offset) FKV_UNROLL for (int r = 0; r < 2; r++) top[r] = fkv_max(row[r].top, (top[r] + u.offset[r]) * u.unit);
     FKV_UNROLL for (int m = 1; m <= 2; m++) FKV_UNROLL for (int r = 0; r < 2; r++) top[r] =
         fkv_max(top[r], fkv_shuffle_xor(top[r], (fkv_u32)m));
     FKV_UNROLL for (int r = 0; r < 2; r++) {
@@ -283,10 +322,14 @@ FKV_FN void pf_follow_top(fkv_shared s, const pf_item &item, float *x, fkv_u32 f
 }
 
 /* x: sums -> weights. */
-FKV_FN void pf_weigh(float *x, pf_row_state *row, const float *shrink) {
+FKV_FN void pf_weigh(float *x, const pf_tile_unit &u, pf_row_state *row, const float *shrink) {
     FKV_UNROLL for (int r = 0; r < 2; r++) {
         float factor = FKV_SOFTCAP_BITS != 0 ? 1.0f : row[r].factor;
         float base = -row[r].top * factor;
+        if (FKV_SEALED && FKV_SOFTCAP_BITS == 0) {
+            base = fkv_fma(u.offset[r], u.unit, -row[r].top) * factor;
+            factor *= u.unit;
+        }
         float total = 0;
         FKV_UNROLL for (int j = 0; j < PF_KEYS / 8; j++) {
             x[4 * j + 2 * r] = fkv_exp2(fkv_fma(x[4 * j + 2 * r], factor, base));
@@ -297,6 +340,32 @@ FKV_FN void pf_weigh(float *x, pf_row_state *row, const float *shrink) {
     }
 }
 
+#if FKV_SEALED
+/* q of the picked channels of the page: of this thread's rows, those of four units. */
+FKV_FN void pf_load_picked(fkv_shared s, int stage, fkv_u32 *picked) {
+    const fkv_u8 *picks = s.base + PF_AT_PICKS + stage * 16;
+    FKV_UNROLL for (fkv_u32 i = 0; i < 4; i++) {
+        fkv_u32 unit = i / 2 * 8 + s.index % 4 * 2, row = pf_first_row(s) + i % 2 * 8;
+        fkv_u32 low = unit < FKV_D / 8 ? *pf_query_at(s, row, unit * 8 + picks[unit]) : 0u;
+        fkv_u32 high = unit < FKV_D / 8 ? *pf_query_at(s, row, unit * 8 + 8 + picks[unit + 1]) : 0u;
+        picked[i] = low | high << 16;
+    }
+}
+
+/* x: sums of one tile's keys, and of the offsets behind them. Of an open page, what all its halves leave is a product more. */
+FKV_FN void pf_score(fkv_shared s, const pf_item &item, fkv_u32 key, int stage, const pf_rows &r, const fkv_u32 *picked, float *x) {
+    fkv_wg_begin();
+    fkv_wg_scores_held<PF_K_ROWS, false>(s, x, picked, s.unit + PF_AT_RESTS / 16 + (fkv_u32)stage * 2);
+    pf_issue_products<true>(s, 0, pf_keys_at(s, stage), r, x);
+    fkv_wg_wait<0>();
+    fkv_wg_settle<PF_K_ROWS / 2>(x);
+    if (!pf_is_open(item, key / FKV_PAGE_TOKENS)) return;
+    fkv_wg_begin();
+    pf_issue_products<true>(s, 0, s.unit + PF_AT_LOW / 16, r, x);
+    fkv_wg_wait<0>();
+    fkv_wg_settle<PF_K_ROWS / 2>(x);
+}
+#else
 /* x: sums of one tile's keys, group by group: the products of two groups are under way at a time. */
 FKV_FN void pf_score(fkv_shared s, int stage, const pf_rows &r, pf_scales &scales, float *x) {
     float acc[PF_GROUPS > 1 ? 2 : 1][PF_KEYS / 2];
@@ -309,7 +378,7 @@ FKV_FN void pf_score(fkv_shared s, int stage, const pf_rows &r, pf_scales &scale
         else
             fkv_wg_wait<0>();
         fkv_wg_settle<PF_KEYS / 2>(acc[g % 2 * (PF_GROUPS > 1)]);
-        if (FKV_K_BITS == 16) {
+        if (!PF_SCALED) {
             FKV_UNROLL for (int i = 0; i < PF_KEYS / 2; i++) x[i] = acc[0][i];
         } else if (PF_BIASED) {
             pf_fold_scaled(g, scales, acc[g % 2 * (PF_GROUPS > 1)], x);
@@ -329,6 +398,7 @@ FKV_FN void pf_score(fkv_shared s, int stage, const pf_rows &r, pf_scales &scale
         }
     }
 }
+#endif
 
 /* One tile of keys: its scores, its weights into p while the values of the tile before are summed. Its keys are there.
  *
@@ -339,32 +409,44 @@ FKV_FN void pf_score(fkv_shared s, int stage, const pf_rows &r, pf_scales &scale
 template <bool FIRST>
 FKV_FN void pf_meet(fkv_shared s, const pf_item &item, fkv_u32 tile, int stage, int last_stage, int next_stage,
                     fkv_u32 next_phase, pf_rows &r) {
-    float x[PF_KEYS / 2];
+    float x[PF_K_ROWS / 2];
     float shrink[2];
-    pf_scales scales;
+    fkv_u32 key = pf_first_key(item, tile);
     fkv_u32 v_at = r.v_at + (fkv_u32)last_stage * (PF_TILE_BYTES / 16);
-    if (FKV_K_BITS != 16) pf_load_scales(s, stage, 0, PF_AHEAD, scales);
+#if FKV_SEALED
+    fkv_u32 picked[4];
+    pf_load_picked(s, stage, picked);
+    float unit = ((const float *)(s.base + PF_AT_UNITS))[stage];
+#else
+    pf_scales scales;
+    if (PF_SCALED) pf_load_scales(s, stage, 0, PF_AHEAD, scales);
+    float unit = 1.0f;
+#endif
     if (!FIRST) fkv_wg_settle_bits<PF_KEYS / 4>(r.p);
     fkv_wg_settle<PF_COLS / 2>(r.o);
     if (!PF_Q_HELD) fkv_wg_settle_bits<1>(&r.q_at); /* places are worked out anew: kept, they would spill */
     fkv_gate_wait(s, pf_gate(PF_TURN, r.group), (tile + 1 + (fkv_u32)r.group) % 2);
+#if FKV_SEALED
+    pf_score(s, item, key, stage, r, picked, x);
+#else
     pf_score(s, stage, r, scales, x);
+#endif
     fkv_sync_warp();
     if (s.index % 32 == 0) {
         fkv_gate_arrive(s, pf_gate(PF_TURN, 1 - r.group));
         fkv_gate_arrive(s, pf_gate(PF_K_EMPTY, stage));
     }
 
-    fkv_u32 key = pf_first_key(item, tile);
     bool masked =
         key + PF_KEYS - 1 > r.low || (FKV_WINDOW != 0 && r.high - key + 1 >= FKV_WINDOW + 1 && key + PF_KEYS > FKV_SINKS);
-    pf_follow_top(s, item, x, key, masked, r.state, shrink);
+    pf_tile_unit u = pf_unit_of(s, unit, x);
+    pf_follow_top(s, item, x, u, key, masked, r.state, shrink);
     if (!FIRST) {
         fkv_wg_settle<PF_KEYS / 2>(x);
         fkv_wg_begin();
         pf_issue_values(s, v_at, r.p, r.o);
     }
-    pf_weigh(x, r.state, shrink);
+    pf_weigh(x, u, r.state, shrink);
     fkv_wg_settle<PF_KEYS / 2>(x);
     /* Looking for the next keys here keeps ptxas from moving the weights behind the wait for the products that they are to be
      * worked out beside. */
@@ -421,13 +503,13 @@ FKV_FN void pf_put_sums(fkv_shared s, const pf_item &x, const float *sink_logits
         total += fkv_shuffle_xor(total, 2);
         float top = r.state[i].top * (FKV_SOFTCAP_BITS != 0 ? 1.0f : r.state[i].factor);
         factor[i] =
-            1.0f / fkv_denominator(total, top, sink_logits, x.head * FKV_R + (x.first_row + row + 8 * (fkv_u32)i) % FKV_R);
+            PF_VALUE_UNIT / fkv_denominator(total, top, sink_logits, x.head * FKV_R + (x.first_row + row + 8 * (fkv_u32)i) % FKV_R);
     }
     fkv_sync_team(1, 256); /* the other warpgroup's products are done with shared memory too */
     FKV_UNROLL for (int i = 0; i < PF_COLS / 2; i++) {
         fkv_u32 place = first_col + (fkv_u32)(i / 4 * 8) + s.index % 4 * 2 + (fkv_u32)(i % 2);
         if (place < FKV_D)
-            ((float *)s.base)[(row + (fkv_u32)(i / 2 % 2) * 8) * PF_OUT_STRIDE + pf_v::channel(place, true)] =
+            ((float *)s.base)[(row + (fkv_u32)(i / 2 % 2) * 8) * PF_OUT_STRIDE + pf_v_channel(place)] =
                 r.o[i] * factor[i / 2 % 2];
     }
 }
@@ -455,10 +537,10 @@ FKV_FN void pf_multiply(fkv_shared s, const pf_item &x, const float *sink_logits
     pf_put_sums(s, x, sink_logits, row, r);
 }
 
-FKV_FN void fkv_attend_prefill(fkv_place place, fkv_u32 *shared, const void *q, const void *pool, const fkv_u32 *table,
-                               const float *sink_logits, void *out) {
+FKV_FN void fkv_attend_prefill(fkv_place place, fkv_u32 *shared, const void *q, const void *pool FKV_OPEN_POOL,
+                               const fkv_u32 *table, const float *sink_logits, void *out) {
     fkv_shared s = fkv_shared_make(shared, place.index);
-    pf_item x = pf_item_at((const fkv_u8 *)pool, table, place.x, place.y, place.z);
+    pf_item x = pf_item_at((const fkv_u8 *)pool FKV_OPEN_GIVEN, table, place.x, place.y, place.z);
     if (x.n_rows == 0) return;
     if ((int)s.index == 0) {
         for (int stage = 0; stage < PF_STAGES; stage++) {
@@ -476,7 +558,7 @@ FKV_FN void fkv_attend_prefill(fkv_place place, fkv_u32 *shared, const void *q, 
     }
     fkv_sync_warp();
     pf_load_queries(s, x, q);
-    if (PF_BIASED) pf_clear_biases(s);
+    pf_clear_stages(s);
     pf_clear_marks(s, x);
     fkv_publish();
     fkv_sync();

@@ -14,9 +14,11 @@
 #define FKV_ACC16(how, d, i) FKV_ACC8(how, d, i), FKV_ACC8(how, d, i + 8)
 #define FKV_ACC32(how, d, i) FKV_ACC16(how, d, i), FKV_ACC16(how, d, i + 16)
 #define FKV_ACC64(how, d, i) FKV_ACC32(how, d, i), FKV_ACC32(how, d, i + 32)
+#define FKV_ACC36(how, d, i) FKV_ACC32(how, d, i), how(d[i + 32]), how(d[i + 33]), how(d[i + 34]), how(d[i + 35])
 #define FKV_REGS8 "%0,%1,%2,%3,%4,%5,%6,%7"
 #define FKV_REGS16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define FKV_REGS32 FKV_REGS16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define FKV_REGS36 FKV_REGS32 ",%32,%33,%34,%35"
 #define FKV_REGS64                                                                                                               \
     FKV_REGS32                                                                                                                   \
     ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,"          \
@@ -41,7 +43,15 @@ FKV_FN fkv_u32 fkv_uniform(fkv_u32 x) { return __shfl_sync(0xffffffffu, x, 0); }
 template <int KEYS, bool ADD> FKV_FN void fkv_wg_scores(fkv_shared, float *d, fkv_u32 q_at, fkv_u32 k_at) {
     fkv_u64 a = FKV_WG_DESCRIPTOR(q_at);
     fkv_u64 b = FKV_WG_DESCRIPTOR(k_at);
-    if constexpr (KEYS == 64 && ADD)
+    if constexpr (KEYS == 72 && ADD)
+        asm volatile("wgmma.mma_async.sync.aligned.m64n72k16.f32.f16.f16 {" FKV_REGS36 "}, %36, %37, 1, 1, 1, 0, 0;"
+                     : FKV_ACC36("+f", d, 0)
+                     : "l"(a), "l"(b));
+    else if constexpr (KEYS == 72)
+        asm volatile("wgmma.mma_async.sync.aligned.m64n72k16.f32.f16.f16 {" FKV_REGS36 "}, %36, %37, 0, 1, 1, 0, 0;"
+                     : FKV_ACC36("=f", d, 0)
+                     : "l"(a), "l"(b));
+    else if constexpr (KEYS == 64 && ADD)
         asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" FKV_REGS32 "}, %32, %33, 1, 1, 1, 0, 0;"
                      : FKV_ACC32("+f", d, 0)
                      : "l"(a), "l"(b));
@@ -68,9 +78,21 @@ template <int KEYS, bool ADD> FKV_FN void fkv_wg_scores(fkv_shared, float *d, fk
 }
 
 template <int KEYS, bool ADD> FKV_FN void fkv_wg_scores_held(fkv_shared, float *d, const fkv_u32 *q, fkv_u32 k_at) {
-    static_assert(KEYS == 64, "queries are held beside 64 keys only");
+    static_assert(KEYS == 64 || KEYS == 72 || (KEYS == 128 && ADD), "no other tiles meet rows in registers");
     fkv_u64 b = FKV_WG_DESCRIPTOR(k_at);
-    if constexpr (KEYS == 64 && ADD)
+    if constexpr (KEYS == 128)
+        asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" FKV_REGS64 "}, {%64,%65,%66,%67}, %68, 1, 1, 1, 0;"
+                     : FKV_ACC64("+f", d, 0)
+                     : "r"(q[0]), "r"(q[1]), "r"(q[2]), "r"(q[3]), "l"(b));
+    else if constexpr (KEYS == 72 && ADD)
+        asm volatile("wgmma.mma_async.sync.aligned.m64n72k16.f32.f16.f16 {" FKV_REGS36 "}, {%36,%37,%38,%39}, %40, 1, 1, 1, 0;"
+                     : FKV_ACC36("+f", d, 0)
+                     : "r"(q[0]), "r"(q[1]), "r"(q[2]), "r"(q[3]), "l"(b));
+    else if constexpr (KEYS == 72)
+        asm volatile("wgmma.mma_async.sync.aligned.m64n72k16.f32.f16.f16 {" FKV_REGS36 "}, {%36,%37,%38,%39}, %40, 0, 1, 1, 0;"
+                     : FKV_ACC36("=f", d, 0)
+                     : "r"(q[0]), "r"(q[1]), "r"(q[2]), "r"(q[3]), "l"(b));
+    else if constexpr (KEYS == 64 && ADD)
         asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" FKV_REGS32 "}, {%32,%33,%34,%35}, %36, 1, 1, 1, 0;"
                      : FKV_ACC32("+f", d, 0)
                      : "r"(q[0]), "r"(q[1]), "r"(q[2]), "r"(q[3]), "l"(b));
