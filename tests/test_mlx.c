@@ -20,8 +20,8 @@ enum { LAYERS = 2, Q_HEADS = 4, KV_HEADS = 2, DIM = 64, MAX_STEP = 128, MAX_TOKE
 
 static const double DEVICE_TOLERANCE = 1e-3; /* sums in float, in another order than the host's */
 
-/* Layers under which a cache lives here: affine and 16-bit ones; sealed ones. */
-typedef enum { AFFINE, SEALED, N_WORLDS } world_kind;
+/* Layers under which a cache lives here: affine and 16-bit ones; sealed ones; sealed ones of 4 bits, which GPUs have more for. */
+typedef enum { AFFINE, SEALED, WHOLE, N_WORLDS } world_kind;
 
 #define SEALED_SIDES(k_bits, v_bits) .k = {k_bits, 0, FKV_CODEC_SEALED}, .v = {v_bits, 0, FKV_CODEC_SEALED_V}
 
@@ -31,11 +31,13 @@ static fkv_config config_of(world_kind world, uint32_t max_tokens, uint32_t max_
          {.n_q_heads = Q_HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM, .window = 40, .n_sinks = 3, .k = {4, 32}, .v = {16, 0}}},
         {{.n_q_heads = Q_HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM, SEALED_SIDES(4, 3)},
          {.n_q_heads = Q_HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM, .window = 40, .n_sinks = 3, SEALED_SIDES(3, 4)}},
+        {{.n_q_heads = Q_HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM, SEALED_SIDES(4, 4)},
+         {.n_q_heads = Q_HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM, .window = 40, .n_sinks = 3, SEALED_SIDES(4, 4)}},
     };
     fkv_config config = fkv_config_default();
     config.n_layers = LAYERS;
     config.layers = layers[world];
-    config.rotate = world == SEALED ? FKV_ROTATE_KV : FKV_ROTATE_K;
+    config.rotate = world == SEALED ? FKV_ROTATE_KV : world == WHOLE ? FKV_ROTATE_V : FKV_ROTATE_K;
     config.rotation_seed = 5;
     config.page_tokens = 16;
     config.max_tokens = max_tokens;
@@ -368,45 +370,85 @@ END_TEST
 
 /* ---- the same answer ---- */
 
-/* The answer of layer 0 for one decode row of `seq`, beside n_others other rows of the step. */
-static void decode_bits(fkv_cache *cache, const fkv_row *rows, uint32_t n_rows, uint32_t mine, float *out) {
+/* Of a step of n tokens of `seq`, whose rows are those of seed 1 from `start` on, beside a token of `beside` where there is one:
+ * the answers of layer 0 for the last n_out of them. */
+static void step_bits(fkv_cache *cache, fkv_seq beside, fkv_seq seq, uint32_t start, uint32_t n, uint32_t n_out, float *out) {
+    const fkv_row rows[2] = {{beside, 1}, {seq, n}};
+    const uint32_t first = beside == 0 ? 1 : 0;
+    pair_seq seqs[2] = {{.seed = 60}, {.seed = 1, .length = start}};
+    const uint32_t total = n + 1 - first;
     fkv_step *step = NULL;
-    ck_ok(fkv_step_begin(cache, rows, n_rows, &step));
-    for (uint32_t r = 0; r < n_rows; r++)
-        for (uint32_t side = 0; side < 3; side++) {
-            const uint32_t n = (side == 2 ? Q_HEADS : KV_HEADS) * DIM;
-            row_of(r == mine ? 50 : 60 + r, 0, 0, side, n, side_rows[side] + (size_t)r * n);
-        }
-    mlx_array k = array_of(side_rows[0], n_rows, KV_HEADS);
-    mlx_array v = array_of(side_rows[1], n_rows, KV_HEADS);
-    mlx_array q = array_of(side_rows[2], n_rows, Q_HEADS);
+    ck_ok(fkv_step_begin(cache, rows + first, 2 - first, &step));
+    layer_rows((pair_seq *const[]){&seqs[first], &seqs[1]}, (const uint32_t[]){first == 0 ? 1 : n, n}, 2 - first, 0);
+    mlx_array k = array_of(side_rows[0], total, KV_HEADS);
+    mlx_array v = array_of(side_rows[1], total, KV_HEADS);
+    mlx_array q = array_of(side_rows[2], total, Q_HEADS);
     ck_ok(fkv_mlx_write(step, 0, k, v));
     ck_ok(fkv_mlx_attend(step, 0, q, &q));
     ck_assert_int_eq(mlx_array_eval(q), 0);
-    memcpy(out, mlx_array_data_float32(q) + (size_t)mine * Q_HEADS * DIM, Q_HEADS * DIM * sizeof *out);
+    memcpy(out, mlx_array_data_float32(q) + (size_t)(total - n_out) * Q_HEADS * DIM, (size_t)n_out * Q_HEADS * DIM * sizeof *out);
     (void)mlx_array_free(k);
     (void)mlx_array_free(v);
     (void)mlx_array_free(q);
     ck_ok(fkv_step_abort(step));
 }
 
-START_TEST(alone_in_a_batch_or_forked_the_bits_are_the_same) {
+START_TEST(alone_in_a_batch_forked_or_reloaded_the_bits_are_the_same) {
+    enum { LENGTH = 1100 };
     for (world_kind world = AFFINE; world < N_WORLDS; world++) {
-        const fkv_config config = config_of(world, 4096, 4);
+        fkv_config config = config_of(world, 8192, 8);
+        if (world == WHOLE) config.page_tokens = 64;
         pair p = pair_open(&config);
         pair_seq a = pair_seq_open(&p, 1, 1500);
         pair_seq b = pair_seq_open(&p, 2, 100);
-        pair_run(&p, &a, 1100, MAX_STEP);
+        pair_run(&p, &a, LENGTH, MAX_STEP);
         pair_run(&p, &b, 33, 33);
-        fkv_seq child = 0;
-        ck_ok(fkv_seq_fork(p.mlx, a.mlx, 1500, &child));
         float alone[Q_HEADS * DIM];
         float other[Q_HEADS * DIM];
-        decode_bits(p.mlx, (const fkv_row[]){{a.mlx, 1}}, 1, 0, alone);
-        decode_bits(p.mlx, (const fkv_row[]){{b.mlx, 1}, {a.mlx, 1}}, 2, 1, other);
+        step_bits(p.mlx, 0, a.mlx, LENGTH, 1, 1, alone);
+        step_bits(p.mlx, b.mlx, a.mlx, LENGTH, 1, 1, other);
         ck_assert_mem_eq(alone, other, sizeof alone);
-        decode_bits(p.mlx, (const fkv_row[]){{child, 1}}, 1, 0, other);
+        fkv_seq child = 0;
+        ck_ok(fkv_seq_fork(p.mlx, a.mlx, 1500, &child));
+        step_bits(p.mlx, 0, child, LENGTH, 1, 1, other);
         ck_assert_mem_eq(alone, other, sizeof alone);
+        const char *path = path_of("bits.fkv");
+        ck_ok(fkv_seq_save(p.mlx, a.mlx, no_tokens, 0, path));
+        fkv_seq reloaded = 0;
+        ck_ok(fkv_seq_load(p.mlx, &(fkv_seq_config){.max_tokens = 1500}, path, &reloaded));
+        (void)unlink(path);
+        step_bits(p.mlx, 0, reloaded, LENGTH, 1, 1, other);
+        ck_assert_mem_eq(alone, other, sizeof alone);
+        pair_seq chunks = pair_seq_open(&p, 1, 1500);
+        pair_run(&p, &chunks, LENGTH, 90);
+        step_bits(p.mlx, 0, chunks.mlx, LENGTH, 1, 1, other);
+        ck_assert_mem_eq(alone, other, sizeof alone);
+        pair_close(&p);
+    }
+}
+END_TEST
+
+/* Blocks of 4, 8 and 16 rows of decode, and tiles of prefill that begin elsewhere. MLX's own products, which the CPU has, may add
+ * up in another order where there are more rows. */
+START_TEST(beside_other_queries_of_its_sequence_the_bits_are_the_same) {
+    enum { LENGTH = 1100, CHUNK = 40 };
+    for (world_kind world = AFFINE; world < N_WORLDS && on_gpu(); world++) {
+        fkv_config config = config_of(world, 8192, 4);
+        if (world == WHOLE) config.page_tokens = 64;
+        pair p = pair_open(&config);
+        static float whole[CHUNK * Q_HEADS * DIM];
+        static float part[CHUNK * Q_HEADS * DIM];
+        pair_seq s = pair_seq_open(&p, 1, 1500);
+        pair_run(&p, &s, LENGTH - 7, MAX_STEP);
+        step_bits(p.mlx, 0, s.mlx, s.length, 8, 8, whole);
+        for (uint32_t n = 1; n < 8; n++) {
+            step_bits(p.mlx, 0, s.mlx, s.length, 8 - n, 1, part);
+            ck_assert_mem_eq(part, whole + (size_t)(7 - n) * Q_HEADS * DIM, Q_HEADS * DIM * sizeof *part);
+        }
+        step_bits(p.mlx, 0, s.mlx, s.length, CHUNK, CHUNK, whole);
+        pair_run(&p, &s, 13, 13);
+        step_bits(p.mlx, 0, s.mlx, s.length, CHUNK - 13, CHUNK - 13, part);
+        ck_assert_mem_eq(part, whole + (size_t)13 * Q_HEADS * DIM, (CHUNK - 13) * Q_HEADS * DIM * sizeof *part);
         pair_close(&p);
     }
 }
@@ -636,7 +678,8 @@ END_TEST
 TEST_MAIN("mlx", chunks_batches_and_windows_are_the_hosts, a_fork_copies_the_page_it_writes_and_the_parent_keeps_its_own,
           truncated_and_aborted_tokens_leave_nothing, the_answer_to_a_sequence_closed_in_its_step_is_the_hosts,
           random_lives_leave_the_hosts_pages, a_file_saved_on_one_device_loads_on_the_other,
-          alone_in_a_batch_or_forked_the_bits_are_the_same, a_query_that_is_not_a_number_has_no_answer_and_spoils_no_other,
-          the_pools_are_what_the_plan_says, thousands_of_steps_move_no_counter, each_devices_calls_name_those_of_the_other,
+          alone_in_a_batch_forked_or_reloaded_the_bits_are_the_same, beside_other_queries_of_its_sequence_the_bits_are_the_same,
+          a_query_that_is_not_a_number_has_no_answer_and_spoils_no_other, the_pools_are_what_the_plan_says,
+          thousands_of_steps_move_no_counter, each_devices_calls_name_those_of_the_other,
           arrays_of_the_wrong_shape_type_or_moment_are_refused, what_fails_inside_mlx_is_a_status_with_its_words,
           a_plan_that_does_not_fit_and_a_way_that_is_not_there_are_refused)

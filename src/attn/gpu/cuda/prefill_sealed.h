@@ -1,11 +1,12 @@
 /* Prefill on warpgroups, second part, of sealed pages of 4 bits: in place of prefill_unpack.h. A tile is a page.
  *
  * K. A dword is 8 channels of one token: one unit of eight halves. What goes there is scale . (code - 8), rounded once: the
- * offset of the channel is left out, so the rounding is 2^-13 of the channel's range. Where a few channels are 20 times larger, as
- * real keys' are, that would still be too much: so of each unit the channel with the largest scale is picked, and what its halves
- * leave is one product of 16 channels more, with those channels of q. The offsets, bias + 8 scale, are two more keys of the tile:
- * their score is what all scores of the page have in common. All is under a power of two for the page that keeps it in the
- * halves' range. So a sum needs no scaling: the power of two goes into the factor of the exponent, the offset into its offset.
+ * offset of the channel is left out, so the rounding is 2^-13 of the channel's range. Where a few channels are 20 times larger,
+ * as real keys' are, that would still be too much: so of each unit the channel with the largest scale is picked, and what its
+ * halves leave is one product of 16 channels more, with those channels of q. The offsets, bias + 8 scale, are two more keys of
+ * the tile: their score is what all scores of the page have in common. All is under a power of two for the page that keeps it in
+ * the halves' range. So a sum needs no scaling: the power of two goes into the factor of the exponent, the offset into its
+ * offset.
  *
  * V. A dword is 8 tokens of one channel: rows in shared memory are channels, and a product runs along them. Levels are looked up
  * by byte permutes, as in decode_sealed.h, and become halves of value / 4: PF_VALUE_UNIT.
@@ -106,8 +107,8 @@ FKV_FN void pf_take_keys(fkv_shared s, const pf_item &x, fkv_u32 tile, int packe
     FKV_UNROLL for (int i = 0; i < 2; i++) {
         k.scales[i] = fkv_pack_f16(scale[i], scale[i + 2]);
         k.offsets[i] = fkv_pack_f16(bias[i], bias[i + 2]);
-        k.offset_rests[i] = fkv_pack_f16(bias[i] - fkv_f16_to_f32(k.offsets[i] & 0xffffu),
-                                         bias[i + 2] - fkv_f16_to_f32(k.offsets[i] >> 16));
+        k.offset_rests[i] =
+            fkv_pack_f16(bias[i] - fkv_f16_to_f32(k.offsets[i] & 0xffffu), bias[i + 2] - fkv_f16_to_f32(k.offsets[i] >> 16));
     }
     k.pick = pf_pick(scale, lane);
 }
@@ -122,7 +123,8 @@ FKV_FN fkv_u32 pf_centred(fkv_u32 codes) {
 }
 
 /* Four tokens of a unit, and of its picked channel what the halves leave. */
-FKV_FN void pf_put_unit(fkv_shared s, int stage, fkv_u32 key, fkv_u32 unit, const fkv_u32 *codes, const fkv_u32 *scale, fkv_u32 pick) {
+FKV_FN void pf_put_unit(fkv_shared s, int stage, fkv_u32 key, fkv_u32 unit, const fkv_u32 *codes, const fkv_u32 *scale,
+                        fkv_u32 pick) {
     fkv_u32 at = (fkv_u32)(PF_AT_K + stage * PF_K_BYTES);
     FKV_UNROLL for (fkv_u32 n = 0; n < 4; n++) {
         fkv_u32 c = codes[n];
@@ -152,7 +154,8 @@ FKV_FN void pf_put_sealed_keys(fkv_shared s, int stage, const pf_taken_keys &k) 
     if (warp == 0 && 4 * lane < FKV_D) {
         ((pf_words2 *)pf_key_at(s, at, PF_KEYS, lane / 2))[lane % 2] = pf_words2{{k.offsets[0], k.offsets[1]}};
         ((pf_words2 *)pf_key_at(s, at, PF_KEYS + 1, lane / 2))[lane % 2] = pf_words2{{k.offset_rests[0], k.offset_rests[1]}};
-        s.base[PF_AT_PICKS + stage * 16 + lane / 2] = (fkv_u8)pf_k_channel(k.pick & 7u); /* as a place: the order is its own inverse */
+        s.base[PF_AT_PICKS + stage * 16 + lane / 2] =
+            (fkv_u8)pf_k_channel(k.pick & 7u); /* as a place: the order is its own inverse */
     }
     if (s.index == 0) ((float *)(s.base + PF_AT_UNITS))[stage] = fkv_float_of((k.exponent - 14) << 23);
 }
@@ -200,8 +203,7 @@ FKV_FN void pf_take_values(fkv_shared s, const pf_item &x, fkv_u32 tile, int pac
     }
     fkv_u32 warp = s.index / 32, lane = s.index % 32, eight = lane % 8;
     const fkv_u8 *page = pf_packed_page(s, packed);
-    const fkv_u8 *codes =
-        page + FKV_V_CODES + eight / 2 * (16 * FKV_V_ROW_BYTES) + eight % 2 * 64 + pf_quad(lane) * 16;
+    const fkv_u8 *codes = page + FKV_V_CODES + eight / 2 * (16 * FKV_V_ROW_BYTES) + eight % 2 * 64 + pf_quad(lane) * 16;
     FKV_UNROLL for (fkv_u32 i = 0; i < PF_LINES; i++) {
         fkv_u32 line = warp + 4 * i;
         pf_words4 four = *(const pf_words4 *)(codes + (line < FKV_D / 16 ? line : 0) * 128);
@@ -233,12 +235,12 @@ FKV_FN constexpr fkv_u32 pf_levels(int first) {
 /* Eight tokens of a channel: levels and signs are halves in units of 2^-24 as they are. */
 FKV_FN pf_words4 pf_eight_values(fkv_u32 x, const fkv_u32 *norms) {
     pf_words4 to;
+    fkv_u32 signs[2] = {x << 4 & 0x80808080u,
+                        x & 0x80808080u};    /* bytes: of the low nibbles, tokens 0 to 3, and of the high ones */
     FKV_UNROLL for (int i = 0; i < 2; i++) { /* nibbles: tokens 2i, 4 + 2i, 2i + 1, 5 + 2i */
-        fkv_u32 codes = x >> 16 * i;
-        fkv_u32 levels = fkv_permute(pf_levels(0), pf_levels(4), codes & 0x7777u);
-        fkv_u32 signs = fkv_nibble_signs(codes);
-        to.w[i] = fkv_permute(levels, signs, 0x6240u);
-        to.w[2 + i] = fkv_permute(levels, signs, 0x7351u);
+        fkv_u32 levels = fkv_permute(pf_levels(0), pf_levels(4), x >> 16 * i & 0x7777u);
+        to.w[i] = fkv_permute(levels, signs[0], i == 0 ? 0x5240u : 0x7260u);
+        to.w[2 + i] = fkv_permute(levels, signs[1], i == 0 ? 0x5341u : 0x7361u);
     }
     FKV_UNROLL for (int i = 0; i < 4; i++) {
         to.w[i] = fkv_fma_f16x2(to.w[i], 0x78007800u, 0x80008000u); /* times 2^15 */
@@ -256,8 +258,8 @@ FKV_FN void pf_put_open_values(fkv_shared s, fkv_u32 first_key, int stage, int p
             y[n] = opened::fkv_v_at(page, eight * 8 + n, channel) * (1.0f / PF_VALUE_UNIT);
             if (!(fkv_abs(y[n]) < 65520.0f)) y[n] = 0.0f, pf_mark_rows(s, first_key + eight * 8 + n);
         }
-        *pf_value_at(s, (fkv_u32)(PF_AT_V + stage * PF_TILE_BYTES), channel, eight) = pf_words4{
-            {fkv_pack_f16(y[0], y[1]), fkv_pack_f16(y[2], y[3]), fkv_pack_f16(y[4], y[5]), fkv_pack_f16(y[6], y[7])}};
+        *pf_value_at(s, (fkv_u32)(PF_AT_V + stage * PF_TILE_BYTES), channel, eight) =
+            pf_words4{{fkv_pack_f16(y[0], y[1]), fkv_pack_f16(y[2], y[3]), fkv_pack_f16(y[4], y[5]), fkv_pack_f16(y[6], y[7])}};
     }
 }
 
@@ -266,13 +268,14 @@ FKV_FN void pf_put_values(fkv_shared s, const pf_item &x, fkv_u32 tile, int stag
     if (pf_is_open(x, key / FKV_PAGE_TOKENS)) return pf_put_open_values(s, key, stage, packed);
     fkv_u32 warp = s.index / 32, lane = s.index % 32;
     bool odd = false;
-    FKV_UNROLL for (int i = 0; i < 4; i++) odd = odd || (v.norms[i] & 0x7c00u) == 0x7c00u || (v.norms[i] & 0x7c000000u) == 0x7c000000u;
+    FKV_UNROLL for (int i = 0; i < 4; i++) odd =
+        odd || (v.norms[i] & 0x7c00u) == 0x7c00u || (v.norms[i] & 0x7c000000u) == 0x7c000000u;
     if (odd) pf_hide_odd_norms(s, key, v.norms);
     FKV_UNROLL for (fkv_u32 i = 0; i < PF_LINES; i++) {
         fkv_u32 line = warp + 4 * i;
         if (line >= FKV_D / 16) break;
-        FKV_UNROLL for (fkv_u32 n = 0; n < 4; n++)
-            *pf_value_at(s, (fkv_u32)(PF_AT_V + stage * PF_TILE_BYTES), line * 16 + pf_quad(lane) * 4 + n, lane % 8) =
-                pf_eight_values(v.codes[i][n], v.norms);
+        FKV_UNROLL for (fkv_u32 n = 0; n < 4; n++) *
+            pf_value_at(s, (fkv_u32)(PF_AT_V + stage * PF_TILE_BYTES), line * 16 + pf_quad(lane) * 4 + n, lane % 8) =
+            pf_eight_values(v.codes[i][n], v.norms);
     }
 }

@@ -12,16 +12,18 @@ constexpr int PF_PARTS = FKV_ROW_TYPE == 0 || FKV_ROTATE_K ? 2 : 1;
 constexpr int PF_THREADS = FKV_PREFILL_THREADS;
 static_assert(PF_ROWS == (PF_HALVES ? 64 : 128) && PF_THREADS == 384, "as kernel_text.c has it");
 constexpr int PF_ROOM = 227 * 1024;
-constexpr bool PF_SCALED = FKV_K_BITS != 16 && !FKV_K_SEALED; /* K's scales are applied to sums: those of sealed keys are in the halves */
+constexpr bool PF_SCALED =
+    FKV_K_BITS != 16 && !FKV_K_SEALED; /* K's scales are applied to sums: those of sealed keys are in the halves */
 constexpr int PF_GROUPS = PF_SCALED ? FKV_D / FKV_K_GROUP : 1;
 constexpr bool PF_Q_HELD = PF_DP <= 128 && PF_PARTS == 1 && PF_GROUPS <= 2; /* in registers */
 constexpr bool PF_BIASED = PF_Q_HELD && PF_SCALED;                          /* K's biases are channels of the products */
 
-constexpr float PF_SUM_UNIT = 16384.0f / FKV_K_GROUP;                       /* then: see pf_put_biases() */
+constexpr float PF_SUM_UNIT = 16384.0f / FKV_K_GROUP; /* then: see pf_put_biases() */
 
 constexpr int PF_Q_BYTES = PF_ROWS * PF_DP * 2;
 constexpr int PF_FIXED_BYTES = 1024 + PF_PARTS * PF_Q_BYTES + PF_ROWS * 4 + PF_GROUPS * PF_ROWS * 4 + 224 + PF_ROWS;
-constexpr int PF_MORE_KEYS = FKV_K_SEALED ? 8 : 0; /* the offsets of a sealed page's channels are two more keys; keys go by eight */
+constexpr int PF_MORE_KEYS =
+    FKV_K_SEALED ? 8 : 0; /* the offsets of a sealed page's channels are two more keys; keys go by eight */
 constexpr int pf_tile_bytes(int keys) { return keys * PF_DP * 2; }
 constexpr int pf_low_bytes(int keys) { return FKV_K_SEALED ? pf_tile_bytes(keys + PF_MORE_KEYS) : 0; } /* of open pages' keys */
 constexpr int pf_rests_bytes(int keys) { return FKV_K_SEALED ? (keys + PF_MORE_KEYS) * 128 : 0; }      /* of sealed ones' */
@@ -36,7 +38,8 @@ constexpr int pf_packed_bytes(int keys) {
 }
 constexpr bool pf_fits(int keys, int stages, int packed) {
     int stage = pf_tile_bytes(keys + PF_MORE_KEYS) + pf_tile_bytes(keys) + pf_scales_bytes(keys) + pf_biases_bytes(keys);
-    return PF_FIXED_BYTES + pf_low_bytes(keys) + pf_rests_bytes(keys) + stages * stage + packed * pf_packed_bytes(keys) <= PF_ROOM;
+    return PF_FIXED_BYTES + pf_low_bytes(keys) + pf_rests_bytes(keys) + stages * stage + packed * pf_packed_bytes(keys) <=
+           PF_ROOM;
 }
 constexpr int PF_KEYS = PF_DP > 128 ? (pf_fits(32, 1, 1) ? 32 : 16) : 64;
 constexpr int PF_STAGES = pf_fits(PF_KEYS, 3, 2) ? 3 : pf_fits(PF_KEYS, 2, 1) ? 2 : 1;
@@ -112,7 +115,7 @@ constexpr int PF_AT_WHERE = PF_AT_ODD + PF_ROWS; /* {position, first_row, n_rows
 constexpr int PF_AT_UNITS = PF_AT_WHERE + 16;    /* [stages]: what a sum over sealed keys is in units of */
 constexpr int PF_OUT_STRIDE = FKV_D + 4;         /* floats; out's rows take the place of everything else */
 constexpr int PF_OUT_BYTES = PF_ROWS * PF_OUT_STRIDE * 4;
-constexpr int PF_AT_PICKS = PF_AT_UNITS + 16;    /* [stages, 16], bytes: the picked channel of each unit */
+constexpr int PF_AT_PICKS = PF_AT_UNITS + 16; /* [stages, 16], bytes: the picked channel of each unit */
 constexpr int PF_USED_BYTES = PF_AT_PICKS + 48;
 constexpr int PF_SHARED_BYTES = 1024 + (PF_USED_BYTES > PF_OUT_BYTES ? PF_USED_BYTES : PF_OUT_BYTES);
 static_assert(PF_SHARED_BYTES <= PF_ROOM, "does not fit");

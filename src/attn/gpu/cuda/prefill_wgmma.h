@@ -1,5 +1,6 @@
-/* Prefill on warpgroups, last part and the whole. Attention of queries over packed pages: on warpgroups (sm_90a) and, played by hand, on the host. Blocks: (tile of
- * the step table, KV head, slice of FKV_PREFILL_ROWS rows: queries x heads). No score ever leaves the block.
+/* Prefill on warpgroups, last part and the whole. Attention of queries over packed pages: on warpgroups (sm_90a) and, played by
+ * hand, on the host. Blocks: (tile of the step table, KV head, slice of FKV_PREFILL_ROWS rows: queries x heads). No score ever
+ * leaves the block.
  *
  * Three warpgroups. The first unpacks (prefill_unpack.h). The other two multiply and do the softmax, 64 rows each (heads beyond
  * 256: the same 64 rows, half of V's channels each). Products run beside their threads: while the weights of one tile of keys are
@@ -166,13 +167,13 @@ struct pf_row_state {
 FKV_FN fkv_u32 pf_step_unit(int group, int step) { /* unit of the first of 16 channels */
 #if !FKV_SEALED
     constexpr int pairs = pf_k::per_group / 2 > 0 ? pf_k::per_group / 2 : 1;
-    if (pf_k::spread && PF_SCALED)
-        return (fkv_u32)(step / pairs * pf_k::chunks + group * pf_k::per_group + step % pairs * 2);
+    if (pf_k::spread && PF_SCALED) return (fkv_u32)(step / pairs * pf_k::chunks + group * pf_k::per_group + step % pairs * 2);
 #endif
     return (fkv_u32)((group * PF_GROUP_STEPS + step) * 2);
 }
 
-constexpr int PF_REGS_MULTIPLY = FKV_SEALED ? 200 : 216; /* 504 in all, of one thread of each warpgroup: what the block began with */
+constexpr int PF_REGS_MULTIPLY =
+    FKV_SEALED ? 200 : 216; /* 504 in all, of one thread of each warpgroup: what the block began with */
 constexpr int PF_REGS_UNPACK = 504 - 2 * PF_REGS_MULTIPLY;
 
 constexpr bool PF_SUMS_HELD = PF_SCALED && PF_GROUPS <= 2 && !PF_BIASED;
@@ -353,7 +354,8 @@ FKV_FN void pf_load_picked(fkv_shared s, int stage, fkv_u32 *picked) {
 }
 
 /* x: sums of one tile's keys, and of the offsets behind them. Of an open page, what all its halves leave is a product more. */
-FKV_FN void pf_score(fkv_shared s, const pf_item &item, fkv_u32 key, int stage, const pf_rows &r, const fkv_u32 *picked, float *x) {
+FKV_FN void pf_score(fkv_shared s, const pf_item &item, fkv_u32 key, int stage, const pf_rows &r, const fkv_u32 *picked,
+                     float *x) {
     fkv_wg_begin();
     fkv_wg_scores_held<PF_K_ROWS, false>(s, x, picked, s.unit + PF_AT_RESTS / 16 + (fkv_u32)stage * 2);
     pf_issue_products<true>(s, 0, pf_keys_at(s, stage), r, x);
@@ -502,8 +504,8 @@ FKV_FN void pf_put_sums(fkv_shared s, const pf_item &x, const float *sink_logits
         total += fkv_shuffle_xor(total, 1);
         total += fkv_shuffle_xor(total, 2);
         float top = r.state[i].top * (FKV_SOFTCAP_BITS != 0 ? 1.0f : r.state[i].factor);
-        factor[i] =
-            PF_VALUE_UNIT / fkv_denominator(total, top, sink_logits, x.head * FKV_R + (x.first_row + row + 8 * (fkv_u32)i) % FKV_R);
+        factor[i] = PF_VALUE_UNIT /
+                    fkv_denominator(total, top, sink_logits, x.head * FKV_R + (x.first_row + row + 8 * (fkv_u32)i) % FKV_R);
     }
     fkv_sync_team(1, 256); /* the other warpgroup's products are done with shared memory too */
     FKV_UNROLL for (int i = 0; i < PF_COLS / 2; i++) {
