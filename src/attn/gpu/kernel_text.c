@@ -196,6 +196,7 @@ static uint32_t decode_threads(fkv_kernel_device device, const fkv_attn_layer *l
 
 enum {
     PREFILL_THREADS = 384, /* three warpgroups */
+    PREFILL_SEALED_THREADS = 512,
     PREFILL_ROWS = 128,
     PREFILL_WIDE_ROWS = 64, /* of heads whose sums take two warpgroups */
     WIDE_HEAD = 256,
@@ -214,7 +215,10 @@ uint32_t fkv_prefill_queries(fkv_kernel_device device, const fkv_attn_layer *lay
     return fkv_max_u32(1, fkv_prefill_rows(device, layer) / heads_per_kv(layer));
 }
 
-static uint32_t prefill_threads(fkv_kernel_device device) { return device == FKV_KERNEL_METAL ? METAL_THREADS : PREFILL_THREADS; }
+static uint32_t prefill_threads(fkv_kernel_device device, const fkv_attn_layer *layer) {
+    if (device == FKV_KERNEL_METAL) return METAL_THREADS;
+    return layer->sealed && fkv_prefill_has_warpgroups(layer) ? PREFILL_SEALED_THREADS : PREFILL_THREADS;
+}
 
 static bool is_prefill(fkv_kernel kernel) { return kernel == FKV_KERNEL_PREFILL || kernel == FKV_KERNEL_PREFILL_BESIDE; }
 
@@ -286,7 +290,7 @@ static void put_prefill(writer *w, fkv_kernel_device device, const fkv_attn_laye
 uint32_t fkv_kernel_threads(fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer) {
     switch (kernel) {
     case FKV_KERNEL_PREFILL:
-    case FKV_KERNEL_PREFILL_BESIDE: return prefill_threads(device);
+    case FKV_KERNEL_PREFILL_BESIDE: return prefill_threads(device, layer);
     case FKV_KERNEL_WRITE: return WARP;
     case FKV_KERNEL_COPY_PAGES:
     case FKV_KERNEL_PUT_NUMBERS:
@@ -377,7 +381,7 @@ size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_
     if (kernel == FKV_KERNEL_DECODE) put_number(&w, "ITEM_ROWS", decode_rows);
     if (is_prefill(kernel)) {
         put_number(&w, "PREFILL_ROWS", fkv_prefill_rows(device, layer));
-        put_number(&w, "PREFILL_THREADS", prefill_threads(device));
+        put_number(&w, "PREFILL_THREADS", prefill_threads(device, layer));
     }
     if (device == FKV_KERNEL_HOST) put(&w, fkv_kernel_file_lanes_host);
     put(&w, preludes[device]);

@@ -1,6 +1,6 @@
-/* Prefill on warpgroups, third part: the role of the first warpgroup. Packed tiles come by the copy engine, PF_PACKED ahead; it
- * unpacks one after the other through the stages (prefill_unpack.h, or prefill_sealed.h). One fence for each tile shows the keys
- * of this tile and the values of the tile before to the products.
+/* Prefill on warpgroups, third part: the role of the first warpgroup, of sealed pages of the first two. Packed tiles come by the
+ * copy engine, PF_PACKED ahead; they are unpacked one after the other through the stages (prefill_unpack.h, or prefill_sealed.h).
+ * One fence for each tile shows the keys of this tile and the values of the tile before to the products.
  */
 /* What this warp stored is visible to the products of those whom the gate lets pass. */
 FKV_FN void pf_publish(fkv_shared s, fkv_u32 gate) {
@@ -22,6 +22,61 @@ FKV_FN fkv_u32 pf_tile_page(const pf_item &x, fkv_u32 tile) {
     return pf_page_at(x, pf_first_key(x, tile < x.n_tiles ? tile : x.n_tiles - 1) / FKV_PAGE_TOKENS);
 }
 
+#if FKV_SEALED
+/* The first warpgroup: keys. */
+FKV_FN void pf_feed_keys(fkv_shared s, const pf_item &x) {
+    int stage = 0, packed = 0;
+    fkv_u32 phase = 0, packed_phase = 0;
+    for (fkv_u32 tile = 0; tile < x.n_tiles; tile++) {
+        fkv_gate_wait(s, pf_gate(PF_PACKED_FULL, packed), packed_phase);
+        pf_taken_keys k;
+        pf_take_keys(s, x, tile, packed, k);
+        fkv_gate_wait(s, pf_gate(PF_K_EMPTY, stage), phase ^ 1);
+        pf_put_keys(s, x, tile, stage, packed, k);
+        pf_publish(s, pf_gate(PF_FULL, stage));
+        if (s.index % 32 == 0) fkv_gate_arrive(s, pf_gate(PF_PACKED_EMPTY, packed));
+        if (++stage == PF_STAGES) stage = 0, phase ^= 1;
+        if (++packed == PF_PACKED) packed = 0, packed_phase ^= 1;
+    }
+    fkv_gate_wait(s, pf_gate(PF_K_EMPTY, stage), phase ^ 1);
+    pf_publish(s, pf_gate(PF_FULL, stage)); /* with the last values */
+}
+
+/* The second one: values, those of a tile for the gate of the next one's keys. Its first thread brings packed tiles. */
+FKV_FN void pf_feed_values(fkv_shared s, const pf_item &x) {
+    int stage = 0, packed = 0;
+    fkv_u32 phase = 0, packed_phase = 0;
+    fkv_u32 page = pf_tile_page(x, PF_PACKED); /* of the tile that will take the room of this one */
+    pf_publish(s, pf_gate(PF_FULL, 0));        /* there are none before the first keys */
+    for (fkv_u32 tile = 0; tile < x.n_tiles; tile++) {
+        fkv_gate_wait(s, pf_gate(PF_PACKED_FULL, packed), packed_phase);
+        pf_taken_values v;
+        pf_take_values(s, x, tile, packed, v);
+        fkv_gate_wait(s, pf_gate(PF_V_EMPTY, stage), phase ^ 1);
+        pf_put_values(s, x, tile, stage, packed, v);
+        int next = stage + 1 == PF_STAGES ? 0 : stage + 1;
+        pf_publish(s, pf_gate(PF_FULL, next));
+        fkv_u32 next_page = pf_tile_page(x, tile + 1 + PF_PACKED);
+        if (s.index % 32 == 0) fkv_gate_arrive(s, pf_gate(PF_PACKED_EMPTY, packed));
+        if (s.index == 128 && tile + PF_PACKED < x.n_tiles) {
+            fkv_gate_wait(s, pf_gate(PF_PACKED_EMPTY, packed), packed_phase);
+            pf_bring_tile(s, x, pf_first_key(x, tile + PF_PACKED), page, packed);
+        }
+        fkv_sync_warp(); /* the first warp goes on as one */
+        page = next_page;
+        stage = next;
+        if (stage == 0) phase ^= 1;
+        if (++packed == PF_PACKED) packed = 0, packed_phase ^= 1;
+    }
+}
+
+FKV_FN void pf_unpack(fkv_shared s, const pf_item &x) {
+    if (s.index < 128)
+        pf_feed_keys(s, x);
+    else
+        pf_feed_values(s, x);
+}
+#else
 FKV_FN void pf_unpack(fkv_shared s, const pf_item &x) {
     int stage = 0, packed = 0;
     fkv_u32 phase = 0, packed_phase = 0;
@@ -55,3 +110,4 @@ FKV_FN void pf_unpack(fkv_shared s, const pf_item &x) {
     fkv_gate_wait(s, pf_gate(PF_K_EMPTY, stage), phase ^ 1);
     pf_publish(s, pf_gate(PF_FULL, stage)); /* the last values */
 }
+#endif

@@ -9,7 +9,8 @@
  * offset.
  *
  * V. A dword is 8 tokens of one channel: rows in shared memory are channels, and a product runs along them. Levels are looked up
- * by byte permutes, as in decode_sealed.h, and become halves of value / 4: PF_VALUE_UNIT.
+ * by byte permutes, as in decode_sealed.h: as halves they are in units of 2^-24, which the norm, 2^15 times as large, makes up
+ * for. What remains of it is PF_VALUE_UNIT. Norms from 2 on are under a power of two for the page, which the weights take over.
  *
  * Open pages, two or three of a block's, are read number by number: K as two halves, in two products, V as one.
  */
@@ -48,6 +49,7 @@ FKV_FN void pf_clear_stages(fkv_shared s) {
     constexpr fkv_u32 of_tile = PF_MORE_KEYS * (PF_DP / 8);
     for (fkv_u32 i = s.index; i < (PF_STAGES + 1) * of_tile; i += PF_THREADS)
         *pf_key_at(s, PF_AT_K + i / of_tile * PF_K_BYTES, PF_KEYS + i % 8, i % of_tile / 8) = pf_words4{{0, 0, 0, 0}};
+    if (s.index < 48) s.base[PF_AT_PICKS + s.index] = 0; /* of open pages, whose rests are zeroes */
     for (fkv_u32 i = s.index; i < PF_K_ROWS * 8; i += PF_THREADS)
         *(pf_words4 *)(s.base + PF_AT_RESTS + i * 16) = pf_words4{{0, 0, 0, 0}};
 }
@@ -56,22 +58,27 @@ FKV_FN void pf_clear_stages(fkv_shared s) {
 
 struct pf_taken_keys {
     fkv_u32 codes[PF_OCTETS][4]; /* of four tokens, of a unit of each octet */
-    fkv_u32 scales[2];           /* of channels {0, 2} and {1, 3} of the lane's four */
-    fkv_u32 offsets[2], offset_rests[2];
-    fkv_u32 pick;     /* of the lane's unit: the channel; its scale above */
-    fkv_u32 exponent; /* sums are in units of 2^(exponent - 141) */
+    fkv_u32 scale, bias;         /* of the thread's own channel */
+    fkv_u32 norm;                /* the largest of two tokens */
 };
 
 /* The lane's four tokens of 16, or channels. With its unit this way neither reads nor stores of eight lanes meet in a bank. */
 FKV_FN fkv_u32 pf_quad(fkv_u32 lane) { return (lane / 8 + lane % 8 / 2) % 4; }
 
-/* Of the unit of two neighbours, which have four channels each: the channel with the largest scale, and the scale as a half. */
-FKV_FN fkv_u32 pf_pick(const float *scale, fkv_u32 lane) {
-    fkv_u32 best = 0;
-    FKV_UNROLL for (fkv_u32 i = 0; i < 4; i++) /* of equals the first */
-        best = fkv_max_bits(best, (fkv_f32_to_f16(fkv_abs(scale[i])) << 3 | (7 - lane % 2 * 4 - i)) << 1 | (scale[i] < 0.0f));
-    best = fkv_max_bits(best, fkv_shuffle_xor_bits(best, 1));
-    return (7 - (best >> 1 & 7u)) | ((best >> 4) | (best & 1u) << 15) << 16;
+/* Two norms of the page as halves. */
+FKV_FN fkv_u32 pf_norms_of(fkv_u32 two) {
+    two &= 0x7fff7fffu;
+    return FKV_PAGE_BF16 ? fkv_pack_f16(fkv_float_of(two << 16), fkv_float_of(two & 0xffff0000u)) : two;
+}
+FKV_FN fkv_u32 pf_larger_norm(fkv_u32 two) { /* one that is not finite is no measure for others */
+    fkv_u32 low = two & 0xffffu, high = two >> 16;
+    return fkv_max_bits(low < 0x7c00u ? low : 0u, high < 0x7c00u ? high : 0u);
+}
+
+/* Of the page's largest norm, a half's bits: the power of two that brings it below 2. */
+FKV_FN fkv_u32 pf_norm_unit(fkv_u32 largest) {
+    fkv_u32 exponent = largest >> 10;
+    return exponent < 15 ? 0 : exponent > 30 ? 15 : exponent - 15;
 }
 
 FKV_FN void pf_take_keys(fkv_shared s, const pf_item &x, fkv_u32 tile, int packed, pf_taken_keys &k) {
@@ -87,33 +94,11 @@ FKV_FN void pf_take_keys(fkv_shared s, const pf_item &x, fkv_u32 tile, int packe
         pf_words4 four = *(const pf_words4 *)(codes + (unit < PF_UNITS ? unit : 0) * 64);
         FKV_UNROLL for (int n = 0; n < 4; n++) k.codes[o][n] = four.w[n];
     }
-    fkv_u32 at = 4 * lane < FKV_D ? 8 * lane : 0; /* lanes without channels repeat the first */
-    pf_words2 scales = *(const pf_words2 *)(page + FKV_K_SCALES + at), biases = *(const pf_words2 *)(page + FKV_K_BIASES + at);
-    float scale[4], bias[4];
-    fkv_u32 largest = 0;
-    FKV_UNROLL for (int i = 0; i < 4; i++) {
-        scale[i] = fkv_page_number(scales.w[i / 2] >> 16 * (i % 2) & 0xffffu);
-        bias[i] = fkv_page_number(biases.w[i / 2] >> 16 * (i % 2) & 0xffffu);
-        largest = fkv_max_bits(largest, fkv_bits_of(fkv_abs(scale[i]) * 1024.0f));
-        largest = fkv_max_bits(largest, fkv_bits_of(fkv_abs(bias[i])));
-    }
-    fkv_u32 exponent = fkv_warp_max_bits(largest) >> 23;
-    k.exponent = exponent < 20 ? 20 : exponent > 240 ? 240 : exponent;
-    float up = fkv_float_of((268 - k.exponent) << 23); /* biases below 2^15, scales below 2^5: so 1024 of them are a half */
-    FKV_UNROLL for (int i = 0; i < 4; i++) {
-        scale[i] *= up;
-        bias[i] = fkv_fma(bias[i], up, 8.0f * scale[i]);
-    }
-    FKV_UNROLL for (int i = 0; i < 2; i++) {
-        k.scales[i] = fkv_pack_f16(scale[i], scale[i + 2]);
-        k.offsets[i] = fkv_pack_f16(bias[i], bias[i + 2]);
-        k.offset_rests[i] =
-            fkv_pack_f16(bias[i] - fkv_f16_to_f32(k.offsets[i] & 0xffffu), bias[i + 2] - fkv_f16_to_f32(k.offsets[i] >> 16));
-    }
-    k.pick = pf_pick(scale, lane);
+    fkv_u32 channel = s.index < FKV_D ? s.index : 0; /* threads without one repeat the first */
+    k.scale = ((const fkv_u16 *)(page + FKV_K_SCALES))[channel];
+    k.bias = ((const fkv_u16 *)(page + FKV_K_BIASES))[channel];
+    k.norm = pf_larger_norm(pf_norms_of(((const fkv_u32 *)(page + FKV_V_SCALES))[lane]));
 }
-
-FKV_FN fkv_u32 pf_from_lane(fkv_u32 x, fkv_u32 lane) { return fkv_bits_of(fkv_shuffle(fkv_float_of(x), lane)); }
 
 FKV_FN fkv_u32 pf_times(fkv_u32 x, fkv_u32 y) { return fkv_fma_f16x2(x, y, 0x80008000u); }
 
@@ -141,23 +126,57 @@ FKV_FN void pf_put_unit(fkv_shared s, int stage, fkv_u32 key, fkv_u32 unit, cons
     }
 }
 
+/* Of the thread's unit of eight channels, the one with the largest scale, of equals the first: its number, and the scale as a
+ * half above. Scales have at most 11 bits, so the lowest four of a float are free. */
+FKV_FN fkv_u32 pf_pick(float scale, fkv_u32 channel) {
+    fkv_u32 best = (fkv_bits_of(fkv_abs(scale)) & ~15u) | (7 - channel % 8) << 1 | (scale < 0.0f);
+    FKV_UNROLL for (fkv_u32 m = 1; m < 8; m *= 2) best = fkv_max_bits(best, fkv_shuffle_xor_bits(best, m));
+    float own = fkv_float_of((best & ~15u) | best << 31);
+    return (7 - (best >> 1 & 7u)) | fkv_f32_to_f16(own) << 16;
+}
+
+/* Scales of the page into the table, offsets into the tile, each thread its channel; then its own units are read from there. */
+FKV_FN void pf_share_scales(fkv_shared s, int stage, const pf_taken_keys &k) {
+    fkv_u32 warp = s.index / 32, channel = s.index;
+    fkv_u32 *tops = (fkv_u32 *)(s.base + PF_AT_TOPS);
+    float scale = fkv_page_number(k.scale), bias = fkv_page_number(k.bias);
+    fkv_u32 largest = fkv_warp_max_bits(fkv_max_bits(fkv_bits_of(fkv_abs(scale) * 1024.0f), fkv_bits_of(fkv_abs(bias))));
+    if (s.index % 32 == 0) tops[warp] = largest;
+    fkv_sync_team(2, 128);
+    fkv_u32 exponent = fkv_max_bits(fkv_max_bits(tops[0], tops[1]), fkv_max_bits(tops[2], tops[3])) >> 23;
+    exponent = exponent < 20 ? 20 : exponent > 240 ? 240 : exponent;
+    float up = fkv_float_of((268 - exponent) << 23); /* biases below 2^15, scales below 2^5 */
+    scale *= up;
+    bias = fkv_fma(bias, up, 8.0f * scale);
+    fkv_u32 pick = pf_pick(scale, channel);
+    if (channel < FKV_D) {
+        fkv_u32 at = (fkv_u32)(PF_AT_K + stage * PF_K_BYTES), place = pf_k_channel(channel % 8);
+        ((fkv_u16 *)(s.base + PF_AT_TABLE))[channel / 8 * 8 + place] = (fkv_u16)fkv_f32_to_f16(scale);
+        fkv_u32 high = fkv_f32_to_f16(bias);
+        ((fkv_u16 *)pf_key_at(s, at, PF_KEYS, channel / 8))[place] = (fkv_u16)high;
+        ((fkv_u16 *)pf_key_at(s, at, PF_KEYS + 1, channel / 8))[place] = (fkv_u16)fkv_f32_to_f16(bias - fkv_f16_to_f32(high));
+        if (channel % 8 == 0) {
+            ((fkv_u32 *)(s.base + PF_AT_TABLE + FKV_D * 2))[channel / 8] = pick;
+            s.base[PF_AT_PICKS + stage * 16 + channel / 8] = (fkv_u8)(2 * pf_k_channel(pick & 7u));
+        }
+    }
+    if (warp == 3) {
+        fkv_u32 norm = pf_norm_unit(fkv_warp_max_bits(k.norm));
+        if (s.index == 96) ((pf_page_unit *)(s.base + PF_AT_UNITS))[stage] = {fkv_float_of((exponent - 14) << 23), norm};
+    }
+    fkv_sync_team(2, 128);
+}
+
 FKV_FN void pf_put_sealed_keys(fkv_shared s, int stage, const pf_taken_keys &k) {
     fkv_u32 warp = s.index / 32, lane = s.index % 32;
-    fkv_u32 at = (fkv_u32)(PF_AT_K + stage * PF_K_BYTES);
+    pf_share_scales(s, stage, k);
     FKV_UNROLL for (fkv_u32 o = 0; o < PF_OCTETS; o++) {
         fkv_u32 unit = 8 * o + lane % 8;
-        fkv_u32 scale[4];
-        FKV_UNROLL for (fkv_u32 i = 0; i < 4; i++) scale[i] = pf_from_lane(k.scales[i % 2], 2 * unit + i / 2);
-        fkv_u32 pick = pf_from_lane(k.pick, 2 * unit);
-        if (unit < PF_UNITS) pf_put_unit(s, stage, warp * 16 + pf_quad(lane) * 4, unit, k.codes[o], scale, pick);
+        if (unit >= PF_UNITS) continue;
+        pf_words4 scales = ((const pf_words4 *)(s.base + PF_AT_TABLE))[unit];
+        fkv_u32 pick = ((const fkv_u32 *)(s.base + PF_AT_TABLE + FKV_D * 2))[unit];
+        pf_put_unit(s, stage, warp * 16 + pf_quad(lane) * 4, unit, k.codes[o], scales.w, pick);
     }
-    if (warp == 0 && 4 * lane < FKV_D) {
-        ((pf_words2 *)pf_key_at(s, at, PF_KEYS, lane / 2))[lane % 2] = pf_words2{{k.offsets[0], k.offsets[1]}};
-        ((pf_words2 *)pf_key_at(s, at, PF_KEYS + 1, lane / 2))[lane % 2] = pf_words2{{k.offset_rests[0], k.offset_rests[1]}};
-        s.base[PF_AT_PICKS + stage * 16 + lane / 2] =
-            (fkv_u8)pf_k_channel(k.pick & 7u); /* as a place: the order is its own inverse */
-    }
-    if (s.index == 0) ((float *)(s.base + PF_AT_UNITS))[stage] = fkv_float_of((k.exponent - 14) << 23);
 }
 
 FKV_FN void pf_put_open_keys(fkv_shared s, int stage, int packed) {
@@ -177,7 +196,7 @@ FKV_FN void pf_put_open_keys(fkv_shared s, int stage, int packed) {
     }
     if (s.index < 2 * PF_UNITS) *pf_key_at(s, at, PF_KEYS + s.index % 2, s.index / 2) = pf_words4{{0, 0, 0, 0}};
     *(pf_words4 *)pf_rest_at(s, stage, s.index / 2, s.index % 2 * 8) = pf_words4{{0, 0, 0, 0}};
-    if (s.index == 0) ((float *)(s.base + PF_AT_UNITS))[stage] = 1.0f;
+    if (s.index == 0) ((pf_page_unit *)(s.base + PF_AT_UNITS))[stage] = {1.0f, 0};
 }
 
 FKV_FN void pf_put_keys(fkv_shared s, const pf_item &x, fkv_u32 tile, int stage, int packed, const pf_taken_keys &k) {
@@ -201,7 +220,7 @@ FKV_FN void pf_take_values(fkv_shared s, const pf_item &x, fkv_u32 tile, int pac
         v = pf_taken_values{};
         return;
     }
-    fkv_u32 warp = s.index / 32, lane = s.index % 32, eight = lane % 8;
+    fkv_u32 warp = s.index % 128 / 32, lane = s.index % 32, eight = lane % 8;
     const fkv_u8 *page = pf_packed_page(s, packed);
     const fkv_u8 *codes = page + FKV_V_CODES + eight / 2 * (16 * FKV_V_ROW_BYTES) + eight % 2 * 64 + pf_quad(lane) * 16;
     FKV_UNROLL for (fkv_u32 i = 0; i < PF_LINES; i++) {
@@ -210,10 +229,13 @@ FKV_FN void pf_take_values(fkv_shared s, const pf_item &x, fkv_u32 tile, int pac
         FKV_UNROLL for (int n = 0; n < 4; n++) v.codes[i][n] = four.w[n];
     }
     pf_words4 norms = *(const pf_words4 *)(page + FKV_V_SCALES + eight * 16);
+    fkv_u32 largest = 0;
     FKV_UNROLL for (int i = 0; i < 4; i++) {
-        fkv_u32 two = norms.w[i] & 0x7fff7fffu;
-        v.norms[i] = FKV_PAGE_BF16 ? fkv_pack_f16(fkv_float_of(two << 16), fkv_float_of(two & 0xffff0000u)) : two;
+        v.norms[i] = pf_norms_of(norms.w[i]);
+        largest = fkv_max_bits(largest, pf_larger_norm(v.norms[i]));
     }
+    fkv_u32 up = ((30 - pf_norm_unit(fkv_warp_max_bits(largest))) << 10) * 0x10001u; /* 2^15 below the unit */
+    FKV_UNROLL for (int i = 0; i < 4; i++) v.norms[i] = pf_times(v.norms[i], up);
 }
 
 /* A weight of 0 does not hide a norm that is not finite: it becomes 0, and the rows that do see its token are marked. */
@@ -242,16 +264,13 @@ FKV_FN pf_words4 pf_eight_values(fkv_u32 x, const fkv_u32 *norms) {
         to.w[i] = fkv_permute(levels, signs[0], i == 0 ? 0x5240u : 0x7260u);
         to.w[2 + i] = fkv_permute(levels, signs[1], i == 0 ? 0x5341u : 0x7361u);
     }
-    FKV_UNROLL for (int i = 0; i < 4; i++) {
-        to.w[i] = fkv_fma_f16x2(to.w[i], 0x78007800u, 0x80008000u); /* times 2^15 */
-        to.w[i] = fkv_fma_f16x2(to.w[i], norms[i], 0x80008000u);
-    }
+    FKV_UNROLL for (int i = 0; i < 4; i++) to.w[i] = pf_times(to.w[i], norms[i]);
     return to;
 }
 
 FKV_FN void pf_put_open_values(fkv_shared s, fkv_u32 first_key, int stage, int packed) {
     const fkv_u8 *page = pf_packed_page(s, packed);
-    for (fkv_u32 i = s.index; i < FKV_D * (PF_KEYS / 8); i += 128) {
+    for (fkv_u32 i = s.index % 128; i < FKV_D * (PF_KEYS / 8); i += 128) {
         fkv_u32 channel = i % FKV_D, eight = i / FKV_D;
         float y[8];
         FKV_UNROLL for (fkv_u32 n = 0; n < 8; n++) {
@@ -266,7 +285,7 @@ FKV_FN void pf_put_open_values(fkv_shared s, fkv_u32 first_key, int stage, int p
 FKV_FN void pf_put_values(fkv_shared s, const pf_item &x, fkv_u32 tile, int stage, int packed, pf_taken_values &v) {
     fkv_u32 key = pf_first_key(x, tile);
     if (pf_is_open(x, key / FKV_PAGE_TOKENS)) return pf_put_open_values(s, key, stage, packed);
-    fkv_u32 warp = s.index / 32, lane = s.index % 32;
+    fkv_u32 warp = s.index % 128 / 32, lane = s.index % 32;
     bool odd = false;
     FKV_UNROLL for (int i = 0; i < 4; i++) odd =
         odd || (v.norms[i] & 0x7c00u) == 0x7c00u || (v.norms[i] & 0x7c000000u) == 0x7c000000u;

@@ -10,7 +10,8 @@ constexpr int PF_ROWS = FKV_PREFILL_ROWS;
 constexpr int PF_COLS = PF_HALVES ? PF_DP / 2 : PF_DP;
 constexpr int PF_PARTS = FKV_ROW_TYPE == 0 || FKV_ROTATE_K ? 2 : 1;
 constexpr int PF_THREADS = FKV_PREFILL_THREADS;
-static_assert(PF_ROWS == (PF_HALVES ? 64 : 128) && PF_THREADS == 384, "as kernel_text.c has it");
+constexpr int PF_FEEDERS = FKV_SEALED ? 2 : 1; /* warpgroups that unpack: one for keys and one for values */
+static_assert(PF_ROWS == (PF_HALVES ? 64 : 128) && PF_THREADS == (PF_FEEDERS + 2) * 128, "as kernel_text.c has it");
 constexpr int PF_ROOM = 227 * 1024;
 constexpr bool PF_SCALED =
     FKV_K_BITS != 16 && !FKV_K_SEALED; /* K's scales are applied to sums: those of sealed keys are in the halves */
@@ -21,7 +22,8 @@ constexpr bool PF_BIASED = PF_Q_HELD && PF_SCALED;                          /* K
 constexpr float PF_SUM_UNIT = 16384.0f / FKV_K_GROUP; /* then: see pf_put_biases() */
 
 constexpr int PF_Q_BYTES = PF_ROWS * PF_DP * 2;
-constexpr int PF_FIXED_BYTES = 1024 + PF_PARTS * PF_Q_BYTES + PF_ROWS * 4 + PF_GROUPS * PF_ROWS * 4 + 224 + PF_ROWS;
+constexpr int PF_FIXED_BYTES =
+    1024 + PF_PARTS * PF_Q_BYTES + PF_ROWS * 4 + PF_GROUPS * PF_ROWS * 4 + 160 + (FKV_SEALED ? 448 : 0) + PF_ROWS;
 constexpr int PF_MORE_KEYS =
     FKV_K_SEALED ? 8 : 0; /* the offsets of a sealed page's channels are two more keys; keys go by eight */
 constexpr int pf_tile_bytes(int keys) { return keys * PF_DP * 2; }
@@ -112,15 +114,17 @@ constexpr int PF_AT_SUMS = PF_AT_FACTORS + PF_ROWS * 4;                   /* [gr
 constexpr int PF_AT_GATES = PF_AT_SUMS + PF_GROUPS * PF_ROWS * 4;
 constexpr int PF_AT_ODD = PF_AT_GATES + 144;     /* [rows], bytes: 1 where a row sees values that are not finite */
 constexpr int PF_AT_WHERE = PF_AT_ODD + PF_ROWS; /* {position, first_row, n_rows} of the item: see pf_mark_rows() */
-constexpr int PF_AT_UNITS = PF_AT_WHERE + 16;    /* [stages]: what a sum over sealed keys is in units of */
+constexpr int PF_AT_UNITS = PF_AT_WHERE + 16;    /* [stages] of pf_page_unit: of sealed pages */
+constexpr int PF_AT_PICKS = PF_AT_UNITS + 32;    /* [stages, 16], bytes: where the picked channel of each unit lies in it */
+constexpr int PF_AT_TABLE = PF_AT_PICKS + 48;    /* [D] halves: scales of the page at hand; then [16] words of its picks */
+constexpr int PF_AT_TOPS = PF_AT_TABLE + 320;    /* [4]: largest number of a warp's channels */
 constexpr int PF_OUT_STRIDE = FKV_D + 4;         /* floats; out's rows take the place of everything else */
 constexpr int PF_OUT_BYTES = PF_ROWS * PF_OUT_STRIDE * 4;
-constexpr int PF_AT_PICKS = PF_AT_UNITS + 16; /* [stages, 16], bytes: the picked channel of each unit */
-constexpr int PF_USED_BYTES = PF_AT_PICKS + 48;
+constexpr int PF_USED_BYTES = PF_AT_TOPS + 16;
 constexpr int PF_SHARED_BYTES = 1024 + (PF_USED_BYTES > PF_OUT_BYTES ? PF_USED_BYTES : PF_OUT_BYTES);
 static_assert(PF_SHARED_BYTES <= PF_ROOM, "does not fit");
 static_assert(PF_OUT_BYTES <= PF_AT_ODD, "the marks outlive the products");
-static_assert(12 * FKV_D * 4 <= PF_AT_FACTORS - PF_AT_K, "the rows on their way into q");
+static_assert(PF_THREADS / 32 * FKV_D * 4 <= PF_AT_FACTORS - PF_AT_K, "the rows on their way into q");
 
 /* PF_FULL: the keys of a tile are there, and the values of the tile before. PF_TURN: of a warpgroup, to make scores. */
 enum { PF_FULL, PF_K_EMPTY, PF_V_EMPTY, PF_PACKED_FULL, PF_PACKED_EMPTY, PF_TURN };
@@ -219,6 +223,12 @@ FKV_FN void pf_clear_marks(fkv_shared s, const pf_item &x) {
     fkv_u32 *where = (fkv_u32 *)(s.base + PF_AT_WHERE);
     if (s.index == 0) where[0] = x.position, where[1] = x.first_row, where[2] = x.n_rows;
 }
+
+/* Sums over a page's keys are in units of `sum`. Its values are in units of 2^norm, and so its weights in 2^-norm. */
+struct alignas(8) pf_page_unit {
+    float sum;
+    fkv_u32 norm;
+};
 
 struct alignas(16) pf_floats4 {
     float x, y, z, w;

@@ -155,7 +155,7 @@ FKV_FN void pf_store_outputs(fkv_shared s, const pf_item &x, void *out) {
 /* The first row of a multiplying thread; its other one is 8 further. */
 FKV_FN fkv_u32 pf_first_row(fkv_shared s) {
     fkv_u32 of_group = s.index % 128 / 32 * 16 + s.index % 32 / 4;
-    return PF_HALVES ? of_group : (s.index / 128 - 1) * 64 + of_group;
+    return PF_HALVES ? of_group : (s.index / 128 - PF_FEEDERS) * 64 + of_group;
 }
 
 struct pf_row_state {
@@ -172,9 +172,9 @@ FKV_FN fkv_u32 pf_step_unit(int group, int step) { /* unit of the first of 16 ch
     return (fkv_u32)((group * PF_GROUP_STEPS + step) * 2);
 }
 
-constexpr int PF_REGS_MULTIPLY =
-    FKV_SEALED ? 200 : 216; /* 504 in all, of one thread of each warpgroup: what the block began with */
-constexpr int PF_REGS_UNPACK = 504 - 2 * PF_REGS_MULTIPLY;
+/* Of one thread of each warpgroup, in all what the block began with: 504 of three, 512 of four. */
+constexpr int PF_REGS_MULTIPLY = FKV_SEALED ? 192 : 216;
+constexpr int PF_REGS_UNPACK = FKV_SEALED ? 256 - PF_REGS_MULTIPLY : 504 - 2 * PF_REGS_MULTIPLY;
 
 constexpr bool PF_SUMS_HELD = PF_SCALED && PF_GROUPS <= 2 && !PF_BIASED;
 
@@ -188,6 +188,7 @@ struct pf_rows {
     float sums[2][2];                        /* of q, by group */
     fkv_u32 sum_halves[PF_BIASED ? 4 : 1];   /* the same, as q of the biases */
     fkv_u32 held[PF_Q_HELD ? FKV_D / 4 : 1]; /* q */
+    fkv_u32 pick_at[2];                      /* of sealed pages: where the thread's units of q lie */
     fkv_u32 p[PF_KEYS / 4];
     float o[PF_COLS / 2];
 };
@@ -282,13 +283,13 @@ FKV_FN void pf_fold_group(fkv_shared s, int group, int stage, pf_scales &scales,
 /* What turns a tile's sums into the rows' scores, which are unit . (x + offset): of sealed pages; else x itself. */
 struct pf_tile_unit {
     float unit;
+    fkv_u32 norm;    /* weights are in units of 2^-norm */
     float offset[2]; /* of the two rows */
 };
 
-FKV_FN pf_tile_unit pf_unit_of(fkv_shared s, float unit, const float *x) {
-    pf_tile_unit u = {1.0f, {0.0f, 0.0f}};
+FKV_FN pf_tile_unit pf_unit_of(fkv_shared s, pf_page_unit of_page, const float *x) {
+    pf_tile_unit u = {of_page.sum, of_page.norm, {0.0f, 0.0f}};
     if constexpr (FKV_SEALED != 0) { /* the sums of the offsets are with the first lane of four */
-        u.unit = unit;
         FKV_UNROLL for (int r = 0; r < 2; r++) u.offset[r] =
             fkv_shuffle(x[PF_KEYS / 2 + 2 * r] + x[PF_KEYS / 2 + 2 * r + 1], s.index % 32 / 4 * 4);
     }
@@ -331,25 +332,31 @@ FKV_FN void pf_weigh(float *x, const pf_tile_unit &u, pf_row_state *row, const f
             base = fkv_fma(u.offset[r], u.unit, -row[r].top) * factor;
             factor *= u.unit;
         }
+        if (FKV_SEALED) base += (float)u.norm;
         float total = 0;
         FKV_UNROLL for (int j = 0; j < PF_KEYS / 8; j++) {
             x[4 * j + 2 * r] = fkv_exp2(fkv_fma(x[4 * j + 2 * r], factor, base));
             x[4 * j + 2 * r + 1] = fkv_exp2(fkv_fma(x[4 * j + 2 * r + 1], factor, base));
             total += x[4 * j + 2 * r] + x[4 * j + 2 * r + 1];
         }
+        if (FKV_SEALED) total *= fkv_float_of((127 - u.norm) << 23);
         row[r].total = fkv_fma(row[r].total, shrink[r], total);
     }
 }
 
 #if FKV_SEALED
 /* q of the picked channels of the page: of this thread's rows, those of four units. */
-FKV_FN void pf_load_picked(fkv_shared s, int stage, fkv_u32 *picked) {
-    const fkv_u8 *picks = s.base + PF_AT_PICKS + stage * 16;
-    FKV_UNROLL for (fkv_u32 i = 0; i < 4; i++) {
-        fkv_u32 unit = i / 2 * 8 + s.index % 4 * 2, row = pf_first_row(s) + i % 2 * 8;
-        fkv_u32 low = unit < FKV_D / 8 ? *pf_query_at(s, row, unit * 8 + picks[unit]) : 0u;
-        fkv_u32 high = unit < FKV_D / 8 ? *pf_query_at(s, row, unit * 8 + 8 + picks[unit + 1]) : 0u;
-        picked[i] = low | high << 16;
+FKV_FN void pf_load_picked(fkv_shared s, int stage, const pf_rows &r, fkv_u32 *picked) {
+    const fkv_u8 *picks = s.base + PF_AT_PICKS + stage * 16 + s.index % 4 * 2;
+    FKV_UNROLL for (fkv_u32 half = 0; half < 2; half++) {
+        bool any = half == 0 || FKV_D % 128 == 0 || 8 + s.index % 4 * 2 < FKV_D / 8;
+        fkv_u32 two = *(const fkv_u16 *)(picks + half * 8);
+        const fkv_u8 *low = s.base + r.pick_at[0] + half * (PF_ROWS * 128) + (two & 255u);
+        const fkv_u8 *high = s.base + r.pick_at[1] + half * (PF_ROWS * 128) + (two >> 8);
+        FKV_UNROLL for (fkv_u32 i = 0; i < 2; i++) {
+            picked[2 * half + i] = 0;
+            if (any) picked[2 * half + i] = *(const fkv_u16 *)(low + i * 1024) | *(const fkv_u16 *)(high + i * 1024) * 0x10000u;
+        }
     }
 }
 
@@ -417,12 +424,12 @@ FKV_FN void pf_meet(fkv_shared s, const pf_item &item, fkv_u32 tile, int stage, 
     fkv_u32 v_at = r.v_at + (fkv_u32)last_stage * (PF_TILE_BYTES / 16);
 #if FKV_SEALED
     fkv_u32 picked[4];
-    pf_load_picked(s, stage, picked);
-    float unit = ((const float *)(s.base + PF_AT_UNITS))[stage];
+    pf_load_picked(s, stage, r, picked);
+    pf_page_unit unit = ((const pf_page_unit *)(s.base + PF_AT_UNITS))[stage];
 #else
     pf_scales scales;
     if (PF_SCALED) pf_load_scales(s, stage, 0, PF_AHEAD, scales);
-    float unit = 1.0f;
+    pf_page_unit unit = {1.0f, 0};
 #endif
     if (!FIRST) fkv_wg_settle_bits<PF_KEYS / 4>(r.p);
     fkv_wg_settle<PF_COLS / 2>(r.o);
@@ -468,7 +475,7 @@ FKV_FN void pf_meet(fkv_shared s, const pf_item &item, fkv_u32 tile, int stage, 
 /* What a multiplying thread begins with. */
 FKV_FN void pf_begin_rows(fkv_shared s, const pf_item &x, fkv_u32 row, pf_rows &r) {
     int lane = (int)s.index % 32;
-    r.group = (int)fkv_uniform(s.index / 128) - 1;
+    r.group = (int)fkv_uniform(s.index / 128) - PF_FEEDERS;
     int first_row = PF_HALVES ? 0 : r.group * 64;
     int first_col = PF_HALVES ? r.group * PF_COLS : 0;
     const float *sums = (const float *)(s.base + PF_AT_SUMS) + row;
@@ -488,6 +495,9 @@ FKV_FN void pf_begin_rows(fkv_shared s, const pf_item &x, fkv_u32 row, pf_rows &
             float high = fkv_f16_to_f32(fkv_f32_to_f16(sum));
             r.sum_halves[i] = fkv_pack_f16(high, sum - high);
         }
+    if (FKV_SEALED)
+        FKV_UNROLL for (fkv_u32 i = 0; i < 2; i++) r.pick_at[i] =
+            (fkv_u32)((fkv_u8 *)pf_query_at(s, row, (s.index % 4 * 2 + i) * 8) - s.base);
     FKV_UNROLL for (int i = 0; i < PF_COLS / 2; i++) r.o[i] = 0;
     if (PF_Q_HELD) FKV_UNROLL for (int i = 0; i < FKV_D / 4; i++) {
             fkv_u32 place = (fkv_u32)(i / 4 * 16 + i / 2 % 2 * 8 + lane % 4 * 2);
@@ -546,14 +556,14 @@ FKV_FN void fkv_attend_prefill(fkv_place place, fkv_u32 *shared, const void *q, 
     if (x.n_rows == 0) return;
     if ((int)s.index == 0) {
         for (int stage = 0; stage < PF_STAGES; stage++) {
-            fkv_gate_make(s, pf_gate(PF_FULL, stage), 4);
+            fkv_gate_make(s, pf_gate(PF_FULL, stage), 4 * PF_FEEDERS);
             fkv_gate_make(s, pf_gate(PF_K_EMPTY, stage), 8);
             fkv_gate_make(s, pf_gate(PF_V_EMPTY, stage), 8);
         }
         for (int group = 0; group < 2; group++) fkv_gate_make(s, pf_gate(PF_TURN, group), 4);
         for (int stage = 0; stage < PF_PACKED; stage++) {
             fkv_gate_make(s, pf_gate(PF_PACKED_FULL, stage), 1);
-            fkv_gate_make(s, pf_gate(PF_PACKED_EMPTY, stage), 4);
+            fkv_gate_make(s, pf_gate(PF_PACKED_EMPTY, stage), 4 * PF_FEEDERS);
         }
         fkv_gates_made();
         pf_bring_first(s, x);
@@ -564,7 +574,7 @@ FKV_FN void fkv_attend_prefill(fkv_place place, fkv_u32 *shared, const void *q, 
     pf_clear_marks(s, x);
     fkv_publish();
     fkv_sync();
-    if ((int)s.index < 128) {
+    if ((int)s.index < 128 * PF_FEEDERS) {
         fkv_fewer_registers<PF_REGS_UNPACK>();
         pf_unpack(s, x);
     } else {
