@@ -32,6 +32,9 @@
  *   2700 us   biases as channels: half the scales; now all wait for unpacking
  *   2253 us   216 registers for multiplying, 72 for unpacking, biases read with the codes: nothing spilled
  *   2239 us   places of values as sums
+ * Sealed pages of 4 bits, the same otherwise (the 8/4 text in the same hour: 2376 us):
+ *   3769 us   one warpgroup unpacks keys and values: all wait for it
+ *   3363 us   one for keys and one for values, scales shared out over the threads, no product with 2^15 for each value
  */
 /* ---- queries and outputs ---- */
 
