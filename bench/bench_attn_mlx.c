@@ -385,12 +385,13 @@ static mlx_array sealed_pages(mlx_bench *b, mlx_array x, int n, fkv_codec_config
     return rows;
 }
 
-/* What the last query of each sequence sees. open: the rows in 8 bits, [B, G, L, D]; L is full pages, the last of which is its
- * own. */
+/* What the last query of each sequence sees: the first page and its own span open. open: the rows in 8 bits, [B, G, L, D]; L is
+ * full pages, the last of which is its own. */
 static mlx_array as_sealed(mlx_bench *b, mlx_array open, fkv_codec_config config) {
     fkv_mlx_graph *g = &b->g;
     const mlx_case *c = &b->c;
-    const int own = c->cached - PAGE_TOKENS;
+    const int last = c->cached / PAGE_TOKENS - 1;
+    const int own = (last - last % FKV_OPEN_SPAN) * PAGE_TOKENS;
     const int middle = own - PAGE_TOKENS;
     if (middle <= 0) return open;
     mlx_array x = fkv_mlx_slice(g, open, FKV_MLX_SHAPE(0, 0, PAGE_TOKENS, 0), FKV_MLX_SHAPE(c->batch, c->kv_heads, own, c->dim));
