@@ -478,6 +478,9 @@ def a_plan_answers_for_another_machine_and_a_model_that_is_not_there():
         expect(not plan("--machine", "16G", code=NO_FIT)["fits"], "16 GB of weights in 16 GB")
         expect(plan("--machine", "16G", "--weight-bits", "4.8")["fits"], "Q4_K_M")
         expect(plan("--machine", "16G", quantization={"bits": 4, "group_size": 64})["fits"], "4 bits")
+        for bits in "43":  # which channels have more of them is a calibration's to say, and costs nothing
+            sealed, calibrated = (plan("--machine", "32G", "--codecs", f"{kind}{bits}/s{bits}") for kind in "sc")
+            expect(sealed["slab_bytes"] == calibrated["slab_bytes"], bits, sealed, calibrated)
         windowed = plan("--machine", "32G", sliding_window=1024, layer_types=["sliding_attention", "full_attention"] * 18)
         expect(windowed["slab_bytes"] < 0.6 * whole["slab_bytes"], windowed)
         code, out, _ = flatkv("plan", "-m", path, "--machine", "16G", "--weight-bits", "4.8")

@@ -5,6 +5,7 @@
 #include "model_names.h"
 #include "model_options.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 static const char usage[] =
@@ -29,6 +30,7 @@ typedef struct subject {
     config_shape config; /* of a model that is not there */
     bool has_config;
     fkv_layer_config layers[CONFIG_MAX_LAYERS]; /* with it */
+    uint8_t *channel_bits;                      /* of shapes with calibrated keys, or NULL */
     fkv_config shape;
     uint32_t n_tokens;
 } subject;
@@ -76,10 +78,12 @@ static fkv_status make_plan(const subject *s, uint32_t n_tokens, bool wide, fkv_
         c.max_tokens = n_tokens;
         fkv_layer_config layers[CONFIG_MAX_LAYERS];
         if (wide) c.layer.k = c.layer.v = (fkv_codec_config){.bits = 16};
+        c.layer.channel_bits = wide ? NULL : s->channel_bits;
         for (uint32_t i = 0; s->has_config && i < s->shape.n_layers; i++) {
             layers[i] = s->layers[i];
             layers[i].k = c.layer.k;
             layers[i].v = c.layer.v;
+            layers[i].channel_bits = c.layer.channel_bits;
         }
         c.layers = s->has_config ? layers : NULL;
         *plan = (fkv_runner_plan){0};
@@ -356,8 +360,20 @@ static int find_subject(subject *s) {
     return code;
 }
 
+/* Which channels have how many bits is a calibration's to say; all that are 4 or 3 on average take as many bytes. */
+static void make_channel_bits(subject *s) {
+    enum { MOST_HEADS = 65536, QUAD = 4 };
+    const fkv_layer_config *l = &s->shape.layer;
+    uint32_t heads = l->n_kv_heads > s->config.full_kv_heads ? l->n_kv_heads : s->config.full_kv_heads;
+    if (s->model != NULL || l->k.kind != FKV_CODEC_CALIBRATED || heads > MOST_HEADS) return;
+    s->channel_bits = kit_take((size_t)heads * FKV_MAX_HEAD_DIM);
+    for (size_t i = 0; i < (size_t)heads * FKV_MAX_HEAD_DIM; i++)
+        s->channel_bits[i] = l->k.bits == 3 && i / QUAD % 2 == 0 ? 2 : 4;
+}
+
 static int work(subject *s) {
     int code = find_subject(s);
+    make_channel_bits(s);
     if (code != EXIT_GOOD) return code;
     fkv_runner_plan plan;
     fkv_status status = make_plan(s, s->n_tokens, false, &plan);
@@ -395,6 +411,7 @@ int cli_plan(int argc, char **argv) {
     if (!model_options_parse(&o.model, usage, tables, argc, argv, &code)) return code;
     subject s = {.o = &o};
     code = work(&s);
+    free(s.channel_bits);
     fkv_model_close(s.model);
     return code;
 }
