@@ -1,69 +1,130 @@
-"""One table and one picture of what every codec costs and gives: bytes of a long cache, divergence, perplexity, many facts. Imported
-by report_page.py and report."""
+"""One table and one picture of what every codec costs and gives: bytes of a long cache, divergence, perplexity, many facts, times of
+attention. Imported by report_page.py, report_tables.py and report."""
 
 import math
 
-MODELS = {"smollm2": "SmolLM2-135M", "qwen2.5-0.5b": "Qwen2.5-Coder-0.5B", "gemma3-270m": "Gemma-3-270M", "qwen2.5-1.5b": "Qwen2.5-1.5B"}
-ORDER = ("16/16", "8/8", "8/4", "4/4", "tq4/tq4", "tq3/tq3", "tq2/tq2", "s4/s4", "s4/4", "s3/s3")
-NAMES = {"s4/s4": "sealed 4/4", "s4/4": "sealed K4, V4", "s3/s3": "sealed 3/3", "tq4/tq4": "tq4", "tq3/tq3": "tq3", "tq2/tq2": "tq2"}
+MODELS = {"smollm2": "SmolLM2-135M", "qwen2.5-0.5b": "Qwen2.5-Coder-0.5B", "gemma3-270m": "Gemma-3-270M", "qwen2.5-1.5b": "Qwen2.5-Coder-1.5B"}
+ORDER = ("16/16", "8/8", "8/4", "4/4", "tq4/tq4", "tq3/tq3", "tq2/tq2", "s4/s4", "s4/4", "c4/s4", "s3/s3", "c3/s3")
+NAMES = {"s4/s4": "sealed 4/4", "s4/4": "sealed K4, V4", "s3/s3": "sealed 3/3", "c4/s4": "calibrated 4/4", "c3/s3": "calibrated 3/3"}
+NAMES |= {f"tq{bits}/tq{bits}": f"tq{bits}" for bits in (4, 3, 2)}
 COLOURS = ("#0b4fb3", "#c2410c", "#15803d", "#7c3aed")
+SHAPE = {"q_heads": 32, "kv_heads": 8, "head_dim": 128, "cached": 16384}
+
+
+def name_of(row):
+    """As --codecs has it. Rows of older files have no name; they count where they are rotated, in groups of 64."""
+    usual = {row[f"{side}_group"] for side in "kv" if row.get(f"{side}_bits", 16) != 16} <= {0, 64}
+    old = f"{row.get('k_bits')}/{row.get('v_bits')}" if usual and row.get("rotate") == "kv" else None
+    return row.get("codec", old)
 
 
 def by_codec(rows):
-    return {r["codec"]: r for r in rows if "codec" in r}
+    return {name_of(r): r for r in rows if name_of(r)}
 
 
 class Codecs:
-    """What a machine has measured of codecs by their names."""
+    """What a machine has measured of codecs by their names: of each model and codec the run with the most windows, the last of
+    those with as many."""
 
     def __init__(self, machine):
         self.sizes = next((r for r in machine.of("codec-bytes")), None)
         self.quality = {}
-        for record in machine.of("quality"):
+        for record in sorted([*machine.of("quality"), *machine.of("calibrated")], key=lambda r: (r["result"]["windows"], r["when"])):
             result = record["result"]
-            known = self.quality.get(result["model"])
-            named = result["window"] == 2048 and "kl_mean" in result["codecs"][0] and by_codec(result["codecs"])
-            if named and (known is None or known["result"]["windows"] < result["windows"]):
-                self.quality[result["model"]] = record
+            found = by_codec([r for r in result["codecs"] if "kl_mean" in r])
+            if result["window"] == 2048:
+                self.quality.setdefault(result["model"], {}).update(dict.fromkeys(found, record))
         many = [r for r in machine.of("facts") if by_codec(r["result"]["codecs"])]
         self.facts = max(many, key=lambda r: r["result"]["codecs"][0]["length"], default=None)
-        self.models = [m for m in MODELS if m in self.quality]
+        self.attention = next((r for r in machine.of("attention")), None)
+        self.models = [m for m in MODELS if self.quality.get(m)]
 
     def bytes(self, codec):
         return by_codec(self.sizes["result"]["codecs"])[codec]["total_bytes"]
 
+    def row(self, model, codec):
+        record = self.quality[model].get(codec)
+        return record and by_codec(record["result"]["codecs"])[codec]
+
     def kl(self, model, codec):
-        found = by_codec(self.quality[model]["result"]["codecs"]).get(codec)
+        found = self.row(model, codec)
         return found and found["kl_mean"]
 
     def change(self, model, codec):
-        found = by_codec(self.quality[model]["result"]["codecs"]).get(codec)
-        return found and found["ppl"] / self.quality[model]["result"]["ppl_16bit"] - 1
+        found = self.row(model, codec)
+        return found and found["ppl"] / self.quality[model][codec]["result"]["ppl_16bit"] - 1
+
+    def windows(self, model, codec=None):
+        """Of the codec; the most that any has where none is named."""
+        found = [self.quality[model][codec]] if codec else self.quality[model].values()
+        return max(r["result"]["windows"] for r in found)
 
     def nll(self, codec):
         found = self.facts and by_codec(self.facts["result"]["codecs"])
         return found[codec]["nll"] / found["16/16"]["nll"] if found and codec in found else None
 
+    def milliseconds(self, codec, op):
+        rows = self.attention["result"]["results"] if self.attention else []
+        return next((r["ms_p50"] for r in rows if r["codec"] == codec and r["op"] == op), None)
+
     def present(self):
         sizes = by_codec(self.sizes["result"]["codecs"]) if self.sizes else {}
-        return [c for c in ORDER if c in sizes and any(self.kl(m, c) is not None for m in self.models)]
+        return [c for c in ORDER if c in sizes and (c == "16/16" or any(self.kl(m, c) is not None for m in self.models))]
 
 
-def peer_rows(machine, n_models):
+def shown_ms(ms):
+    return "-" if ms is None else f"{ms:.2f}" if ms < 10 else f"{ms:,.0f}"
+
+
+def peer_milliseconds(machine, who, types):
+    """Decode and prefill of the same shape in the runs beside peers; None where none was timed."""
+    found = {}
+    for name, cases in (("compare_decode", "cases"), ("compare_prefill", "cases"), ("compare_mlx-lm", "attention")):
+        part = machine.file(name).get(cases, [])
+        for case in part["cases"] if isinstance(part, dict) else part:
+            if any(case[k] != v for k, v in SHAPE.items()) or case["queries"] not in (1, 512):
+                continue
+            found |= {case["queries"]: s["ms_p50"] for s in case["subjects"] if (s["who"], s["types"]) == (who, types)}
+    return [shown_ms(found.get(queries)) for queries in (1, 512)]
+
+
+def peer_caches(machine):
     """llama.cpp and mlx-lm by their own scales, on the first model alone: bits a number with their scales, no tables."""
     bits = {"q8_0": 8.5, "q8_0/q4_0": 6.5, "q4_0": 4.5, "8:64": 8.5, "4:64": 4.5}
-    rows = []
     for record in machine.of("peer-quality"):
         peer = record["result"]
         for c in peer["caches"][1:]:
-            if c["cache"] not in bits or peer["model"] != next(iter(MODELS)):
-                continue
-            kl = f"{c['kl_mean']:.4f}" if "kl_mean" in c else "-"
-            size = bits[c["cache"]] / 8 * 131072 * 32 * 8 * 128 * 2
-            change = f"{100 * (c['ppl'] / peer['caches'][0]['ppl'] - 1):+.2f} %"
-            name = f"{peer['peer']} {c['cache']}, {peer['windows']} windows"
-            rows.append([name, f"{bits[c['cache']]:.2f}", f"{size / (1 << 20):,.0f}", f"{kl}, {change}", *["-"] * (n_models - 1), "-"])
+            if c["cache"] in bits and peer["model"] == next(iter(MODELS)):
+                yield peer, c, bits[c["cache"]], bits[c["cache"]] / 8 * 131072 * 32 * 8 * 128 * 2
+
+
+def peer_rows(machine, n_models):
+    rows = []
+    for peer, c, bits, size in peer_caches(machine):
+        kl = f"{c['kl_mean']:.4f}" if "kl_mean" in c else "-"
+        change = f"{100 * (c['ppl'] / peer['caches'][0]['ppl'] - 1):+.2f} %"
+        times = peer_milliseconds(machine, peer["peer"], c["cache"].partition(":")[0])
+        name = f"{peer['peer']} {c['cache']}, {peer['windows']} windows"
+        rows.append([name, f"{bits:.2f}", f"{size / (1 << 20):,.0f}", f"{kl}, {change}", *["-"] * n_models, *times])
     return rows
+
+
+def quality_cell(codecs, model, codec):
+    kl = codecs.kl(model, codec)
+    if codec == "16/16":
+        return "0, 0 %"
+    if kl is None:
+        return "-"
+    n = codecs.windows(model, codec)
+    fewer = f" ({n} windows)" if n < codecs.windows(model) else ""
+    return f"{kl:.4f}, {100 * codecs.change(model, codec):+.2f} %{fewer}"
+
+
+def sources(codecs):
+    """Every record that the table has a number from, once."""
+    used = [r for m in codecs.models for c, r in codecs.quality[m].items() if c in ORDER]
+    used += [codecs.facts, codecs.attention, codecs.sizes]
+    return list({id(r): r for r in used if r is not None}.values())
 
 
 def table_of(machine, table, made_by):
@@ -75,22 +136,24 @@ def table_of(machine, table, made_by):
     for codec in codecs.present():
         size = codecs.bytes(codec)
         cells = [NAMES.get(codec, codec), f"{size * 8 / (131072 * 32 * 8 * 128 * 2):.2f}", f"{size / (1 << 20):,.0f}"]
-        for model in codecs.models:
-            kl = codecs.kl(model, codec)
-            cells.append(f"{kl:.4f}, {100 * codecs.change(model, codec):+.2f} %" if kl is not None else "-")
+        cells += [quality_cell(codecs, model, codec) for model in codecs.models]
         nll = codecs.nll(codec)
-        rows.append([*cells, f"{nll:.2f}" if nll is not None else "-"])
+        times = [shown_ms(codecs.milliseconds(codec, op)) for op in ("decode", "prefill")]
+        rows.append([*cells, f"{nll:.2f}" if nll is not None else "-", *times])
     rows += peer_rows(machine, len(codecs.models))
-    windows = [f"{MODELS[m]}, {codecs.quality[m]['result']['windows']} windows: KL, perplexity" for m in codecs.models]
+    windows = [f"{MODELS[m]}, {codecs.windows(m)} windows: KL, perplexity" for m in codecs.models]
     lines = [
         "Bits a number and MiB are of a whole cache, tables and scratch included: 131072 tokens of 32 layers with 8 KV heads of 128; of peers, of "
         "their pages alone. KL in nats a token, and perplexity, against the same model's 16-bit cache; rotated as the codecs are by default. "
-        "Facts: nll a digit of the right answers, 300 facts in 32768 tokens of the needle model, times that of 16/16. Peers are against their own "
-        "16-bit caches; llama.cpp rounds activations to 8 bits, which is part of its KL.",
-        table(["cache", "bits", "MiB", *windows, "facts"], rows),
+        "Calibrated: on 16384 tokens of a novel. Facts: nll a digit of the right answers, 300 facts in 32768 tokens of the needle model, times "
+        "that of 16/16. Decode and prefill: milliseconds of one layer's attention on two cores, 32 query heads, 16384 tokens cached, of one token "
+        "and of a chunk of 512; of peers, in runs of their own (`compare_*.json`). Peers are against their own 16-bit caches, SmolLM2 alone; "
+        "llama.cpp rounds activations to 8 bits, which is part of its KL; of mlx-lm none was measured, its codes are those of 8/8 and 4/4 without "
+        "rotation, which are in the tables below.",
+        table(["cache", "bits", "MiB", *windows, "facts", "decode, ms", "prefill, ms"], rows),
         "![KL against bytes](codecs.svg)",
     ]
-    for record in [*(codecs.quality[m] for m in codecs.models), *([codecs.facts] if codecs.facts else []), codecs.sizes]:
+    for record in sources(codecs):
         lines += [made_by([record]), *([record["note"]] if "note" in record else [])]
     return lines
 
@@ -141,4 +204,11 @@ def picture(machine):
         out += [f'<circle cx="{x_of(b):.1f}" cy="{y_of(k):.1f}" r="4" fill="{COLOURS[i]}"/>' for b, k in points]
         out.append(f'<circle cx="{LEFT + 10 + 200 * i}" cy="{HEIGHT - 18}" r="4" fill="{COLOURS[i]}"/>')
         out.append(f'<text x="{LEFT + 20 + 200 * i}" y="{HEIGHT - 14}">{MODELS[model]}</text>')
+    for peer, c, _, size in peer_caches(machine):
+        if "kl_mean" not in c:
+            continue
+        x, y = x_of(size), y_of(c["kl_mean"])
+        out.append(f'<rect x="{x - 4:.1f}" y="{y - 4:.1f}" width="8" height="8" fill="none" stroke="{COLOURS[0]}"/>')
+        side = 'x="{:.1f}" text-anchor="end"'.format(x - 8) if x > 0.8 * WIDTH else f'x="{x + 8:.1f}"'
+        out.append(f'<text {side} y="{y + 4:.1f}" font-size="10">{peer["peer"]} {c["cache"]}</text>')
     return "\n".join([*out, "</svg>"]) + "\n"

@@ -4,39 +4,15 @@ A file is one measurement: its kind, command, time, revision and result. Nothing
 measured on a machine is not on the page. Numbers are rounded for reading; the files have them in full.
 """
 
-import json
 import pathlib
 
 import report_codecs
 import report_serving
+from report_records import Machine
 from report_tables import build, markdown as table
 
 REAL_MODELS = ["smollm2", "gemma3-270m", "qwen2.5-0.5b", "qwen2.5-1.5b"]
 RATE_MODELS = ["smollm2", "qwen2.5-0.5b", "qwen2.5-1.5b"]
-
-
-class Machine:
-    """The measurements of one machine, by kind."""
-
-    def __init__(self, folder):
-        self.name = folder.name
-        self.about = json.loads((folder / "machine.json").read_text(encoding="utf-8"))
-        self.simulated = {}
-        simulated = folder.parent / "simulated_facts.json"
-        if simulated.is_file():
-            for row in json.loads(simulated.read_text(encoding="utf-8"))["rows"]:
-                self.simulated[row["length"], row["cache"]] = row["right"], row["nll"]
-        self.records = {}
-        for path in sorted(folder.glob("*.json")):
-            record = json.loads(path.read_text(encoding="utf-8"))
-            if "kind" in record:
-                self.records.setdefault(record["kind"], []).append(record)
-
-    def of(self, kind):
-        return self.records.get(kind, [])
-
-    def results(self, kind, **wanted):
-        return [r["result"] for r in self.of(kind) if all(r["result"].get(k) == v for k, v in wanted.items())]
 
 
 def codec_name(c):

@@ -4,6 +4,9 @@ A table reads the files named in it and nothing else. Peers carry their build in
 machine that ran it, for it; "AVX2 wheel" is a prebuilt package.
 """
 
+import report_codecs
+from report_records import Machine
+
 CPU = "xeon-sapphire-rapids-2c"
 FLAT = "xeon-granite-rapids-2c/flat_32-8-128-131072"
 GPU = "h200"
@@ -150,21 +153,29 @@ def models_cpu(results):
 
 # ---- quality
 
-QUALITY = (("smollm2", 20), ("gemma3-270m", 20), ("qwen2.5-0.5b", 4), ("qwen2.5-1.5b", 2))
-QUALITY_CODECS = ((8, 8, 64), (8, 4, 64), (8, 4, 32), (4, 4, 64), (4, 4, 32))
+QUALITY_CODECS = ("8/8", "8/4", "4/4", "tq4/tq4", "s4/s4", "c4/s4", "s3/s3", "c3/s3")
 
 
 def quality(results):
-    """Perplexity to the same model's with a 16-bit cache; rotated codecs."""
+    """KL and perplexity against the same model's 16-bit cache, with what a long cache takes."""
+    codecs = report_codecs.Codecs(Machine(results.folder / CPU))
+    head = [f"{report_codecs.NAMES.get(c, c)} ({codecs.bytes(c) / codecs.bytes('16/16'):.2f})" for c in QUALITY_CODECS]
     rows = []
-    for model, windows in QUALITY:
-        codecs = results.file(f"{CPU}/quality_{model}-2048-{windows}")["result"]["codecs"]
-        base = next(c["ppl"] for c in codecs if c["k_bits"] == c["v_bits"] == 16)
-        by = {(c["k_bits"], c["v_bits"], c["v_group"]): c["ppl"] for c in codecs if c["rotate"] == "kv"}
-        cells = [f"{100 * (by[c] / base - 1):+.2f} %" if c in by else "-" for c in QUALITY_CODECS]
-        rows.append([f"{MODEL_NAMES[model]}, {windows} windows", f"{base:.3f}", *cells])
-    head = [f"K{k}/V{v}" + (" g32" if group == 32 else "") for k, v, group in QUALITY_CODECS]
-    return markdown(["WikiText-2 perplexity", "16-bit", *head], rows)
+    for model in codecs.models:
+        cells = [report_codecs.quality_cell(codecs, model, c) for c in QUALITY_CODECS]
+        rows.append([f"{MODEL_NAMES[model]}, {codecs.windows(model)} windows", *cells])
+    return markdown(["KL, perplexity (bytes to 16-bit)", *head], rows)
+
+
+def calibrated(results):
+    """KL of calibrated keys beside the codecs that they are to be compared with."""
+    codecs = report_codecs.Codecs(Machine(results.folder / CPU))
+    shown = ("c4/s4", "s4/s4", "8/4", "c3/s3", "s3/s3")
+    rows = []
+    for model in [m for m in codecs.models if "c4/s4" in codecs.quality[m]]:
+        cells = [report_codecs.quality_cell(codecs, model, c).split(",")[0] for c in shown]
+        rows.append([f"{MODEL_NAMES[model]}, {codecs.windows(model, 'c4/s4')} windows", *cells])
+    return markdown(["KL", *(report_codecs.NAMES.get(c, c) for c in shown)], rows)
 
 
 # ---- GPU
@@ -251,6 +262,6 @@ def families(results):
     return markdown(["golden", "architecture", "CPU", "MLX's CPU", "CPU, from GGUF"], rows)
 
 
-MADE = (flat, attention_cpu, attention_cpu_128, read_roof, attention_codecs, attention_mlx_lm, models_cpu, quality)
+MADE = (flat, attention_cpu, attention_cpu_128, read_roof, attention_codecs, attention_mlx_lm, models_cpu, quality, calibrated)
 MADE += (decode_step_gpu, attention_gpu, kernels_gpu, families)
 TABLES = {f.__name__: f for f in MADE}

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""mlx-lm as a peer: perplexity of a llama model with its KVCache and QuantizedKVCache, on MLX. Not needed by any test.
+"""mlx-lm as a peer: perplexity of a llama model with its KVCache and QuantizedKVCache, and the divergence of the second from the
+first, on MLX. Not needed by any test.
 
     python3 -m venv peers && peers/bin/pip install 'mlx[cpu]==0.32.2' mlx-lm gguf
     peers/bin/python bench/peers/mlx_lm_peer.py -m smollm2.gguf --tokens tokens.json -c 2048 --windows 1 --caches 16,8:64,4:64
@@ -92,20 +93,36 @@ def make_cache(model, text):
     return [QuantizedKVCache(group_size=int(group or 64), bits=int(bits)) for _ in model.layers]
 
 
-def window_nll(model, cache, ids, chunk):
-    first, total = len(ids) // 2, 0.0
+def chunk_logs(model, cache, ids, at, chunk):
+    """One chunk of a window through the model: log-probabilities of its scored rows, [rows, vocabulary], or None."""
+    hidden = model.model(mx.array(ids[at : at + chunk])[None], cache)
+    mx.eval(hidden, *[c.state[0] for c in cache])
+    scored = range(max(at, len(ids) // 2), min(at + chunk, len(ids) - 1))
+    if not scored:
+        return None
+    rows = hidden[0, scored[0] - at : scored[-1] - at + 1]
+    logits = model.model.embed_tokens.as_linear(rows) if model.args.tie_word_embeddings else model.lm_head(rows)
+    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+
+
+def score_window(model, caches, ids, chunk):
+    """All caches chunk by chunk, so that each can be held against the first: [nll, KL, same top-1] of every cache, summed."""
+    lanes = [make_cache(model, name) for name in caches]
+    sums = np.zeros((len(caches), 3))
     for at in range(0, len(ids), chunk):
-        hidden = model.model(mx.array(ids[at : at + chunk])[None], cache)
-        mx.eval(hidden, *[c.state[0] for c in cache])
-        scored = [i for i in range(chunk) if first <= at + i < len(ids) - 1]
-        if not scored:
-            continue
-        rows = hidden[0, scored[0] : scored[-1] + 1]
-        logits = model.model.embed_tokens.as_linear(rows) if model.args.tie_word_embeddings else model.lm_head(rows)
-        wanted = mx.array(ids[at + scored[0] + 1 : at + scored[-1] + 2])
-        logs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-        total -= float(mx.take_along_axis(logs, wanted[:, None], axis=-1).sum())
-    return total
+        first = None
+        for i, lane in enumerate(lanes):
+            logs = chunk_logs(model, lane, ids, at, chunk)
+            if logs is None:
+                continue
+            first = logs if first is None else first
+            begin = max(at, len(ids) // 2) + 1
+            wanted = mx.array(ids[begin : begin + logs.shape[0]])
+            nll = -mx.take_along_axis(logs, wanted[:, None], axis=-1).sum()
+            kl = (mx.exp(first) * (first - logs)).sum()
+            same = (first.argmax(axis=-1) == logs.argmax(axis=-1)).sum()
+            sums[i] += [float(nll), float(kl), float(same)]
+    return sums
 
 
 def main():
@@ -125,20 +142,22 @@ def main():
         attend_without_quantized_matmul()
     model = load(options.model)
     n_scored = options.context - 1 - options.context // 2
+    start, windows = time.perf_counter(), []
+    for window in range(n_windows):
+        ids = tokens[window * options.context : (window + 1) * options.context]
+        windows.append(score_window(model, options.caches, ids, options.chunk))
+        so_far = ", ".join(f"{name} {x:.5f}" for name, x in zip(options.caches, sum(windows)[:, 1] / n_scored / len(windows)))
+        print(f"window {window + 1}: KL {so_far}", file=sys.stderr, flush=True)
+    n = n_scored * n_windows
     found = []
-    for cache in options.caches:
-        start, nlls = time.perf_counter(), []
-        for window in range(n_windows):
-            ids = tokens[window * options.context : (window + 1) * options.context]
-            nlls.append(window_nll(model, make_cache(model, cache), ids, options.chunk))
-            print(f"{cache}, window {window + 1}: {math.exp(nlls[-1] / n_scored):.4f}", file=sys.stderr, flush=True)
-        row = {"cache": cache, "ppl": math.exp(sum(nlls) / (n_scored * n_windows)), "tokens": n_scored * n_windows}
-        row |= {"window_ppl": [math.exp(nll / n_scored) for nll in nlls], "seconds": time.perf_counter() - start}
-        found.append(row)
+    for name, (nll, kl, same), each in zip(options.caches, sum(windows), np.stack(windows, axis=1)):
+        row = {"cache": name, "ppl": math.exp(nll / n), "tokens": n, "window_ppl": [math.exp(x / n_scored) for x in each[:, 0]]}
+        found.append(row if name == options.caches[0] else row | {"kl_mean": kl / n, "top1": same / n})
     about = {"peer": "mlx-lm", "version": importlib.metadata.version("mlx-lm"), "mlx": importlib.metadata.version("mlx")}
     words = [pathlib.Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]
     about |= {"command": " ".join(words), "model": pathlib.Path(options.model).stem}
     about |= {"windows": n_windows, "context": options.context, "chunk": options.chunk, "caches": found, "device": options.device}
+    about["seconds"] = time.perf_counter() - start
     json.dump(about, sys.stdout, indent=1)
     print()
 
