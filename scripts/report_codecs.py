@@ -29,7 +29,7 @@ class Codecs:
     def __init__(self, machine):
         self.sizes = next((r for r in machine.of("codec-bytes")), None)
         self.quality = {}
-        for record in sorted([*machine.of("quality"), *machine.of("calibrated")], key=lambda r: (r["result"]["windows"], r["when"])):
+        for record in sorted(machine.of("quality"), key=lambda r: (r["result"]["windows"], r["when"])):
             result = record["result"]
             found = by_codec([r for r in result["codecs"] if "kl_mean" in r])
             if result["window"] == 2048:
