@@ -195,9 +195,7 @@ FKV_FN fkv_u32 pf_first_key(const pf_item &x, fkv_u32 tile) {
 
 #if FKV_SEALED
 /* All queries of a block are in one page. */
-FKV_FN bool pf_is_open(const pf_item &x, fkv_u32 logical) {
-    return fkv_sees_open(x.position / FKV_PAGE_TOKENS, logical);
-}
+FKV_FN bool pf_is_open(const pf_item &x, fkv_u32 logical) { return fkv_sees_open(x.position / FKV_PAGE_TOKENS, logical); }
 #endif
 
 FKV_FN fkv_u32 pf_page_at(const pf_item &x, fkv_u32 logical) {
