@@ -235,11 +235,15 @@ bool model_fits(const pager_model *m, const shadow *shadows, uint32_t n, uint32_
 bool model_windows_fit(const pager_model *m, uint32_t max_tokens, const model_seq *instead) {
     for (uint32_t g = 0; g < m->spec.n_groups; g++) {
         if (g == m->n_full) continue;
-        uint32_t cap = fkv_pager_window_cap(&m->spec, g);
-        uint32_t sum = fkv_min_u32(cap, model_pages(m, max_tokens));
-        for (uint32_t s = 0; s < m->spec.max_seqs; s++)
-            if (m->seqs[s].open && &m->seqs[s] != instead) sum += fkv_min_u32(cap, model_pages(m, m->seqs[s].max_tokens));
-        if (sum > m->spec.groups[g].n_pages) return false;
+        fkv_window_pages one = fkv_pager_window_pages(&m->spec, g);
+        uint32_t rest = fkv_min_u32(one.rest, model_pages(m, max_tokens));
+        uint32_t most = fkv_min_u32(one.most, model_pages(m, max_tokens));
+        for (uint32_t s = 0; s < m->spec.max_seqs; s++) {
+            if (!m->seqs[s].open || &m->seqs[s] == instead) continue;
+            rest += fkv_min_u32(one.rest, model_pages(m, m->seqs[s].max_tokens));
+            most += fkv_min_u32(one.most, model_pages(m, m->seqs[s].max_tokens));
+        }
+        if (fkv_min_u32(most, rest + one.step) > m->spec.groups[g].n_pages) return false;
     }
     return true;
 }

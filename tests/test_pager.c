@@ -408,7 +408,7 @@ END_TEST
 
 START_TEST(a_long_sequence_never_holds_more_than_its_cap) {
     fkv_pager *pager = pager_world_open(&window_spec);
-    uint32_t cap = fkv_pager_window_cap(&window_spec, 0);
+    uint32_t cap = fkv_pager_window_pages(&window_spec, 0).most;
     fkv_seq seq = open_seq(pager, 100000);
     ck_assert_uint_eq(stats_of(pager, 0).promised, cap);
     for (uint32_t n = 1; length_of(pager, seq) < 3000; n = (n * 7 + 3) % 24 + 1) {
@@ -448,20 +448,24 @@ START_TEST(the_cap_is_the_worst_case_and_not_a_page_more) {
         for (uint32_t s = 0; s < 5; s++)
             for (uint32_t k = 0; k < 5; k++) {
                 fkv_pager_spec spec = {16, 1, 400, steps[s], 1, {{windows[w], sinks[k], 1}}};
-                ck_assert_uint_eq(fkv_pager_window_cap(&spec, 0), most_pages_by_counting(&spec, 0));
+                ck_assert_uint_eq(fkv_pager_window_pages(&spec, 0).most, most_pages_by_counting(&spec, 0));
             }
-    ck_assert_uint_eq(fkv_pager_window_cap(&full_spec, 0), 16);
+    ck_assert_uint_eq(fkv_pager_window_pages(&full_spec, 0).most, 16);
 }
 END_TEST
 
-START_TEST(windows_reserve_their_caps) {
+START_TEST(windows_reserve_what_they_hold_and_one_step) {
     fkv_pager_spec spec = window_spec;
-    spec.groups[0].n_pages = 2 * fkv_pager_window_cap(&spec, 0);
+    spec.max_step_tokens = 70;
+    fkv_window_pages one = fkv_pager_window_pages(&spec, 0);
+    ck_assert_uint_eq(one.step, 3);
+    ck_assert_uint_eq(one.rest + one.step, one.most);
+    spec.groups[0].n_pages = 2 * one.rest + one.step; /* a step's pages are promised once */
     fkv_pager *pager = pager_world_open(&spec);
     fkv_seq a = open_seq(pager, 100000);
     fkv_seq b = fork_seq(pager, a, 50000);
     for (uint32_t i = 0; i < 40; i++) {
-        fkv_row rows[] = {{a, 12}, {b, 12}};
+        fkv_row rows[] = {{a, 1 + 13 * i % 69}, {b, 69 - 13 * i % 69}};
         ck_ok(fkv_pager_step_begin(pager, rows, 2));
         commit(pager);
     }
@@ -739,8 +743,8 @@ TEST_MAIN("pager", counting_and_carving_take_the_same_bytes, sizes_that_do_not_f
           a_full_sequence_is_no_writer, truncate_gives_pages_back_and_keeps_the_promise,
           truncate_is_refused_where_others_keep_the_pages, sinks_survive_any_number_of_steps,
           whole_pages_behind_the_window_are_let_go_at_commit, a_long_sequence_never_holds_more_than_its_cap,
-          the_cap_is_the_worst_case_and_not_a_page_more, windows_reserve_their_caps, forks_of_a_window_share_and_copy_like_all,
-          truncate_behind_the_window_is_gone, covers_says_what_truncate_would_answer, first_page_follows_the_window,
-          fill_gives_the_pages_that_the_next_query_sees, fill_takes_more_than_a_step_could_and_evicts_for_it,
-          bad_calls_get_their_status_and_change_nothing, nothing_but_closes_and_its_end_is_allowed_in_a_step,
-          any_thread_may_read_stats_while_steps_run)
+          the_cap_is_the_worst_case_and_not_a_page_more, windows_reserve_what_they_hold_and_one_step,
+          forks_of_a_window_share_and_copy_like_all, truncate_behind_the_window_is_gone, covers_says_what_truncate_would_answer,
+          first_page_follows_the_window, fill_gives_the_pages_that_the_next_query_sees,
+          fill_takes_more_than_a_step_could_and_evicts_for_it, bad_calls_get_their_status_and_change_nothing,
+          nothing_but_closes_and_its_end_is_allowed_in_a_step, any_thread_may_read_stats_while_steps_run)

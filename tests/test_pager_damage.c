@@ -235,9 +235,10 @@ START_TEST(a_broken_promise_is_noticed) {
     s->max_tokens += more;
     pager->sequences[slot_of(pager, pinned)].max_tokens = 256;
     pager->groups[FULL].reserved += more / 16 + 9;
-    uint64_t window_cap = fkv_pager_window_cap(&spec, WINDOW);
-    ck_assert_uint_eq(window_cap, 6);
-    pager->groups[WINDOW].reserved += window_cap - 3;
+    fkv_window_pages window = fkv_pager_window_pages(&spec, WINDOW);
+    ck_assert_uint_eq(window.most, 6);
+    pager->groups[WINDOW].reserved += window.rest - 3;
+    pager->groups[WINDOW].in_steps += window.most - window.rest;
     pager->figures.groups[FULL].promised = (uint32_t)fkv_group_promised(pager, FULL);
     pager->figures.groups[WINDOW].promised = (uint32_t)fkv_group_promised(pager, WINDOW);
     uint32_t refs[32] = {0};

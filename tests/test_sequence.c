@@ -88,7 +88,7 @@ END_TEST
 
 START_TEST(reserve_beyond_what_a_window_holds_costs_nothing) {
     fkv_pager_spec spec = window_spec;
-    uint32_t cap = fkv_pager_window_cap(&spec, 0);
+    uint32_t cap = fkv_pager_window_pages(&spec, 0).most;
     spec.groups[0].n_pages = 2 * cap - 1;
     fkv_pager *pager = pager_world_open(&spec);
     fkv_seq a = open_seq(pager, 16);

@@ -101,8 +101,8 @@ static fkv_status add_open_group(fkv_pager_spec *pager, uint32_t *group) {
 static uint64_t first_pages(const fkv_config *c, uint32_t most) { return (uint64_t)c->max_seqs + most / PAGES_PER_PREFIX; }
 
 /* Groups by first appearance, that of open pages last, then their pages. Any max_seqs sequences whose max_tokens add up to
- * config.max_tokens fit: each may leave one page partly empty. A window group needs no more than max_seqs sequences hold at their
- * most. */
+ * config.max_tokens fit: each may leave one page partly empty. A window group needs no more than max_seqs sequences hold between
+ * steps, and what one step writes. */
 static fkv_status make_groups(const fkv_config *c, fkv_pager_spec *pager, uint32_t *open_group) {
     *pager = (fkv_pager_spec){.page_tokens = c->page_tokens,
                               .max_seqs = c->max_seqs,
@@ -123,7 +123,9 @@ static fkv_status make_groups(const fkv_config *c, fkv_pager_spec *pager, uint32
     for (uint32_t g = 0; g < pager->n_groups; g++) {
         uint64_t pages = (uint64_t)most + c->max_seqs - 1;
         if (pager->groups[g].window != 0) {
-            uint64_t at_most = (uint64_t)c->max_seqs * fkv_min_u32(most, fkv_pager_window_cap(pager, g));
+            fkv_window_pages one = fkv_pager_window_pages(pager, g);
+            uint64_t in_steps = (uint64_t)c->max_seqs * (one.most - one.rest);
+            uint64_t at_most = (uint64_t)c->max_seqs * one.rest + (in_steps < one.step ? in_steps : one.step);
             pages = at_most < pages ? at_most : pages;
         }
         if (g == *open_group) pages += first_pages(c, most);

@@ -4,6 +4,12 @@
  * The ring is wide enough for the worst alignment: a step at length L touches tokens L - window + 1 .. L + n - 1, that is
  * window - 1 + n tokens, and pages are let go only when it commits. T tokens in a row touch at most (T + page - 2) / page + 1
  * pages. Spare pages come in front of them, and those before them of the span that they are in.
+ *
+ * Of that, n_step pages are needed once and not for every sequence. A row of n tokens fills at most
+ *     held(n) = (window - 1 + n + page - 2) / page + what is in front
+ * entries. Let n0, from 1 to page, be where the division leaves no rest: then held(n) - held(n0) <= (n - n0) / page, whole pages,
+ * and nothing for n < n0. Rows of a step have max_step_tokens together, so all of them fill at most (max_step_tokens - n0) / page
+ * entries beyond held(n0) each.
  */
 #include "page_table.h"
 
@@ -16,12 +22,18 @@ void fkv_table_shape(const fkv_pager_spec *spec, uint32_t group, fkv_group *shap
     if (g->window == 0) {
         shape->n_fixed = n_pages;
         shape->n_ring = 1;
+        shape->n_rest = n_pages + 1;
     } else {
         uint64_t n_touched = (uint64_t)g->window - 1 + spec->max_step_tokens;
         uint64_t n_ring = (n_touched + spec->page_tokens - 2) / spec->page_tokens + g->n_spare + shape->span;
         shape->n_fixed = fkv_min_u32(fkv_ceil_div(g->n_sinks, spec->page_tokens), n_pages);
         uint32_t rest = fkv_max_u32(n_pages - shape->n_fixed, 1);
         shape->n_ring = n_ring < rest ? (uint32_t)n_ring : rest;
+        uint32_t n0 =
+            spec->page_tokens - (uint32_t)(((uint64_t)g->window + 3 * (uint64_t)spec->page_tokens - 3) % spec->page_tokens);
+        shape->n_step = spec->max_step_tokens > n0 ? (spec->max_step_tokens - n0) / spec->page_tokens : 0;
+        n_ring -= shape->n_step;
+        shape->n_rest = shape->n_fixed + (n_ring < rest ? (uint32_t)n_ring : rest);
     }
     shape->width = shape->n_fixed + shape->n_ring;
 }
@@ -33,14 +45,27 @@ uint32_t fkv_table_joins(const fkv_pager *pager, uint32_t n_tokens) {
     return n_tokens / page_tokens;
 }
 
-uint32_t fkv_pager_window_cap(const fkv_pager_spec *spec, uint32_t group) {
+fkv_window_pages fkv_pager_window_pages(const fkv_pager_spec *spec, uint32_t group) {
     fkv_group shape = {0};
     fkv_table_shape(spec, group, &shape);
-    return fkv_min_u32(shape.width, fkv_ceil_div(spec->max_seq_tokens, spec->page_tokens));
+    uint32_t n_pages = fkv_ceil_div(spec->max_seq_tokens, spec->page_tokens);
+    return (fkv_window_pages){fkv_min_u32(shape.n_rest, n_pages), fkv_min_u32(shape.width, n_pages), shape.n_step};
 }
 
-uint32_t fkv_table_cap(const fkv_pager *pager, uint32_t group, uint32_t max_tokens) {
+static uint32_t rest_of(const fkv_pager *pager, uint32_t group, uint32_t max_tokens) {
+    return fkv_min_u32(fkv_pages_of(pager, max_tokens), pager->groups[group].n_rest);
+}
+
+static uint32_t cap_of(const fkv_pager *pager, uint32_t group, uint32_t max_tokens) {
     return fkv_min_u32(fkv_pages_of(pager, max_tokens), pager->groups[group].width);
+}
+
+fkv_group fkv_table_reserve(const fkv_pager *pager, uint32_t group, uint32_t more, uint32_t less) {
+    fkv_group g = pager->groups[group];
+    uint32_t rest[] = {rest_of(pager, group, more), rest_of(pager, group, less)};
+    g.reserved = g.reserved + rest[0] - rest[1];
+    g.in_steps = g.in_steps + (cap_of(pager, group, more) - rest[0]) - (cap_of(pager, group, less) - rest[1]);
+    return g;
 }
 
 bool fkv_table_covers(const fkv_pager *pager, uint32_t group, const fkv_sequence *s, uint32_t n_wanted) {
@@ -54,6 +79,7 @@ bool fkv_table_consistent(const fkv_pager *pager, uint32_t group, uint32_t *refs
     const fkv_group *g = &pager->groups[group];
     uint32_t page_tokens = pager->spec.page_tokens;
     uint64_t reserved = 0;
+    uint64_t in_steps = 0;
     uint64_t entered = 0;
     for (uint32_t slot = 0; slot < pager->spec.max_seqs; slot++) {
         const fkv_sequence *s = &pager->sequences[slot];
@@ -70,14 +96,16 @@ bool fkv_table_consistent(const fkv_pager *pager, uint32_t group, uint32_t *refs
                 tails[page] += fkv_has_tail(pager, s) && i == s->len / page_tokens;
                 n_expected++;
             }
-            uint32_t cap = fkv_table_cap(pager, group, s->max_tokens);
-            if (n_expected > cap) return false;
-            reserved += cap;
+            uint32_t rest = rest_of(pager, group, s->max_tokens);
+            uint32_t cap = cap_of(pager, group, s->max_tokens);
+            if (n_expected > (s->row == FKV_NO_ROW ? rest : cap)) return false;
+            reserved += rest;
+            in_steps += cap - rest;
             entered += g->window == 0 ? fkv_pages_of(pager, s->len) : 0;
         }
         uint32_t n_found = 0;
         for (uint32_t i = 0; i < g->width; i++) n_found += g->entries[(uint64_t)slot * g->width + i] != FKV_NO_PAGE;
         if (n_found != n_expected) return false;
     }
-    return reserved == g->reserved && entered == g->entered;
+    return reserved == g->reserved && in_steps == g->in_steps && entered == g->entered;
 }

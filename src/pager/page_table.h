@@ -10,8 +10,8 @@ void fkv_table_shape(const fkv_pager_spec *spec, uint32_t group, fkv_group *shap
 /* fkv_sequence.spare_from of one that gets n_tokens tokens and no spare pages. */
 uint32_t fkv_table_joins(const fkv_pager *pager, uint32_t n_tokens);
 
-/* Pages that a sequence of max_tokens reserves in the group: pages(max_tokens), at most n_fixed + n_ring in a window group. */
-uint32_t fkv_table_cap(const fkv_pager *pager, uint32_t group, uint32_t max_tokens);
+/* What reserved and in_steps of the group become with one more sequence of `more` tokens and one less of `less`, 0: none. */
+fkv_group fkv_table_reserve(const fkv_pager *pager, uint32_t group, uint32_t more, uint32_t less);
 
 /* First logical page, sinks apart, that a query at `position` sees. */
 FKV_INLINE uint32_t fkv_table_first(const fkv_group *group, uint32_t page_tokens, uint32_t position) {

@@ -72,7 +72,7 @@ void fkv_pager_layout(fkv_carve *carve, const fkv_pager_spec *spec, fkv_pager **
 
 uint64_t fkv_group_promised(const fkv_pager *pager, uint32_t group) {
     const fkv_group *g = &pager->groups[group];
-    if (g->window != 0) return g->reserved - g->pool.counts.used;
+    if (g->window != 0) return fkv_group_reserved(g) - g->pool.counts.used;
     return g->reserved - g->entered + g->pool.counts.copies - g->taken;
 }
 

@@ -18,7 +18,10 @@
  *     copies(page) = tails == 0 ? 0 : tails == refs ? tails - 1 : tails,
  * where tails counts the sequences that have the page as a partly filled last page and may still write to it: each writes into a
  * copy of its own, except the last when nobody else holds the page. In a window group
- *     promised = sum over sequences cap(sequence) - pages held by sequences,  cap = min(pages(max_tokens), n_fixed + n_ring).
+ *     promised = sum over sequences rest(sequence) + min(step, sum over sequences (cap - rest)) - pages held by sequences,
+ *     rest = min(pages(max_tokens), n_rest),  cap = min(pages(max_tokens), n_fixed + n_ring):
+ * between steps a sequence holds `rest` pages at most, and what a step writes beyond that is promised once, for all sequences
+ * (page_table.c counts it).
  * The law of the pool, kept by every call:  promised <= free + cached  (cached: in the prefix tree and needed by no sequence).
  *
  * Prefix tree. A node is in use while a sequence holds its page of the full group (of any group where none is full), however it
@@ -62,9 +65,14 @@ typedef struct fkv_pager_spec {
     fkv_group_spec groups[FKV_MAX_GROUPS];
 } fkv_pager_spec;
 
-/* Pages that one sequence of a window group can hold at once: sinks, window and one whole step; never more than pages(
- * max_seq_tokens), which is the answer for the full group. */
-uint32_t fkv_pager_window_cap(const fkv_pager_spec *spec, uint32_t group);
+/* Pages of a window group, never more for one sequence than pages(max_seq_tokens), which is the answer for the full group. */
+typedef struct fkv_window_pages {
+    uint32_t rest; /* that one sequence can hold between steps */
+    uint32_t most; /* that it can hold at once: sinks, window and one whole step */
+    uint32_t step; /* that one step can bring all sequences beyond `rest`, taken together */
+} fkv_window_pages;
+
+fkv_window_pages fkv_pager_window_pages(const fkv_pager_spec *spec, uint32_t group);
 
 /* Carves all of the pager. While counting (carve->base NULL) *pager is set to NULL and nothing is touched. */
 void fkv_pager_layout(fkv_carve *carve, const fkv_pager_spec *spec, fkv_pager **pager);

@@ -45,10 +45,13 @@ typedef struct fkv_group {
     uint32_t n_fixed;
     uint32_t n_ring;
     uint32_t width;    /* entries of one sequence: n_fixed + n_ring */
+    uint32_t n_rest;   /* of which it fills at most these between steps */
+    uint32_t n_step;   /* pages that one step can bring all sequences beyond that */
     uint32_t *entries; /* [max_seqs, width], FKV_NO_PAGE where nothing is held */
     fkv_pool pool;
     bool pins;         /* a node is busy while a sequence holds its page of this group */
-    uint64_t reserved; /* sum over sequences: pages(max_tokens); in a window group cap(max_tokens) */
+    uint64_t reserved; /* sum over sequences: pages(max_tokens); in a window group rest(max_tokens) */
+    uint64_t in_steps; /* sum over sequences: cap(max_tokens) - rest(max_tokens); 0 in the full group */
     uint64_t entered;  /* full: sum over sequences pages(length); window: 0 */
     uint64_t taken;    /* full: pages the open step took; window: 0 */
 } fkv_group;
@@ -160,6 +163,11 @@ FKV_INLINE void fkv_figure_add(_Atomic uint64_t *figure, uint64_t n) {
 }
 
 /* ---- pager.c: promises, shared by sequence.c, prefix.c and step.c ---- */
+
+/* What the sequences reserve, those of a window group with their share of a step. */
+FKV_INLINE uint64_t fkv_group_reserved(const fkv_group *group) {
+    return group->reserved + (group->in_steps < group->n_step ? group->in_steps : group->n_step);
+}
 
 /* The two sides of the law of the pool. */
 uint64_t fkv_group_promised(const fkv_pager *pager, uint32_t group);

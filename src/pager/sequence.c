@@ -76,8 +76,10 @@ static fkv_status admit(const fkv_pager *pager, uint32_t max_tokens, uint32_t n_
     FKV_REQUIRE(pager->n_seqs < pager->spec.max_seqs, FKV_SEQS_FULL,
                 "all %u sequences are open: close one, or open the cache with more max_seqs", pager->spec.max_seqs);
     for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
-        uint64_t needed = fkv_table_cap(pager, g, max_tokens);
-        uint64_t room = pager->groups[g].pool.n_pages - pager->groups[g].reserved;
+        fkv_group with = fkv_table_reserve(pager, g, max_tokens, 0);
+        uint64_t reserved = fkv_group_reserved(&pager->groups[g]);
+        uint64_t needed = fkv_group_reserved(&with) - reserved;
+        uint64_t room = pager->groups[g].pool.n_pages - reserved;
         if (g == pager->full) {
             needed = needed - n_shared + n_copies + n_pinned;
             room = fkv_group_room(pager, g) - fkv_group_promised(pager, g);
@@ -88,6 +90,13 @@ static fkv_status admit(const fkv_pager *pager, uint32_t max_tokens, uint32_t n_
                     max_tokens, (unsigned long long)needed, g, (unsigned long long)room, pager->groups[g].pool.n_pages);
     }
     return FKV_OK;
+}
+
+/* Pages of the group that a sequence of `more` tokens reserves, instead of one of `less`; 0: none. */
+static void reserve_pages(fkv_pager *pager, uint32_t group, uint32_t more, uint32_t less) {
+    fkv_group with = fkv_table_reserve(pager, group, more, less);
+    pager->groups[group].reserved = with.reserved;
+    pager->groups[group].in_steps = with.in_steps;
 }
 
 static uint32_t slot_take(fkv_pager *pager, uint64_t tenant, uint32_t len, uint32_t max_tokens, uint32_t spare_from) {
@@ -101,7 +110,7 @@ static uint32_t slot_take(fkv_pager *pager, uint64_t tenant, uint32_t len, uint3
                         .row = FKV_NO_ROW,
                         .open = true};
     for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
-        pager->groups[g].reserved += fkv_table_cap(pager, g, max_tokens);
+        reserve_pages(pager, g, max_tokens, 0);
         if (g == pager->full) pager->groups[g].entered += fkv_pages_of(pager, len);
     }
     return slot;
@@ -347,7 +356,7 @@ static void let_go(fkv_pager *pager, uint32_t slot) {
     fkv_sequence *s = &pager->sequences[slot];
     for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
         cut(pager, g, slot, 0);
-        pager->groups[g].reserved -= fkv_table_cap(pager, g, s->max_tokens);
+        reserve_pages(pager, g, 0, s->max_tokens);
         if (g == pager->full) pager->groups[g].entered -= fkv_pages_of(pager, s->len);
     }
     forget_entries(pager, slot, 0);
@@ -387,20 +396,13 @@ static fkv_status refuse_reserve(const fkv_pager *pager, uint32_t slot, uint32_t
         pager->groups[group].pool.n_pages);
 }
 
-/* Pages of the group that max_tokens reserves instead of what the sequence has reserved so far. */
-static void reserve_pages(fkv_pager *pager, uint32_t group, uint32_t slot, uint32_t max_tokens) {
-    uint64_t *reserved = &pager->groups[group].reserved;
-    *reserved -= fkv_table_cap(pager, group, pager->sequences[slot].max_tokens);
-    *reserved += fkv_table_cap(pager, group, max_tokens);
-}
-
 /* d_tails: the sequence becomes (1) or stops being (-1) one that may write to its partly filled last page, FKV_NO_PAGE: none. */
 static fkv_status reserve_full(fkv_pager *pager, uint32_t slot, uint32_t max_tokens, uint32_t page, int d_tails) {
     fkv_group *g = &pager->groups[pager->full];
     uint64_t reserved = g->reserved;
     uint64_t promised = fkv_group_promised(pager, pager->full);
     uint64_t room = fkv_group_room(pager, pager->full);
-    reserve_pages(pager, pager->full, slot, max_tokens);
+    reserve_pages(pager, pager->full, max_tokens, pager->sequences[slot].max_tokens);
     if (d_tails != 0) fkv_tree_page_change(pager, pager->full, page, 0, d_tails);
     if (full_fits(pager, page)) return FKV_OK;
 
@@ -421,9 +423,10 @@ fkv_status fkv_pager_reserve(fkv_pager *pager, fkv_seq seq, uint32_t max_tokens)
     FKV_TRY(check_longest(pager, max_tokens));
     for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
         if (g == pager->full) continue;
-        uint32_t before = fkv_table_cap(pager, g, s->max_tokens);
-        uint32_t after = fkv_table_cap(pager, g, max_tokens);
-        uint64_t room = pager->groups[g].pool.n_pages - pager->groups[g].reserved;
+        fkv_group with = fkv_table_reserve(pager, g, max_tokens, s->max_tokens);
+        uint64_t before = fkv_group_reserved(&pager->groups[g]);
+        uint64_t after = fkv_group_reserved(&with);
+        uint64_t room = pager->groups[g].pool.n_pages - before;
         if (after > before && after - before > room) return refuse_reserve(pager, slot, max_tokens, g, after - before, room);
     }
     bool has_part = s->len % pager->spec.page_tokens != 0;
@@ -435,7 +438,7 @@ fkv_status fkv_pager_reserve(fkv_pager *pager, fkv_seq seq, uint32_t max_tokens)
     }
     for (uint32_t g = 0; g < pager->spec.n_groups; g++) {
         if (g == pager->full) continue;
-        reserve_pages(pager, g, slot, max_tokens);
+        reserve_pages(pager, g, max_tokens, s->max_tokens);
         if (d_tails != 0) fkv_tree_page_change(pager, g, *fkv_table_entry(&pager->groups[g], slot, last), 0, d_tails);
     }
     s->max_tokens = max_tokens;
