@@ -173,7 +173,7 @@ START_TEST(a_killed_save_of_sealed_layers_leaves_a_whole_file) {
         fkv_file_info info;
         fkv_seq loaded = 0;
         ck_ok(fkv_file_inspect(path, true, &info));
-        ck_assert(info.version == 2 && (info.n_tokens == TOKENS_A || info.n_tokens == TOKENS_B));
+        ck_assert(info.version == 8 && (info.n_tokens == TOKENS_A || info.n_tokens == TOKENS_B));
         const uint32_t *prompt = tokens[info.n_tokens == TOKENS_A ? 0 : 1];
         fkv_seq_config asked = {.max_tokens = info.n_tokens, .prompt = prompt, .n_prompt = info.n_tokens};
         ck_ok(fkv_seq_load(w.cache, &asked, path, &loaded));
