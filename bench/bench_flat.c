@@ -40,7 +40,8 @@ enum {
     CAPACITY_FACTOR = 8,
     CAPACITY_ROUNDS = 3,
     CAPACITY_STEPS = 400, /* timed in each cache and round */
-    CAPACITY_PAIRS = CAPACITY_ROUNDS * CAPACITY_STEPS
+    CAPACITY_PAIRS = CAPACITY_ROUNDS * CAPACITY_STEPS,
+    OPEN_SPAN = 4 /* pages: docs/page_format.md */
 };
 
 /* After open, at the end and in between: the same, up to what a process may touch of its own (stdio, a deeper stack). */
@@ -320,12 +321,13 @@ static uint64_t packed_read(const run *r) {
     return stats.packed_bytes_read;
 }
 
-/* Bytes of the tokens that a decode step sees. Of a sealed layer the first page and the own one are in the open form, which has a
- * group of pages of its own, the last. */
+/* Bytes of the tokens that a decode step sees. Of a sealed layer the first page and the own span are in the open form, which has
+ * a group of pages of its own, the last. */
 static uint64_t seen_bytes(const run *r) {
     uint32_t page = fkv_config_default().page_tokens;
     if (r->options->k.kind != FKV_CODEC_SEALED) return r->plan.token_bytes * r->length;
-    uint32_t n_open = r->length <= 2 * page ? r->length : page + (r->length - 1) % page + 1;
+    uint32_t own = (r->length - 1) % (OPEN_SPAN * page) + 1;
+    uint32_t n_open = own == r->length ? own : page + own;
     uint64_t open_bytes = r->plan.group_page_bytes[r->plan.n_groups - 1] / page;
     return open_bytes * n_open + r->plan.token_bytes * (r->length - n_open);
 }

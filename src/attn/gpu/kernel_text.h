@@ -32,7 +32,7 @@ FKV_SEAM uint32_t fkv_prefill_rows(fkv_kernel_device device, const fkv_attn_laye
 FKV_SEAM uint32_t fkv_prefill_queries(fkv_kernel_device device, const fkv_attn_layer *layer);
 
 /* Whether prefill of the layer is on warpgroups, where the device has them; else it is in plain loops. */
-FKV_SEAM bool fkv_prefill_has_warpgroups(const fkv_attn_layer *layer);
+bool fkv_prefill_has_warpgroups(const fkv_attn_layer *layer);
 
 /* Bytes of shared memory that the launch must ask for, beside what the text itself declares. */
 FKV_SEAM uint32_t fkv_kernel_shared_bytes(fkv_kernel_device device, fkv_kernel kernel);
