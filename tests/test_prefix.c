@@ -51,6 +51,48 @@ START_TEST(a_cached_prompt_is_shared_in_whole_pages) {
 }
 END_TEST
 
+/* The picture of the pages says what the figures say. */
+static void check_pages(const fkv_pager *pager, uint32_t group) {
+    fkv_page_info list[64];
+    uint32_t counts[5] = {0};
+    uint32_t n = fkv_pager_pages(pager, group, list, 64);
+    for (uint32_t i = 0; i < n; i++) counts[list[i].state]++;
+    const fkv_group_stats stats = stats_of(pager, group);
+    ck_assert_uint_eq(n, stats.pages);
+    ck_assert_uint_eq(counts[FKV_PAGE_FREE], stats.free);
+    ck_assert_uint_eq(counts[FKV_PAGE_CACHED], stats.cached);
+    ck_assert_uint_eq(counts[FKV_PAGE_PRIVATE] + counts[FKV_PAGE_SHARED] + counts[FKV_PAGE_PINNED], stats.held);
+}
+
+START_TEST(pages_say_whose_they_are) {
+    fkv_pager *pager = pager_world_open(&full_spec);
+    uint32_t tokens[64];
+    text(1, tokens, 64);
+    keep_tokens(pager, 7, tokens, 50);
+    check_pages(pager, 0);
+    fkv_seq a = open_on(pager, 7, 64, tokens, 64, 48);
+    fkv_seq other;
+    ck_ok(fkv_pager_open(pager, &(fkv_seq_config){.max_tokens = 40, .tenant = 9}, &other, NULL));
+    ck_ok(fkv_pager_fill(pager, other, 40));
+    check_pages(pager, 0);
+    fkv_page_info list[16];
+    ck_assert_uint_eq(fkv_pager_pages(pager, 0, list, 16), 16);
+    for (uint32_t i = 0; i < 3; i++) {
+        fkv_page_info shared = list[page_of(pager, a, 0, i)];
+        fkv_page_info own = list[page_of(pager, other, 0, i)];
+        ck_assert(shared.state == FKV_PAGE_PINNED && shared.tenant == 7);
+        ck_assert(own.state == FKV_PAGE_PRIVATE && own.tenant == 9);
+    }
+    fkv_seq b = open_on(pager, 7, 64, tokens, 64, 48);
+    ck_assert_uint_eq(fkv_pager_pages(pager, 0, list, 16), 16);
+    ck_assert(list[page_of(pager, b, 0, 0)].state == FKV_PAGE_SHARED);
+    fkv_page_info few[5]; /* every third or so */
+    ck_assert_uint_eq(fkv_pager_pages(pager, 0, few, 5), 5);
+    for (uint32_t i = 0; i < 5; i++)
+        ck_assert(few[i].state == list[i * 16 / 5].state && few[i].tenant == list[i * 16 / 5].tenant);
+}
+END_TEST
+
 START_TEST(one_other_token_ends_the_match) {
     fkv_pager *pager = pager_world_open(&full_spec);
     uint32_t tokens[64];
@@ -551,7 +593,7 @@ START_TEST(where_nodes_run_out_the_oldest_leaf_makes_room) {
 }
 END_TEST
 
-TEST_MAIN("prefix", a_cached_prompt_is_shared_in_whole_pages, one_other_token_ends_the_match,
+TEST_MAIN("prefix", a_cached_prompt_is_shared_in_whole_pages, pages_say_whose_they_are, one_other_token_ends_the_match,
           the_same_page_after_another_beginning_is_another_page, tenants_never_share, colliding_hashes_do_not_share,
           writing_after_a_shared_prefix_leaves_it_alone, prompt_found_in_the_tree_counts_for_admission,
           pinning_cached_pages_does_not_break_a_promise, cached_pages_make_room_when_a_promise_needs_them,

@@ -200,6 +200,11 @@ typedef struct fkv_request_info {
 /* The requests it has, running ones first: at most `capacity`. Returns how many were written. */
 FKV_API uint32_t fkv_engine_requests(fkv_engine *engine, fkv_request_info *list, uint32_t capacity);
 
+/* The pages of the first group of layers as they were after a step, not before the last call: see fkv_cache_pages(). At most
+ * FKV_MAX_PAGES_SHOWN, at even distances where there are more. Returns how many were written. */
+enum { FKV_MAX_PAGES_SHOWN = 2048 };
+FKV_API uint32_t fkv_engine_pages(fkv_engine *engine, fkv_page_info *list, uint32_t capacity);
+
 #ifdef __cplusplus
 }
 #endif

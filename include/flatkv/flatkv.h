@@ -256,6 +256,23 @@ typedef struct fkv_stats {
 /* Any thread. Each figure is exact for some moment during the call. */
 FKV_API fkv_status fkv_cache_stats(const fkv_cache *cache, fkv_stats *stats);
 
+typedef enum fkv_page_state {
+    FKV_PAGE_FREE,    /* or promised: a promise is a number, not a page */
+    FKV_PAGE_PRIVATE, /* one sequence's own */
+    FKV_PAGE_SHARED,  /* two sequences or more have it */
+    FKV_PAGE_CACHED,  /* the prefix tree's alone: can be given up */
+    FKV_PAGE_PINNED   /* the prefix tree's, and one sequence has it, or one that goes on behind it */
+} fkv_page_state;
+
+typedef struct fkv_page_info {
+    fkv_page_state state;
+    uint64_t tenant; /* whose it is; 0 for free ones */
+} fkv_page_info;
+
+/* The pages of a group in their order, for a picture of them: all of them, or `capacity` at even distances where there are more.
+ * Returns how many were written; 0 for a group that is none. Driving thread only. */
+FKV_API uint32_t fkv_cache_pages(const fkv_cache *cache, uint32_t group, fkv_page_info *list, uint32_t capacity);
+
 /* Walks every structure and checks its invariants: for tests and debugging. Driving thread only. */
 FKV_API bool fkv_cache_consistent(const fkv_cache *cache);
 

@@ -318,6 +318,11 @@ fkv_status fkv_cache_stats(const fkv_cache *cache, fkv_stats *stats) {
     return FKV_OK;
 }
 
+uint32_t fkv_cache_pages(const fkv_cache *cache, uint32_t group, fkv_page_info *list, uint32_t capacity) {
+    if (cache == NULL || list == NULL || group >= cache->plan.n_groups) return 0;
+    return fkv_pager_pages(cache->pager, group, list, capacity);
+}
+
 bool fkv_cache_consistent(const fkv_cache *cache) { return cache != NULL && fkv_pager_consistent(cache->pager); }
 
 /* ---- sequences: the pager's answers, behind a check for NULL ---- */

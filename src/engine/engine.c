@@ -43,6 +43,9 @@ struct fkv_engine {
     double told_until; /* when those who were refused will have been served, if they come back as they were told */
     uint32_t n_shown;
     fkv_request_info shown[MAX_SHOWN];
+    bool pages_wanted; /* somebody looks at them */
+    uint32_t n_pages;
+    fkv_page_info pages[FKV_MAX_PAGES_SHOWN]; /* of the first group */
 };
 
 fkv_engine_config fkv_engine_config_default(void) {
@@ -133,6 +136,10 @@ static void publish(fkv_engine *e) {
     e->seconds_for_unit = unit > 0.0 ? unit : 0.0;
     e->used_share = s->used_share;
     e->n_shown = fkv_scheduler_list(s, e->shown, MAX_SHOWN);
+    if (e->pages_wanted || (s->n_running == 0 && s->line.n == 0)) { /* then this may be the last look for long */
+        e->pages_wanted = false;
+        e->n_pages = fkv_cache_pages(fkv_runner_cache(e->runner), 0, e->pages, FKV_MAX_PAGES_SHOWN);
+    }
     (void)pthread_mutex_unlock(&e->lock);
 }
 
@@ -401,6 +408,15 @@ uint32_t fkv_engine_requests(fkv_engine *e, fkv_request_info *list, uint32_t cap
     (void)pthread_mutex_lock(&e->lock);
     uint32_t n = fkv_min_u32(capacity, e->n_shown);
     memcpy(list, e->shown, n * sizeof *list);
+    (void)pthread_mutex_unlock(&e->lock);
+    return n;
+}
+
+uint32_t fkv_engine_pages(fkv_engine *e, fkv_page_info *list, uint32_t capacity) {
+    (void)pthread_mutex_lock(&e->lock);
+    uint32_t n = fkv_min_u32(capacity, e->n_pages);
+    memcpy(list, e->pages, n * sizeof *list);
+    e->pages_wanted = true;
     (void)pthread_mutex_unlock(&e->lock);
     return n;
 }

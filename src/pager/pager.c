@@ -223,6 +223,31 @@ static bool sequences_consistent(const fkv_pager *pager) {
     return n_open == pager->n_seqs && n_rows == pager->step.n_rows && pager->step.open == (n_rows > 0);
 }
 
+static fkv_page_info page_info(const fkv_pager *pager, const fkv_pool *pool, uint32_t page) {
+    const uint32_t refs = pool->refs[page];
+    if (refs == 0) return (fkv_page_info){.state = FKV_PAGE_FREE};
+    if (pool->node[page] == FKV_NO_NODE) return (fkv_page_info){.state = refs > 1 ? FKV_PAGE_SHARED : FKV_PAGE_PRIVATE};
+    const fkv_node *node = &pager->tree.nodes[pool->node[page]];
+    const fkv_page_state held = refs > 2 ? FKV_PAGE_SHARED : FKV_PAGE_PINNED;
+    return (fkv_page_info){.state = refs == 1 && node->busy == 0 ? FKV_PAGE_CACHED : held, .tenant = node->tenant};
+}
+
+uint32_t fkv_pager_pages(const fkv_pager *pager, uint32_t group, fkv_page_info *list, uint32_t capacity) {
+    const fkv_group *g = &pager->groups[group];
+    const uint64_t n_pages = g->pool.n_pages;
+    const uint64_t n = n_pages < capacity ? n_pages : capacity;
+    for (uint64_t i = 0; i < n; i++) list[i] = page_info(pager, &g->pool, (uint32_t)(i * n_pages / n));
+    for (uint32_t slot = 0; n > 0 && slot < pager->spec.max_seqs; slot++) { /* pages that the tree does not have know no tenant */
+        if (!pager->sequences[slot].open) continue;
+        for (uint32_t place = 0; place < g->width; place++) {
+            const uint64_t page = g->entries[(uint64_t)slot * g->width + place];
+            const uint64_t i = page == FKV_NO_PAGE ? n : (page * n + n_pages - 1) / n_pages;
+            if (i < n && i * n_pages / n == page) list[i].tenant = pager->sequences[slot].tenant;
+        }
+    }
+    return (uint32_t)n;
+}
+
 bool fkv_pager_consistent(const fkv_pager *pager) {
     if (!sequences_consistent(pager)) return false;
     for (uint32_t g = 0; g < pager->spec.n_groups; g++) {

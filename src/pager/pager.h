@@ -145,6 +145,9 @@ bool fkv_pager_covers(const fkv_pager *pager, uint32_t slot, uint32_t n_tokens);
 /* Fills groups, seqs, steps, aborts, tokens, page_copies, hits, hit_tokens, evictions. Any thread. */
 void fkv_pager_stats(const fkv_pager *pager, fkv_stats *stats);
 
+/* See fkv_cache_pages(). */
+uint32_t fkv_pager_pages(const fkv_pager *pager, uint32_t group, fkv_page_info *list, uint32_t capacity);
+
 bool fkv_pager_consistent(const fkv_pager *pager);
 
 #endif

@@ -39,6 +39,19 @@ static json_t *groups_json(const fkv_stats *stats) {
     return out;
 }
 
+/* One character for each page: its state as a digit, its tenant as a letter of 26. */
+static json_t *map_json(server *s) {
+    static fkv_page_info pages[FKV_MAX_PAGES_SHOWN];
+    char states[FKV_MAX_PAGES_SHOWN + 1] = {0};
+    char tenants[FKV_MAX_PAGES_SHOWN + 1] = {0};
+    uint32_t n = fkv_engine_pages(s->engine, pages, FKV_MAX_PAGES_SHOWN);
+    for (uint32_t i = 0; i < n; i++) {
+        states[i] = (char)('0' + (int)pages[i].state);
+        tenants[i] = (char)('a' + (int)(pages[i].tenant % 26));
+    }
+    return json_pack("{s:s, s:s}", "states", states, "tenants", tenants);
+}
+
 json_t *page_state(server *s, uint64_t resident_bytes) {
     const fkv_model_info *about = fkv_model_about(s->model);
     fkv_engine_stats e;
@@ -74,9 +87,9 @@ json_t *page_state(server *s, uint64_t resident_bytes) {
         {"between_sum", s->metrics.between_tokens.sum},
         {"between_n", (double)s->metrics.between_tokens.n},
     };
-    json_t *out =
-        json_pack("{s:s, s:s, s:s, s:o, s:o}", "model", s->config.model_name, "architecture", about->architecture, "isa",
-                  e.cache.isa != NULL ? e.cache.isa : "", "groups", groups_json(&e.cache), "requests", requests_json(s));
+    json_t *out = json_pack("{s:s, s:s, s:s, s:o, s:o, s:o}", "model", s->config.model_name, "architecture", about->architecture,
+                            "isa", e.cache.isa != NULL ? e.cache.isa : "", "groups", groups_json(&e.cache), "requests",
+                            requests_json(s), "map", map_json(s));
     for (size_t i = 0; out != NULL && i < sizeof figures / sizeof figures[0]; i++)
         (void)json_object_set_new(out, figures[i].name, json_real(figures[i].value));
     return out;
