@@ -146,6 +146,8 @@ def openai_answers_whole_and_streamed():
         assert "parts" in server.post("/v1/chat/completions", chat(parts), expect=400)["error"]["message"]
         tokens = server.post("/tokenize", {"content": "a b"})["tokens"]
         assert server.post("/detokenize", {"tokens": tokens})["content"] == "a b"
+        assert [t["piece"] for t in server.post("/tokenize", {"content": "a b", "with_pieces": True})["tokens"]] == ["a", " ", "b"]
+        assert json.loads(server.raw("GET", "/models")[2]) == json.loads(server.raw("GET", "/v1/models")[2])
         assert server.post("/apply-template", chat("hello"))["prompt"] == "hello"
         assert json.loads(server.raw("GET", "/v1/models")[2])["data"][0]["id"] == "needle"
         assert server.raw("GET", "/health")[0] == 200
@@ -409,6 +411,14 @@ def requests_may_come_in_any_pieces():
             for i in range(0, len(whole), 16):
                 sock.sendall(whole[i:i + 16])
             assert json.loads(answers_of(sock, 1)[0][1])["choices"] == truth
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as sock: # a body where none is read is no second request
+            inner = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            sock.sendall(b"TRACE /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(inner) + inner)
+            data = b""
+            with contextlib.suppress(ConnectionResetError):
+                while more := sock.recv(65536):
+                    data += more
+            assert data.count(b"HTTP/1.1 ") == 1, data
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as sock: # chunks that never end
             with contextlib.suppress(OSError):
                 sock.sendall(post + b"Transfer-Encoding: chunked\r\n\r\n")

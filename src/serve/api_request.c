@@ -316,8 +316,10 @@ static bool read_tools(api_request *r) {
 }
 
 static bool read_conversation(api_request *r) {
+    bool answers = true;
+    if (!read_bool(r, "add_generation_prompt", &answers)) return false;
     json_t *messages = json_array();
-    r->conversation = json_pack("{s:o, s:b}", "messages", messages, "add_generation_prompt", 1);
+    r->conversation = json_pack("{s:o, s:b}", "messages", messages, "add_generation_prompt", answers);
     if (r->conversation == NULL) return wrong(r, "messages", "no memory for the conversation");
     bool good = r->kind == API_MESSAGES ? read_anthropic_messages(r, messages) : read_chat_messages(r, messages);
     if (!good || !read_tools(r)) return false;

@@ -52,7 +52,7 @@ static const char *error_type(int status, bool anthropic) {
         const char *openai;
         const char *anthropic;
     } types[] = {{400, "invalid_request_error", "invalid_request_error"},
-                 {401, "invalid_request_error", "authentication_error"},
+                 {401, "authentication_error", "authentication_error"},
                  {404, "invalid_request_error", "not_found_error"},
                  {405, "invalid_request_error", "invalid_request_error"},
                  {413, "invalid_request_error", "request_too_large"},
@@ -70,7 +70,7 @@ void exchange_send_error(server *s, struct evhttp_request *req, int status, cons
     (void)vsnprintf(text, sizeof text, format, args);
     va_end(args);
     const char *path = evhttp_uri_get_path(evhttp_request_get_evhttp_uri(req));
-    bool anthropic = path != NULL && strncmp(path, "/v1/messages", 12) == 0;
+    bool anthropic = path != NULL && (strncmp(path, "/v1/messages", 12) == 0 || strncmp(path, "/messages", 9) == 0);
     json_t *message = reply_sound_text(text, strlen(text));
     json_t *error;
     if (anthropic)

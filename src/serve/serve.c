@@ -171,6 +171,13 @@ static void do_apply_template(call *c) {
     api_request_free(&api);
 }
 
+static json_t *token_json(const fkv_model *model, uint32_t token, bool with_text) {
+    size_t n = 0;
+    if (!with_text) return json_integer(token);
+    const char *text = fkv_token_text(model, token, true, &n);
+    return json_pack("{s:I, s:o}", "id", (json_int_t)token, "piece", reply_sound_text(text, n));
+}
+
 static void do_tokenize(call *c) {
     char error[240];
     json_t *root = api_json(c->body, c->n_body, error, sizeof error);
@@ -185,7 +192,8 @@ static void do_tokenize(call *c) {
         exchange_send_error(c->s, c->req, 400, "content", "%s", fkv_message());
     } else {
         json_t *list = json_array();
-        for (size_t i = 0; i < t.n; i++) (void)json_array_append_new(list, json_integer(t.tokens[i]));
+        bool pieces = json_is_true(json_object_get(root, "with_pieces"));
+        for (size_t i = 0; i < t.n; i++) (void)json_array_append_new(list, token_json(c->s->model, t.tokens[i], pieces));
         exchange_send_json(c->s, c->req, 200, json_pack("{s:o, s:I}", "tokens", list, "count", (json_int_t)t.n));
     }
     prompt_tokens_free(&t);
@@ -292,9 +300,12 @@ static const route ROUTES[] = {
     {"/", EVHTTP_REQ_GET, true, do_page},
 };
 
+/* /v1 may be left out: some clients have it in their base URL, some do not. */
 static const route *route_of(const char *path) {
-    for (size_t i = 0; path != NULL && i < sizeof ROUTES / sizeof ROUTES[0]; i++)
-        if (strcmp(path, ROUTES[i].path) == 0) return &ROUTES[i];
+    for (size_t i = 0; path != NULL && i < sizeof ROUTES / sizeof ROUTES[0]; i++) {
+        const char *own = ROUTES[i].path;
+        if (strcmp(path, own) == 0 || (strncmp(own, "/v1/", 4) == 0 && strcmp(path, own + 3) == 0)) return &ROUTES[i];
+    }
     return NULL;
 }
 
@@ -308,8 +319,16 @@ static bool takes(const route *r, enum evhttp_cmd_type method) {
     return method == r->method || (method == EVHTTP_REQ_HEAD && r->method == EVHTTP_REQ_GET);
 }
 
+/* evhttp reads no body of some methods (TRACE): what follows would be taken for the next request. */
+static bool has_unread_body(struct evhttp_request *req) {
+    struct evkeyvalq *headers = evhttp_request_get_input_headers(req);
+    return evbuffer_get_length(evhttp_request_get_input_buffer(req)) == 0 &&
+           (evhttp_find_header(headers, "Content-Length") != NULL || evhttp_find_header(headers, "Transfer-Encoding") != NULL);
+}
+
 static void on_request(struct evhttp_request *req, void *user) {
     server *s = user;
+    if (has_unread_body(req)) (void)evhttp_add_header(evhttp_request_get_output_headers(req), "Connection", "close");
     connections_asked(s->connections, req);
     evhttp_request_set_on_complete_cb(req, on_sent, s);
     const struct evhttp_uri *uri = evhttp_request_get_evhttp_uri(req);
