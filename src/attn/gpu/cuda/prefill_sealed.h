@@ -142,7 +142,7 @@ FKV_FN void pf_share_scales(fkv_shared s, int stage, const pf_taken_keys &k) {
     float scale = fkv_page_number(k.scale), bias = fkv_page_number(k.bias);
     fkv_u32 largest = fkv_warp_max_bits(fkv_max_bits(fkv_bits_of(fkv_abs(scale) * 1024.0f), fkv_bits_of(fkv_abs(bias))));
     if (s.index % 32 == 0) tops[warp] = largest;
-    fkv_sync_team(2, 128);
+    fkv_sync_team(7, 128);
     fkv_u32 exponent = fkv_max_bits(fkv_max_bits(tops[0], tops[1]), fkv_max_bits(tops[2], tops[3])) >> 23;
     exponent = exponent < 20 ? 20 : exponent > 240 ? 240 : exponent;
     float up = fkv_float_of((268 - exponent) << 23); /* biases below 2^15, scales below 2^5 */
@@ -164,7 +164,7 @@ FKV_FN void pf_share_scales(fkv_shared s, int stage, const pf_taken_keys &k) {
         fkv_u32 norm = pf_norm_unit(fkv_warp_max_bits(k.norm));
         if (s.index == 96) ((pf_page_unit *)(s.base + PF_AT_UNITS))[stage] = {fkv_float_of((exponent - 14) << 23), norm};
     }
-    fkv_sync_team(2, 128);
+    fkv_sync_team(7, 128);
 }
 
 FKV_FN void pf_put_sealed_keys(fkv_shared s, int stage, const pf_taken_keys &k) {

@@ -184,7 +184,7 @@ FKV_FN void fkv_host_run(const fkv_u32 grid[3], fkv_u32 n_threads, fkv_u32 team_
     launch->body = &body;
     launch->block.barrier.n = n_threads;
     for (fkv_host_barrier &team : launch->block.teams) team.n = team_threads;
-    launch->block.teams[2].n = 128; /* prefill_sealed.h: the warpgroup that unpacks keys */
+    launch->block.teams[7].n = 128; /* prefill_sealed.h: the warpgroup that unpacks keys */
     launch->block.warps = std::vector<fkv_host_warp>((n_threads + 31) / 32);
     fkv_host_lanes_run(launch, n_threads);
     delete launch;
