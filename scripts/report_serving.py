@@ -73,8 +73,8 @@ def stalls(r):
 
 
 def cancel(r):
-    steps = ", ".join(f"{phase} {max(of)}" for phase, of in r["steps"].items())
-    return ["steps that ended from the last look before a client left to the look that found its pages back, at most", f"{steps} ({r['rounds']} times each)"]
+    steps = ", ".join(f"{phase} {most}" for phase, most in r["steps_most"].items())
+    return ["steps that ended from the notice that a client left to the return of its pages, at most", f"{steps} ({r['rounds']} times each)"]
 
 
 def fair(r):

@@ -34,7 +34,9 @@ typedef struct world {
     float rows[STEP_TOKENS * 16];
     float logits[MAX_SEQS * (1 + DRAFT) * VOCAB];
     uint64_t last_id;
-    bool broken; /* the device fails */
+    bool broken;     /* the device fails */
+    double stopped;  /* seconds that the process stands still in the next step */
+    fkv_job *leaves; /* cancelled in the middle of the next step */
 } world;
 
 static bool drafts; /* of the worlds that are opened; texts then mostly repeat themselves */
@@ -51,6 +53,8 @@ static fkv_status fake_forward(void *user, const fkv_tokens *rows, uint32_t n_ro
     uint32_t n_logits = 0;
     double seconds = 0.002;
     if (w->broken) return fkv_fail(FKV_DEVICE, "the device broke");
+    if (w->leaves != NULL) fkv_job_cancel(w->leaves, w->scheduler.stats.steps);
+    w->leaves = NULL;
     for (uint32_t i = 0; i < n_rows; i++) {
         uint32_t length = 0;
         if (fkv_seq_length(w->cache, rows[i].seq, &length) != FKV_OK) abort();
@@ -66,7 +70,8 @@ static fkv_status fake_forward(void *user, const fkv_tokens *rows, uint32_t n_ro
     fkv_status status = fkv_step_begin(w->cache, cache_rows, n_rows, &step);
     if (status == FKV_OK) status = fkv_write(step, 0, w->rows, w->rows);
     if (status == FKV_OK) status = fkv_step_commit(step);
-    w->clock += seconds;
+    w->clock += seconds + w->stopped;
+    w->stopped = 0.0;
     if (seconds > w->longest) w->longest = seconds;
     *logits = w->logits;
     return status;
@@ -218,7 +223,7 @@ static fkv_status submit(world *w, seen *s, fkv_request r) {
     ck_assert(job != NULL);
     if (job == NULL) abort();
     job->id = ++w->last_id;
-    job->arrived_at = w->clock;
+    job->asked_at = job->arrived_at = w->clock;
     job->deadline_at = r.deadline_s > 0 ? w->clock + r.deadline_s : INFINITY;
     s->w = w;
     s->job = job;
@@ -276,9 +281,13 @@ static void random_life(uint64_t seed) {
         bool cancels = victim != NULL && victim->job != NULL && random_below(&random, 4) == 0;
         if (cancels && victim != NULL) {
             victim->cancelled = true;
-            atomic_store(&victim->job->cancelled, true);
+            if (w.scheduler.n_running > 0 && random_below(&random, 2) == 0)
+                w.leaves = victim->job;
+            else
+                fkv_job_cancel(victim->job, w.scheduler.stats.steps);
         }
         (void)fkv_scheduler_turn(&w.scheduler);
+        w.leaves = NULL;
         ck_assert(!cancels || victim == NULL || victim->job == NULL); /* its pages are back after one step */
         if (n % 16 == 0) ck_assert(fkv_cache_consistent(w.cache));
     }
@@ -291,6 +300,7 @@ static void random_life(uint64_t seed) {
     const fkv_engine_stats *stats = &w.scheduler.stats;
     ck_assert_uint_ge(stats->prompt_tokens, stats->cached_tokens + stats->computed_tokens); /* more where some were cancelled */
     ck_assert_uint_gt(stats->cached_tokens, 0);
+    ck_assert_uint_eq(stats->cancel_steps_most, 1); /* some left in the middle of a step */
     ck_assert_uint_eq(stats->finished[FKV_FINISH_FAILED], 0);
     ck_assert(drafts ? stats->accepted_tokens > 100 && stats->drafted_tokens > stats->accepted_tokens
                      : stats->drafted_tokens == 0);
@@ -379,7 +389,7 @@ START_TEST(within_a_tenant_priority_then_deadline_then_age_decide) {
     ck_ok(submit(&w, &s[MAX_SEQS + 1], (fkv_request){.tenant = 1, .deadline_s = 100.0}));
     ck_ok(submit(&w, &s[MAX_SEQS + 2], (fkv_request){.tenant = 1, .priority = 1}));
     ck_ok(submit(&w, &s[MAX_SEQS + 3], (fkv_request){.tenant = 1, .priority = 5}));
-    s[MAX_SEQS].job->arrived_at -= 20.5; /* two levels older */
+    s[MAX_SEQS].job->asked_at -= 20.5; /* two levels older */
     (void)run_all(&w);
     ck_assert_uint_lt(s[MAX_SEQS + 3].order, s[MAX_SEQS].order);
     ck_assert_uint_lt(s[MAX_SEQS].order, s[MAX_SEQS + 2].order);
@@ -402,6 +412,28 @@ START_TEST(prefill_beside_decode_keeps_steps_short) {
     (void)run_all(&w);
     printf("longest step %.1f ms of %.0f\n", w.longest * 1e3, config.step_ms);
     ck_assert_double_le(w.longest * 1e3, 1.25 * config.step_ms);
+    close_world(&w);
+}
+END_TEST
+
+START_TEST(a_process_that_stood_still_goes_on_predicting_as_before) {
+    static world w;
+    fkv_engine_config config = quick_config();
+    open_world(&w, &config);
+    for (uint32_t i = 0; i < 2 * MAX_SEQS; i++) {
+        all[i] = (seen){.max_new = MAX_NEW, .n = 1};
+        tokens_of(&all[i], 70 + i, 0, 20 + 5 * i);
+        ck_ok(submit(&w, &all[i], (fkv_request){0}));
+    }
+    for (int k = 0; k < 40; k++) (void)fkv_scheduler_turn(&w.scheduler);
+    const double before = fkv_scheduler_wait(&w.scheduler);
+    ck_assert_double_gt(before, 0.0);
+    w.stopped = 60.0;
+    (void)fkv_scheduler_turn(&w.scheduler);
+    const double after = fkv_scheduler_wait(&w.scheduler);
+    printf("predicted wait %.3f s, after a minute's standstill %.3f s\n", before, after);
+    ck_assert(after > before / 2.0 && after < 2.0 * before);
+    (void)run_all(&w);
     close_world(&w);
 }
 END_TEST
@@ -637,6 +669,6 @@ END_TEST
 TEST_MAIN("engine", random_requests_cancels_and_tenants_keep_every_rule, one_prefix_of_32_requests_is_computed_once,
           a_tenant_that_sends_ten_times_as_much_gets_half, a_tenant_that_comes_back_has_no_credit,
           within_a_tenant_priority_then_deadline_then_age_decide, prefill_beside_decode_keeps_steps_short,
-          what_can_never_fit_is_refused_with_the_numbers, stop_strings_end_the_text_before_them,
-          held_text_is_what_could_become_a_stop, drafts_and_forks_obey_a_mask, every_request_that_fails_hears_why,
-          steps_take_no_memory)
+          a_process_that_stood_still_goes_on_predicting_as_before, what_can_never_fit_is_refused_with_the_numbers,
+          stop_strings_end_the_text_before_them, held_text_is_what_could_become_a_stop, drafts_and_forks_obey_a_mask,
+          every_request_that_fails_hears_why, steps_take_no_memory)

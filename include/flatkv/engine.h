@@ -129,11 +129,12 @@ typedef struct fkv_request {
     void *user;
 } fkv_request;
 
-/* Hands a request in. FKV_BUSY: the queue is full or the predicted wait too long, *retry_s (may be NULL) says when to come back.
+/* Hands a request in. FKV_BUSY: the queue is full or the predicted wait too long, *retry_s (may be NULL) says when to come back:
+ * who asks for the same again then goes before those who came after its first call.
  * FKV_POOL_FULL: it can never fit, with the numbers. A request that was refused has no events. */
 FKV_API fkv_status fkv_engine_submit(fkv_engine *engine, const fkv_request *request, uint64_t *id, double *retry_s);
 
-/* Its pages are back after the step that is running now. The DONE event still comes. An id that is done is ignored. */
+/* Its pages are back at the end of the step that is running now. The DONE event still comes. An id that is done is ignored. */
 FKV_API void fkv_engine_cancel(fkv_engine *engine, uint64_t id);
 
 /* ---- what it does -------------------------------------------------------------------------------------------- */
@@ -171,6 +172,7 @@ typedef struct fkv_engine_stats {
     uint64_t accepted_tokens; /* of them, right */
     uint64_t page_waits;      /* requests that waited for a page another one was computing */
     uint64_t steps;
+    uint64_t cancel_steps_most;  /* that ended from the notice of a cancel to the return of its pages */
     double step_seconds;         /* in all */
     double predicted_seconds;    /* what was predicted for them */
     double predicted_wait_s;     /* of a request that would come now */

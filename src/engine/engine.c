@@ -4,6 +4,7 @@
  * callback or an allocation. The scheduler belongs to the thread alone, but for what fkv_scheduler_check() reads, which is
  * constant.
  */
+#include "door.h"
 #include "scheduler.h"
 
 #include <math.h>
@@ -11,8 +12,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { MAX_SHOWN = 256 };               /* requests that fkv_engine_requests() can name */
-static const double MAX_TOLD_S = 600.0; /* that a refused request is told to wait; not all come back */
+enum { MAX_SHOWN = 256 }; /* requests that fkv_engine_requests() can name */
 
 struct fkv_engine {
     const fkv_model *model;
@@ -31,16 +31,15 @@ struct fkv_engine {
     bool draining;
     bool arrived; /* a page from the store of prefixes */
     fkv_waiting_line inbox;
-    double inbox_units;
-    fkv_job *live; /* every job that was taken and is not done */
+    double inbox_s; /* that they take */
+    fkv_job *live;  /* every job that was taken and is not done */
     uint32_t n_live;
     uint64_t last_id;
     fkv_engine_stats stats;
-    double ahead_units; /* of those who wait */
-    double base_wait_s; /* of a request that would come now */
-    double seconds_for_unit;
-    double used_share; /* of max_new that answers write */
-    double told_until; /* when those who were refused will have been served, if they come back as they were told */
+    fkv_door door;
+    fkv_forecast forecast;
+    double base_wait_s;   /* of a request that came after those that were taken */
+    uint32_t free_places; /* that need no wait */
     uint32_t n_shown;
     fkv_request_info shown[MAX_SHOWN];
     bool pages_wanted; /* somebody looks at them */
@@ -116,10 +115,7 @@ static void publish(fkv_engine *e) {
     fkv_scheduler *s = &e->scheduler;
     fkv_store_stats store = store_stats(&s->tier);
     if (s->n_running == 0 && s->line.n == 0) s->stats.consistent = fkv_cache_consistent(s->device.cache);
-    double ahead = 0.0;
-    for (const fkv_job *j = s->line.first; j != NULL; j = j->next) ahead += fkv_scheduler_units(s, j);
-    double wait = fkv_scheduler_wait(s, ahead);
-    double unit = fkv_scheduler_wait(s, ahead + 1.0) - fkv_scheduler_wait(s, ahead > 0.0 ? ahead : 1e-9);
+    const double wait = fkv_scheduler_wait(s);
     (void)pthread_mutex_lock(&e->lock);
     uint64_t submitted = e->stats.submitted;
     uint64_t busy = e->stats.refused_busy;
@@ -131,10 +127,9 @@ static void publish(fkv_engine *e) {
     e->stats.store = store;
     e->stats.running = s->n_running;
     e->stats.waiting = s->line.n;
-    e->ahead_units = ahead;
+    e->forecast = fkv_scheduler_forecast(s);
     e->base_wait_s = wait;
-    e->seconds_for_unit = unit > 0.0 ? unit : 0.0;
-    e->used_share = s->used_share;
+    e->free_places = s->line.n == 0 ? s->device.max_seqs - s->n_seqs : 0;
     e->n_shown = fkv_scheduler_list(s, e->shown, MAX_SHOWN);
     if (e->pages_wanted || (s->n_running == 0 && s->line.n == 0)) { /* then this may be the last look for long */
         e->pages_wanted = false;
@@ -162,11 +157,12 @@ static bool take_inbox(fkv_engine *e, bool idle) {
     e->arrived = false;
     fkv_waiting_line came = e->inbox;
     e->stats.waiting += came.n; /* until the next figures are published */
-    e->base_wait_s += e->inbox_units * e->seconds_for_unit;
+    e->base_wait_s += e->inbox_s;
+    e->free_places -= fkv_min_u32(e->free_places, came.n);
     e->inbox = (fkv_waiting_line){0};
-    e->inbox_units = 0.0;
+    e->inbox_s = 0.0;
     if (e->closing)
-        for (fkv_job *j = e->live; j != NULL; j = j->next_live) atomic_store_explicit(&j->cancelled, true, memory_order_release);
+        for (fkv_job *j = e->live; j != NULL; j = j->next_live) fkv_job_cancel(j, e->stats.steps);
     bool go_on = !e->closing || e->n_live > 0;
     (void)pthread_mutex_unlock(&e->lock);
     while (came.first != NULL) {
@@ -271,6 +267,7 @@ fkv_status fkv_engine_open(const fkv_model *model, const fkv_engine_config *conf
     e->model = model;
     e->config = *config;
     if (e->config.runner.max_tokens == 0) e->config.runner.max_tokens = fkv_model_about(model)->context;
+    fkv_door_start(&e->door, config->max_queue, config->max_wait_s);
     (void)pthread_mutex_init(&e->lock, NULL);
     pthread_condattr_t monotonic;
     (void)pthread_condattr_init(&monotonic);
@@ -315,43 +312,32 @@ void fkv_engine_close(fkv_engine *e) {
 /* ---- requests ---- */
 
 /* Under the lock. Seconds that a request would wait that came now. */
-static double wait_now(const fkv_engine *e) { return e->base_wait_s + e->inbox_units * e->seconds_for_unit; }
+static double wait_now(const fkv_engine *e) { return e->inbox.n < e->free_places ? 0.0 : e->base_wait_s + e->inbox_s; }
 
-static double units_of(const fkv_engine *e, const fkv_job *job) {
-    return (double)job->r.n_prompt + (double)job->r.n * job->r.max_new * e->used_share * e->config.output_weight;
-}
-
-/* Under the lock. Seconds until a refused request may come back: behind the queue, and behind those who were told so before it;
- * else all of them would come at once and most would be refused again. */
-static double come_back_s(fkv_engine *e, const fkv_job *job, double wait) {
-    const double now = job->arrived_at;
-    const double least = wait > 1.0 ? wait : 1.0;
-    double at = e->told_until > now + least ? e->told_until : now + least;
-    if (at > now + MAX_TOLD_S) at = now + MAX_TOLD_S;
-    e->told_until = at + units_of(e, job) * e->seconds_for_unit;
-    return at - now;
-}
-
-static fkv_status enter(fkv_engine *e, fkv_job *job, uint64_t *id, double *retry_s) {
-    double wait = wait_now(e);
-    uint32_t n_waiting = e->stats.waiting + e->inbox.n;
-    bool full = n_waiting >= e->config.max_queue;
-    bool late = e->config.max_wait_s > 0.0 && wait > e->config.max_wait_s;
-    if (e->closing || e->draining || full || late) {
-        double retry = come_back_s(e, job, wait);
-        if (retry_s != NULL) *retry_s = retry;
+static fkv_status enter(fkv_engine *e, fkv_job *job, uint64_t what, uint64_t *id, double *retry_s) {
+    const fkv_line_state line = {
+        .n_waiting = e->stats.waiting + e->inbox.n, .wait_s = wait_now(e), .learned = fkv_step_cost_learned(&e->forecast.cost)};
+    const fkv_caller caller = {
+        .tenant = job->r.tenant, .what = what, .work_s = fkv_forecast_seconds(&e->forecast, job), .now = job->arrived_at};
+    double seconds = 5.0; /* a server may follow */
+    const bool ending = e->closing || e->draining;
+    const fkv_door_answer answer = ending ? FKV_DOOR_FULL : fkv_door_ask(&e->door, line, caller, &seconds);
+    if (answer != FKV_DOOR_OPEN) {
+        if (retry_s != NULL) *retry_s = seconds;
         e->stats.refused_busy++;
-        if (e->closing || e->draining) return fkv_fail(FKV_BUSY, "the engine is shutting down");
-        if (full) return fkv_fail(FKV_BUSY, "%u requests wait already; try again in %.0f s", n_waiting, ceil(retry));
-        return fkv_fail(FKV_BUSY, "a request would wait %.0f s, at most %.0f are allowed; try again in %.0f s", wait,
-                        e->config.max_wait_s, ceil(retry));
+        if (ending) return fkv_fail(FKV_BUSY, "the engine is shutting down");
+        if (answer == FKV_DOOR_FULL)
+            return fkv_fail(FKV_BUSY, "%u requests wait already; try again in %.0f s", line.n_waiting, ceil(seconds));
+        return fkv_fail(FKV_BUSY, "a request would wait %.0f s, at most %.0f are allowed; try again in %.0f s", line.wait_s,
+                        e->config.max_wait_s, ceil(seconds));
     }
+    job->asked_at = caller.now - seconds;
     job->id = *id = ++e->last_id;
     job->next_live = e->live;
     e->live = job;
     e->n_live++;
     e->stats.submitted++;
-    e->inbox_units += units_of(e, job);
+    e->inbox_s += caller.work_s;
     fkv_waiting_line_add(&e->inbox, job);
     (void)pthread_cond_broadcast(&e->changed);
     return FKV_OK;
@@ -378,8 +364,9 @@ fkv_status fkv_engine_submit(fkv_engine *e, const fkv_request *request, uint64_t
     }
     job->arrived_at = now_seconds(NULL);
     job->deadline_at = request->deadline_s > 0.0 ? job->arrived_at + request->deadline_s : INFINITY;
+    const uint64_t what = fkv_job_hash(job);
     (void)pthread_mutex_lock(&e->lock);
-    status = enter(e, job, id, retry_s);
+    status = enter(e, job, what, id, retry_s);
     (void)pthread_mutex_unlock(&e->lock);
     if (status != FKV_OK) fkv_job_free(job);
     return status;
@@ -388,7 +375,7 @@ fkv_status fkv_engine_submit(fkv_engine *e, const fkv_request *request, uint64_t
 void fkv_engine_cancel(fkv_engine *e, uint64_t id) {
     (void)pthread_mutex_lock(&e->lock);
     for (fkv_job *j = e->live; j != NULL; j = j->next_live)
-        if (j->id == id) atomic_store_explicit(&j->cancelled, true, memory_order_release);
+        if (j->id == id) fkv_job_cancel(j, e->stats.steps);
     (void)pthread_mutex_unlock(&e->lock);
 }
 

@@ -81,6 +81,21 @@ fkv_job *fkv_job_make(const fkv_request *r, uint32_t max_new, size_t max_token_b
     return job;
 }
 
+void fkv_job_cancel(fkv_job *job, uint64_t n_steps) {
+    if (atomic_load_explicit(&job->cancelled, memory_order_relaxed)) return;
+    job->cancelled_in = n_steps;
+    atomic_store_explicit(&job->cancelled, true, memory_order_release);
+}
+
+uint64_t fkv_job_hash(const fkv_job *job) {
+    uint64_t hash = (uint64_t)job->r.n << 32 | job->r.max_new;
+    for (uint32_t i = 0; i < job->r.n_prompt; i++) {
+        hash = (hash ^ job->r.prompt[i]) * 0x9E3779B97F4A7C15u;
+        hash ^= hash >> 29;
+    }
+    return hash;
+}
+
 void fkv_job_free(fkv_job *job) {
     if (job == NULL) return;
     for (uint32_t i = 0; i < job->r.n; i++) fkv_sampler_close(job->answers[i].sampler);

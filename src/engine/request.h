@@ -34,7 +34,9 @@ typedef struct fkv_job {
     struct fkv_job *next_live; /* of all jobs, under the engine's lock */
     uint64_t id;
     _Atomic bool cancelled;
+    uint64_t cancelled_in; /* steps that had ended then */
     fkv_phase phase;
+    double asked_at; /* first; before arrived_at, where it was refused then */
     double arrived_at;
     double admitted_at;
     double deadline_at; /* INFINITY: none */
@@ -61,6 +63,12 @@ typedef struct fkv_job {
 /* A copy of the request, without the tenant's name. NULL: no memory. max_token_bytes: of any token's text; max_keys: of pages. */
 fkv_job *fkv_job_make(const fkv_request *request, uint32_t max_new, size_t max_token_bytes, uint32_t max_keys);
 void fkv_job_free(fkv_job *job); /* NULL is allowed */
+
+/* Any thread, one at a time: it ends at the end of the step that runs. */
+void fkv_job_cancel(fkv_job *job, uint64_t n_steps);
+
+/* The same for requests that ask for the same: what somebody who comes back is known by. */
+uint64_t fkv_job_hash(const fkv_job *job);
 
 /* Checks what a caller may get wrong: FKV_BAD_ARGUMENT. */
 fkv_status fkv_request_check(const fkv_request *request, uint32_t n_vocab);

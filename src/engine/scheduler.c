@@ -7,9 +7,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { LEAST_CHUNK = 16 };               /* prefill goes on by this much in every step, however slow decode is */
-static const double RATE_SECONDS = 30.0; /* over which the served rate is taken */
-static const double USED_SHARE_STEP = 0.05;
+enum { LEAST_CHUNK = 16 };                  /* prefill goes on by this much in every step, however slow decode is */
+static const double RATE_SECONDS = 30.0;    /* over which predictions are held against what turns took */
+static const double USED_SHARE_STEP = 0.05; /* at least: the first answers count more */
 
 /* ---- open and check ---- */
 
@@ -30,7 +30,8 @@ fkv_status fkv_scheduler_open(fkv_scheduler *s, const fkv_engine_config *config,
     s->config = *config;
     s->device = *d;
     s->cost = fkv_step_cost_start();
-    s->used_share = 0.5;
+    s->used_share = 1.0;
+    s->n_shares = 1;
     s->share = (fkv_fair_share){.tenants = calloc(config->max_tenants, sizeof(fkv_tenant)), .capacity = config->max_tenants};
     s->running = calloc(d->max_seqs, sizeof *s->running);
     s->rows = calloc(d->max_seqs, sizeof *s->rows);
@@ -91,35 +92,39 @@ fkv_status fkv_scheduler_check(const fkv_scheduler *s, const fkv_request *r, uin
 
 /* ---- figures ---- */
 
-double fkv_scheduler_units(const fkv_scheduler *s, const fkv_job *job) {
-    double left = (double)job->r.n * job->r.max_new * s->used_share;
-    double prompt = job->r.n_prompt - (job->phase == FKV_PHASE_WAITING ? job->n_known : job->answers[0].n_fed);
-    if (job->phase == FKV_PHASE_DECODE) {
-        prompt = 0.0;
-        left = 0.0;
-        for (uint32_t i = 0; i < job->r.n; i++) {
-            const fkv_answer *a = &job->answers[i];
-            double rest = job->r.max_new * s->used_share - a->n_new;
-            if (!a->finished && rest > 0.0) left += rest;
-        }
-    }
-    return prompt + left * s->config.output_weight;
+fkv_forecast fkv_scheduler_forecast(const fkv_scheduler *s) {
+    const bool full = s->line.n > 0 && s->n_seqs > 0; /* by answers or by pages */
+    return (fkv_forecast){.cost = s->cost,
+                          .slowness = s->predicted_s > 0.0 ? s->taken_s / s->predicted_s : 1.0,
+                          .used_share = s->used_share,
+                          .batch = full ? s->n_seqs : s->device.max_seqs};
 }
 
-double fkv_scheduler_wait(const fkv_scheduler *s, double ahead) {
-    if (s->n_running == 0) return 0.0;
+double fkv_forecast_seconds(const fkv_forecast *f, const fkv_job *job) {
+    uint32_t done = job->phase == FKV_PHASE_WAITING ? job->n_known : fkv_min_u32(job->answers[0].n_fed, job->r.n_prompt);
+    double rest = 0.0;
+    for (uint32_t i = 0; i < job->r.n; i++) {
+        const fkv_answer *a = &job->answers[i];
+        double left = job->r.max_new * f->used_share - a->n_new;
+        if (!a->finished && left > 0.0) rest += left;
+    }
+    return f->slowness * fkv_step_cost_request(&f->cost, done, job->r.n_prompt - done, rest, f->batch);
+}
+
+double fkv_scheduler_wait(const fkv_scheduler *s) {
+    const fkv_forecast f = fkv_scheduler_forecast(s);
+    double ahead = 0.0;
     double running = 0.0;
     double first = INFINITY; /* the job that ends first makes room */
+    if (s->n_running == 0 || (s->line.n == 0 && s->n_seqs < s->device.max_seqs)) return 0.0;
+    for (const fkv_job *j = s->line.first; j != NULL; j = j->next) ahead += fkv_forecast_seconds(&f, j);
     for (uint32_t i = 0; i < s->n_running; i++) {
-        double units = fkv_scheduler_units(s, s->running[i]);
-        running += units;
-        if (units < first) first = units;
+        double seconds = fkv_forecast_seconds(&f, s->running[i]);
+        running += seconds;
+        if (seconds < first) first = seconds;
     }
-    if (ahead <= 0.0 && s->n_seqs < s->device.max_seqs) return 0.0;
-    double rate = s->served_units / (s->served_seconds > 0.0 ? s->served_seconds : 1.0);
-    if (!(rate > 0.0)) rate = 1.0 / fkv_step_cost_predict(&s->cost, (fkv_step_work){.n_rows = 1});
     double soon = first * s->n_running; /* all that run go on beside it */
-    return (ahead + (soon < running ? soon : running)) / rate;
+    return ahead + (soon < running ? soon : running);
 }
 
 uint32_t fkv_scheduler_list(const fkv_scheduler *s, fkv_request_info *list, uint32_t capacity) {
@@ -169,7 +174,7 @@ static void end_answer(fkv_scheduler *s, fkv_job *job, uint32_t i, fkv_event eve
     job->n_unfinished--;
     s->stats.finished[event.reason]++;
     if (event.reason == FKV_FINISH_END || event.reason == FKV_FINISH_STOP || event.reason == FKV_FINISH_LENGTH)
-        s->used_share += USED_SHARE_STEP * ((double)a->n_new / job->r.max_new - s->used_share);
+        s->used_share += fmax(USED_SHARE_STEP, 1.0 / ++s->n_shares) * ((double)a->n_new / job->r.max_new - s->used_share);
     if (a->seq != 0) {
         (void)fkv_seq_close(s->device.cache, a->seq);
         a->seq = 0;
@@ -187,6 +192,8 @@ static void end_answer(fkv_scheduler *s, fkv_job *job, uint32_t i, fkv_event eve
 /* The job is in no list any more. */
 static void end_job(fkv_scheduler *s, fkv_job *job, fkv_finish reason, const char *message) {
     uint32_t n_new = 0;
+    if (reason == FKV_FINISH_CANCELLED && s->stats.steps - job->cancelled_in > s->stats.cancel_steps_most)
+        s->stats.cancel_steps_most = s->stats.steps - job->cancelled_in;
     fkv_tier_leave(&s->tier, job);
     for (uint32_t i = 0; i < job->r.n; i++) {
         if (!job->answers[i].finished) end_answer(s, job, i, (fkv_event){.reason = reason, .message = message});
@@ -552,27 +559,31 @@ static void fail_step(fkv_scheduler *s) {
 }
 
 bool fkv_scheduler_turn(fkv_scheduler *s) {
-    double start_at = s->device.seconds(s->device.user);
+    const double turn_at = s->device.seconds(s->device.user);
     s->turn++;
-    end_those_who_must(s, start_at);
+    end_those_who_must(s, turn_at);
     fkv_tier_pump(&s->tier);
-    admit(s, start_at);
+    admit(s, turn_at);
     fkv_step_work work = compose(s);
     if (s->n_rows == 0) return false;
     const float *logits = NULL;
-    start_at = s->device.seconds(s->device.user);
+    const double start_at = s->device.seconds(s->device.user);
     if (s->device.forward(s->device.user, s->rows, s->n_rows, &logits) != FKV_OK) {
         fail_step(s);
         return true;
     }
-    double seconds = s->device.seconds(s->device.user) - start_at;
-    double keep = exp(-seconds / RATE_SECONDS);
+    const double seconds = s->device.seconds(s->device.user) - start_at;
+    const double predicted = fkv_step_cost_predict(&s->cost, work);
     s->stats.steps++;
     s->stats.step_seconds += seconds;
-    s->stats.predicted_seconds += fkv_step_cost_predict(&s->cost, work);
-    s->served_units = s->served_units * keep + (work.n_prefill - s->n_drafted) + work.n_rows * s->config.output_weight;
-    s->served_seconds = s->served_seconds * keep + seconds;
-    fkv_step_cost_learn(&s->cost, work, seconds);
+    s->stats.predicted_seconds += predicted;
     settle(s, logits);
+    const double end_at = s->device.seconds(s->device.user);
+    end_those_who_must(s, end_at); /* here too: who left during the step gives its pages back with it */
+    const double taken = fkv_step_cost_believed(&s->cost, predicted, end_at - turn_at);
+    const double keep = exp(-taken / RATE_SECONDS);
+    s->predicted_s = s->predicted_s * keep + predicted;
+    s->taken_s = s->taken_s * keep + taken;
+    fkv_step_cost_learn(&s->cost, work, seconds);
     return true;
 }

@@ -56,9 +56,10 @@ typedef struct fkv_scheduler {
     float *masked;      /* [n_vocab] logits of the tokens that a mask allows, and its bits */
     uint32_t *mask_bits;
     size_t max_token_bytes;
-    double served_units; /* weighted tokens of the last half minute or so, and the seconds of their steps */
-    double served_seconds;
+    double predicted_s; /* of the steps of the last half minute or so, and what their turns took */
+    double taken_s;
     double used_share;                        /* of max_new, that answers turn out to write */
+    double n_shares;                          /* answers that it comes from */
     fkv_prefix_tier tier;                     /* without traffic where there is no store */
     void (*retire)(void *user, fkv_job *job); /* after its last event: takes the job over */
     void *retire_user;
@@ -74,9 +75,17 @@ fkv_status fkv_scheduler_check(const fkv_scheduler *s, const fkv_request *reques
 void fkv_scheduler_accept(fkv_scheduler *s, fkv_job *job); /* into the line */
 bool fkv_scheduler_turn(fkv_scheduler *s);                 /* false: there was nothing to do */
 
-/* Seconds that a request would wait that came now and had `ahead` weighted tokens in front of it, beside those that run. */
-double fkv_scheduler_wait(const fkv_scheduler *s, double ahead);
-double fkv_scheduler_units(const fkv_scheduler *s, const fkv_job *job); /* weighted tokens that a job may take */
+/* What is needed to foresee what a request takes; a copy may be asked by any thread. */
+typedef struct fkv_forecast {
+    fkv_step_cost cost;
+    double slowness;   /* seconds of a turn for each predicted second of its step */
+    double used_share; /* of max_new */
+    uint32_t batch;    /* answers at once */
+} fkv_forecast;
+
+fkv_forecast fkv_scheduler_forecast(const fkv_scheduler *s);
+double fkv_forecast_seconds(const fkv_forecast *f, const fkv_job *job); /* of the machine, that a job still takes */
+double fkv_scheduler_wait(const fkv_scheduler *s);                      /* seconds of a request that would come now */
 uint32_t fkv_scheduler_list(const fkv_scheduler *s, fkv_request_info *list, uint32_t capacity);
 
 #endif

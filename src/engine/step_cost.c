@@ -5,6 +5,9 @@
 static const double FORGET = 0.98;
 /* Before anything was seen: 5 ms a step, 2 ms a row, 1 ms a token. Slow enough for any machine, and forgotten at once. */
 static const double START[FKV_COST_TERMS] = {0.005, 0.002, 0.001, 0.0};
+/* Of the prediction that a step is believed to have taken, once LEARNED steps were seen. */
+static const double MOST_BELIEVED = 4.0;
+enum { LEARNED = 16 };
 /* Units that bring the terms to the same size. */
 static const double UNIT[FKV_COST_TERMS] = {1.0, 1.0 / 8, 1.0 / 64, 1.0 / (64 * 1024)};
 
@@ -35,11 +38,26 @@ double fkv_step_cost_predict(const fkv_step_cost *cost, fkv_step_work work) {
     return sum;
 }
 
+bool fkv_step_cost_learned(const fkv_step_cost *cost) { return cost->n_seen >= LEARNED; }
+
+double fkv_step_cost_believed(const fkv_step_cost *cost, double predicted, double seconds) {
+    const double most = MOST_BELIEVED * predicted;
+    return fkv_step_cost_learned(cost) && seconds > most ? most : seconds;
+}
+
+double fkv_step_cost_request(const fkv_step_cost *cost, uint32_t from, uint32_t n_prompt, double n_new, uint32_t batch) {
+    const fkv_step_work empty = {0};
+    const fkv_step_work prompt = {.n_prefill = n_prompt, .history = fkv_step_history(from, n_prompt)};
+    const fkv_step_work rows = {.n_rows = batch, .history = batch * (from + n_prompt + n_new / 2.0)};
+    const double prefill = fkv_step_cost_predict(cost, prompt) - fkv_step_cost_predict(cost, empty);
+    return prefill + n_new * fkv_step_cost_predict(cost, rows) / batch;
+}
+
 void fkv_step_cost_learn(fkv_step_cost *cost, fkv_step_work work, double seconds) {
     double x[FKV_COST_TERMS];
     double px[FKV_COST_TERMS] = {0};
     double norm = FORGET;
-    double error = seconds;
+    double error = fkv_step_cost_believed(cost, fkv_step_cost_predict(cost, work), seconds);
     terms_of(work, x);
     for (int i = 0; i < FKV_COST_TERMS; i++) {
         for (int j = 0; j < FKV_COST_TERMS; j++) px[i] += cost->spread[i][j] * x[j];

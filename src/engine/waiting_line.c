@@ -29,11 +29,11 @@ void fkv_waiting_line_remove(fkv_waiting_line *line, fkv_job *job) {
 }
 
 static double priority_of(const fkv_job *job, double now, double ageing_s) {
-    double aged = ageing_s > 0.0 ? floor((now - job->arrived_at) / ageing_s) : 0.0;
+    double aged = ageing_s > 0.0 ? floor((now - job->asked_at) / ageing_s) : 0.0;
     return (double)job->r.priority + aged;
 }
 
-/* a came before b. */
+/* a came before b; b may have asked before, and been refused. */
 static bool goes_before(const fkv_job *b, const fkv_job *a, const fkv_fair_share *share, double now, double ageing_s) {
     double counter_a = share->tenants[a->place].counter;
     double counter_b = share->tenants[b->place].counter;
@@ -42,7 +42,8 @@ static bool goes_before(const fkv_job *b, const fkv_job *a, const fkv_fair_share
     double priority_b = priority_of(b, now, ageing_s);
     if (priority_a != priority_b) return priority_b > priority_a;
     if (a->deadline_at != b->deadline_at) return b->deadline_at < a->deadline_at;
-    return b->n_known > a->n_known;
+    if (a->n_known != b->n_known) return b->n_known > a->n_known;
+    return b->asked_at < a->asked_at;
 }
 
 fkv_job *fkv_waiting_line_next(const fkv_waiting_line *line, const fkv_fair_share *share, double now, double ageing_s,

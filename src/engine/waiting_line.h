@@ -1,7 +1,7 @@
 /* The requests that wait, in the order of their arrival, and who of them goes next.
  *
  * The tenant that was served least goes first; within a tenant the higher priority (raised by one for every ageing_s of waiting),
- * then the earlier deadline, then the longer cached prefix, then who came first.
+ * then the earlier deadline, then the longer cached prefix, then who asked first.
  */
 #ifndef FKV_WAITING_LINE_H
 #define FKV_WAITING_LINE_H

@@ -106,6 +106,8 @@ void metrics_write(const metrics *m, const fkv_engine_stats *s, const char *mode
         {"refused_connections_total", "counter", "Connections beyond the most that may be open.", (double)m->refused_connections},
         {"slow_readers_total", "counter", "Clients dropped because they did not read.", (double)m->slow_readers},
         {"steps_total", "counter", "Forward passes.", (double)s->steps},
+        {"cancel_steps_max", "gauge", "Most steps that ended from a disconnect to the return of its pages.",
+         (double)s->cancel_steps_most},
         {"step_seconds_total", "counter", "Their time.", s->step_seconds},
         {"step_predicted_seconds_total", "counter", "The time predicted for them.", s->predicted_seconds},
         {"evictions_total", "counter", "Pages that the prefix cache gave up.", (double)s->cache.evictions},
