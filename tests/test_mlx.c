@@ -9,6 +9,7 @@
 #include "test.h"
 
 #include "../src/mlx/mlx_graph.h"
+#include "../src/mlx/mlx_include.h"
 
 #include <flatkv/mlx.h>
 
@@ -675,6 +676,29 @@ START_TEST(a_plan_that_does_not_fit_and_a_way_that_is_not_there_are_refused) {
 }
 END_TEST
 
+/* A GPU's compiler reads it there; elsewhere kernels are given their texts whole. */
+START_TEST(the_text_of_a_kernel_is_a_line_that_includes_a_file_of_it) {
+    char one[FKV_MLX_INCLUDE_CHARS];
+    char again[FKV_MLX_INCLUDE_CHARS];
+    char other[FKV_MLX_INCLUDE_CHARS];
+    if (!fkv_mlx_include("int x;\n", 1, one)) {
+        ck_assert(!FKV_OS_LINUX);
+        return;
+    }
+    ck_assert(fkv_mlx_include("int x;\n", 1, again) && fkv_mlx_include("int y;\n", 2, other));
+    ck_assert_str_eq(one, again);
+    ck_assert_str_ne(one, other);
+    char path[FKV_MLX_INCLUDE_CHARS];
+    char text[16] = {0};
+    ck_assert_int_eq(sscanf(other, "#include \"%39[^\"]\"\n", path), 1);
+    FILE *file = fopen(path, "r");
+    ck_assert_ptr_nonnull(file);
+    ck_assert_uint_eq(fread(text, 1, sizeof text, file), 7);
+    ck_assert_str_eq(text, "int y;\n");
+    (void)fclose(file);
+}
+END_TEST
+
 TEST_MAIN("mlx", chunks_batches_and_windows_are_the_hosts, a_fork_copies_the_page_it_writes_and_the_parent_keeps_its_own,
           truncated_and_aborted_tokens_leave_nothing, the_answer_to_a_sequence_closed_in_its_step_is_the_hosts,
           random_lives_leave_the_hosts_pages, a_file_saved_on_one_device_loads_on_the_other,
@@ -682,4 +706,5 @@ TEST_MAIN("mlx", chunks_batches_and_windows_are_the_hosts, a_fork_copies_the_pag
           a_query_that_is_not_a_number_has_no_answer_and_spoils_no_other, the_pools_are_what_the_plan_says,
           thousands_of_steps_move_no_counter, each_devices_calls_name_those_of_the_other,
           arrays_of_the_wrong_shape_type_or_moment_are_refused, what_fails_inside_mlx_is_a_status_with_its_words,
-          a_plan_that_does_not_fit_and_a_way_that_is_not_there_are_refused)
+          a_plan_that_does_not_fit_and_a_way_that_is_not_there_are_refused,
+          the_text_of_a_kernel_is_a_line_that_includes_a_file_of_it)

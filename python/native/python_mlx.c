@@ -36,6 +36,8 @@ static PyObject *core; /* mlx.core, once it is open */
 static PyObject *functions[N_FUNCTIONS];
 static PyObject *types[N_TYPES];
 static PyObject *gpu; /* mlx.core.gpu */
+static PyObject *shape_name;
+static PyObject *dtype_name;
 static mlx_error_handler_func handler;
 static void *handler_data;
 
@@ -63,6 +65,9 @@ int fkv_python_mlx_open(void) {
         PyErr_Format(PyExc_ImportError, "this MLX has no mlx.core.%s, which flatkv needs: pip install -U mlx", missing);
         return -1;
     }
+    shape_name = PyUnicode_InternFromString("shape");
+    dtype_name = PyUnicode_InternFromString("dtype");
+    if (shape_name == NULL || dtype_name == NULL) return -1;
     core = module;
     return 0;
 }
@@ -166,7 +171,7 @@ int mlx_array_set(mlx_array *arr, const mlx_array src) {
 static holder *looked_at(mlx_array a) {
     holder *h = held(a);
     if (h->n_dims >= 0) return h;
-    PyObject *shape = PyObject_GetAttrString(h->array, "shape");
+    PyObject *shape = PyObject_GetAttr(h->array, shape_name);
     h->n_dims = shape != NULL ? (int)PyTuple_Size(shape) : 0;
     if (h->n_dims > MAX_DIMS) h->n_dims = MAX_DIMS;
     for (int i = 0; i < h->n_dims; i++) h->shape[i] = (int)PyLong_AsLong(PyTuple_GetItem(shape, i));
@@ -189,7 +194,7 @@ mlx_dtype mlx_array_dtype(const mlx_array a) {
     static const mlx_dtype likely[] = {MLX_FLOAT32, MLX_BFLOAT16, MLX_FLOAT16, MLX_UINT16, MLX_UINT32};
     holder *h = held(a);
     if (h->type >= 0) return (mlx_dtype)h->type;
-    PyObject *type = PyObject_GetAttrString(h->array, "dtype");
+    PyObject *type = PyObject_GetAttr(h->array, dtype_name);
     for (size_t i = 0; type != NULL && h->type < 0 && i < sizeof likely / sizeof likely[0]; i++)
         if (PyObject_RichCompareBool(type, types[likely[i]], Py_EQ) == 1) h->type = (int)likely[i];
     for (int i = 0; type != NULL && h->type < 0 && i < N_TYPES; i++)

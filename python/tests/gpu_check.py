@@ -2,10 +2,12 @@
 
 usage: gpu_check.py [--json FILE] [--quick] [--seconds N] [--tokens N] [--only PART...]
 
-Parts: kernels (python -m flatkv doctor), bits (a query alone, in a batch and in a fork), attention (one layer of 32/8/128), model (Llama-3-8B's
-shape, random weights of 4 bits, in mlx-lm's own generate_step), quantized (mlx-lm's quantized caches, behind a history of random rows: their
-prefill of a whole prompt takes minutes), batch (two long prompts in mlx-lm's BatchGenerator), codecs (the model over other codecs). The file is
-written after each part; no part is begun after N seconds. --quick: a tiny shape, on any device, to see that everything runs. Exit status 1 where something is wrong.
+Parts: model (Llama-3-8B's shape, random weights of 4 bits, in mlx-lm's own generate_step: a whole prompt and some tokens), decode (flatkv,
+mlx-lm's plain and its quantized caches and flatkv's other codecs behind a history of random rows, and what of a token the host does), base (the
+first two of these, and behind a short history: to compare settings of MLX, only where asked for), batch
+(two long prompts in mlx-lm's BatchGenerator), steps (the prompt in larger steps), attention (one layer of 32/8/128), bits (a query alone, in a
+batch and in a fork), kernels (python -m flatkv doctor). The file is written after each run; no run is begun after N seconds, and no part goes
+on for more than its limit. --quick: a tiny shape, on any device, to see that everything runs. Exit status 1 where something is wrong.
 """
 import argparse
 import contextlib
@@ -13,6 +15,8 @@ import dataclasses
 import gc
 import io
 import json
+import os
+import signal
 import statistics
 import sys
 import time
@@ -25,6 +29,7 @@ from mlx_lm.models import llama
 
 import flatkv
 from flatkv import doctor
+from flatkv.lm.prompt import FlatKVCache
 from flatkv.mlx_cache import MlxCache
 
 CHUNK = 2048
@@ -153,31 +158,63 @@ def model_of(s):
     return model
 
 
-def quantized_history(model, s, bits_, n_tokens):
-    """mlx-lm's quantized caches as they are after n_tokens tokens of random rows: its own prefill would take minutes."""
-    made = [c.to_quantized(group_size=64, bits=bits_) for c in caches.make_prompt_cache(model)]
-    for cache in made:
-        rows = [mx.quantize(mx.random.normal((1, s.kv_heads, n_tokens, s.head_dim)).astype(mx.bfloat16), group_size=64, bits=bits_) for _ in range(2)]
+def history(cache, s, n_tokens, bits_):
+    """mlx-lm's caches of one model, plain (bits_ 16) or quantized, or flatkv's, as they are after n_tokens tokens of random rows."""
+    if isinstance(cache[0], FlatKVCache):
+        rows = [mx.random.normal((1, s.kv_heads, CHUNK, s.head_dim)).astype(mx.bfloat16) for _ in range(2)]
+        for at in range(0, n_tokens, CHUNK):
+            n = min(CHUNK, n_tokens - at)
+            for layer in cache:
+                layer.update_and_fetch(*(x[:, :, :n] for x in rows))
+            mx.eval(cache[-1].state)
+        return cache
+    for layer in cache:
+        rows = [mx.random.normal((1, s.kv_heads, n_tokens, s.head_dim)).astype(mx.bfloat16) for _ in range(2)]
+        if bits_ < 16:
+            rows = [mx.quantize(x, group_size=64, bits=bits_) for x in rows]
         mx.eval(rows)
-        cache.keys, cache.values, cache.offset = list(rows[0]), list(rows[1]), n_tokens
-    return made
+        layer.keys, layer.values = rows
+        layer.offset = n_tokens
+    return cache
 
 
-def timed(model, prompt, cache, n_new):
+def token_by_token(model, cache, n_new):
+    """As generate_step does it, with the host's time apart: the graph of the next token is built and begun while this one is computed."""
+    def begin(y):
+        start = time.perf_counter()
+        logits = model(y[None], cache=cache)[:, -1]
+        y = mx.argmax(logits - mx.logsumexp(logits, keepdims=True), axis=-1)
+        built = time.perf_counter()
+        mx.async_eval(y)
+        return y, built - start, time.perf_counter() - built
+
+    times, builds, sends = [], [], []
+    with mx.stream(mx.new_stream(mx.default_device())):
+        y = begin(mx.array([1]))[0]
+        last = time.perf_counter()
+        for _ in range(n_new):
+            following, build, send = begin(y)
+            mx.eval(y)
+            y, now = following, time.perf_counter()
+            times, builds, sends, last = times + [now - last], builds + [build], sends + [send], now
+        mx.eval(y)
+    return {"decode_tokens_per_s": 1 / statistics.median(times[WARM:]), "decode_ms": [round(t * 1e3, 3) for t in times[WARM:]],
+            "build_ms": statistics.median(builds[WARM:]) * 1e3, "send_ms": statistics.median(sends[WARM:]) * 1e3}
+
+
+def timed(model, prompt, cache, n_new, step):
     """One generate_step: seconds to the first token and of each token after it; bytes in use after each chunk, and the most inside of it."""
     memory, peaks, chunks, times = [], [], [], []
     mx.reset_peak_memory()
     start = last = time.perf_counter()
 
     def after_chunk(*_):
-        mx.synchronize()
-        time.sleep(0.001)  # MLX lets go of a step's arrays a moment after it
-        memory.append(mx.get_active_memory())
+        memory.append(doctor.active_memory())  # what it waits for is a few ms of the prompt's seconds
         peaks.append(mx.get_peak_memory())
         mx.reset_peak_memory()
         chunks.append(round(time.perf_counter() - start, 4))
 
-    for _ in generate_step(prompt, model, max_tokens=n_new, prompt_cache=cache, prefill_step_size=CHUNK, prompt_progress_callback=after_chunk):
+    for _ in generate_step(prompt, model, max_tokens=n_new, prompt_cache=cache, prefill_step_size=step, prompt_progress_callback=after_chunk):
         now = time.perf_counter()
         times.append(now - last)
         last = now
@@ -191,8 +228,8 @@ def timed(model, prompt, cache, n_new):
 
 
 @contextlib.contextmanager
-def flat(codec, max_tokens, **more):
-    flatkv.install(max_tokens=max_tokens, codec=codec, max_step_tokens=CHUNK, **more)
+def flat(codec, max_tokens, step=None, **more):
+    flatkv.install(max_tokens=max_tokens, codec=codec, max_step_tokens=step or CHUNK, **more)
     try:
         yield
     finally:
@@ -214,33 +251,50 @@ class Model:
         s = self.options.shape
         return {"layers": s.layers, "dim": s.dim, "tokens": self.options.tokens, "chunk": CHUNK, "weights_bytes": self.weights, "good": True, "runs": []}
 
-    def measured(self, who, make, n_prompt, n_new=NEW, **more):
-        """make() twice: once for a short text, so that everything is compiled."""
-        timed(self.model, self.prompt[:2 * CHUNK + 1], make(True), WARM + 2)
+    def measured(self, who, step, **more):
+        """The whole prompt, after a short one that compiles everything."""
+        step = step or CHUNK
+        timed(self.model, self.prompt[:step + CHUNK + 1], caches.make_prompt_cache(self.model), WARM + 2, step)
         settle()
-        cache = make(False)
+        cache = caches.make_prompt_cache(self.model)
         opened = doctor.active_memory()
-        found = timed(self.model, self.prompt[:n_prompt], cache, n_new)
+        found = timed(self.model, self.prompt, cache, NEW, step)
         settle()
-        print(who, {k: round(v, 3) for k, v in found.items() if isinstance(v, float)}, flush=True)
-        return {"who": who, "open_bytes": opened - self.weights, "end_bytes": doctor.active_memory() - self.weights, **found, **more}
+        return told({"who": who, "step": step, "open_bytes": opened - self.weights, "end_bytes": doctor.active_memory() - self.weights, **found, **more})
 
-    def flat(self, codec):
+    def flat(self, codec, step=None):
         tokens = self.options.tokens
-        plan = flatkv.plan(self.model, tokens, codec=codec, max_seqs=2, max_step_tokens=CHUNK)
-        with flat(codec, tokens, max_seqs=2):
-            return self.measured(f"flatkv {codec}", lambda _: caches.make_prompt_cache(self.model), len(self.prompt), plan_bytes=plan.total_bytes)
+        plan = flatkv.plan(self.model, tokens, codec=codec, max_seqs=2, max_step_tokens=step or CHUNK)
+        with flat(codec, tokens, step, max_seqs=2):
+            return self.measured(f"flatkv {codec}", step, plan_bytes=plan.total_bytes)
 
-    def own(self):
-        return self.measured("mlx-lm bf16", lambda _: caches.make_prompt_cache(self.model), len(self.prompt))
+    def own(self, step=None):
+        return self.measured("mlx-lm bf16", step)
 
-    def quantized(self, bits_):
-        """One chunk and some tokens behind a history of random rows."""
-        def make(short):
-            if short:
-                return [c.to_quantized(group_size=64, bits=bits_) for c in caches.make_prompt_cache(self.model)]
-            return quantized_history(self.model, self.options.shape, bits_, len(self.prompt) - CHUNK)
-        return self.measured(f"mlx-lm {bits_} bits", make, CHUNK, 24)
+    def behind(self, who, n_new, cached, bits_=16):
+        """Tokens behind a history."""
+        settle()
+        cache = caches.make_prompt_cache(self.model)
+        if bits_ < 16:
+            cache = [c.to_quantized(group_size=64, bits=bits_) for c in cache]
+        cache = history(cache, self.options.shape, cached, bits_)
+        found = token_by_token(self.model, cache, n_new)
+        del cache
+        settle()
+        return told({"who": who, "cached": cached, **found})
+
+    def flat_behind(self, codec, cached=None):
+        with flat(codec, self.options.tokens, max_seqs=2):
+            return self.behind(f"flatkv {codec}", NEW, cached or self.options.tokens - 2 * NEW)
+
+    def own_behind(self, bits_=16, cached=None):
+        name, n_new = ("bf16", NEW) if bits_ == 16 else (f"{bits_} bits", WARM + 16)
+        return self.behind(f"mlx-lm {name}", n_new, cached or self.options.tokens - 2 * NEW, bits_)
+
+
+def told(found):
+    print(found["who"], {k: round(v, 3) for k, v in found.items() if isinstance(v, (int, float))}, flush=True)
+    return found
 
 
 def runs(name, *makers):
@@ -300,11 +354,15 @@ def batch(options):
     return result
 
 
-PARTS = {"kernels": kernels, "bits": bits, "attention": attention,
-         "model": runs("model", lambda m: m.flat("8/4"), lambda m: m.own()),
-         "quantized": runs("quantized", lambda m: m.quantized(8), lambda m: m.quantized(4)),
-         "batch": batch,
-         "codecs": runs("codecs", lambda m: m.flat("4/4"), lambda m: m.flat("16/16"))}
+# by name: the seconds that a part may take, and the part
+PARTS = {"model": (150, runs("model", lambda m: m.flat("8/4"), lambda m: m.own())),
+         "decode": (100, runs("decode", lambda m: m.flat_behind("8/4"), lambda m: m.own_behind(), lambda m: m.own_behind(8), lambda m: m.own_behind(4),
+                              lambda m: m.flat_behind("s4/s4"), lambda m: m.flat_behind("4/4"), lambda m: m.flat_behind("16/16"))),
+         "base": (60, runs("base", lambda m: m.flat_behind("8/4"), lambda m: m.own_behind(), lambda m: m.flat_behind("8/4", CHUNK),
+                            lambda m: m.own_behind(16, CHUNK))),
+         "batch": (100, batch),
+         "steps": (120, runs("steps", lambda m: m.flat("8/4", 4 * CHUNK), lambda m: m.own(4 * CHUNK))),
+         "attention": (60, attention), "bits": (60, bits), "kernels": (90, kernels)}
 
 
 class Options(argparse.Namespace):
@@ -316,8 +374,13 @@ class Options(argparse.Namespace):
     def write(self):
         if self.json:
             with open(self.json, "w", encoding="utf-8") as file:
-                json.dump({"mlx": mx.__version__, "device": str(mx.default_device()), "flatkv": flatkv.__version__, "parts": self.parts}, file, indent=1)
+                json.dump({"mlx": mx.__version__, "device": str(mx.default_device()), "flatkv": flatkv.__version__,
+                           "environment": {k: v for k, v in os.environ.items() if k.startswith("MLX_")}, "parts": self.parts}, file, indent=1)
                 file.write("\n")
+
+
+def too_long(*_):
+    raise TimeoutError("the part took too long")
 
 
 def main():
@@ -326,21 +389,26 @@ def main():
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--tokens", type=int, default=131072)
-    parser.add_argument("--only", nargs="*", default=list(PARTS))
+    parser.add_argument("--only", nargs="*", default=[name for name in PARTS if name != "base"])
     options = parser.parse_args(namespace=Options())
     options.began, options.parts, options.shape = time.perf_counter(), {}, TINY if options.quick else LLAMA_8B
     if options.quick:
         global CHUNK
         CHUNK, options.tokens = 256, 1024
+    signal.signal(signal.SIGALRM, too_long)
     for name in options.only:
         if options.late():
             options.parts[name] = {"good": False, "error": "not begun: no time was left"}
             continue
         began = time.perf_counter()
         try:
-            options.parts[name] = PARTS[name](options)
+            signal.alarm(PARTS[name][0])
+            options.parts[name] = PARTS[name][1](options)
         except Exception as error:  # the other parts are still to be measured
             options.parts.setdefault(name, {}).update(good=False, error=f"{type(error).__name__}: {error}"[:2000])
+        finally:
+            signal.alarm(0)
+            flatkv.uninstall()
         options.parts[name]["seconds"] = time.perf_counter() - began
         print(name, json.dumps({k: v for k, v in options.parts[name].items() if k != "runs"})[:3000], flush=True)
         options.write()

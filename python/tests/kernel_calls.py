@@ -8,6 +8,7 @@ runs; those of CUDA, which a build without it refuses to make, are recorders tha
 """
 import copy
 import os
+import re
 import sys
 import tempfile
 
@@ -34,7 +35,12 @@ def checked(extra, maker):
     def make(**named):
         assert set(named) == MAKER | {extra}, named.keys()
         assert named["ensure_row_contiguous"] is True and len(named["output_names"]) == 1
-        assert texts.setdefault(named["name"], named["header"] + named["source"]) == named["header"] + named["source"]
+        header = named["header"]
+        if extra == "shared_memory" and sys.platform == "linux":  # CUDA: MLX hashes the text at every call, so it is a line
+            assert re.fullmatch(r'#include "/proc/self/fd/\d+"\n', header) and len(named["source"]) < 1000, header
+            with open(header.split('"')[1], encoding="utf-8") as file:
+                header = file.read()
+        assert "fkv" in header and texts.setdefault(named["name"], header + named["source"]) == header + named["source"]
         kernel = maker(**named)
 
         def call(**given):

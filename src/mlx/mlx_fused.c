@@ -11,6 +11,7 @@
  * A step's table goes up once, shared by all layers that cut their histories alike. Kernels are made at their first use, one text
  * for each shape of layer, and stay.
  */
+#include "mlx_include.h"
 #include "mlx_state.h"
 
 #include <stdio.h>
@@ -23,7 +24,7 @@ enum {
 
 /* ---- texts ---- */
 
-/* Without comments, indentation and empty lines: MLX copies and hashes the whole text at every call. */
+/* Without comments, indentation and empty lines: what MLX copies and hashes at every call where it is given the whole text. */
 static void strip(char *text) {
     char *to = text;
     bool at_line_start = true;
@@ -62,10 +63,13 @@ static fkv_status open_kernel(const fkv_mlx_state *mlx, const fkv_attn_layer *la
     FKV_REQUIRE(header != NULL, FKV_NO_MEMORY, "the system did not give %zu bytes for the text of a kernel", length + 1);
     (void)fkv_kernel_header(mlx->kernels_for, which, layer, decode_rows, header, length + 1);
     strip(header);
+    const uint64_t hash = hash_of(header);
     char name[48];
-    (void)snprintf(name, sizeof name, "flatkv_%d_%016llx", (int)which, (unsigned long long)hash_of(header));
+    (void)snprintf(name, sizeof name, "flatkv_%d_%016llx", (int)which, (unsigned long long)hash);
+    char line[FKV_MLX_INCLUDE_CHARS]; /* Metal's compiler has no files */
+    const bool as_file = mlx->kernels_for == FKV_KERNEL_CUDA && fkv_mlx_include(header, hash, line);
     const fkv_mlx_kernel_text text = {.name = name,
-                                      .header = header,
+                                      .header = as_file ? line : header,
                                       .source = fkv_kernel_source(mlx->kernels_for, which, layer->sealed),
                                       .shared_bytes = (int)fkv_kernel_shared_bytes(mlx->kernels_for, which),
                                       .inputs = fkv_kernel_inputs(which, layer->sealed),

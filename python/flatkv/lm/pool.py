@@ -115,10 +115,6 @@ class Pool(MlxCache):
 
     # ---- the step ----
 
-    def in_step(self, text: Text) -> int:
-        """Tokens that the open step adds to a text."""
-        return next((n for t, n in self._rows if t() is text), 0)
-
     def write(self, layer: int, rows: list[tuple[Text, int]], k: Any, v: Any) -> None:
         """k, v: [T, G, D] of the model, T the tokens of all rows."""
         same = [t for t, n in rows if n] == [t() for t, _ in self._rows]
@@ -147,6 +143,8 @@ class Pool(MlxCache):
             text.promise(text.length + n)
         self._step = self.step([(text.sequence(), n) for text, n in rows])
         self._rows, self._wrote = [(weakref.ref(text), n) for text, n in rows], set()
+        for text, n in rows:
+            text.adding = n
 
     def pending(self) -> list[Any]:
         """What stands for the writes of the open step, once every layer has been written."""
@@ -156,16 +154,15 @@ class Pool(MlxCache):
         """The open step becomes part of its texts, or never was where a pass broke off."""
         step, rows, self._step, self._rows = self._step, self._rows, None, []
         if step is not None:
-            if len(self._wrote) < len(self.layers):
-                step.abort()
-            else:
-                if not self.fused:
-                    self._waits = step.pending()
-                step.commit()
-                for ref, n in rows:
-                    text = ref()
-                    if text is not None:
-                        text.length += n
+            whole = len(self._wrote) == len(self.layers)
+            if whole and not self.fused:
+                self._waits = step.pending()
+            texts = [(text, n) for text, n in ((ref(), n) for ref, n in rows) if text is not None]
+            for text, _ in texts:
+                text.adding = 0
+            step.commit() if whole else step.abort()
+            for text, n in texts:
+                text.length += n if whole else 0
         self._close_dropped()
 
     @property
@@ -188,6 +185,7 @@ class Text:
     def __init__(self, pool: Pool):
         self.pool = pool
         self.length = 0  # committed
+        self.adding = 0  # in the open step of the pool
         self._sequence: Sequence | None = None
         self._promised = 0
         self._snapshot: Callable[[], Text | None] = lambda: None

@@ -22,6 +22,7 @@ class Fetched:
     """Stands for the keys or values of a whole history: shapes that a model may ask for, and the way to the pages."""
 
     ndim = 4
+    __slots__ = ("cache", "dtype", "shape")
 
     def __init__(self, cache: Any, shape: tuple[int, ...], dtype: Any, length: int):
         self.cache = cache
@@ -48,7 +49,7 @@ class FlatKVCache(caches._BaseCache):
 
     def _now(self) -> list[int]:
         """Tokens of each row; those of a pass that broke off never were."""
-        return [min(n, text.length + self.pool.in_step(text)) for text, n in zip(self.texts, self.lengths)]
+        return [min(n, text.length + text.adding) for text, n in zip(self.texts, self.lengths)]
 
     @property
     def offset(self) -> Any:
@@ -82,12 +83,10 @@ class FlatKVCache(caches._BaseCache):
 
     @staticmethod
     def _rows(x: Any, counts: list[int]) -> Any:
-        """[B, H, L, D] -> [T, H, D], without the padding."""
+        """[B, H, L, D] -> [T, H, D], without the padding. Every operation here is paid for in every layer of every token."""
         n_rows, heads, n, dim = x.shape
-        if n_rows == 1:
-            return x[0].swapaxes(0, 1)[:counts[0]]
-        flat = x.swapaxes(1, 2).reshape(n_rows * n, heads, dim)
-        if all(count == n for count in counts):
+        flat = (x if n == 1 else x.swapaxes(1, 2)).reshape(n_rows * n, heads, dim)
+        if sum(counts) == n_rows * n:
             return flat
         return flat[mx.array([b * n + i for b, count in enumerate(counts) for i in range(count)])]
 
@@ -98,7 +97,9 @@ class FlatKVCache(caches._BaseCache):
             queries = queries * (scale / own)
         counts = self._counts
         out = self.pool.attend(self.layer, self._rows(queries, counts))
-        if any(count != n for count in counts):  # padding is given the answer of some token: nobody looks at it
+        if n == 1 and all(counts):
+            return out.reshape(n_rows, heads, 1, -1)
+        if sum(counts) != n_rows * n:  # padding is given the answer of some token: nobody looks at it
             index, first = [], 0
             for count in counts:
                 index += [first + min(i, count - 1) if count else 0 for i in range(n)]
