@@ -105,10 +105,16 @@ def every_command_has_help():
         expect(code == GOOD and out.startswith(b"usage: flatkv " + command[0].encode()) and err == "", command, code, err)
     code, out, err = flatkv("--help")
     expect(code == GOOD and all(c[0].encode() in out for c in COMMANDS), "flatkv --help leaves out a command")
+    expect(flatkv("help", "plan") == flatkv("plan", "--help"), "flatkv help plan is not flatkv plan --help")
 
 
 def refuses_what_it_does_not_know():
-    refused(USAGE, ["no command sing"], "sing")
+    refused(USAGE, ["no command sing;"], "sing")
+    refused(USAGE, ["no command plam (did you mean plan?)"], "plam")
+    refused(USAGE, ["no option --prompr (did you mean --prompt?)"], "run", "--prompr", "x")
+    refused(FAILED, ["(did you mean needle?)"], "run", "-m", "nedle", "-p", "x")
+    refused(USAGE, ["top_p 2"], "run", "-p", "x", "--top-p", "2")
+    refused(USAGE, ["would not be used", "calibrated"], "run", "-p", "x", "--calibration", BOOK)
     refused(USAGE, ["--louder"], "run", "--louder")
     refused(USAGE, ["-n needs a value"], "run", "-p", "x", "-n")
     refused(USAGE, ["--device", "cpu|mlx"], "run", "-p", "x", "--device", "abacus")
@@ -155,7 +161,7 @@ def a_missing_model_names_the_script_that_fetches_it():
         broken = os.path.join(empty, "broken.gguf")
         with open(broken, "wb") as file:
             file.write(b"GGUF\x03\0\0\0" + b"\xff" * 64)
-        refused(FAILED, ["FKV_FILE"], "run", "-m", broken, "-p", "x")
+        refused(FAILED, ["broken.gguf", "fetch or make it again"], "run", "-m", broken, "-p", "x")
 
 
 def strangers_words_do_not_reach_the_terminal():
@@ -423,9 +429,9 @@ def refuses_a_prefix_that_does_not_belong():
         saved = os.path.join(folder, "saved.fkv")
         answer("run", "-p", book(20000, 300), "-n", "0", "--save-prefix", saved)
         refused(FAILED, ["does not start with"], "run", "-f", BOOK, "-c", "600000", "--prefix", saved)
-        refused(FAILED, ["FKV_FILE_FOREIGN"], "run", "--codecs", "8/8", "--prefix", saved)
-        refused(FAILED, ["FKV_FILE_FORMAT"], "run", "--prefix", BOOK)
-        refused(FAILED, ["FKV_IO"], "run", "--prefix", os.path.join(folder, "nothing"))
+        refused(FAILED, ["foreign"], "run", "--codecs", "8/8", "--prefix", saved)
+        refused(FAILED, ["not a page file"], "run", "--prefix", BOOK)
+        refused(FAILED, ["cannot open"], "run", "--prefix", os.path.join(folder, "nothing"))
 
 
 def a_bounded_context_goes_past_its_bound():

@@ -5,6 +5,7 @@
 
 #include "../src/cli/likelihood.h"
 #include "../src/cli/text.h"
+#include "../src/kit/near_word.h"
 #include "../src/kit/numbers.h"
 #include "../src/kit/options.h"
 #include "../src/kit/program.h"
@@ -207,6 +208,25 @@ START_TEST(numbers_between_separators_are_all_or_nothing) {
 }
 END_TEST
 
-TEST_MAIN("program parts", options_fill_their_targets, wrong_options_are_refused, numbers_between_separators_are_all_or_nothing,
-          a_character_in_parts_appears_whole, what_is_not_utf8_is_replaced, a_stream_says_the_same_as_the_whole_text,
-          likelihoods_agree_with_double, of_equal_logits_the_lowest_is_on_top, what_is_no_number_is_not_hidden)
+START_TEST(the_nearest_word_is_meant_or_none) {
+    static const char *const words[] = {"run", "plan", "prompt", "prefix"};
+    static const char *const typed[][2] = {{"prompr", " (did you mean --prompt?)"},
+                                           {"prfix", " (did you mean --prefix?)"},
+                                           {"plam", " (did you mean --plan?)"},
+                                           {"runn", " (did you mean --run?)"},
+                                           {"sing", ""},
+                                           {"", ""},
+                                           {"a word that is longer than any name", ""}};
+    char hint[96];
+    for (size_t i = 0; i < sizeof typed / sizeof typed[0]; i++) {
+        near_word near = {.typed = typed[i][0]};
+        for (size_t w = 0; w < sizeof words / sizeof words[0]; w++) near_word_offer(&near, words[w]);
+        ck_assert_str_eq(near_word_hint(&near, "--", hint), typed[i][1]);
+    }
+}
+END_TEST
+
+TEST_MAIN("program parts", options_fill_their_targets, wrong_options_are_refused, the_nearest_word_is_meant_or_none,
+          numbers_between_separators_are_all_or_nothing, a_character_in_parts_appears_whole, what_is_not_utf8_is_replaced,
+          a_stream_says_the_same_as_the_whole_text, likelihoods_agree_with_double, of_equal_logits_the_lowest_is_on_top,
+          what_is_no_number_is_not_hidden)

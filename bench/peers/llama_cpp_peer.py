@@ -21,6 +21,7 @@ import json
 import math
 import os
 import pathlib
+import signal
 import statistics
 import subprocess
 import sys
@@ -266,52 +267,56 @@ def command_agreement(llama, options):
     return {"tokens": len(tokens), "text": options.file.name} | result | {"llama_expanded": compare(rounded, expanded)}
 
 
+def score_window(context, ids, first, chunk):
+    """Log-probabilities of the rows that are scored: [context - first - 1, n_vocab]."""
+    context.clear()
+    parts = []
+    for at in range(0, len(ids), chunk):
+        scored = [i for i in range(chunk) if first <= at + i < len(ids) - 1]
+        parts.append(context.decode(ids[at : at + chunk], at, scored))
+    logs = np.concatenate(parts)
+    for row in logs:
+        row[:] = log_softmax(row)
+    return logs
+
+
 def command_ppl(llama, options):
-    """Windows as llama.cpp's own perplexity tool cuts them: the second half of each is scored, with all before it as context."""
+    """Windows as llama.cpp's own perplexity tool cuts them: the second half of each is scored, with all before it as context.
+    Interrupted, it reports the windows that were done."""
     text = options.file.read_bytes()
     tokens = llama.tokenize(text[: options.windows * options.context * 16])
-    n_windows = min(options.windows, len(tokens) // options.context)
     contexts = {cache: llama.context(options.context, cache) for cache in options.caches}
-    sums = {cache: {"nll": 0.0, "tokens": 0, "kl": [], "same": 0, "seconds": 0.0, "nlls": []} for cache in options.caches}
+    done = []  # of each window, of each cache: nll, seconds, divergences, agreements
     first = options.context // 2
-    for window in range(n_windows):
-        ids = tokens[window * options.context : (window + 1) * options.context].copy()
-        if llama.add_bos:
-            ids[0] = llama.bos
-        reference = None
-        for cache in options.caches:
-            context, result = contexts[cache], sums[cache]
-            context.clear()
-            start = time.perf_counter()
-            parts = []
-            for at in range(0, options.context, options.chunk):
-                scored = [i for i in range(options.chunk) if first <= at + i < options.context - 1]
-                parts.append(context.decode(ids[at : at + options.chunk], at, scored))
-            result["seconds"] += time.perf_counter() - start
-            logs = np.concatenate(parts)
-            for row in logs:
-                row[:] = log_softmax(row)
-            nll = -float(logs[np.arange(len(logs)), ids[first + 1 :]].sum(dtype=np.float64))
-            result["nll"] += nll
-            result["nlls"].append(nll)
-            result["tokens"] += len(logs)
-            if reference is None:
-                reference = logs
-            else:
-                for ours, theirs in zip(logs, reference):
-                    result["kl"].append(float((np.exp(theirs) * (theirs - ours)).sum(dtype=np.float64)))
-                    result["same"] += int(ours.argmax() == theirs.argmax())
-        so_far = ", ".join(f"{cache} {math.exp(s['nll'] / s['tokens']):.4f}" for cache, s in sums.items())
-        print(f"window {window + 1}: {so_far}", file=sys.stderr, flush=True)
+    try:
+        for window in range(min(options.windows, len(tokens) // options.context)):
+            ids = tokens[window * options.context : (window + 1) * options.context].copy()
+            if llama.add_bos:
+                ids[0] = llama.bos
+            reference, row = None, {}
+            for cache, context in contexts.items():
+                start = time.perf_counter()
+                logs = score_window(context, ids, first, options.chunk)
+                seconds = time.perf_counter() - start
+                reference = logs if reference is None else reference
+                kl = [float((np.exp(theirs) * (theirs - ours)).sum(dtype=np.float64)) for ours, theirs in zip(logs, reference)]
+                nll = -float(logs[np.arange(len(logs)), ids[first + 1 :]].sum(dtype=np.float64))
+                row[cache] = (nll, seconds, kl, int((logs.argmax(axis=-1) == reference.argmax(axis=-1)).sum()))
+            done.append(row)
+            so_far = ", ".join(f"{c} {math.exp(v[0] / len(v[2])):.4f}, KL {np.mean(v[2]):.5f}" for c, v in row.items())
+            print(f"window {window + 1}: {so_far}", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        print(f"stopped after {len(done)} windows", file=sys.stderr)
+    n = options.context - first - 1
     found = []
-    for cache, s in sums.items():
-        row = {"cache": cache, "ppl": math.exp(s["nll"] / s["tokens"]), "tokens": s["tokens"], "seconds": s["seconds"]}
-        row["window_ppl"] = [math.exp(n / (s["tokens"] / n_windows)) for n in s["nlls"]]
-        if s["kl"]:
-            row |= {"kl_mean": float(np.mean(s["kl"])), "kl_p99": float(np.quantile(s["kl"], 0.99))}
-            row["top1"] = s["same"] / s["tokens"]
+    for cache in options.caches if done else []:
+        nlls, seconds, kls, same = zip(*(row[cache] for row in done))
+        row = {"cache": cache, "ppl": math.exp(sum(nlls) / (n * len(done))), "tokens": n * len(done), "seconds": sum(seconds)}
+        row["window_ppl"] = [math.exp(nll / n) for nll in nlls]
+        if cache != options.caches[0]:
+            row |= {"kl_mean": float(np.mean(kls)), "kl_p99": float(np.quantile(kls, 0.99)), "top1": sum(same) / (n * len(done))}
         found.append(row)
-    return {"windows": n_windows, "context": options.context, "chunk": options.chunk, "caches": found}
+    return {"windows": len(done), "context": options.context, "chunk": options.chunk, "caches": found}
 
 
 def fill(llama, context, depth, rng):
@@ -392,6 +397,7 @@ def main():
     parser.add_argument("--flatkv-logits", help="agreement: the program of the build folder that writes flatkv's logits")
     parser.add_argument("--package", default="xllamacpp", help="or llama-cpp-python, or a folder with libllama.so")
     options = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background can be stopped, too
     llama = Llama(options.package, options.model, options.threads)
     result = globals()[f"command_{options.command}"](llama, options)
     if result:

@@ -7,9 +7,9 @@
 #include <string.h>
 
 /* What the library calls its fields, as options. */
-static const char *const OPTION_NAMES[][2] = {{"max_step_tokens", "--chunk"}, {"memory_limit", "--memory"},
-                                              {"max_tokens", "-c"},           {"n_threads", "--threads"},
-                                              {"n_sinks", "--sinks"},         {"max_kv", "--max-kv"}};
+static const char *const OPTION_NAMES[][2] = {
+    {"max_step_tokens", "--chunk"}, {"memory_limit", "--memory"}, {"max_tokens", "-c"},      {"n_threads", "--threads"},
+    {"n_sinks", "--sinks"},         {"max_kv", "--max-kv"},       {"max_seqs", "--parallel"}};
 
 static bool is_word_byte(char c) { return isalnum((unsigned char)c) != 0 || c == '_' || c == '.'; }
 
@@ -59,10 +59,9 @@ int cli_fail_status(fkv_status status) {
     int code = EXIT_FAILED;
     char message[1024];
     if (status == FKV_NO_MEMORY || status == FKV_POOL_FULL) code = EXIT_NO_FIT;
-    if (status == FKV_BAD_CONFIG) code = EXIT_USAGE;
+    if (status == FKV_BAD_CONFIG || status == FKV_BAD_ARGUMENT) code = EXIT_USAGE;
     cli_in_options(fkv_message(), message, sizeof message);
-    if (code != EXIT_FAILED) return kit_fail(code, "%s", message);
-    return kit_fail(code, "%s: %s", fkv_status_name(status), message);
+    return kit_fail(code, "%s%s", message, status == FKV_FILE_DAMAGED ? " (damaged or cut short: fetch or make it again)" : "");
 }
 
 /* ---- interrupts ---- */

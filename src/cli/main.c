@@ -1,4 +1,5 @@
 /* The flatkv program: finds the command. */
+#include "../kit/near_word.h"
 #include "cli.h"
 
 #include <string.h>
@@ -42,7 +43,12 @@ int main(int argc, char **argv) {
         usage(stderr);
         return EXIT_USAGE;
     }
-    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
+    bool help = strcmp(argv[1], "help") == 0;
+    if (help && argc > 2) { /* flatkv help run is flatkv run --help */
+        argv[1] = argv[2];
+        argv[2] = "--help";
+        argc = 3;
+    } else if (help || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
         usage(stdout);
         return EXIT_GOOD;
     }
@@ -50,7 +56,11 @@ int main(int argc, char **argv) {
         printf("flatkv %s\n", fkv_version());
         return EXIT_GOOD;
     }
-    for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++)
+    near_word near = {.typed = argv[1]};
+    char hint[96];
+    for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
         if (strcmp(argv[1], commands[i].name) == 0) return written(commands[i].run(argc - 1, argv + 1));
-    return kit_fail(EXIT_USAGE, "no command %s; flatkv --help lists them", argv[1]);
+        near_word_offer(&near, commands[i].name);
+    }
+    return kit_fail(EXIT_USAGE, "no command %s%s; flatkv --help lists them", argv[1], near_word_hint(&near, "", hint));
 }

@@ -1,6 +1,7 @@
 /* See model_names.h. */
 #include "model_names.h"
 
+#include "../kit/near_word.h"
 #include "../kit/process.h"
 #include "cli.h"
 
@@ -65,13 +66,19 @@ bool model_name_path(const model_name *name, char path[MODEL_PATH]) {
     return strcmp(name->name, "needle") == 0 ? needle_folder(path) : cached_file(name->name, path);
 }
 
+static int fail_unknown(const char *word) {
+    near_word near = {.typed = word};
+    char hint[96];
+    for (unsigned i = 0; i < n_model_names; i++) near_word_offer(&near, model_names[i].name);
+    return kit_fail(EXIT_FAILED, "%s is neither a readable file or folder nor the name of a model%s: flatkv models lists those",
+                    word, near_word_hint(&near, "", hint));
+}
+
 int model_path_of(const char *word, char path[MODEL_PATH]) {
     const model_name *name = model_name_find(word);
     if (name == NULL) {
         if (strlen(word) >= MODEL_PATH) return kit_fail(EXIT_USAGE, "the path of the model has %zu bytes", strlen(word));
-        if (!there(word))
-            return kit_fail(EXIT_FAILED,
-                            "%s is neither a readable file or folder nor the name of a model: flatkv models lists those", word);
+        if (!there(word)) return fail_unknown(word);
         snprintf(path, MODEL_PATH, "%s", word);
         return EXIT_GOOD;
     }

@@ -25,7 +25,8 @@ static const char *const CODECS_HELP[] = {
 
 void model_options_list(model_options *o, kit_option list[N_MODEL_OPTIONS]) {
     const kit_option options[N_MODEL_OPTIONS] = {
-        {"model", 'm', OPTION_TEXT, &o->model, 0, "MODEL", "a .gguf file, a folder with safetensors, or a name (flatkv models)"},
+        {"model", 'm', OPTION_TEXT, &o->model, 0, "MODEL",
+         "a .gguf file, a folder with safetensors, or a name, see flatkv models (default needle,\nwhich knows nothing but planted facts)"},
         {"device", 0, OPTION_CHOICE, &o->device, 0, "cpu|mlx",
          "where the model runs; MLX uses Metal, CUDA or its own CPU code (default cpu)"},
         {"context", 'c', OPTION_U32, &o->context, INT32_MAX, "N",
@@ -46,9 +47,18 @@ void model_options_list(model_options *o, kit_option list[N_MODEL_OPTIONS]) {
     memcpy(list, options, sizeof options);
 }
 
+static bool any_calibrated(const codec_list *list) {
+    bool found = false;
+    for (uint32_t i = 0; i < list->n; i++) found = found || list->codecs[i].k.kind == FKV_CODEC_CALIBRATED;
+    return found;
+}
+
 bool model_options_parse(model_options *o, const char *usage, const kit_option *const *tables, int argc, char **argv, int *code) {
     if (!kit_options_parse(usage, tables, argc, argv, code)) return false;
     *code = codec_list_parse(o->codec_names, o->compares ? MAX_CODECS : 1, &o->codecs);
+    if (*code == EXIT_GOOD && o->calibration != NULL && !any_calibrated(&o->codecs))
+        *code = kit_fail(EXIT_USAGE, "--calibration %s would not be used: it is for --codecs calibrated, c4/s4 or c3/s3",
+                         o->calibration);
     return *code == EXIT_GOOD;
 }
 

@@ -61,7 +61,7 @@ static int show_json(const fkv_file_info *info) {
 static int inspect(const char *path, bool verify, fkv_file_info *info) {
     fkv_status status = fkv_file_inspect(path, verify, info);
     if (status == FKV_OK) return EXIT_GOOD;
-    return kit_fail(EXIT_FAILED, "%s: %s: %s", path, fkv_status_name(status), fkv_message());
+    return cli_fail_status(status);
 }
 
 static int verify(const kit_texts *files) {

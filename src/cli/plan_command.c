@@ -399,7 +399,7 @@ int cli_plan(int argc, char **argv) {
     const kit_option own[] = {
         {"layers", 0, OPTION_U32, &o.layers, INT32_MAX, "N", "number of layers"},
         {"heads", 0, OPTION_TEXT, &o.heads, 0, "Q/KV/DIM", "query heads/KV heads/head dimension, as 32/8/128"},
-        {"seqs", 0, OPTION_U32, &o.seqs, INT32_MAX, "N", "sequences open at once (default 1)"},
+        {"seqs", 0, OPTION_COUNT, &o.seqs, 65535, "N", "sequences open at once (default 1)"},
         {"page", 0, OPTION_U32, &o.page, INT32_MAX, "N", "tokens in a page (default 64)"},
         {"machine", 0, OPTION_U64, &o.machine, UINT64_MAX, "BYTES",
          "ask for a machine with so much memory, as 16G, not this one"},

@@ -232,8 +232,8 @@ static int report_json(ppl *p) {
 
 static int report(ppl *p) {
     if (p->o->model.json) return report_json(p);
-    printf("%s: %u windows of %u tokens, %llu scored, %.1f s\n\n%-14s %12s", p->o->file, p->n_windows, p->o->window,
-           (unsigned long long)p->n_scored, p->seconds, "cache", "perplexity");
+    printf("%s: %u window%s of %u tokens, %llu scored, %.1f s\n\n%-14s %12s", p->o->file, p->n_windows,
+           p->n_windows == 1 ? "" : "s", p->o->window, (unsigned long long)p->n_scored, p->seconds, "cache", "perplexity");
     if (p->o->kl) printf(" %10s %12s %12s %8s", "of 16-bit", "KL mean", "KL p99", "top-1");
     putchar('\n');
     double reference = p->o->kl ? judge(p, &p->lanes[0]).ppl : NAN;

@@ -125,7 +125,8 @@ static int serve(serve_options *o) {
                       config.runner.max_tokens, o->parallel, kit_bytes(stats.plan.total_bytes, bytes), stats.max_request_tokens);
         if (o->prefix_dir != NULL) say_store(&stats.store, o->prefix_dir);
         if (!serve_run(model, engine, &o->http))
-            code = kit_fail(EXIT_FAILED, "%s port %u cannot be listened on: %s", o->http.host, o->port, strerror(errno));
+            code = kit_fail(EXIT_FAILED, "%s port %u cannot be listened on: %s; --port names another, 0 takes a free one",
+                            o->http.host, o->port, strerror(errno));
     } else {
         code = cli_fail_status(status);
     }

@@ -1,6 +1,7 @@
 /* See options.h. Built over getopt_long, whose tables are made from ours. */
 #include "options.h"
 
+#include "near_word.h"
 #include "program.h"
 
 #include <getopt.h>
@@ -142,6 +143,16 @@ static const kit_option *find(const joined *j, int code) {
     return NULL;
 }
 
+static void fail_option(const joined *j, const char *typed, bool no_value) {
+    near_word near = {.typed = strncmp(typed, "--", 2) == 0 ? typed + 2 : ""};
+    char hint[96];
+    for (int i = 0; i < j->n; i++) near_word_offer(&near, j->options[i]->name);
+    if (no_value)
+        (void)kit_fail(0, "%s needs a value; --help lists the options", typed);
+    else
+        (void)kit_fail(0, "no option %s%s; --help lists them", typed, near_word_hint(&near, "--", hint));
+}
+
 bool kit_options_parse(const char *usage, const kit_option *const *tables, int argc, char **argv, int *code) {
     joined j = {0};
     join(&j, tables);
@@ -156,8 +167,7 @@ bool kit_options_parse(const char *usage, const kit_option *const *tables, int a
             return false;
         }
         if (option == ':' || option == '?') {
-            (void)kit_fail(0, option == ':' ? "%s needs a value; --help lists the options" : "no option %s; --help lists them",
-                           argv[optind - 1]);
+            fail_option(&j, argv[optind - 1], option == ':');
             return false;
         }
         const kit_option *o = find(&j, option);

@@ -233,8 +233,8 @@ static fkv_status check_fits(const fkv_model *model, const fkv_runner_config *c,
                        "lower max_tokens from %u to about %" PRIu64 ", store fewer bits, or take smaller steps", c->max_tokens,
                        tokens);
     else
-        (void)snprintf(advice, sizeof advice,
-                       "%" PRIu64 " bytes are needed before the first token: lower max_step_tokens, n_threads or max_seqs", rest);
+        (void)snprintf(advice, sizeof advice, "%" PRIu64 " bytes are needed before the first token: lower max_step_tokens%s",
+                       rest, c->max_seqs > 1 ? ", n_threads or max_seqs" : " or n_threads");
     return fkv_fail(FKV_NO_MEMORY,
                     "the plan needs %" PRIu64 " bytes (cache %" PRIu64 ", activations %" PRIu64 ") and %s allows %" PRIu64 ": %s",
                     plan->total_bytes, plan->cache.total_bytes, plan->activations_bytes, source, limit, advice);
