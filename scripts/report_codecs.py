@@ -79,7 +79,7 @@ def shown_ms(ms):
 def peer_milliseconds(machine, who, types):
     """Decode and prefill of the same shape in the runs beside peers; None where none was timed."""
     found = {}
-    for name, cases in (("compare_decode", "cases"), ("compare_prefill", "cases"), ("compare_mlx-lm", "attention")):
+    for name, cases in (("compare_decode", "cases"), ("compare_prefill", "cases"), ("compare_mlx-lm", "attention"), ("compare_llama.cpp", "cases")):
         part = machine.file(name).get(cases, [])
         for case in part["cases"] if isinstance(part, dict) else part:
             if any(case[k] != v for k, v in SHAPE.items()) or case["queries"] not in (1, 512):
@@ -89,13 +89,19 @@ def peer_milliseconds(machine, who, types):
 
 
 def peer_caches(machine):
-    """llama.cpp and mlx-lm by their own scales, on the first model alone: bits a number with their scales, no tables."""
+    """llama.cpp and mlx-lm by their own scales, on the first model alone: bits a number with their scales, no tables. Of each cache
+    the run that has its divergence, the last of those."""
     bits = {"q8_0": 8.5, "q8_0/q4_0": 6.5, "q4_0": 4.5, "8:64": 8.5, "4:64": 4.5}
-    for record in machine.of("peer-quality"):
+    found = {}
+    for record in sorted(machine.of("peer-quality"), key=lambda r: r["when"]):
         peer = record["result"]
-        for c in peer["caches"][1:]:
-            if c["cache"] in bits and peer["model"] == next(iter(MODELS)):
-                yield peer, c, bits[c["cache"]], bits[c["cache"]] / 8 * 131072 * 32 * 8 * 128 * 2
+        for c in peer["caches"][1:] if peer["model"] == next(iter(MODELS)) else []:
+            known = found.get((peer["peer"], c["cache"]))
+            if c["cache"] in bits and ("kl_mean" in c or known is None or "kl_mean" not in known[1]):
+                found[peer["peer"], c["cache"]] = peer, c
+    order = list(bits)
+    for peer, c in sorted(found.values(), key=lambda f: (f[0]["peer"], order.index(f[1]["cache"]))):
+        yield peer, c, bits[c["cache"]], bits[c["cache"]] / 8 * 131072 * 32 * 8 * 128 * 2
 
 
 def peer_rows(machine, n_models):
@@ -104,7 +110,8 @@ def peer_rows(machine, n_models):
         kl = f"{c['kl_mean']:.4f}" if "kl_mean" in c else "-"
         change = f"{100 * (c['ppl'] / peer['caches'][0]['ppl'] - 1):+.2f} %"
         times = peer_milliseconds(machine, peer["peer"], c["cache"].partition(":")[0])
-        name = f"{peer['peer']} {c['cache']}, {peer['windows']} windows"
+        rounded = ", activations in 8 bits" if peer["peer"] == "llama.cpp" and peer.get("weights") != "float32" else ""
+        name = f"{peer['peer']} {c['cache']}, {peer['windows']} windows{rounded}"
         rows.append([name, f"{bits:.2f}", f"{size / (1 << 20):,.0f}", f"{kl}, {change}", *["-"] * n_models, *times])
     return rows
 
@@ -142,14 +149,16 @@ def table_of(machine, table, made_by):
         rows.append([*cells, f"{nll:.2f}" if nll is not None else "-", *times])
     rows += peer_rows(machine, len(codecs.models))
     windows = [f"{MODELS[m]}, {codecs.windows(m)} windows: KL, perplexity" for m in codecs.models]
+    without = sorted({peer["peer"] for peer, c, _, _ in peer_caches(machine) if "kl_mean" not in c})
+    missing = f" Of {' and '.join(without)} no KL was measured: its codes are those of 8/8 and 4/4 without rotation, in the tables below." if without else ""
     lines = [
         "Bits a number and MiB are of a whole cache, tables and scratch included: 131072 tokens of 32 layers with 8 KV heads of 128; of peers, of "
         "their pages alone. KL in nats a token, and perplexity, against the same model's 16-bit cache; rotated as the codecs are by default. "
         "Calibrated: on 16384 tokens of a novel. Facts: nll a digit of the right answers, 300 facts in 32768 tokens of the needle model, times "
         "that of 16/16. Decode and prefill: milliseconds of one layer's attention on two cores, 32 query heads, 16384 tokens cached, of one token "
-        "and of a chunk of 512; of peers, in runs of their own (`compare_*.json`). Peers are against their own 16-bit caches, SmolLM2 alone; "
-        "llama.cpp rounds activations to 8 bits, which is part of its KL; of mlx-lm none was measured, its codes are those of 8/8 and 4/4 without "
-        "rotation, which are in the tables below.",
+        "and of a chunk of 512; of peers, in runs of their own (`compare_*.json`). Peers are against their own 16-bit caches, SmolLM2 alone, the "
+        "second half of each window scored as above, over the same weights expanded to float32; llama.cpp rounds activations to 8 bits where "
+        "weights are packed, and where a row says so that is part of its KL." + missing,
         table(["cache", "bits", "MiB", *windows, "facts", "decode, ms", "prefill, ms"], rows),
         "![KL against bytes](codecs.svg)",
     ]
