@@ -106,17 +106,17 @@ def measure(run: Run, model: Any, make: Callable[[], list[Any]], prompt: Any, n_
     return {"tokens": tokens, "logs": found}
 
 
-def kinds(model: Any, codec: str, max_tokens: int, chunk: int) -> list[tuple[str, Callable[[], list[Any]]]]:
+def kinds(model: Any, codec: str, max_tokens: int, chunk: int, window: int | None) -> list[tuple[str, Callable[[], list[Any]]]]:
     own = caches.make_prompt_cache
 
     def quantized(bits: int) -> Callable[[], list[Any]]:
-        return lambda: [c.to_quantized(group_size=64, bits=bits) for c in own(model)]
+        return lambda: [c.to_quantized(group_size=64, bits=bits) for c in own(model, window)]
 
     def flat() -> list[Any]:
         flatkv.install(max_tokens=max_tokens, codec=codec, max_seqs=1, max_step_tokens=chunk)
-        return caches.make_prompt_cache(model)
+        return caches.make_prompt_cache(model, window)
 
-    return [("mlx-lm fp16", lambda: own(model)), ("mlx-lm 8 bits", quantized(8)), ("mlx-lm 4 bits", quantized(4)),
+    return [("mlx-lm fp16", lambda: own(model, window)), ("mlx-lm 8 bits", quantized(8)), ("mlx-lm 4 bits", quantized(4)),
             (f"flatkv {codec}", flat)]
 
 
@@ -147,6 +147,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("-c", "--tokens", type=int, default=8192, help="of the prompt")
     parser.add_argument("-n", "--new", type=int, default=32, help="tokens after it")
     parser.add_argument("--chunk", type=int, default=512, help="tokens of one forward pass of the prompt")
+    parser.add_argument("--max-kv-size", type=int, help="tokens that a layer keeps, as mlx-lm's option: rotating caches")
     parser.add_argument("--codec", default="8/4", help="of flatkv's pages")
     parser.add_argument("--json", help="figures to this file")
     parser.add_argument("--plot", help="memory against tokens to this SVG file")
@@ -155,7 +156,7 @@ def main(arguments: list[str]) -> int:
     runs, truth = [], None
     print(f"{options.tokens} tokens in chunks of {options.chunk}, then {options.new}; MLX on {mx.default_device()}")
     print(f"{'cache':16}{'first token':>13}{'tokens/s':>10}{'peak MB':>10}{'at end MB':>11}{'KL':>11}")
-    for name, make in kinds(model, options.codec, options.tokens + options.new, options.chunk):
+    for name, make in kinds(model, options.codec, options.tokens + options.new, options.chunk, options.max_kv_size):
         run = Run(name)
         try:
             found = measure(run, model, make, prompt, options.new, options.chunk, truth)
@@ -167,7 +168,7 @@ def main(arguments: list[str]) -> int:
               f"{run.kl:11.2e}", flush=True)
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
-            json.dump({"tokens": options.tokens, "new": options.new, "chunk": options.chunk, "device": str(mx.default_device()),
+            json.dump({"tokens": options.tokens, "new": options.new, "chunk": options.chunk, "max_kv_size": options.max_kv_size, "device": str(mx.default_device()),
                        "model": options.model or "random Llama, 4 layers of 512", "mlx": mx.__version__,
                        "runs": [dataclasses.asdict(r) for r in runs]}, file, indent=1)
             file.write("\n")

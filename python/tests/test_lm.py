@@ -41,6 +41,14 @@ def test_logits_are_mlx_lms(flat, make):
     assert [c.offset for c in cache] == [c.offset for c in own] and cache[0].size() == own[0].size()
 
 
+def test_a_text_may_end_inside_of_the_last_page():
+    flatkv.install(max_tokens=100, codec="16/16", max_seqs=1)
+    try:
+        assert len(generated(llama(), text(80), 20)) == 20
+    finally:
+        flatkv.uninstall()
+
+
 def test_generate_is_mlx_lms_and_memory_stays(flat):
     model, prompt = llama(), text(300)
     own = generated(model, prompt, cache=OWN(model))

@@ -198,6 +198,7 @@ class Text:
         if n_tokens <= self._promised:
             return
         pages = -(-n_tokens // self.pool.page_tokens) * self.pool.page_tokens
+        pages = max(n_tokens, min(pages, self.pool.options.max_tokens))  # the last page may be a part of one
         if self._sequence is None:
             self._sequence = self.pool.fits(lambda: self.pool.open(pages))
         else:
