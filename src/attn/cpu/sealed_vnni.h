@@ -52,8 +52,13 @@ static void sealed_page_open(const fkv_codec *codec, const uint8_t *const part[F
     page->n_chunks = fkv_ceil_div(codec->dim, CHUNK_NUMBERS);
     widen(codec->type, part[FKV_PART_SCALES], codec->dim, page->scales);
     widen(codec->type, part[FKV_PART_BIASES], codec->dim, page->biases);
-    for (uint32_t unit = 0; unit < page->n_units; unit++)
-        page->most[unit] = largest_size(sizes_of(vf_load(page->scales + unit * 16)));
+    for (uint32_t first = 0; first < page->n_units; first += 8) {
+        vf sizes[8];
+        FKV_UNROLL
+        for (uint32_t u = 0; u < 8; u++) /* behind the last unit: the room of scales, not read */
+            sizes[u] = _mm512_castsi512_ps(sizes_of(vf_load(page->scales + (first + u) * 16)));
+        _mm256_storeu_ps(page->most + first, _mm512_castps512_ps256(fold_rows(WHOLE_LARGER, 8, sizes)));
+    }
 }
 
 /* ---- queries ---- */
@@ -245,11 +250,17 @@ FKV_INLINE void levels_behind(uint32_t n_tokens, uint32_t n_units, sealed_levels
             for (uint32_t q = 0; q < 4; q++) _mm512_store_si512(levels->at[unit][4 * q + block], _mm512_setzero_si512());
 }
 
+/* What each code of a width stands for; those without a sign come first. */
+FKV_INLINE __m128i level_book(int bits) {
+    __m128i level = _mm_loadl_epi64((const __m128i *)fkv_sealed_book_of((uint32_t)bits)->level);
+    __m128i negated = _mm_sub_epi8(_mm_setzero_si128(), level);
+    if (bits == 4) return _mm_unpacklo_epi64(level, negated);
+    return bits == 3 ? _mm_unpacklo_epi32(level, negated) : _mm_unpacklo_epi16(level, negated);
+}
+
 FKV_INLINE void sealed_levels_open(int bits, const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t n_tokens,
                                    sealed_levels_tile *levels) {
-    uint8_t bytes[16];
-    sealed_levels((uint32_t)bits, bytes);
-    __m512i book = _mm512_broadcast_i32x4(_mm_xor_si128(_mm_loadu_si128((const __m128i *)bytes), _mm_set1_epi8((char)0x80)));
+    __m512i book = _mm512_broadcast_i32x4(level_book(bits));
     uint32_t n_units = codec->dim / 16;
     for (uint32_t token = 0; token < n_tokens; token += FKV_SEALED_TOKENS) {
         const uint8_t *block = sealed_block(codec, part, token);
