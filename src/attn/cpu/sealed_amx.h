@@ -12,10 +12,10 @@
  *   these kernels (8832 bytes a page and head to 13312)               1.29x             1.24x
  *   the same over VNNI                                                1.28x
  *
- * The same, two threads, K8/V4's median to this, quiet machine, decode, two runs each:
+ * The same, two threads, K8/V4's time to this, by turns, wall time on a quiet machine; runs differ, for memory is shared.
  *
- *   keys laid out two blocks ahead of their products                  1.07x  1.08x
- *   prefetch with the values' products too, less of it at once        1.16x  1.18x
+ *   keys laid out two blocks ahead of their products                  1.07x, 1.08x
+ *   prefetch with the values' products too, less of it at once        1.06x to 1.18x in six runs, 1.15x in the middle
  */
 #ifndef FKV_SEALED_AMX_H
 #define FKV_SEALED_AMX_H
