@@ -87,8 +87,7 @@ static inline bool kernel_case_has(uint32_t i, int kernel) {
 }
 
 /* The entry of one compiled case: in and out in the order of fkv_kernel_inputs(), without `after`. grid in blocks. */
-typedef void kernel_entry(int kernel, const uint32_t grid[3], uint32_t n_threads, uint32_t team_threads, const void *const *in,
-                          void *out);
+typedef void kernel_entry(int kernel, const uint32_t grid[3], uint32_t n_threads, const void *const *in, void *out);
 
 /* NaN bytes into a token's row of each KV head of a page: in V alone, or in K too. */
 static inline void kernel_spoil_row(const fkv_block *block, uint32_t n_kv_heads, uint8_t *page, uint32_t slot, bool k_too) {

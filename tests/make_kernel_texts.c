@@ -109,7 +109,7 @@ static void put_entry(FILE *file, int number, bool sealed) {
                         : number == KERNEL_SIMDGROUP_DECODE ? FKV_KERNEL_DECODE
                                                             : FKV_KERNEL_PREFILL;
     const char *const *inputs = fkv_kernel_inputs(kernel, sealed);
-    fprintf(file, "if (kernel == %d) fkv_host_run(grid, n_threads, team, [=](fkv_place place) {\n", number);
+    fprintf(file, "if (kernel == %d) fkv_host_run(grid, n_threads, [=](fkv_place place) {\n", number);
     if (metal[number] != NULL) fputs(metal[number], file);
     for (int k = 0; inputs[k] != NULL && strcmp(inputs[k], "after") != 0 && strcmp(inputs[k], "before") != 0; k++) {
         const char *type = host_type_of(inputs[k]);
@@ -134,11 +134,10 @@ static void write_host(const char *folder, uint32_t i, const fkv_attn_layer *lay
         else
             put_ways(file, i, layer);
     }
-    fprintf(
-        file,
-        "extern \"C\" void kernel_case_%u%s(int kernel, const fkv_u32 grid[3], fkv_u32 n_threads, fkv_u32 team, const void *const *in, "
-        "void *result) {\n",
-        i, alone ? "_alone" : "");
+    fprintf(file,
+            "extern \"C\" void kernel_case_%u%s(int kernel, const fkv_u32 grid[3], fkv_u32 n_threads, const void *const *in, "
+            "void *result) {\n",
+            i, alone ? "_alone" : "");
     for (int number = 0; number < N_KERNEL_ENTRIES; number++)
         if (alone ? number == FKV_KERNEL_DECODE || number == FKV_KERNEL_MERGE : kernel_case_has(i, number))
             put_entry(file, number, layer->sealed);

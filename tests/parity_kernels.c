@@ -172,7 +172,7 @@ static void check_truth(const answer *a, const char *name) {
 
 static void launch(kernel_entry *entry, const fkv_attn_layer *layer, fkv_kernel kernel, uint32_t x, uint32_t y, uint32_t z,
                    const void *const *in, void *out) {
-    entry((int)kernel, (const uint32_t[]){x, y, z}, fkv_kernel_threads(FKV_KERNEL_HOST, kernel, layer), 1, in, out);
+    entry((int)kernel, (const uint32_t[]){x, y, z}, fkv_kernel_threads(FKV_KERNEL_HOST, kernel, layer), in, out);
 }
 
 /* queries: of an item, for which the entry's decode kernel was compiled. */
@@ -185,9 +185,8 @@ static void decode(kernel_entry *entry, way how, uint32_t queries, const attn_wo
     memset(parts, 0xff, n * sizeof *parts);
     uint32_t rows_of_item = layer->n_q_heads / layer->n_kv_heads * table[FKV_STEP_ITEM_QUERIES];
     uint32_t chunks = fkv_ceil_div(rows_of_item, fkv_decode_rows(how.shape, layer, queries));
-    uint32_t threads = fkv_kernel_threads(how.shape, FKV_KERNEL_DECODE, layer);
-    entry(how.kernel, (const uint32_t[]){table[FKV_STEP_N_PIECES] * chunks, layer->n_kv_heads, 1}, threads,
-          threads / 4, /* the warps of a stream */
+    entry(how.kernel, (const uint32_t[]){table[FKV_STEP_N_PIECES] * chunks, layer->n_kv_heads, 1},
+          fkv_kernel_threads(how.shape, FKV_KERNEL_DECODE, layer),
           layer->sealed ? (const void *const[]){q, layer->pages, layer->open_pages, table}
                         : (const void *const[]){q, layer->pages, table},
           parts);
@@ -337,7 +336,7 @@ static void prefill(uint32_t i, way how, const fkv_attn_layer *layer, const fkv_
     uint32_t slices = fkv_ceil_div(tile_queries * (layer->n_q_heads / layer->n_kv_heads), fkv_prefill_rows(how.shape, layer));
     uint32_t grid[3] = {table[FKV_STEP_N_TILES] + (decoded != NULL), layer->n_kv_heads, slices};
     int kernel = decoded != NULL ? (int)FKV_KERNEL_PREFILL_BESIDE : how.kernel;
-    entries[i](kernel, grid, fkv_kernel_threads(how.shape, FKV_KERNEL_PREFILL, layer), 256, /* the warpgroups that multiply */
+    entries[i](kernel, grid, fkv_kernel_threads(how.shape, FKV_KERNEL_PREFILL, layer),
                layer->sealed ? (const void *const[]){q, layer->pages, layer->open_pages, table, layer->sink_logits, decoded}
                              : (const void *const[]){q, layer->pages, table, layer->sink_logits, decoded},
                out);

@@ -21,7 +21,7 @@ typedef struct fkv_mlx_codec {
 
     /* Of kinds that are sealed, which have no encode(). part[p]: [n, G, bytes of the part / 2], of whole pages -> float32 [G, n *
      * page_tokens, D], which the three functions before this one then take as their part 0. Else NULL. channels: of calibrated
-     * keys, and here and below nobody else's. */
+     * keys; NULL of all other kinds, here and below. */
     mlx_array (*rows)(fkv_mlx_graph *g, const fkv_codec *codec, const fkv_mlx_channels *channels,
                       const mlx_array part[FKV_N_PARTS], uint32_t page_tokens);
 

@@ -185,6 +185,7 @@ uint32_t fkv_decode_rows(fkv_kernel_device device, const fkv_attn_layer *layer, 
     if (has_simdgroup_decode(device, layer)) return SIMDGROUP_ROWS;
     uint32_t most = 4;
     if (has_mma(device, layer)) most = layer->head_dim <= 2 * SLAB ? 16 : 8;
+    if (layer->sealed) most = fkv_max_u32(4, most / 2); /* decode_sealed.h: more warps are worth more than pages read once */
     return rows <= 4 || most == 4 ? 4 : rows <= 8 || most == 8 ? 8 : 16;
 }
 
@@ -227,13 +228,18 @@ uint32_t fkv_kernel_shared_bytes(fkv_kernel_device device, fkv_kernel kernel) {
 }
 
 static void put_mma(writer *w) {
+    put(w, fkv_kernel_file_decode_piece);
     put(w, fkv_kernel_file_decode_shape);
     put(w, fkv_kernel_file_decode_queries);
-    put(w, fkv_kernel_file_decode_sealed);
     put(w, fkv_kernel_file_decode_scores);
     put(w, fkv_kernel_file_decode_values);
     put(w, fkv_kernel_file_decode_softmax);
     put(w, fkv_kernel_file_decode_mma);
+}
+
+static void put_sealed_mma(writer *w) {
+    put(w, fkv_kernel_file_decode_piece);
+    put(w, fkv_kernel_file_decode_sealed);
 }
 
 static void put_decode(writer *w, fkv_kernel_device device, const fkv_attn_layer *layer) {
@@ -306,14 +312,15 @@ uint32_t fkv_decode_blocks(const fkv_attn_layer *layer, uint32_t decode_rows) {
     const fkv_codec *codec = layer->block.codec;
     uint32_t bytes = codec[FKV_SIDE_K].row_bytes[FKV_PART_CODES] + codec[FKV_SIDE_V].row_bytes[FKV_PART_CODES];
     uint32_t warps = decode_rows > 8 ? 8 : decode_rows > 4 || 8 * bytes <= 12 * layer->head_dim ? 12 : 16;
+    if (layer->sealed) warps = layer->head_dim > SLAB ? 16 : 12;
     return fkv_max_u32(1, warps * WARP / decode_threads(FKV_KERNEL_CUDA, layer));
 }
 
 /* One form of a sealed layer's pages, as decode or prefill meet it. */
-static void put_form(writer *w, fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer) {
+static void put_form(writer *w, fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer, bool open) {
     if (kernel == FKV_KERNEL_SEAL) return;
     bool mma = kernel == FKV_KERNEL_DECODE && has_mma(device, layer);
-    if (mma) put_mma(w);
+    if (mma) (open ? put_mma : put_sealed_mma)(w);
     if (!mma || device == FKV_KERNEL_HOST) put(w, fkv_kernel_file_plain_tile); /* there prefill stands behind decode */
     if (kernel == FKV_KERNEL_DECODE && !mma) put(w, fkv_kernel_file_decode_plain);
 }
@@ -326,12 +333,12 @@ static void put_sealed(writer *w, fkv_kernel_device device, fkv_kernel kernel, c
     put(w, "}\n");
     put(w, fkv_kernel_file_plain_rows);
     put(w, "namespace opened {\n");
-    put_form(w, device, kernel, layer);
+    put_form(w, device, kernel, layer, true);
     put(w, "}\n");
     put_end_of_block(w);
     put_block(w, &layer->block, layer->window != 0);
     put(w, fkv_kernel_file_rows);
-    put_form(w, device, kernel, layer);
+    put_form(w, device, kernel, layer, false);
     if (kernel == FKV_KERNEL_DECODE) {
         put(w, fkv_kernel_file_sealed_pieces);
         if (has_mma(device, layer))

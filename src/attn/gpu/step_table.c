@@ -14,8 +14,10 @@ enum {
 };
 
 fkv_step_cut fkv_step_cut_of(const fkv_attn_layer *layer, uint32_t tile_queries) {
-    uint32_t blocks = MULTIPROCESSORS * fkv_decode_blocks(layer, fkv_decode_rows(FKV_KERNEL_CUDA, layer, 1));
-    uint32_t per_kv = fkv_max_u32(1, blocks / layer->n_kv_heads); /* of which a sealed layer's open pages are two */
+    uint32_t rows = fkv_decode_rows(FKV_KERNEL_CUDA, layer, 1);
+    uint32_t blocks = MULTIPROCESSORS * fkv_decode_blocks(layer, rows);
+    uint32_t chunks = fkv_ceil_div(layer->n_q_heads / layer->n_kv_heads, rows); /* blocks of a piece */
+    uint32_t per_kv = fkv_max_u32(1, blocks / (layer->n_kv_heads * chunks));    /* of which a sealed layer's open pages are two */
     return (fkv_step_cut){.page_tokens = layer->block.page_tokens,
                           .window = layer->window,
                           .n_sinks = layer->window != 0 ? layer->n_sinks : 0,

@@ -138,6 +138,12 @@ FKV_FN float fkv_v_level(fkv_u32 size) {
     return (float)levels[size];
 }
 
+/* Four of them from size `first` on, as bytes. */
+FKV_FN fkv_u32 fkv_v_levels(int first) {
+    const fkv_u32 levels[] = {FKV_V_LEVELS};
+    return levels[first] | levels[first + 1] << 8 | levels[first + 2] << 16 | levels[first + 3] << 24;
+}
+
 /* Number d of K, or of V, in a slot of a block. */
 FKV_FN float fkv_k_at(FKV_DEVICE const fkv_u8 *block, fkv_u32 slot, fkv_u32 d) {
     FKV_DEVICE const fkv_u8 *codes = block + FKV_K_CODES;

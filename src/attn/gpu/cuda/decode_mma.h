@@ -1,12 +1,10 @@
 /* Decode through matrix units: one block walks one piece of the history of one KV head, for up to DC_ROWS rows (queries times
  * query heads), and leaves {sum of p v, max, sum of p} for the merge. For CUDA, and for the
- * host, whose matrix units are plain loops. Its parts: decode_shape.h, decode_queries.h, decode_scores.h, decode_values.h,
- * decode_softmax.h; here is the walk.
+ * host, whose matrix units are plain loops. Its parts: decode_piece.h, decode_shape.h, decode_queries.h, decode_scores.h,
+ * decode_values.h, decode_softmax.h; here is the walk.
  *
- * DC_STREAMS warps take the tiles of the piece in turn, each with a softmax of its own, folded in order at the end. Heads larger
- * than a slab (128 or 64 channels) have that many warps for each stream, one for each slab; they add their scores up through
- * shared memory, slab by slab. Nothing else is shared: packed bytes go from memory into registers and from there into the
- * products, and the bytes of the next tile are on their way while this one is computed.
+ * Packed bytes go from memory into registers and from there into the products, and the bytes of the next tile are on their way
+ * while this one is computed.
  *
  * Same answer however it got there: a row's numbers never meet another row's, and DC_ROWS changes no operation on them. Where a
  * product is added to something, fkv_mul or fkv_fma say whether it is rounded in between: left to the compiler, it would be in
@@ -22,65 +20,14 @@
  *    62.8  50.4    124  64.3  54.4  lines of 128 bytes asked for instead of 256
  *    62.7  50.2    128  63.1  53.8  statistics of a row side by side for the merge
  */
-/* ---- the piece ---- */
-
-/* What one block does: a piece of an item's history for some of its rows. */
-struct dc_piece {
-    const fkv_u32 *words; /* of the step table */
-    fkv_u32 number;       /* of all pieces */
-    fkv_u32 all_rows;     /* of an item, at most */
-    fkv_u32 first_row;    /* of this block */
-    fkv_u32 n_rows;       /* of this block; 0: none */
-    fkv_u32 n_tiles;
-};
-
-FKV_FN dc_piece dc_piece_at(fkv_place place, const fkv_u32 *table) {
-    dc_piece x;
-    x.all_rows = FKV_R * table[FKV_STEP_ITEM_QUERIES];
-    fkv_u32 n_chunks = (x.all_rows + DC_ROWS - 1) / DC_ROWS;
-    x.number = place.x / n_chunks;
-    x.first_row = place.x % n_chunks * DC_ROWS;
-    x.words = table + FKV_STEP_HEADER + x.number * FKV_PIECE_WORDS;
-    fkv_u32 n_rows = FKV_R * x.words[FKV_PIECE_N_QUERIES]; /* of the item */
-    x.n_rows = x.first_row >= n_rows ? 0 : n_rows - x.first_row < DC_ROWS ? n_rows - x.first_row : DC_ROWS;
-    x.n_tiles = 0;
-    return x;
-}
-
-/* Where the tiles of the piece lie. */
-struct dc_walk {
-    const fkv_u8 *blocks; /* of (page 0, this KV head) */
-    const fkv_u32 *pages; /* the sequence's */
-    fkv_u32 n_fixed;
-    fkv_u32 n_ring;
-    fkv_u32 skipped;
-    fkv_u32 first_seen;
-};
-
-FKV_FN dc_walk dc_walk_of(const dc_piece &piece, fkv_u32 head, const void *pool, const fkv_u32 *table) {
-    dc_walk walk;
-    walk.blocks = (const fkv_u8 *)pool + (fkv_u64)head * FKV_BLOCK_BYTES;
-    walk.pages = table + piece.words[FKV_PIECE_PAGES];
-    walk.n_fixed = piece.words[FKV_PIECE_N_FIXED];
-    walk.n_ring = piece.words[FKV_PIECE_N_RING];
-    walk.skipped = piece.words[FKV_PIECE_SKIPPED];
-    walk.first_seen = piece.words[FKV_PIECE_FIRST_SEEN];
-    return walk;
-}
+/* ---- tiles of the piece ---- */
 
 FKV_FN fkv_u32 dc_tile_logical(const dc_walk &walk, fkv_u32 tile) {
-    fkv_u32 seen = walk.first_seen + tile * DC_TILE / FKV_PAGE_TOKENS;
-    return FKV_WINDOW == 0 || seen < FKV_SINK_PAGES ? seen : seen + walk.skipped;
+    return dc_logical_page(walk, tile * DC_TILE / FKV_PAGE_TOKENS);
 }
 
 FKV_FN fkv_u32 dc_tile_page(const dc_walk &walk, fkv_u32 tile) {
-    fkv_u32 logical = dc_tile_logical(walk, tile);
-    fkv_u32 ring = walk.n_fixed + (FKV_RING ? (logical - walk.n_fixed) % walk.n_ring : 0);
-    return walk.pages[logical < walk.n_fixed ? logical : ring];
-}
-
-FKV_FN const fkv_u8 *dc_page_block(const dc_walk &walk, fkv_u32 page) {
-    return walk.blocks + page * ((fkv_u64)FKV_G * FKV_BLOCK_BYTES);
+    return dc_physical_page(walk, tile * DC_TILE / FKV_PAGE_TOKENS);
 }
 
 FKV_FN fkv_u32 dc_tile_slot(fkv_u32 tile) { return tile * DC_TILE % FKV_PAGE_TOKENS; }
@@ -92,10 +39,7 @@ FKV_FN void dc_prepare_rows(const dc_piece &piece, fkv_u32 head, const void *q, 
     for (fkv_u32 i = index; i < DC_QUERY_WORDS + DC_SUM_WORDS; i += DC_THREADS) shared[i] = 0;
     fkv_sync();
     for (fkv_u32 row = index / 32; row < piece.n_rows; row += DC_THREADS / 32) {
-        fkv_u32 query = (piece.first_row + row) / FKV_R;
-        fkv_u32 q_head = head * FKV_R + (piece.first_row + row) % FKV_R;
-        fkv_u64 from = ((fkv_u64)(piece.words[FKV_PIECE_FIRST_TOKEN] + query) * FKV_H + q_head) * FKV_D;
-        dc_prepare_row(q, from, row, shared, index % 32);
+        dc_prepare_row(q, dc_row_at(piece, head, row), row, shared, index % 32);
     }
     fkv_sync();
 }
@@ -167,10 +111,7 @@ FKV_FN void dc_finish_sums(dc_state &state, dc_place at, FKV_SHARED const float 
     float factor[DC_OWN_ROWS];
     FKV_UNROLL
     for (int n = 0; n < DC_OWN_ROWS; n++) {
-        float max = dc_minus_infinity();
-        FKV_UNROLL
-        for (fkv_u32 s = 0; s < DC_STREAMS; s++)
-            max = fkv_max(max, stats[(s * DC_ROWS + (DC_TWICE ? r % 4 : r + 8 * (fkv_u32)n)) * 2]);
+        float max = dc_piece_max(stats, DC_TWICE ? r % 4 : r + 8 * (fkv_u32)n);
         factor[n] = state.max[n] == dc_minus_infinity() ? 0.0f : fkv_exp2(state.max[n] - max);
     }
     FKV_UNROLL
@@ -178,7 +119,7 @@ FKV_FN void dc_finish_sums(dc_state &state, dc_place at, FKV_SHARED const float 
         int o = dc_v::group_of_tile(t);
         FKV_UNROLL
         for (int n = 0; n < DC_OWN_ROWS; n++) {
-            float back = dc_v::is_bf16 ? 1.0f : fkv_float_of((state.exponent[n][o] - 14 + dc_v::back) << 23);
+            float back = dc_v::is_bf16 ? 1.0f : fkv_float_of((state.exponent[n][o] - 14) << 23);
             FKV_UNROLL
             for (fkv_u32 i = 0; i < 2; i++) {
                 float column_back = fkv_shuffle(back, c * 8 + 4 * i);
@@ -223,25 +164,6 @@ FKV_FN void dc_fold_streams(dc_state &state, dc_place at, FKV_SHARED float *stat
     }
 }
 
-/* Sums, max and total of the piece's rows to where the merge finds them. */
-FKV_FN void dc_store(const dc_piece &piece, fkv_place place, FKV_SHARED const float *stats, FKV_SHARED const float *sums,
-                     const fkv_u32 *table, float *parts) {
-    fkv_u64 first = ((fkv_u64)piece.number * FKV_G + place.y) * piece.all_rows + piece.first_row;
-    for (fkv_u32 i = place.index; i < piece.n_rows * FKV_D; i += DC_THREADS) parts[first * FKV_D + i] = sums[i];
-    if (place.index >= piece.n_rows) return;
-    float max = dc_minus_infinity();
-    for (fkv_u32 s = 0; s < DC_STREAMS; s++) max = fkv_max(max, stats[(s * DC_ROWS + place.index) * 2]);
-    float total = 0.0f;
-    for (fkv_u32 s = 0; s < DC_STREAMS; s++) {
-        float own = stats[(s * DC_ROWS + place.index) * 2];
-        total =
-            fkv_fma(own == dc_minus_infinity() ? 0.0f : fkv_exp2(own - max), stats[(s * DC_ROWS + place.index) * 2 + 1], total);
-    }
-    float *to = parts + fkv_stats_at(table, place.y * piece.all_rows + piece.first_row + place.index, piece.number);
-    to[0] = max;
-    to[1] = total;
-}
-
 /* ---- the kernel ---- */
 
 /* A tile on its way: loaded while the tile before it is computed. */
@@ -249,25 +171,16 @@ struct dc_tile {
     dc_keys k;
     dc_values v;
     dc_scales scales;
-    fkv_u32 page;     /* of the tile behind it */
-    fkv_u32 lines[4]; /* sealed K: of its page */
+    fkv_u32 page; /* of the tile behind it */
 };
-
-/* A stream's tiles: every DC_STREAMS-th, or those of every DC_STREAMS-th page where a page has to be prepared for. */
-constexpr fkv_u32 DC_TURN = FKV_K_SEALED ? FKV_PAGE_TOKENS / DC_TILE : 1; /* tiles one after the other */
-
-FKV_FN fkv_u32 dc_first_tile(fkv_u32 stream) { return stream * DC_TURN; }
-
-FKV_FN fkv_u32 dc_next_tile(fkv_u32 i) { return (i + 1) % DC_TURN != 0 ? i + 1 : i + 1 + (DC_STREAMS - 1) * DC_TURN; }
 
 /* The stream's first tile, on its way while the queries are prepared. */
 FKV_FN void dc_load_first(dc_tile &tile, const dc_walk &walk, fkv_u32 n_tiles, dc_place at) {
-    fkv_u32 i = dc_first_tile(at.stream);
-    fkv_u32 next = dc_next_tile(i);
+    fkv_u32 i = at.stream;
+    fkv_u32 next = i + DC_STREAMS;
     tile.page = 0;
     if (i >= n_tiles) return;
     const fkv_u8 *block = dc_page_block(walk, dc_tile_page(walk, i));
-    dc_load_lines(tile.lines, block, at);
     dc_load_keys(tile.k, block, dc_tile_slot(i), at);
     dc_load_scales(tile.scales, block, dc_tile_slot(i), at);
     dc_load_values(tile.v, block, dc_tile_slot(i), at);
@@ -282,12 +195,10 @@ FKV_FN void dc_walk_tiles(dc_tile &tile, const dc_walk &walk, fkv_u32 n_tiles, d
     FKV_SHARED float *scales = (FKV_SHARED float *)shared + DC_AT_SCALES + at.warp * DC_SCALES_WORDS;
     FKV_SHARED float *exchange = (FKV_SHARED float *)shared + DC_AT_REST;
     fkv_u32 turn = 0;
-    for (fkv_u32 i = dc_first_tile(at.stream); i < n_tiles; i = dc_next_tile(i)) {
-        fkv_u32 next = dc_next_tile(i);
+    for (fkv_u32 i = at.stream; i < n_tiles; i += DC_STREAMS) {
+        fkv_u32 next = i + DC_STREAMS;
         const fkv_u8 *block = dc_page_block(walk, tile.page);
         fkv_u32 base = dc_tile_logical(walk, i) * FKV_PAGE_TOKENS + dc_tile_slot(i);
-        if (i % DC_TURN == 0) dc_enter_page(tile.lines, shared, at, rows, operands);
-        if (next < n_tiles && next % DC_TURN == 0) dc_load_lines(tile.lines, block, at);
         fkv_u32 bits[dc_v::groups];
         dc_share_scales(tile.scales, at.lane, scales, bits);
         if (next < n_tiles) dc_load_scales(tile.scales, block, dc_tile_slot(next), at);
@@ -295,7 +206,7 @@ FKV_FN void dc_walk_tiles(dc_tile &tile, const dc_walk &walk, fkv_u32 n_tiles, d
         dc_tile_scores(tile.k, operands, scales, rows, at.lane, score);
         if (next < n_tiles) {
             dc_load_keys(tile.k, block, dc_tile_slot(next), at);
-            if (dc_next_tile(next) < n_tiles) tile.page = dc_tile_page(walk, dc_next_tile(next));
+            if (next + DC_STREAMS < n_tiles) tile.page = dc_tile_page(walk, next + DC_STREAMS);
         }
         if (DC_SLABS > 1) dc_add_slabs(exchange + turn % DC_EXCHANGES * DC_EXCHANGE_WORDS, at, score);
         dc_fold_tile(tile.v, scales, bits, score, rows, base, at.lane, state);
@@ -308,23 +219,19 @@ FKV_FN void dc_walk_tiles(dc_tile &tile, const dc_walk &walk, fkv_u32 n_tiles, d
  * max is of scores in powers of two. Blocks: pieces * chunks of rows, G. */
 FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, const void *q, const void *pool, const fkv_u32 *table,
                               float *parts) {
-    dc_place at;
-    at.lane = place.index % 32;
-    at.warp = place.index / 32;
-    at.slab = at.warp % DC_SLABS;
-    at.stream = at.warp / DC_SLABS;
+    dc_place at = dc_place_of(place);
     dc_piece piece = dc_piece_at(place, table);
     if (piece.n_rows == 0) return;
-    piece.n_tiles = (piece.words[FKV_PIECE_N_TOKENS] + DC_TILE - 1) / DC_TILE;
+    fkv_u32 n_tiles = (piece.words[FKV_PIECE_N_TOKENS] + DC_TILE - 1) / DC_TILE;
     dc_walk walk = dc_walk_of(piece, place.y, pool, table);
     dc_tile tile;
-    dc_load_first(tile, walk, piece.n_tiles, at);
+    dc_load_first(tile, walk, n_tiles, at);
     dc_prepare_rows(piece, place.y, q, shared, place.index);
 
     dc_rows rows = dc_rows_of(piece, shared, at);
     dc_state state;
     dc_begin(state);
-    dc_walk_tiles(tile, walk, piece.n_tiles, rows, shared, at, state);
+    dc_walk_tiles(tile, walk, n_tiles, rows, shared, at, state);
     FKV_UNROLL
     for (int i = 0; i < DC_OWN_ROWS * dc_v::own_groups; i++) /* a scale that is not finite: no answer of the row is a number */
         if (state.exponent[i / dc_v::own_groups][i % dc_v::own_groups] >= 255)

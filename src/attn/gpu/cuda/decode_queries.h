@@ -80,37 +80,6 @@ FKV_FN void dc_put_query(FKV_SHARED fkv_u32 *queries, fkv_u32 row, fkv_u32 chann
     }
 }
 
-/* ---- one warp, one row: channel d is lane d % 32's number d / 32 ---- */
-
-constexpr int DC_LANE_CHANNELS = FKV_D / 32;
-
-/* Rotated as the keys are. */
-FKV_FN void dc_rotate_row(float *x, fkv_u32 lane) {
-    FKV_UNROLL
-    for (int i = 0; i < DC_LANE_CHANNELS; i++) x[i] = fkv_float_of(fkv_bits_of(x[i]) ^ fkv_k_sign(lane + 32 * (fkv_u32)i));
-    FKV_UNROLL
-    for (fkv_u32 h = 1; h < 32; h *= 2) {
-        FKV_UNROLL
-        for (int i = 0; i < DC_LANE_CHANNELS; i++) {
-            float other = fkv_shuffle_xor(x[i], h);
-            x[i] = (lane & h) == 0 ? x[i] + other : other - x[i];
-        }
-    }
-    FKV_UNROLL
-    for (int h = 1; h < FKV_ROTATION_BLOCK / 32; h *= 2) {
-        FKV_UNROLL
-        for (int i = 0; i < DC_LANE_CHANNELS; i++) {
-            if ((i & h) != 0) continue;
-            float a = x[i];
-            float b = x[i + h];
-            x[i] = a + b;
-            x[i + h] = a - b;
-        }
-    }
-    FKV_UNROLL
-    for (int i = 0; i < DC_LANE_CHANNELS; i++) x[i] = fkv_mul(x[i], fkv_rotation_norm());
-}
-
 /* The step of a row whose largest number has these bits. 16 bits: a power of two that brings the largest below 2^11; else the
  * largest becomes 126 * 65536. */
 FKV_FN float dc_step_of(fkv_u32 largest) {
@@ -135,25 +104,11 @@ FKV_FN void dc_sum_row(const float *x, FKV_SHARED float *sums, fkv_u32 lane) {
     }
 }
 
-/* The row at q[from] into shared memory: operands, step and sums; scaled for a softmax of powers of two. */
+/* The row at q[from] into shared memory: operands, step and sums. */
 FKV_FN void dc_prepare_row(const void *q, fkv_u64 from, fkv_u32 row, FKV_SHARED fkv_u32 *shared, fkv_u32 lane) {
     float x[DC_LANE_CHANNELS];
-    const float scale = fkv_float_of(FKV_SCALE_BITS) * 1.44269504f;
-    FKV_UNROLL
-    for (int i = 0; i < DC_LANE_CHANNELS; i++) x[i] = fkv_mul(fkv_row_number(q, from + lane + 32 * (fkv_u32)i), scale);
-    if (FKV_ROTATE_K) dc_rotate_row(x, lane);
-    fkv_u32 largest = 0; /* as bits, so that NaN is the largest */
-    FKV_UNROLL
-    for (int i = 0; i < DC_LANE_CHANNELS; i++) largest = fkv_max_bits(largest, fkv_bits_of(x[i]) & 0x7fffffffu);
-    FKV_UNROLL
-    for (fkv_u32 h = 1; h < 32; h *= 2) largest = fkv_max_bits(largest, fkv_shuffle_xor_bits(largest, h));
+    fkv_u32 largest = dc_load_row(q, from, x, lane);
     FKV_SHARED float *floats = (FKV_SHARED float *)shared;
-    if constexpr (FKV_K_SEALED) { /* they become operands page by page */
-        FKV_UNROLL
-        for (int i = 0; i < DC_LANE_CHANNELS; i++) floats[row * FKV_D + lane + 32 * (fkv_u32)i] = x[i];
-        if (lane == 0) floats[DC_AT_STEPS + row] = fkv_float_of(largest);
-        return;
-    }
     bool number = largest < 0x7f800000u;
     float step = dc_step_of(largest);
     float inverse = number && step > 0.0f ? 1.0f / step : 0.0f;

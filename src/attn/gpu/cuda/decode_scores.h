@@ -8,7 +8,6 @@
  *
  * Four rows or fewer are there twice: thread r has the sums of high and low, r + 4 those of rest, and they add them up.
  */
-#if !FKV_K_SEALED
 /* Queries as the products take them: operands in shared memory. */
 typedef FKV_SHARED const fkv_u32 *dc_operands;
 
@@ -19,10 +18,6 @@ FKV_FN fkv_words4 dc_operand(dc_operands operands, int tile, int step, fkv_u32 l
 FKV_FN dc_operands dc_first_operands(FKV_SHARED const fkv_u32 *shared, dc_place at) {
     return shared + at.slab * DC_OPERAND_WORDS;
 }
-
-/* A page has nothing of its own. */
-FKV_FN void dc_load_lines(fkv_u32 (&)[4], const fkv_u8 *, dc_place) {}
-FKV_FN void dc_enter_page(const fkv_u32 (&)[4], FKV_SHARED const fkv_u32 *, dc_place, dc_rows &, dc_operands &) {}
 
 FKV_FN void dc_load_keys(dc_keys &to, const fkv_u8 *block, fkv_u32 slot, dc_place at) {
     fkv_u32 token = slot + DC_RUN * (at.lane / 4);
@@ -55,8 +50,6 @@ FKV_FN void dc_key_operand(const fkv_u32 *unit, int step, fkv_u32 &low, fkv_u32 
     }
 }
 
-#endif
-
 /* Sums of products: integers of codes, floats of halves. */
 template <int BITS> struct dc_product {
     typedef int type;
@@ -68,7 +61,7 @@ typedef dc_product<dc_k::bits>::type dc_products[DC_RUN][dc_k::row_tiles][4];
 
 FKV_FN void dc_multiply(int *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) { fkv_mma_bytes(c, a, b0, b1); }
 FKV_FN void dc_multiply(float *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) {
-    if (FKV_PAGE_BF16 && !FKV_K_SEALED)
+    if (FKV_PAGE_BF16)
         fkv_mma_bf16(c, a, b0, b1);
     else
         fkv_mma_f16(c, a, b0, b1);
@@ -134,7 +127,7 @@ FKV_FN void dc_tile_scores(const dc_keys &k, const dc_operands &operands, FKV_SH
     for (int i = 0; i < DC_OWN_ROWS * DC_OWN_TOKENS; i++) {
         parts.scores[i / DC_OWN_TOKENS][i % DC_OWN_TOKENS] = 0.0f;
         parts.rests[i / DC_OWN_TOKENS][i % DC_OWN_TOKENS] = 0.0f;
-        parts.biases[i / DC_OWN_TOKENS][i % DC_OWN_TOKENS] = FKV_K_SEALED ? rows.query_sum[i / DC_OWN_TOKENS][0] : 0.0f;
+        parts.biases[i / DC_OWN_TOKENS][i % DC_OWN_TOKENS] = 0.0f;
     }
     FKV_UNROLL
     for (int g = 0; g < dc_k::groups; g++) {

@@ -1,13 +1,7 @@
 /* Decode through matrix units, first part: shapes. How much of a tile a thread holds, what lies where in shared memory, and what
  * a warp keeps from tile to tile. See decode_mma.h for the whole.
  */
-/* ---- the block ---- */
-
-constexpr int DC_ROWS = FKV_ITEM_ROWS;                 /* queries x query heads: 4, 8 or 16 */
-constexpr int DC_SLAB = FKV_D % 128 == 0 ? 128 : 64;   /* channels of a warp */
-constexpr int DC_SLABS = FKV_D / DC_SLAB;              /* warps of a stream */
-constexpr int DC_STREAMS = 4;                          /* of tiles, each with a softmax of its own */
-constexpr int DC_THREADS = 32 * DC_STREAMS * DC_SLABS; /* as kernel_text.c has it */
+/* ---- rows and tokens of a tile ---- */
 
 constexpr bool DC_TWICE = DC_ROWS == 4;             /* threads r and r + 4 both have row r % 4 */
 constexpr int DC_OWN_ROWS = DC_ROWS == 16 ? 2 : 1;  /* of a thread: r, or r and r + 8 */
@@ -30,27 +24,6 @@ template <int BITS, int GROUP> struct dc_side {
     static constexpr int scale_floats = BITS == 16 ? 0 : 2 * groups; /* the same, with biases, in shared memory */
 };
 
-#if FKV_K_SEALED
-/* Sealed K: queries have the scales of a page's channels in them, so that codes are multiplied as they are: as halves, whose bits
- * they are, 2^-24 each. A dword is 8 channels of a token; a thread has one of each unit of 32 channels: decode_sealed.h. */
-struct dc_k {
-    static constexpr int bits = 16; /* of an operand */
-    static constexpr int row_bytes = FKV_K_ROW_BYTES;
-    static constexpr int groups = 1;
-    static constexpr int scale_words = 1;
-    static constexpr int scale_floats = 0;
-    static constexpr int load_bytes = 4;
-    static constexpr int words = 1;
-    static constexpr int span = 32;
-    static constexpr int units = DC_SLAB / span;
-    static constexpr int group_units = units;
-    static constexpr int step_channels = 16;
-    static constexpr int steps = DC_SLAB / step_channels;
-    static constexpr int unit_steps = 2;
-    static constexpr int parts = 2;
-    static constexpr int row_tiles = DC_OWN_ROWS;
-};
-#else
 /* K: a thread loads load_bytes of each unit of `span` channels of a token's slab. */
 struct dc_k : dc_side<FKV_K_BITS, FKV_K_GROUP> {
     static constexpr int load_bytes = FKV_K_GROUP * bits / 32 > 16 ? 16 : FKV_K_GROUP *bits / 32;
@@ -65,29 +38,7 @@ struct dc_k : dc_side<FKV_K_BITS, FKV_K_GROUP> {
     static constexpr int parts = bits == 16 ? 2 : 3;
     static constexpr int row_tiles = bits == 16 ? DC_OWN_ROWS : DC_ROWS == 4 ? 1 : DC_ROWS == 8 ? 2 : 3;
 };
-#endif
 
-#if FKV_V_SEALED
-/* Sealed V: a dword is 8 tokens of a channel; a thread has four channels of each unit of 32. One scale for a row, the norm. */
-struct dc_v {
-    static constexpr int bits = 4;
-    static constexpr int row_bytes = FKV_V_ROW_BYTES;
-    static constexpr int groups = 1;
-    static constexpr int scale_words = 1;
-    static constexpr int scale_floats = 2;
-    static constexpr int span = 32;
-    static constexpr int words = 4;
-    static constexpr int units = DC_SLAB / span;
-    static constexpr int quads = 1;
-    static constexpr int tiles = DC_SLAB / 16;
-    static constexpr int own_groups = 1;
-    static constexpr bool is_bf16 = false;
-    static constexpr float middle = 0.0f;
-    static constexpr fkv_u32 back = 17; /* sums are in units of 2^-24, levels in 128ths */
-    FKV_FN constexpr int group_of_unit(int) { return 0; }
-    FKV_FN constexpr int group_of_tile(int) { return 0; }
-};
-#else
 /* V: load_bytes of each unit of `span` channels: those of one group, or all where each column has scales of its own. */
 struct dc_v : dc_side<FKV_V_BITS, FKV_V_GROUP> {
     static constexpr int span = bits == 16 ? 64 : DC_TWICE && groups == 2 ? DC_SLAB : FKV_V_GROUP;
@@ -99,24 +50,21 @@ struct dc_v : dc_side<FKV_V_BITS, FKV_V_GROUP> {
     static constexpr int own_groups = DC_TWICE ? (groups + 1) / 2 : groups; /* of scales, of a thread's weights */
     static constexpr bool is_bf16 = bits == 16 && FKV_PAGE_BF16;            /* 16-bit values meet p as two bfloat16 numbers */
     static constexpr float middle = bits == 8 ? 128.0f : bits == 4 ? 8.0f : 2.0f;
-    static constexpr fkv_u32 back = 0;
 
     /* Which of a thread's groups the channels of a unit, or of a row tile, have. */
     FKV_FN constexpr int group_of_unit(int u) { return bits == 16 || span == DC_SLAB ? 0 : DC_TWICE ? u / 2 : u; }
     FKV_FN constexpr int group_of_tile(int t) { return group_of_unit(t / (2 * quads)); }
 };
-#endif
 
 /* ---- shared memory, in words ---- */
 
 /* Scales of a warp's tile, as floats: of each token {scale, ...} {bias, ...} of K, {scale, bias of the middle} of V; every
  * DC_OWN_TOKENS tokens, what one thread reads, are shifted by 16 bytes against the next. */
 constexpr int DC_AT_V_SCALES = DC_TILE * dc_k::scale_floats + 16;
-constexpr int DC_AT_LINES = DC_TILE * (dc_k::scale_floats + dc_v::scale_floats) + 32; /* a page's {scales, biases} of sealed K */
-constexpr int DC_SCALES_WORDS = DC_AT_LINES + (FKV_K_SEALED ? DC_SLAB : 0);
+constexpr int DC_SCALES_WORDS = DC_TILE * (dc_k::scale_floats + dc_v::scale_floats) + 32;
 
-constexpr int DC_OPERAND_WORDS = dc_k::row_tiles * dc_k::steps * 128;                        /* queries of a slab */
-constexpr int DC_QUERY_WORDS = FKV_K_SEALED ? DC_ROWS * FKV_D : DC_SLABS * DC_OPERAND_WORDS; /* sealed: as floats */
+constexpr int DC_OPERAND_WORDS = dc_k::row_tiles * dc_k::steps * 128; /* queries of a slab */
+constexpr int DC_QUERY_WORDS = DC_SLABS * DC_OPERAND_WORDS;
 constexpr int DC_SUM_WORDS = DC_ROWS * (1 + DC_SLABS * dc_k::groups); /* {step}, {sum of q of each group} */
 constexpr int DC_SLAB_SCORES = DC_OWN_ROWS * DC_OWN_TOKENS;           /* of a thread */
 constexpr int DC_EXCHANGE_WORDS = DC_SLABS > 1 ? DC_STREAMS *DC_SLABS *DC_SLAB_SCORES * 32 : 0;
@@ -137,7 +85,7 @@ struct dc_keys {
     fkv_u32 codes[DC_RUN][dc_k::units][dc_k::words];
 };
 struct dc_values {
-    fkv_u32 codes[FKV_V_SEALED ? 1 : DC_OWN_TOKENS][dc_v::units][dc_v::words];
+    fkv_u32 codes[DC_OWN_TOKENS][dc_v::units][dc_v::words];
 };
 /* Of token lane % DC_TILE: scales, then biases, as they lie in the page. */
 struct dc_scales {
@@ -164,35 +112,3 @@ struct dc_state {
 };
 
 typedef float dc_scores[DC_OWN_ROWS][DC_OWN_TOKENS];
-
-/* Which warp, which thread of it: thread l is r = l / 4, c = l % 4. */
-struct dc_place {
-    fkv_u32 lane;
-    fkv_u32 warp;
-    fkv_u32 slab;
-    fkv_u32 stream;
-};
-
-/* ---- loads ---- */
-
-/* n bytes of a page, known when compiled. */
-FKV_FN void dc_stream(fkv_u32 *to, const fkv_u8 *at, int n) {
-    if (n >= 16) {
-        FKV_UNROLL
-        for (int i = 0; i < n / 16; i++) {
-            fkv_words4 x = fkv_stream16(at + 16 * i);
-            FKV_UNROLL
-            for (int k = 0; k < 4; k++) to[4 * i + k] = x.w[k];
-        }
-    } else if (n == 8) {
-        fkv_words2 x = fkv_stream8(at);
-        to[0] = x.w[0];
-        to[1] = x.w[1];
-    } else if (n == 4) {
-        to[0] = fkv_stream4(at);
-    } else if (n == 2) {
-        to[0] = fkv_stream2(at);
-    } else {
-        to[0] = fkv_stream1(at);
-    }
-}

@@ -4,10 +4,6 @@
  * rows or fewer are there twice: their two threads take the groups of V's scales in turn, 2 o + r / 4, so that no column of the
  * values' product is idle.
  */
-constexpr fkv_u32 DC_NAN = 0x7fc00000u;
-
-FKV_FN float dc_minus_infinity() { return fkv_float_of(0xff800000u); }
-
 /* ---- scales ---- */
 
 FKV_FN void dc_load_scales(dc_scales &to, const fkv_u8 *block, fkv_u32 slot, dc_place at) {
@@ -16,10 +12,7 @@ FKV_FN void dc_load_scales(dc_scales &to, const fkv_u8 *block, fkv_u32 slot, dc_
         dc_stream(to.k[0], block + FKV_K_SCALES + row * (dc_k::groups * 2), dc_k::groups * 2);
         dc_stream(to.k[1], block + FKV_K_BIASES + row * (dc_k::groups * 2), dc_k::groups * 2);
     }
-    if constexpr (FKV_V_SEALED) {
-        to.v[0][0] = fkv_stream2(block + FKV_V_SCALES + (slot + at.lane % DC_TILE) * 2) & 0x7fffu;
-        to.v[1][0] = 0;
-    } else if constexpr (dc_v::bits < 16) {
+    if constexpr (dc_v::bits < 16) {
         dc_stream(to.v[0], block + FKV_V_SCALES + row * (dc_v::groups * 2), dc_v::groups * 2);
         dc_stream(to.v[1], block + FKV_V_BIASES + row * (dc_v::groups * 2), dc_v::groups * 2);
     }

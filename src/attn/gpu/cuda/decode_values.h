@@ -5,7 +5,6 @@
  * of that group so far, so that any scale of any page type has all its bits; the bias is added in float. A thread loads the
  * values of the tokens whose scores it has: as P^T its weights are the B operand just where they are.
  */
-#if !FKV_V_SEALED
 FKV_FN void dc_load_values(dc_values &to, const fkv_u8 *block, fkv_u32 slot, dc_place at) {
     fkv_u32 token = slot + DC_OWN_TOKENS * (at.lane % 4);
     const fkv_u8 *codes =
@@ -51,12 +50,9 @@ FKV_FN void dc_value_quad(const fkv_u32 *a, const fkv_u32 *b, int quad, fkv_u32 
     }
 }
 
-#endif
-
 /* B operands: tokens b (low half) and DC_RUN + b of a thread, for each of its rows and groups. */
 typedef fkv_u32 dc_weights[DC_OWN_ROWS][dc_v::own_groups][DC_RUN];
 
-#if !FKV_V_SEALED
 FKV_FN void dc_add_values(const dc_values &v, fkv_u32, const dc_weights &weights, float (&sums)[dc_v::tiles][DC_OWN_ROWS][4]) {
     FKV_UNROLL
     for (int depth = 0; depth < DC_RUN / 2; depth++) {
@@ -85,22 +81,3 @@ FKV_FN void dc_add_values(const dc_values &v, fkv_u32, const dc_weights &weights
         }
     }
 }
-#else
-FKV_FN void dc_add_values(const dc_values &v, fkv_u32 lane, const dc_weights &weights,
-                          float (&sums)[dc_v::tiles][DC_OWN_ROWS][4]) {
-    FKV_UNROLL
-    for (int tile = 0; tile < dc_v::tiles; tile++) {
-        fkv_u32 near[DC_RUN]; /* rows r and r + 8 of the tile: neighbours among the thread's channels */
-        fkv_u32 far[DC_RUN];
-        dc_value_halves(v.codes[0][tile / 2][tile % 2 * 2], lane, near);
-        dc_value_halves(v.codes[0][tile / 2][tile % 2 * 2 + 1], lane, far);
-        FKV_UNROLL
-        for (int depth = 0; depth < DC_RUN / 2; depth++) {
-            const fkv_u32 a[4] = {near[2 * depth], far[2 * depth], near[2 * depth + 1], far[2 * depth + 1]};
-            FKV_UNROLL
-            for (int n = 0; n < DC_OWN_ROWS; n++)
-                fkv_mma_f16(sums[tile][n], a, weights[n][0][2 * depth], weights[n][0][2 * depth + 1]);
-        }
-    }
-}
-#endif

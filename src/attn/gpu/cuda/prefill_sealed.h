@@ -9,10 +9,10 @@
  * offset.
  *
  * V. A dword is 8 tokens of one channel: rows in shared memory are channels, and a product runs along them. Levels are looked up
- * by byte permutes, as in decode_sealed.h: as halves they are in units of 2^-24, which the norm, 2^15 times as large, makes up
+ * by byte permutes, with their signs: as halves they are in units of 2^-24, which the norm, 2^15 times as large, makes up
  * for. What remains of it is PF_VALUE_UNIT. Norms from 2 on are under a power of two for the page, which the weights take over.
  *
- * Open pages, two or three of a block's, are read number by number: K as two halves, in two products, V as one.
+ * Open pages, the first and those of the queries' span, are read number by number: K as two halves, in two products, V as one.
  */
 constexpr fkv_u32 PF_UNITS = FKV_D / 8;
 constexpr fkv_u32 PF_OCTETS = (PF_UNITS + 7) / 8;
@@ -142,7 +142,7 @@ FKV_FN void pf_share_scales(fkv_shared s, int stage, const pf_taken_keys &k) {
     float scale = fkv_page_number(k.scale), bias = fkv_page_number(k.bias);
     fkv_u32 largest = fkv_warp_max_bits(fkv_max_bits(fkv_bits_of(fkv_abs(scale) * 1024.0f), fkv_bits_of(fkv_abs(bias))));
     if (s.index % 32 == 0) tops[warp] = largest;
-    fkv_sync_team(7, 128);
+    fkv_sync_team(2, 128);
     fkv_u32 exponent = fkv_max_bits(fkv_max_bits(tops[0], tops[1]), fkv_max_bits(tops[2], tops[3])) >> 23;
     exponent = exponent < 20 ? 20 : exponent > 240 ? 240 : exponent;
     float up = fkv_float_of((268 - exponent) << 23); /* biases below 2^15, scales below 2^5 */
@@ -164,7 +164,7 @@ FKV_FN void pf_share_scales(fkv_shared s, int stage, const pf_taken_keys &k) {
         fkv_u32 norm = pf_norm_unit(fkv_warp_max_bits(k.norm));
         if (s.index == 96) ((pf_page_unit *)(s.base + PF_AT_UNITS))[stage] = {fkv_float_of((exponent - 14) << 23), norm};
     }
-    fkv_sync_team(7, 128);
+    fkv_sync_team(2, 128);
 }
 
 FKV_FN void pf_put_sealed_keys(fkv_shared s, int stage, const pf_taken_keys &k) {
@@ -249,18 +249,13 @@ FKV_FN void pf_hide_odd_norms(fkv_shared s, fkv_u32 first_key, fkv_u32 *norms) {
     }
 }
 
-FKV_FN constexpr fkv_u32 pf_levels(int first) {
-    const fkv_u32 levels[] = {FKV_V_LEVELS};
-    return levels[first] | levels[first + 1] << 8 | levels[first + 2] << 16 | levels[first + 3] << 24;
-}
-
 /* Eight tokens of a channel: levels and signs are halves in units of 2^-24 as they are. */
 FKV_FN pf_words4 pf_eight_values(fkv_u32 x, const fkv_u32 *norms) {
     pf_words4 to;
     fkv_u32 signs[2] = {x << 4 & 0x80808080u,
                         x & 0x80808080u};    /* bytes: of the low nibbles, tokens 0 to 3, and of the high ones */
     FKV_UNROLL for (int i = 0; i < 2; i++) { /* nibbles: tokens 2i, 4 + 2i, 2i + 1, 5 + 2i */
-        fkv_u32 levels = fkv_permute(pf_levels(0), pf_levels(4), x >> 16 * i & 0x7777u);
+        fkv_u32 levels = fkv_permute(fkv_v_levels(0), fkv_v_levels(4), x >> 16 * i & 0x7777u);
         to.w[i] = fkv_permute(levels, signs[0], i == 0 ? 0x5240u : 0x7260u);
         to.w[2 + i] = fkv_permute(levels, signs[1], i == 0 ? 0x5341u : 0x7361u);
     }

@@ -92,6 +92,7 @@ FKV_FN fkv_u32 fkv_pack_bf16(float low, float high) {
 FKV_FN float fkv_shuffle_xor(float x, fkv_u32 mask) { return __shfl_xor_sync(0xffffffffu, x, (int)mask); }
 FKV_FN fkv_u32 fkv_shuffle_xor_bits(fkv_u32 x, fkv_u32 mask) { return __shfl_xor_sync(0xffffffffu, x, (int)mask); }
 FKV_FN float fkv_shuffle(float x, fkv_u32 lane) { return __shfl_sync(0xffffffffu, x, (int)lane); }
+FKV_FN fkv_u32 fkv_shuffle_bits(fkv_u32 x, fkv_u32 lane) { return __shfl_sync(0xffffffffu, x, (int)lane); }
 FKV_FN fkv_u32 fkv_warp_max_bits(fkv_u32 x) { return __reduce_max_sync(0xffffffffu, x); }
 FKV_FN bool fkv_any(bool x) { return __any_sync(0xffffffffu, x); }
 
@@ -132,11 +133,11 @@ FKV_FN fkv_u32 fkv_stream1(const fkv_u8 *at) {
 /* Bytes of a (0-3) and b (4-7), chosen by the four nibbles of `order`, lowest first. */
 FKV_FN fkv_u32 fkv_permute(fkv_u32 a, fkv_u32 b, fkv_u32 order) { return __byte_perm(a, b, order); }
 
-/* 0x80 in byte i where bit 3 of nibble i of x is set, of the lowest four nibbles. */
-FKV_FN fkv_u32 fkv_nibble_signs(fkv_u32 x) {
-    fkv_u32 y; /* a nibble with that bit chooses a byte's sign, eight times */
-    asm("prmt.b32 %0, %1, %1, %2;" : "=r"(y) : "r"(0x80808080u), "r"(x));
-    return (y << 1) & 0x80808080u;
+/* The same of bytes below 128; a nibble above 7 gives 0: the sign of a byte, eight times. */
+FKV_FN fkv_u32 fkv_permute_or_zero(fkv_u32 a, fkv_u32 b, fkv_u32 order) {
+    fkv_u32 x;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(x) : "r"(a), "r"(b), "r"(order));
+    return x;
 }
 
 /* x & mask | bits, in one instruction: of two constants the compiler makes two. */
@@ -162,6 +163,16 @@ FKV_FN fkv_words4 fkv_shared16(const fkv_u32 *at) {
     return x;
 }
 
+/* 16 bytes of a page to shared memory, on their way; a warp's are all there after fkv_await_copies(). */
+FKV_FN void fkv_copy16(fkv_u32 *to, const fkv_u8 *at) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"((fkv_u32)__cvta_generic_to_shared(to)), "l"(at)
+                 : "memory");
+}
+FKV_FN void fkv_await_copies() {
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncwarp();
+}
+
 /* A byte that several threads may set at once. */
 FKV_FN void fkv_mark(fkv_u8 *at) { *at = 1; }
 
@@ -172,7 +183,14 @@ FKV_FN void fkv_mma_bytes(int *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) {
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* The same over 16 x 16 and 16 x 8 halves, in the layout of mma.m16n8k16. */
+/* The same where both have a sign. */
+FKV_FN void fkv_mma_signed(int *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* And over 16 x 16 and 16 x 8 halves, in the layout of mma.m16n8k16. */
 FKV_FN void fkv_mma_f16(float *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])

@@ -46,15 +46,14 @@ FKV_FN void fkv_host_turn(fkv_host_word &word, fkv_u32 value);
 FKV_FN void fkv_host_await(fkv_host_word &word, fkv_u32 old);
 
 struct fkv_host_barrier {
-    fkv_u32 n = 32;
     fkv_host_word n_waiting{0};
     fkv_host_word round{0};
 };
 
 /* No member of the struct: those of several cases would be linked as one, and the lanes are each case's own. */
-FKV_FN void fkv_host_meet(fkv_host_barrier &barrier) {
+FKV_FN void fkv_host_meet(fkv_host_barrier &barrier, fkv_u32 n) {
     fkv_u32 own = barrier.round;
-    if (barrier.n_waiting.fetch_add(1) + 1 < barrier.n) return fkv_host_await(barrier.round, own);
+    if (barrier.n_waiting.fetch_add(1) + 1 < n) return fkv_host_await(barrier.round, own);
     barrier.n_waiting = 0;
     fkv_host_turn(barrier.round, own + 1);
 }
@@ -65,6 +64,7 @@ struct fkv_host_warp {
 };
 
 struct fkv_host_block {
+    fkv_u32 n_threads;
     fkv_host_barrier barrier;
     fkv_host_barrier teams[FKV_HOST_TEAMS];
     std::vector<fkv_host_warp> warps;
@@ -171,20 +171,17 @@ FKV_FN void fkv_host_blocks(fkv_host_launch *launch, fkv_u32 index) {
     const fkv_u32 *grid = launch->grid;
     for (fkv_u32 i = 0; i < grid[0] * grid[1] * grid[2]; i++) {
         (*launch->body)(fkv_place{index, i % grid[0], i / grid[0] % grid[1], i / grid[0] / grid[1]});
-        fkv_host_meet(launch->block.barrier); /* the next block has the same shared memory */
+        fkv_host_meet(launch->block.barrier, launch->block.n_threads); /* the next block has the same shared memory */
         if (index == 0) fkv_host_next_block();
     }
 }
 
-/* body(place) on each thread of each block: grid [3] in blocks. Teams of `team_threads` for fkv_sync_team(). */
-FKV_FN void fkv_host_run(const fkv_u32 grid[3], fkv_u32 n_threads, fkv_u32 team_threads,
-                         const std::function<void(fkv_place)> &body) {
+/* body(place) on each thread of each block: grid [3] in blocks. */
+FKV_FN void fkv_host_run(const fkv_u32 grid[3], fkv_u32 n_threads, const std::function<void(fkv_place)> &body) {
     fkv_host_launch *launch = new fkv_host_launch;
     launch->grid = grid;
     launch->body = &body;
-    launch->block.barrier.n = n_threads;
-    for (fkv_host_barrier &team : launch->block.teams) team.n = team_threads;
-    launch->block.teams[7].n = 128; /* prefill_sealed.h: the warpgroup that unpacks keys */
+    launch->block.n_threads = n_threads;
     launch->block.warps = std::vector<fkv_host_warp>((n_threads + 31) / 32);
     fkv_host_lanes_run(launch, n_threads);
     delete launch;

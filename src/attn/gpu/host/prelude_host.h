@@ -92,16 +92,14 @@ FKV_FN const fkv_host_given *fkv_host_exchange(const fkv_u32 *words, int n) {
     fkv_host_lane *at = &fkv_host_thread;
     fkv_u32 turn = at->turn++ % 2;
     memcpy(at->warp->given[turn][at->lane], words, (size_t)n * sizeof *words);
-    fkv_host_meet(at->warp->barrier);
+    fkv_host_meet(at->warp->barrier, 32);
     return at->warp->given[turn];
 }
 
 FKV_FN fkv_u32 fkv_shuffle_xor_bits(fkv_u32 x, fkv_u32 mask) { return fkv_host_exchange(&x, 1)[fkv_host_thread.lane ^ mask][0]; }
 FKV_FN float fkv_shuffle_xor(float x, fkv_u32 mask) { return fkv_float_of(fkv_shuffle_xor_bits(fkv_bits_of(x), mask)); }
-FKV_FN float fkv_shuffle(float x, fkv_u32 lane) {
-    fkv_u32 bits = fkv_bits_of(x);
-    return fkv_float_of(fkv_host_exchange(&bits, 1)[lane][0]);
-}
+FKV_FN fkv_u32 fkv_shuffle_bits(fkv_u32 x, fkv_u32 lane) { return fkv_host_exchange(&x, 1)[lane][0]; }
+FKV_FN float fkv_shuffle(float x, fkv_u32 lane) { return fkv_float_of(fkv_shuffle_bits(fkv_bits_of(x), lane)); }
 FKV_FN fkv_u32 fkv_warp_max_bits(fkv_u32 x) {
     const fkv_host_given *all = fkv_host_exchange(&x, 1);
     for (int i = 0; i < 32; i++) x = all[i][0] > x ? all[i][0] : x;
@@ -115,9 +113,9 @@ FKV_FN bool fkv_any(bool x) {
     return any;
 }
 
-FKV_FN void fkv_sync() { fkv_host_meet(fkv_host_thread.block->barrier); }
-FKV_FN void fkv_sync_warp() { fkv_host_meet(fkv_host_thread.warp->barrier); }
-FKV_FN void fkv_sync_team(fkv_u32 team, fkv_u32) { fkv_host_meet(fkv_host_thread.block->teams[team]); }
+FKV_FN void fkv_sync() { fkv_host_meet(fkv_host_thread.block->barrier, fkv_host_thread.block->n_threads); }
+FKV_FN void fkv_sync_warp() { fkv_host_meet(fkv_host_thread.warp->barrier, 32); }
+FKV_FN void fkv_sync_team(fkv_u32 team, fkv_u32 n) { fkv_host_meet(fkv_host_thread.block->teams[team], n); }
 
 template <typename T> static T fkv_host_load(const fkv_u8 *at) {
     T x;
@@ -132,6 +130,9 @@ FKV_FN fkv_u32 fkv_stream1(const fkv_u8 *at) { return *at; }
 
 FKV_FN fkv_words4 fkv_shared16(const fkv_u32 *at) { return fkv_host_load<fkv_words4>((const fkv_u8 *)at); }
 
+FKV_FN void fkv_copy16(fkv_u32 *to, const fkv_u8 *at) { memcpy(to, __builtin_assume_aligned(at, 16), 16); }
+FKV_FN void fkv_await_copies() { fkv_sync_warp(); }
+
 FKV_FN void fkv_mark(fkv_u8 *at) { __atomic_store_n(at, 1, __ATOMIC_RELAXED); }
 
 FKV_FN fkv_u32 fkv_permute(fkv_u32 a, fkv_u32 b, fkv_u32 order) {
@@ -141,10 +142,11 @@ FKV_FN fkv_u32 fkv_permute(fkv_u32 a, fkv_u32 b, fkv_u32 order) {
     return x;
 }
 
-FKV_FN fkv_u32 fkv_nibble_signs(fkv_u32 x) {
-    fkv_u32 y = 0;
-    for (int i = 0; i < 4; i++) y |= (x >> (4 * i + 3) & 1u) << (8 * i + 7);
-    return y;
+FKV_FN fkv_u32 fkv_permute_or_zero(fkv_u32 a, fkv_u32 b, fkv_u32 order) {
+    fkv_u32 x = fkv_permute(a, b, order & 0x7777u);
+    for (int i = 0; i < 4; i++)
+        if ((order >> (4 * i + 3) & 1u) != 0) x &= ~(0xffu << 8 * i);
+    return x;
 }
 
 FKV_FN fkv_u32 fkv_mask_or(fkv_u32 x, fkv_u32 mask, fkv_u32 bits) { return (x & mask) | bits; }
@@ -160,7 +162,8 @@ FKV_FN fkv_u32 fkv_fma_f16x2(fkv_u32 a, fkv_u32 b, fkv_u32 c) {
     return x;
 }
 
-FKV_FN void fkv_mma_bytes(int *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) {
+/* Byte: of the B operand. */
+template <typename Byte> static void fkv_host_mma_bytes(int *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) {
     const fkv_u32 words[6] = {a[0], a[1], a[2], a[3], b0, b1};
     const fkv_host_given *all = fkv_host_exchange(words, 6);
     fkv_u32 lane = fkv_host_thread.lane;
@@ -170,11 +173,14 @@ FKV_FN void fkv_mma_bytes(int *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) {
         for (fkv_u32 k = 0; k < 32; k++) {
             fkv_u32 from = k % 16 / 4;
             int x = (int8_t)(all[row * 4 + from][i / 2 + k / 16 * 2] >> 8 * (k % 4) & 255);
-            int y = all[column * 4 + from][4 + k / 16] >> 8 * (k % 4) & 255;
+            int y = (Byte)(all[column * 4 + from][4 + k / 16] >> 8 * (k % 4) & 255);
             c[i] += x * y;
         }
     }
 }
+
+FKV_FN void fkv_mma_bytes(int *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) { fkv_host_mma_bytes<fkv_u8>(c, a, b0, b1); }
+FKV_FN void fkv_mma_signed(int *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) { fkv_host_mma_bytes<int8_t>(c, a, b0, b1); }
 
 template <typename Number> static void fkv_host_mma_halves(float *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1, Number number) {
     const fkv_u32 words[6] = {a[0], a[1], a[2], a[3], b0, b1};
