@@ -37,9 +37,11 @@ START_TEST(newcomers_leave_room_for_those_who_were_refused) {
     ck_assert_int_eq(ask(1, 10, 0.5, 2, &seconds), FKV_DOOR_FULL);
     ck_assert_int_eq(ask(1, 11, 0.5, 1, &seconds), FKV_DOOR_OPEN); /* the engine is kept busy */
     ck_assert_int_eq(ask(2, 12, 0.5, 3, &seconds), FKV_DOOR_OPEN); /* no other tenant is held up */
-    ck_assert_int_eq(ask(1, 3, 0.5, 3, &seconds), FKV_DOOR_OPEN);
     ck_assert_int_eq(ask(2, 13, 0.5, 4, &seconds), FKV_DOOR_FULL);
-    ck_assert_double_eq(seconds, 2.0); /* nor does it wait for their tickets */
+    ck_assert_double_eq(seconds, 2.0);                            /* nor does it wait for their tickets */
+    ck_assert_int_eq(ask(1, 3, 0.5, 3, &seconds), FKV_DOOR_FULL); /* too early: told to come after 3.5 s */
+    ck_assert_double_eq(seconds, 3.0);
+    ck_assert_int_eq(ask(1, 3, 3.5, 3, &seconds), FKV_DOOR_OPEN);
 }
 END_TEST
 
@@ -49,6 +51,8 @@ START_TEST(a_wait_beyond_the_bound_is_refused_and_honoured_later) {
     ck_assert_int_eq(ask(0, 1, 0.0, 30, &seconds), FKV_DOOR_OPEN); /* a guess refuses nobody */
     ck_assert_int_eq(ask(0, 1, 1.0, 30, &seconds), FKV_DOOR_LATE);
     ck_assert_double_eq(seconds, 15.0);
+    ck_assert_int_eq(ask(0, 1, 2.0, 30, &seconds), FKV_DOOR_LATE); /* asking twice is no way in */
+    ck_assert_double_eq(seconds, 14.0);
     ck_assert_int_eq(ask(0, 1, 16.0, 30, &seconds), FKV_DOOR_OPEN);
     ck_assert_double_eq(seconds, 15.0);
 }
@@ -61,6 +65,8 @@ START_TEST(tickets_are_bounded_lapse_and_are_expected_less_then) {
         ck_assert_int_eq(ask(0, i, 0.0, 1, &seconds), FKV_DOOR_FULL);
         ck_assert(seconds >= 1.0 && seconds <= 600.0);
     }
+    ck_assert_uint_eq(door.n, FKV_MAX_TENANT_TICKETS); /* the others are for other tenants */
+    for (uint64_t i = 0; i < 3 * FKV_MAX_TICKETS; i++) (void)ask(1 + i % 3, i, 0.0, 1, &seconds);
     ck_assert_uint_eq(door.n, FKV_MAX_TICKETS);
     ck_assert_int_eq(ask(0, 9999, 0.0, 0, &seconds), FKV_DOOR_OPEN); /* whoever is outside: nobody waits inside */
     ck_assert_int_eq(ask(0, 9999, 1000.0, 1, &seconds), FKV_DOOR_FULL);

@@ -130,7 +130,7 @@ typedef struct fkv_request {
 } fkv_request;
 
 /* Hands a request in. FKV_BUSY: the queue is full or the predicted wait too long, *retry_s (may be NULL) says when to come back:
- * who asks for the same again then goes before those who came after its first call.
+ * who asks for the same again then counts as waiting since its first call.
  * FKV_POOL_FULL: it can never fit, with the numbers. A request that was refused has no events. */
 FKV_API fkv_status fkv_engine_submit(fkv_engine *engine, const fkv_request *request, uint64_t *id, double *retry_s);
 

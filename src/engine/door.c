@@ -61,36 +61,51 @@ static double told(double seconds) {
     return seconds < MOST_TOLD_S ? seconds : MOST_TOLD_S;
 }
 
-/* Somebody with a ticket: room is all that it needs. */
-static fkv_door_answer ask_again(fkv_door *door, fkv_line_state line, fkv_caller caller, uint32_t at, double *seconds) {
+static void hand_in(fkv_door *door, uint32_t at) {
+    fkv_ticket *ticket = &door->tickets[at];
+    memmove(ticket, ticket + 1, (--door->n - at) * sizeof *ticket);
+    note_back(door, 1.0);
+}
+
+static void promise(fkv_ticket *ticket, double now, double seconds) {
+    const double lapses_at = now + 1.5 * seconds + 5.0;
+    ticket->due_at = now + seconds;
+    if (ticket->lapses_at < lapses_at) ticket->lapses_at = lapses_at;
+}
+
+/* Somebody with a ticket whose time has come: room is all that it needs, which the line makes one by one. */
+static fkv_door_answer ask_in_time(fkv_door *door, fkv_line_state line, fkv_caller caller, uint32_t at, double *seconds) {
     fkv_ticket *ticket = &door->tickets[at];
     if (line.n_waiting >= door->max_queue) {
-        *seconds = told(outside_before(door, at, caller.tenant).work_s);
-        ticket->lapses_at = caller.now + 1.5 * *seconds + 5.0;
+        *seconds = told(outside_before(door, at, caller.tenant).work_s + line.wait_s / (line.n_waiting + 1));
+        promise(ticket, caller.now, *seconds);
         return FKV_DOOR_FULL;
     }
     *seconds = caller.now - ticket->asked_at;
-    memmove(ticket, ticket + 1, (--door->n - at) * sizeof *ticket);
-    note_back(door, 1.0);
+    hand_in(door, at);
     return FKV_DOOR_OPEN;
 }
 
 fkv_door_answer fkv_door_ask(fkv_door *door, fkv_line_state line, fkv_caller caller, double *seconds) {
     drop_lapsed(door, caller.now);
-    uint32_t at = find(door, caller);
-    if (at < door->n) return ask_again(door, line, caller, at, seconds);
-    const outside before = outside_before(door, door->n, caller.tenant);
+    const uint32_t at = find(door, caller);
+    const bool known = at < door->n;
+    if (known && caller.now >= door->tickets[at].due_at) return ask_in_time(door, line, caller, at, seconds);
+    /* new, or too early, which is no better */
+    const outside before = outside_before(door, at, caller.tenant);
     const outside counted = line.n_waiting >= (door->max_queue + 1) / 2 ? before : (outside){0};
     const bool full = line.n_waiting + counted.n >= door->max_queue;
     const bool late = line.learned && door->max_wait_s > 0.0 && line.wait_s + counted.work_s > door->max_wait_s;
-    *seconds = 0.0;
-    if (!full && !late) return FKV_DOOR_OPEN;
-    *seconds = told(line.wait_s + before.work_s);
-    if (door->n < FKV_MAX_TICKETS)
-        door->tickets[door->n++] = (fkv_ticket){.tenant = caller.tenant,
-                                                .what = caller.what,
-                                                .asked_at = caller.now,
-                                                .lapses_at = caller.now + 1.5 * *seconds + 5.0,
-                                                .work_s = caller.work_s};
+    if (!full && !late) {
+        *seconds = known ? caller.now - door->tickets[at].asked_at : 0.0;
+        if (known) hand_in(door, at);
+        return FKV_DOOR_OPEN;
+    }
+    *seconds = told(known ? door->tickets[at].due_at - caller.now : line.wait_s + before.work_s);
+    if (!known && door->n < FKV_MAX_TICKETS && before.n < FKV_MAX_TENANT_TICKETS) {
+        door->tickets[door->n] =
+            (fkv_ticket){.tenant = caller.tenant, .what = caller.what, .asked_at = caller.now, .work_s = caller.work_s};
+        promise(&door->tickets[door->n++], caller.now, *seconds);
+    }
     return full ? FKV_DOOR_FULL : FKV_DOOR_LATE;
 }

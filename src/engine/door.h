@@ -1,7 +1,8 @@
 /* The engine's door: who may join the line, and when those who may not should come back.
  *
  * Who is refused gets a ticket: what was asked, when, and when to come back, which is when all that runs, stands in the line or
- * has an older ticket will have been served. Who comes back is known by what it asks and stands in the line where it first asked.
+ * has an older ticket will have been served. Who comes back then is known by what it asks and counts as waiting since it first
+ * asked; who comes back sooner is judged like somebody new, and keeps its ticket.
  * So that there is room for it, newcomers of a tenant with tickets fill the first half of the line only; that half keeps the
  * engine busy where nobody comes back. Tickets lapse.
  *
@@ -13,12 +14,13 @@
 
 #include "../base/base.h"
 
-enum { FKV_MAX_TICKETS = 1024 };
+enum { FKV_MAX_TICKETS = 1024, FKV_MAX_TENANT_TICKETS = FKV_MAX_TICKETS / 2 };
 
 typedef struct fkv_ticket {
     uint64_t tenant;
     uint64_t what;   /* hash of the request */
     double asked_at; /* first */
+    double due_at;   /* when to come back */
     double lapses_at;
     double work_s; /* seconds of the machine */
 } fkv_ticket;

@@ -41,7 +41,7 @@ double fkv_step_cost_predict(const fkv_step_cost *cost, fkv_step_work work) {
 bool fkv_step_cost_learned(const fkv_step_cost *cost) { return cost->n_seen >= LEARNED; }
 
 double fkv_step_cost_believed(const fkv_step_cost *cost, double predicted, double seconds) {
-    const double most = MOST_BELIEVED * predicted;
+    const double most = MOST_BELIEVED * (predicted > 1e-4 ? predicted : 1e-4); /* whatever is predicted, something is learned */
     return fkv_step_cost_learned(cost) && seconds > most ? most : seconds;
 }
 
