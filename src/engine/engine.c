@@ -327,7 +327,9 @@ static fkv_status enter(fkv_engine *e, fkv_job *job, uint64_t what, uint64_t *id
         e->stats.refused_busy++;
         if (ending) return fkv_fail(FKV_BUSY, "the engine is shutting down");
         if (answer == FKV_DOOR_FULL)
-            return fkv_fail(FKV_BUSY, "%u requests wait already; try again in %.0f s", line.n_waiting, ceil(seconds));
+            return fkv_fail(FKV_BUSY, "%u requests wait already%s; try again in %.0f s", line.n_waiting,
+                            line.n_waiting < e->config.max_queue ? ", and others were refused before this one" : "",
+                            ceil(seconds));
         return fkv_fail(FKV_BUSY, "a request would wait %.0f s, at most %.0f are allowed; try again in %.0f s", line.wait_s,
                         e->config.max_wait_s, ceil(seconds));
     }
