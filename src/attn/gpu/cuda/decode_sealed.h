@@ -160,8 +160,8 @@ FKV_FN void sd_enter_group(FKV_SHARED const fkv_u32 *lines, FKV_SHARED const fkv
         sum += fkv_shuffle_xor(sum, h);
     }
     bool number = largest < 0x7f800000u;
-    float inverse = number && fkv_float_of(largest) > 1e-30f ? 32512.0f * fkv_reciprocal(fkv_float_of(largest)) : 0.0f;
     float unit = number ? fkv_mul(fkv_float_of(largest), 1.0f / 32512.0f) : fkv_float_of(DC_NAN);
+    float inverse = unit > 1e-35f ? fkv_reciprocal(unit) : 0.0f;
     FKV_UNROLL
     for (int i = 0; i < 2 * half; i++) {
         sd_bytes bytes = sd_bytes_of(x[i / 2] + i % 2 * 4, inverse);
@@ -289,7 +289,8 @@ FKV_FN void sd_weigh(const sd_tile &tile, const sd_rows &rows, fkv_u32 token, bo
     }
     max = sd_row_max(max);
     float from = max == dc_minus_infinity() ? 0.0f : max;
-    float inverse = fkv_float_of(largest) > 1e-30f ? 65528.0f * fkv_reciprocal(fkv_float_of(largest)) : 0.0f;
+    float unit = fkv_mul(fkv_float_of(largest), 1.0f / 65528.0f);
+    float inverse = unit > 1e-35f ? fkv_reciprocal(unit) : 0.0f;
     float total = 0.0f;
     fkv_u32 bits[SD_OWN];
     FKV_UNROLL
@@ -307,7 +308,7 @@ FKV_FN void sd_weigh(const sd_tile &tile, const sd_rows &rows, fkv_u32 token, bo
     state.max[group] = grown;
     state.total[group] = fkv_fma(total, share, fkv_mul(state.total[group], shrink));
     if (largest >= 0x7f800000u) state.total[group] = fkv_float_of(DC_NAN);
-    to.worth = fkv_mul(share, fkv_mul(fkv_float_of(largest), 1.0f / (65528.0f * 128.0f)));
+    to.worth = fkv_mul(share, fkv_mul(unit, 1.0f / 128.0f)); /* levels are 128ths */
     if (!fkv_any(shrink != 1.0f)) return;
     FKV_UNROLL
     for (int i = 0; i < 4 * SD_UNITS; i++) state.sums[group][i / 4][i % 4] = fkv_mul(state.sums[group][i / 4][i % 4], shrink);
