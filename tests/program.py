@@ -105,6 +105,8 @@ def every_command_has_help():
         expect(code == GOOD and out.startswith(b"usage: flatkv " + command[0].encode()) and err == "", command, code, err)
     code, out, err = flatkv("--help")
     expect(code == GOOD and all(c[0].encode() in out for c in COMMANDS), "flatkv --help leaves out a command")
+    for asked in (("help",), ("help", "help"), ("help", "--help"), ("help", "-h"), ("-h",)):
+        expect(flatkv(*asked) == (code, out, err), asked, "is not flatkv --help")
     expect(flatkv("help", "plan") == flatkv("plan", "--help"), "flatkv help plan is not flatkv plan --help")
 
 
@@ -112,6 +114,7 @@ def refuses_what_it_does_not_know():
     refused(USAGE, ["no command sing;"], "sing")
     refused(USAGE, ["no command plam (did you mean plan?)"], "plam")
     refused(USAGE, ["no option --prompr (did you mean --prompt?)"], "run", "--prompr", "x")
+    refused(USAGE, ["no option --prompr=x (did you mean --prompt?)"], "run", "--prompr=x")
     refused(FAILED, ["(did you mean needle?)"], "run", "-m", "nedle", "-p", "x")
     refused(USAGE, ["top_p 2"], "run", "-p", "x", "--top-p", "2")
     refused(USAGE, ["would not be used", "calibrated"], "run", "-p", "x", "--calibration", BOOK)
@@ -452,6 +455,9 @@ def a_bounded_context_goes_past_its_bound():
 
 def a_plan_above_the_limit_is_refused():
     refused(NO_FIT, ["--memory allows 10.0 MB", "lower -c from 32768"], "run", "-p", "x", "-c", "32768", "--memory", "10000000")
+    refused(NO_FIT, ["--chunk, --threads or --parallel"], "serve", "--memory", "1000000")
+    refused(USAGE, ["lower -c, --seqs or --chunk"], "plan", "--layers", "512", "--heads", "55699/55699/512", "-c", "315843840", "--page", "256",
+            "--codecs", "16/16")
     code, out, err = flatkv("plan", "-c", "32768", "--memory", "10000000")
     expect(code == NO_FIT and b"total with weights" in out and b"It does not fit" in out and "-c" in err, code, out, err)
     plan = answer("plan", "-c", "4096")

@@ -258,6 +258,10 @@ START_TEST(a_refused_plan_says_what_would_fit) {
     ck_status(fkv_cache_open(&config, &cache), FKV_NO_MEMORY);
     (void)snprintf(words, sizeof words, "needs %" PRIu64 ", allow", least_plan(config, true).total_bytes);
     ck_assert_msg(strstr(fkv_message(), "the least plan") != NULL && strstr(fkv_message(), words) != NULL, "%s", fkv_message());
+    config.max_seqs = 1; /* and is not to be lowered */
+    ck_status(fkv_cache_open(&config, &cache), FKV_NO_MEMORY);
+    ck_assert_msg(strstr(fkv_message(), "the least plan") != NULL && strstr(fkv_message(), "max_seqs") == NULL, "%s",
+                  fkv_message());
     config.memory_limit++;
     config.max_tokens = config.n_threads = config.max_seqs = config.max_step_tokens = 1;
     ck_ok(fkv_cache_open(&config, &cache));

@@ -170,20 +170,20 @@ static void advise(const fkv_shape *shape, const fkv_device *device, uint64_t li
     least.max_seqs = 1;
     least.max_step_tokens = 1;
     uint64_t all_least = planned_bytes(device, &least);
+    char seqs[32] = ""; /* one cannot be lowered */
+    if (c->max_seqs > 1) (void)snprintf(seqs, sizeof seqs, ", max_seqs from %u", c->max_seqs);
     if (n_tokens > 0)
         (void)snprintf(words, n_words, "lower max_tokens from %u to %u, or store fewer bits", c->max_tokens, n_tokens);
     else if (all_least <= limit)
         (void)snprintf(words, n_words,
-                       "fewer max_tokens are not enough (with 1 it needs %llu), lower n_threads from %u, max_seqs from %u or "
+                       "fewer max_tokens are not enough (with 1 it needs %llu), lower n_threads from %u%s or "
                        "max_step_tokens from %u as well (with 1 of each it needs %llu)",
-                       (unsigned long long)one_token, shape->n_threads, c->max_seqs, c->max_step_tokens,
-                       (unsigned long long)all_least);
+                       (unsigned long long)one_token, shape->n_threads, seqs, c->max_step_tokens, (unsigned long long)all_least);
     else
-        (void)snprintf(
-            words, n_words,
-            "the least plan of these layers (1 for max_tokens, n_threads, max_seqs and max_step_tokens) needs %llu, allow "
-            "that much or more",
-            (unsigned long long)all_least);
+        (void)snprintf(words, n_words,
+                       "the least plan of these layers (1 for max_tokens, n_threads%s and max_step_tokens) needs %llu, allow "
+                       "that much or more",
+                       c->max_seqs > 1 ? ", max_seqs" : "", (unsigned long long)all_least);
 }
 
 static fkv_status check_fits(const fkv_shape *shape, const fkv_device *device, const void *options, const fkv_plan *plan) {

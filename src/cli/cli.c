@@ -7,9 +7,20 @@
 #include <string.h>
 
 /* What the library calls its fields, as options. */
-static const char *const OPTION_NAMES[][2] = {
-    {"max_step_tokens", "--chunk"}, {"memory_limit", "--memory"}, {"max_tokens", "-c"},      {"n_threads", "--threads"},
-    {"n_sinks", "--sinks"},         {"max_kv", "--max-kv"},       {"max_seqs", "--parallel"}};
+static const char *const OPTION_NAMES[][2] = {{"max_step_tokens", "--chunk"}, {"memory_limit", "--memory"},
+                                              {"max_tokens", "-c"},           {"n_threads", "--threads"},
+                                              {"n_sinks", "--sinks"},         {"max_kv", "--max-kv"}};
+
+static const char *sequences_option = "max_seqs"; /* the running command's, where it has one */
+
+void cli_name_sequences(const char *option) { sequences_option = option; }
+
+/* NULL: the word is no field of the library. */
+static const char *option_of(const char *word, size_t n) {
+    for (size_t i = 0; i < sizeof OPTION_NAMES / sizeof OPTION_NAMES[0]; i++)
+        if (n == strlen(OPTION_NAMES[i][0]) && memcmp(word, OPTION_NAMES[i][0], n) == 0) return OPTION_NAMES[i][1];
+    return n == strlen("max_seqs") && memcmp(word, "max_seqs", n) == 0 ? sequences_option : NULL;
+}
 
 static bool is_word_byte(char c) { return isalnum((unsigned char)c) != 0 || c == '_' || c == '.'; }
 
@@ -26,9 +37,8 @@ static bool is_bytes(const char *word, size_t n, const char *before, size_t n_be
 static size_t put_word(const char *word, size_t n, const char *before, size_t n_before, char *out, size_t room, size_t *taken) {
     char bytes[32];
     *taken = n;
-    for (size_t i = 0; i < sizeof OPTION_NAMES / sizeof OPTION_NAMES[0]; i++)
-        if (n == strlen(OPTION_NAMES[i][0]) && memcmp(word, OPTION_NAMES[i][0], n) == 0)
-            return (size_t)snprintf(out, room, "%s", OPTION_NAMES[i][1]);
+    const char *option = option_of(word, n);
+    if (option != NULL) return (size_t)snprintf(out, room, "%s", option);
     if (!is_bytes(word, n, before, n_before)) return (size_t)snprintf(out, room, "%.*s", (int)n, word);
     if (strncmp(word + n, " bytes", strlen(" bytes")) == 0) *taken += strlen(" bytes");
     return (size_t)snprintf(out, room, "%s", kit_bytes(strtoull(word, NULL, 10), bytes));

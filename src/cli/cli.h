@@ -22,6 +22,9 @@ int cli_fail_status(fkv_status status);
 /* A message of the library in the words of the program: options instead of fields, MB and GB instead of long numbers. */
 void cli_in_options(const char *message, char *out, size_t room);
 
+/* What this command calls max_seqs; commands without such an option have one sequence, and no message speaks of it. */
+void cli_name_sequences(const char *option);
+
 /* Ctrl-C. From the first call on an interrupt sets a flag instead of ending the program; a second one ends it. */
 void cli_catch_interrupts(void);
 bool cli_interrupted(void);

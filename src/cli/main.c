@@ -32,6 +32,10 @@ static void usage(FILE *out) {
                  "exit codes: 0 good, 1 failed, 2 wrong usage, 3 does not fit this machine or the limit, 130 interrupted\n");
 }
 
+static bool asks_for_help(const char *word) {
+    return strcmp(word, "help") == 0 || strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0;
+}
+
 /* What could not be written was not done. */
 static int written(int code) {
     bool good = fflush(stdout) == 0 && ferror(stdout) == 0;
@@ -43,12 +47,11 @@ int main(int argc, char **argv) {
         usage(stderr);
         return EXIT_USAGE;
     }
-    bool help = strcmp(argv[1], "help") == 0;
-    if (help && argc > 2) { /* flatkv help run is flatkv run --help */
+    if (strcmp(argv[1], "help") == 0 && argc > 2 && !asks_for_help(argv[2])) { /* flatkv help run is flatkv run --help */
         argv[1] = argv[2];
         argv[2] = "--help";
         argc = 3;
-    } else if (help || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
+    } else if (asks_for_help(argv[1])) {
         usage(stdout);
         return EXIT_GOOD;
     }

@@ -409,6 +409,7 @@ int cli_plan(int argc, char **argv) {
     const kit_option *const tables[] = {own, common, NULL};
     int code = EXIT_GOOD;
     if (!model_options_parse(&o.model, usage, tables, argc, argv, &code)) return code;
+    cli_name_sequences("--seqs");
     subject s = {.o = &o};
     code = work(&s);
     free(s.channel_bits);

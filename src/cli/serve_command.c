@@ -178,6 +178,7 @@ int cli_serve(int argc, char **argv) {
     text_buffer file = {0};
     int code = EXIT_GOOD;
     if (!model_options_parse(&o.model, usage, tables, argc, argv, &code)) return code;
+    cli_name_sequences("--parallel");
     code = read_keys(&o, &file);
     if (code == EXIT_GOOD) code = check_options(&o);
     if (code == EXIT_GOOD) code = serve(&o);

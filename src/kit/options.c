@@ -144,7 +144,9 @@ static const kit_option *find(const joined *j, int code) {
 }
 
 static void fail_option(const joined *j, const char *typed, bool no_value) {
-    near_word near = {.typed = strncmp(typed, "--", 2) == 0 ? typed + 2 : ""};
+    char name[64] = ""; /* without the value of --name=value */
+    if (strncmp(typed, "--", 2) == 0) (void)snprintf(name, sizeof name, "%.*s", (int)strcspn(typed + 2, "="), typed + 2);
+    near_word near = {.typed = name};
     char hint[96];
     for (int i = 0; i < j->n; i++) near_word_offer(&near, j->options[i]->name);
     if (no_value)
