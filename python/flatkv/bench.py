@@ -106,18 +106,23 @@ def measure(run: Run, model: Any, make: Callable[[], list[Any]], prompt: Any, n_
     return {"tokens": tokens, "logs": found}
 
 
+def takes_window(model: Any, window: int) -> bool:
+    """Whether mlx-lm's caches of this model rotate in the window; a model that makes its own never hears of it."""
+    return all(isinstance(c, caches.RotatingKVCache) and c.max_size == window for c in caches.make_prompt_cache(model, window))
+
+
 def kinds(model: Any, codec: str, max_tokens: int, chunk: int, window: int | None) -> list[tuple[str, Callable[[], list[Any]]]]:
     own = caches.make_prompt_cache
 
     def quantized(bits: int) -> Callable[[], list[Any]]:
-        return lambda: [c.to_quantized(group_size=64, bits=bits) for c in own(model, window)]
+        return lambda: [c.to_quantized(group_size=64, bits=bits) for c in own(model)]
 
     def flat() -> list[Any]:
         flatkv.install(max_tokens=max_tokens, codec=codec, max_seqs=1, max_step_tokens=chunk)
         return caches.make_prompt_cache(model, window)
 
-    return [("mlx-lm fp16", lambda: own(model, window)), ("mlx-lm 8 bits", quantized(8)), ("mlx-lm 4 bits", quantized(4)),
-            (f"flatkv {codec}", flat)]
+    fewer_bits = [("mlx-lm 8 bits", quantized(8)), ("mlx-lm 4 bits", quantized(4))] if window is None else []
+    return [("mlx-lm fp16", lambda: own(model, window)), *fewer_bits, (f"flatkv {codec}", flat)]
 
 
 def plot(runs: list[Run]) -> str:
@@ -153,8 +158,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--plot", help="memory against tokens to this SVG file")
     options = parser.parse_args(arguments)
     model, prompt = load(options.model, options.file, options.tokens)
+    if options.max_kv_size is not None and not takes_window(model, options.max_kv_size):
+        parser.error(f"--max-kv-size {options.max_kv_size}: mlx-lm makes this model's caches without it; leave it out")
     runs, truth = [], None
     print(f"{options.tokens} tokens in chunks of {options.chunk}, then {options.new}; MLX on {mx.default_device()}")
+    if options.max_kv_size is not None:
+        print("without 8 and 4 bits: mlx-lm has them for growing caches only, not for rotating ones")
     print(f"{'cache':16}{'first token':>13}{'tokens/s':>10}{'peak MB':>10}{'at end MB':>11}{'KL':>11}")
     for name, make in kinds(model, options.codec, options.tokens + options.new, options.chunk, options.max_kv_size):
         run = Run(name)

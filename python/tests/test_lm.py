@@ -13,6 +13,7 @@ from mlx_lm.generate import BatchGenerator, generate_step, speculative_generate_
 
 import flatkv  # noqa: E402
 from conftest import gemma2, gemma3, gpt_oss, llama, text  # noqa: E402
+from flatkv import bench  # noqa: E402
 
 OWN = caches.make_prompt_cache
 LIMIT = 5e-3  # 16-bit pages against mlx-lm's cache
@@ -61,6 +62,37 @@ def test_generate_is_mlx_lms_and_memory_stays(flat):
     mx.clear_cache()
     assert mx.get_active_memory() - start < 64 * 1024
     assert flatkv.lm.pools()[0].consistent()
+
+
+def test_a_step_that_fails_at_its_end_never_was(flat):
+    model, tokens = llama(), text(60)
+    cache = caches.make_prompt_cache(model)
+    mx.eval(model(tokens[None, :40], cache=cache))
+    pool = flatkv.lm.pools()[0]
+    if pool.fused:
+        pytest.skip("nothing is asked of a step's end on a GPU")
+
+    def fails():
+        raise RuntimeError("at the end")
+    pool._step.pending = fails
+    with pytest.raises(RuntimeError, match="at the end"):
+        pool.settle()
+    assert cache[0].offset == 0 and pool.consistent()
+    assert generated(model, tokens, cache=cache) == generated(model, tokens, cache=OWN(model))
+
+
+def test_bench_in_a_window_has_no_quantized_rows(monkeypatch, capsys):
+    options = ["-c", "96", "-n", "3", "--chunk", "32", "--codec", "16/16", "--max-kv-size", "64"]
+    model = llama()
+    monkeypatch.delattr(type(model), "make_cache", raising=False)
+    monkeypatch.setattr(bench, "load", lambda *_: (model, text(96)))
+    assert bench.main(options) == 0
+    rows = [line[:16].strip() for line in capsys.readouterr().out.splitlines()]
+    assert rows[-2:] == ["mlx-lm fp16", "flatkv 16/16"] and "mlx-lm 8 bits" not in rows and any(r.startswith("without 8 and 4") for r in rows)
+    monkeypatch.setattr(bench, "load", lambda *_: (gemma3(), text(96)))
+    with pytest.raises(SystemExit):
+        bench.main(options)
+    assert "--max-kv-size 64: mlx-lm makes this model's caches without it" in capsys.readouterr().err
 
 
 def test_trim_and_deepcopy_are_truncate_and_fork(flat):

@@ -154,13 +154,15 @@ class Pool(MlxCache):
         """The open step becomes part of its texts, or never was where a pass broke off."""
         step, rows, self._step, self._rows = self._step, self._rows, None, []
         if step is not None:
-            whole = len(self._wrote) == len(self.layers)
-            if whole and not self.fused:
-                self._waits = step.pending()
             texts = [(text, n) for text, n in ((ref(), n) for ref, n in rows) if text is not None]
             for text, _ in texts:
                 text.adding = 0
-            step.commit() if whole else step.abort()
+            whole = len(self._wrote) == len(self.layers)
+            if whole:
+                with step:
+                    self._waits = [] if self.fused else step.pending()
+            else:
+                step.abort()
             for text, n in texts:
                 text.length += n if whole else 0
         self._close_dropped()
