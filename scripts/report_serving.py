@@ -18,9 +18,23 @@ def best_peer(rows, n):
     return max(peers, key=lambda r: r["tokens_per_s"], default=None)
 
 
+def place(result):
+    return f"behind a prefix of {result['prefix_tokens']} tokens" if result["prefix_tokens"] else "short prompts"
+
+
+def peer_caches(results):
+    """Which of the peer's caches its figures are of, and where only one was measured."""
+    of = [(r, sorted({row["who"].split()[1] for row in r["rows"] if row["who"] != "flatkv"})) for r in results]
+    names = sorted({name for _, caches in of for name in caches})
+    best = {best_peer(r["rows"], row["clients"])["who"].split()[1] for r, caches in of if len(caches) > 1 for row in r["rows"]}
+    alone = [(place(r), caches[0]) for r, caches in of if len(caches) == 1 < len(names)]
+    alone = "; ".join(f"{where} {name} alone was measured" + (", elsewhere it is never the faster" if best and name not in best else "") for where, name in alone)
+    return f"of {' and '.join(names)} for its cache, the faster" + (f" ({alone})" if alone else "")
+
+
 def turns_rows(result):
     rows = result["rows"]
-    where = f"behind a prefix of {result['prefix_tokens']} tokens" if result["prefix_tokens"] else "short prompts"
+    where = place(result)
     for row in (r for r in result["rows"] if r["who"] == "flatkv"):
         peer = best_peer(rows, row["clients"])
         yield [
@@ -48,7 +62,7 @@ def overload_peer(r):
     p = r["llama-server"]
     answers = ", ".join(f"{n:,} with {status}" for status, n in sorted(p["answers"].items()))
     times = ", ".join(f"{q} {p['first_token_s'][k]:.1f} s" for q, k in (("p50", "0.5"), ("p99", "0.99"), ("most", "1")))
-    return f"llama-server, {p['seconds']:.0f} s: {answers}; nobody is refused, first token {times}"
+    return f"llama-server, {p['seconds']:.0f} s: {answers}; first token {times}"
 
 
 def overload(r):
@@ -82,8 +96,11 @@ def stalls(r):
 
 
 def cancel(r):
-    steps = ", ".join(f"{phase} {most}" for phase, most in r["steps_most"].items())
-    return ["steps that ended from the notice that a client left to the return of its pages, at most", f"{steps} ({r['rounds']} times each)"]
+    steps, phases = r["steps_most"], " and ".join(", ".join(r["steps_most"]).rsplit(", ", 1))
+    return [
+        "steps that ended from the notice that a client left to the return of its pages",
+        f"at most {max(steps.values())} in any phase ({phases}, {r['rounds']} times each)",
+    ]
 
 
 def fair(r):
@@ -121,7 +138,7 @@ def section(machine, table, made_by):
             "`flatkv serve` with SmolLM2 at K8/V4. Clients that ask at once, tokens written a second over all of them, medians of the rounds; the last column is the "
             "share of the machine that other processes took. "
             f"{', '.join(sorted({r['result'].get('peer', 'llama-server') for r in turns}))} has the same file (Q4_1, the output matrix Q8_0) and threads, a slot for each client, flash "
-            "attention and, of f16 and q8_0 for its cache, the faster (behind the prefix f16 alone was measured, with short prompts it is the slower one); built natively (gcc 12, with a barrier before the tile configuration, without which it ends with an "
+            f"attention and, {peer_caches([r['result'] for r in turns])}; built natively (gcc 12, with a barrier before the tile configuration, without which it ends with an "
             "illegal instruction), and measured by turns in the same minutes.",
             table(head, [row for r in turns for row in turns_rows(r["result"])]),
         ]
