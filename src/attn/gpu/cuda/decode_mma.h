@@ -208,7 +208,7 @@ FKV_FN void dc_walk_tiles(dc_tile &tile, const dc_walk &walk, fkv_u32 n_tiles, d
             dc_load_keys(tile.k, block, dc_tile_slot(next), at);
             if (next + DC_STREAMS < n_tiles) tile.page = dc_tile_page(walk, next + DC_STREAMS);
         }
-        if (DC_SLABS > 1) dc_add_slabs(exchange + turn % DC_EXCHANGES * DC_EXCHANGE_WORDS, at, score);
+        if (DC_SLABS > 1) dc_add_slabs(exchange + turn % DC_EXCHANGES * DC_EXCHANGE_WORDS, DC_EXCHANGES == 1, at, score);
         dc_fold_tile(tile.v, scales, bits, score, rows, base, at.lane, state);
         if (next < n_tiles) dc_load_values(tile.v, block, dc_tile_slot(next), at);
         turn++;

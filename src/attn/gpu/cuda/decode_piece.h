@@ -169,6 +169,34 @@ FKV_FN fkv_u64 dc_row_at(const dc_piece &piece, fkv_u32 head, fkv_u32 row) {
     return ((fkv_u64)(piece.words[FKV_PIECE_FIRST_TOKEN] + query) * FKV_H + q_head) * FKV_D;
 }
 
+/* ---- a tile of a stream ---- */
+
+/* Whether all queries of the item see all n tokens of a tile. first, last: their positions; base: that of its first token. */
+FKV_FN bool dc_is_whole(fkv_u32 first, fkv_u32 last, fkv_u32 base, fkv_u32 n) {
+    bool whole = base + n <= first + 1;
+    if (FKV_WINDOW != 0) whole = whole && (base + n <= FKV_SINKS || last - base + 1 < FKV_WINDOW + 1);
+    return whole;
+}
+
+/* Scores of all slabs added up, in the order of the slabs. once: the exchange is used again at once. */
+template <int ROWS, int TOKENS>
+FKV_FN void dc_add_slabs(FKV_SHARED float *exchange, bool once, dc_place at, float (&score)[ROWS][TOKENS]) {
+    constexpr int n = ROWS * TOKENS;
+    FKV_SHARED float *own = exchange + (at.stream * DC_SLABS + at.slab) * (n * 32) + at.lane;
+    FKV_SHARED const float *all = exchange + at.stream * DC_SLABS * (n * 32) + at.lane;
+    FKV_UNROLL
+    for (int i = 0; i < n; i++) own[i * 32] = score[i / TOKENS][i % TOKENS];
+    fkv_sync_team(1 + at.stream, 32 * DC_SLABS);
+    FKV_UNROLL
+    for (int i = 0; i < n; i++) {
+        float sum = all[i * 32];
+        FKV_UNROLL
+        for (int s = 1; s < DC_SLABS; s++) sum += all[(s * n + i) * 32];
+        score[i / TOKENS][i % TOKENS] = sum;
+    }
+    if (once) fkv_sync_team(1 + at.stream, 32 * DC_SLABS);
+}
+
 /* ---- the end ---- */
 
 /* stats: [streams, rows, {max, total}]. The largest of a row's. */

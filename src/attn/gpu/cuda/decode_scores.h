@@ -153,20 +153,3 @@ FKV_FN void dc_tile_scores(const dc_keys &k, const dc_operands &operands, FKV_SH
         score[n][t] = DC_TWICE ? x + fkv_shuffle_xor(x, 16) : x + fkv_mul(parts.rests[n][t], rows.step[n][1]);
     }
 }
-
-/* Scores of all slabs added up, in the order of the slabs. */
-FKV_FN void dc_add_slabs(FKV_SHARED float *exchange, dc_place at, dc_scores &score) {
-    FKV_SHARED float *own = exchange + (at.stream * DC_SLABS + at.slab) * (DC_SLAB_SCORES * 32) + at.lane;
-    FKV_SHARED const float *all = exchange + at.stream * DC_SLABS * (DC_SLAB_SCORES * 32) + at.lane;
-    FKV_UNROLL
-    for (int i = 0; i < DC_SLAB_SCORES; i++) own[i * 32] = score[i / DC_OWN_TOKENS][i % DC_OWN_TOKENS];
-    fkv_sync_team(1 + at.stream, 32 * DC_SLABS);
-    FKV_UNROLL
-    for (int i = 0; i < DC_SLAB_SCORES; i++) {
-        float sum = all[i * 32];
-        FKV_UNROLL
-        for (int s = 1; s < DC_SLABS; s++) sum += all[(s * DC_SLAB_SCORES + i) * 32];
-        score[i / DC_OWN_TOKENS][i % DC_OWN_TOKENS] = sum;
-    }
-    if (DC_EXCHANGES == 1) fkv_sync_team(1 + at.stream, 32 * DC_SLABS);
-}

@@ -203,32 +203,7 @@ FKV_FN void sd_score(const sd_tile &tile, const sd_queries &queries, sd_scores &
     }
 }
 
-/* Scores of all slabs added up, in the order of the slabs. */
-FKV_FN void sd_add_slabs(FKV_SHARED float *exchange, dc_place at, sd_scores &score) {
-    constexpr int n = SD_GROUPS * SD_OWN;
-    FKV_SHARED float *own = exchange + (at.stream * DC_SLABS + at.slab) * (n * 32) + at.lane;
-    FKV_SHARED const float *all = exchange + at.stream * DC_SLABS * (n * 32) + at.lane;
-    FKV_UNROLL
-    for (int i = 0; i < n; i++) own[i * 32] = score[i / SD_OWN][i % SD_OWN];
-    fkv_sync_team(1 + at.stream, 32 * DC_SLABS);
-    FKV_UNROLL
-    for (int i = 0; i < n; i++) {
-        float sum = all[i * 32];
-        FKV_UNROLL
-        for (int s = 1; s < DC_SLABS; s++) sum += all[(s * n + i) * 32];
-        score[i / SD_OWN][i % SD_OWN] = sum;
-    }
-    if (SD_EXCHANGES == 1) fkv_sync_team(1 + at.stream, 32 * DC_SLABS);
-}
-
 /* ---- softmax ---- */
-
-/* Whether every row sees every token of the tile. base: position of its first token. */
-FKV_FN bool sd_is_whole(const sd_rows &rows, fkv_u32 base) {
-    bool whole = base + SD_TILE <= rows.first + 1;
-    if (FKV_WINDOW != 0) whole = whole && (base + SD_TILE <= FKV_SINKS || rows.last - base + 1 < FKV_WINDOW + 1);
-    return whole;
-}
 
 /* The largest over the threads of a row. */
 FKV_FN float sd_row_max(float x) {
@@ -243,7 +218,7 @@ FKV_FN fkv_u32 sd_row_max_bits(fkv_u32 x) {
     return x;
 }
 
-/* Norms of the thread's tokens that its row sees; what others have may be no number, and is 0. Returns the largest as bits. */
+/* Norms of the thread's tokens. One that the row does not see may be NaN, and is taken as 0. Returns the largest as bits. */
 FKV_FN fkv_u32 sd_norms(const sd_tile &tile, const sd_rows &rows, fkv_u32 token, bool whole, int group, float (&norm)[SD_OWN]) {
     fkv_u32 largest = 0;
     FKV_UNROLL
@@ -410,9 +385,9 @@ FKV_FN void sd_walk(sd_tile &tile, const dc_walk &walk, fkv_u32 n_tiles, const s
             sd_load_keys(tile, block, sd_slot(next), at);
             if (sd_next(next) < n_tiles) tile.page = dc_physical_page(walk, sd_next(next) / SD_TURN);
         }
-        if (DC_SLABS > 1) sd_add_slabs(exchange + turn++ % SD_EXCHANGES * SD_EXCHANGE_WORDS, at, score);
+        if (DC_SLABS > 1) dc_add_slabs(exchange + turn++ % SD_EXCHANGES * SD_EXCHANGE_WORDS, SD_EXCHANGES == 1, at, score);
         sd_weights weights[SD_GROUPS];
-        bool whole = sd_is_whole(rows, base);
+        bool whole = dc_is_whole(rows.first, rows.last, base, SD_TILE);
         FKV_UNROLL
         for (int g = 0; g < SD_GROUPS; g++)
             sd_weigh(tile, rows, base + at.lane / 4 * 4, whole, at.lane, g, score[g], state, weights[g]);

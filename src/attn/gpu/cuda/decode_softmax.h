@@ -75,14 +75,6 @@ FKV_FN dc_line dc_value_line(FKV_SHARED const float *scales, fkv_u32 lane, int i
  * A token that a row does not see has p = 0, and adds nothing whatever its bytes are: before anything is multiplied, what is not
  * finite in such a tile becomes 0, and the rows that do see it become NaN in another way. */
 
-/* Whether every row sees every token of the tile. base: position of its first token. */
-FKV_FN bool dc_is_whole(const dc_rows &rows, fkv_u32 base) {
-    fkv_u32 end = base + DC_TILE;
-    bool whole = end <= rows.first + 1;
-    if (FKV_WINDOW != 0) whole = whole && (end <= FKV_SINKS || rows.last - base + 1 < FKV_WINDOW + 1);
-    return whole;
-}
-
 /* V's scales and biases. A middle is finite only where both are. */
 FKV_FN void dc_hide_lines(FKV_SHARED float *scales, const dc_rows &rows, fkv_u32 token, fkv_u32 lane, dc_state &state) {
     bool any = false;
@@ -268,7 +260,7 @@ FKV_FN void dc_weigh(const dc_scores &score, FKV_SHARED const float *scales, fkv
 FKV_FN void dc_fold_tile(dc_values &v, FKV_SHARED float *scales, const fkv_u32 (&tile_bits)[dc_v::groups], dc_scores &score,
                          const dc_rows &rows, fkv_u32 base, fkv_u32 lane, dc_state &state) {
     fkv_u32 token = base + DC_OWN_TOKENS * (lane % 4); /* the thread's first */
-    bool whole = dc_is_whole(rows, base);
+    bool whole = dc_is_whole(rows.first, rows.last, base, DC_TILE);
     if (FKV_SOFTCAP_BITS != 0) {
         FKV_UNROLL
         for (int i = 0; i < DC_OWN_ROWS * DC_OWN_TOKENS; i++)
