@@ -340,7 +340,6 @@ static void put_sealed(writer *w, fkv_kernel_device device, fkv_kernel kernel, c
     put(w, fkv_kernel_file_rows);
     put_form(w, device, kernel, layer, false);
     if (kernel == FKV_KERNEL_DECODE) {
-        put(w, fkv_kernel_file_sealed_pieces);
         if (has_mma(device, layer))
             put(w, "#undef FKV_DECODE_SHARED\n#define FKV_DECODE_SHARED (DC_SHARED_WORDS > opened::DC_SHARED_WORDS ? "
                    "DC_SHARED_WORDS : opened::DC_SHARED_WORDS)\n");
@@ -393,6 +392,7 @@ size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_
     if (device == FKV_KERNEL_HOST) put(&w, fkv_kernel_file_lanes_host);
     put(&w, preludes[device]);
     put(&w, fkv_kernel_file_step_words);
+    if (kernel == FKV_KERNEL_DECODE) put(&w, fkv_kernel_file_pieces);
     if (layer->sealed && (kernel == FKV_KERNEL_DECODE || kernel == FKV_KERNEL_SEAL || is_prefill(kernel)))
         put_sealed(&w, device, kernel, layer);
     else
@@ -419,7 +419,7 @@ size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_
     "fkv_seal(place, shared, open, pool, table, ticket);\n"
 #define SEALED_DECODE                                                                                                            \
     "FKV_SHARED_ARRAY(fkv_u32, shared, FKV_DECODE_SHARED);\n"                                                                    \
-    "if (fkv_piece_is_open(place, table))\n"                                                                                     \
+    "if (fkv_piece_at(place, table).words[FKV_PIECE_OPEN] != 0)\n"                                                               \
     "    opened::fkv_attend_decode(place, shared, q, open, table, parts);\n"                                                     \
     "else\n"                                                                                                                     \
     "    fkv_attend_decode(place, shared, q, pool, table, parts);\n"

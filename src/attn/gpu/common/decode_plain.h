@@ -11,30 +11,8 @@
 #define FKV_SHARED_SUMS (FKV_SHARED_STATS + FKV_STREAMS * FKV_ITEM_ROWS * 2)
 #define FKV_DECODE_SHARED (FKV_SHARED_SUMS + FKV_ITEM_ROWS * FKV_D)
 
-/* What one block does: a piece of an item's history for some of its rows. */
-struct fkv_plain_piece {
-    FKV_DEVICE const fkv_u32 *words; /* of the step table */
-    fkv_u32 number;                  /* of all pieces */
-    fkv_u32 all_rows;                /* of an item, at most */
-    fkv_u32 first_row;               /* of this block */
-    fkv_u32 n_rows;                  /* of this block; 0: none */
-};
-
-FKV_FN fkv_plain_piece fkv_plain_piece_at(fkv_place place, FKV_DEVICE const fkv_u32 *table) {
-    fkv_plain_piece x;
-    x.all_rows = FKV_R * table[FKV_STEP_ITEM_QUERIES];
-    fkv_u32 n_chunks = (x.all_rows + FKV_ITEM_ROWS - 1) / FKV_ITEM_ROWS;
-    x.number = place.x / n_chunks;
-    x.first_row = place.x % n_chunks * FKV_ITEM_ROWS;
-    x.words = table + FKV_STEP_HEADER + x.number * FKV_PIECE_WORDS;
-    fkv_u32 n_rows = FKV_R * x.words[FKV_PIECE_N_QUERIES]; /* of the item */
-    fkv_u32 left = x.first_row >= n_rows ? 0 : n_rows - x.first_row;
-    x.n_rows = left < FKV_ITEM_ROWS ? left : FKV_ITEM_ROWS;
-    return x;
-}
-
 /* The tiles of one stream. */
-FKV_FN void fkv_plain_walk(FKV_LOCAL const fkv_plain_piece &piece, fkv_u32 stream, fkv_u32 lane, FKV_DEVICE const fkv_u8 *blocks,
+FKV_FN void fkv_plain_walk(FKV_LOCAL const fkv_piece &piece, fkv_u32 stream, fkv_u32 lane, FKV_DEVICE const fkv_u8 *blocks,
                            FKV_DEVICE const fkv_u32 *table, FKV_SHARED float *shared,
                            FKV_LOCAL fkv_plain_rows<FKV_ITEM_ROWS> &rows) {
     FKV_DEVICE const fkv_u32 *words = piece.words;
@@ -91,7 +69,7 @@ FKV_FN void fkv_plain_fold(fkv_u32 stream, fkv_u32 lane, FKV_SHARED float *share
 }
 
 /* Sums, max and total of the piece's rows to where the merge finds them. */
-FKV_FN void fkv_plain_store(FKV_LOCAL const fkv_plain_piece &piece, fkv_place place, FKV_SHARED const float *shared,
+FKV_FN void fkv_plain_store(FKV_LOCAL const fkv_piece &piece, fkv_place place, FKV_SHARED const float *shared,
                             FKV_DEVICE const fkv_u32 *table, FKV_DEVICE float *parts) {
     FKV_SHARED const float *stats = shared + FKV_SHARED_STATS;
     fkv_u64 first = ((fkv_u64)piece.number * FKV_G + place.y) * piece.all_rows + piece.first_row;
@@ -116,7 +94,7 @@ FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, FKV_D
                               FKV_DEVICE const fkv_u32 *table, FKV_DEVICE float *parts) {
     fkv_u32 lane = place.index % 32;
     fkv_u32 stream = place.index / 32;
-    fkv_plain_piece piece = fkv_plain_piece_at(place, table);
+    fkv_piece piece = fkv_piece_at(place, table);
     if (piece.n_rows == 0) return;
     FKV_SHARED float *queries = (FKV_SHARED float *)shared;
     fkv_plain_rows<FKV_ITEM_ROWS> rows;

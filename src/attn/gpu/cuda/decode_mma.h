@@ -35,7 +35,7 @@ FKV_FN fkv_u32 dc_tile_slot(fkv_u32 tile) { return tile * DC_TILE % FKV_PAGE_TOK
 /* ---- rows ---- */
 
 /* The block's queries into shared memory, by all warps. */
-FKV_FN void dc_prepare_rows(const dc_piece &piece, fkv_u32 head, const void *q, FKV_SHARED fkv_u32 *shared, fkv_u32 index) {
+FKV_FN void dc_prepare_rows(const fkv_piece &piece, fkv_u32 head, const void *q, FKV_SHARED fkv_u32 *shared, fkv_u32 index) {
     for (fkv_u32 i = index; i < DC_QUERY_WORDS + DC_SUM_WORDS; i += DC_THREADS) shared[i] = 0;
     fkv_sync();
     for (fkv_u32 row = index / 32; row < piece.n_rows; row += DC_THREADS / 32) {
@@ -45,7 +45,7 @@ FKV_FN void dc_prepare_rows(const dc_piece &piece, fkv_u32 head, const void *q, 
 }
 
 /* What a thread needs of its rows; those that are not there repeat the first. */
-FKV_FN dc_rows dc_rows_of(const dc_piece &piece, FKV_SHARED const fkv_u32 *shared, dc_place at) {
+FKV_FN dc_rows dc_rows_of(const fkv_piece &piece, FKV_SHARED const fkv_u32 *shared, dc_place at) {
     FKV_SHARED const float *steps = (FKV_SHARED const float *)shared + DC_AT_STEPS;
     FKV_SHARED const float *sums = (FKV_SHARED const float *)shared + DC_AT_SUMS;
     dc_rows rows;
@@ -220,7 +220,7 @@ FKV_FN void dc_walk_tiles(dc_tile &tile, const dc_walk &walk, fkv_u32 n_tiles, d
 FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, const void *q, const void *pool, const fkv_u32 *table,
                               float *parts) {
     dc_place at = dc_place_of(place);
-    dc_piece piece = dc_piece_at(place, table);
+    fkv_piece piece = fkv_piece_at(place, table);
     if (piece.n_rows == 0) return;
     fkv_u32 n_tiles = (piece.words[FKV_PIECE_N_TOKENS] + DC_TILE - 1) / DC_TILE;
     dc_walk walk = dc_walk_of(piece, place.y, pool, table);

@@ -60,27 +60,6 @@ FKV_FN void dc_stream(fkv_u32 *to, const fkv_u8 *at, int n) {
 
 /* ---- the piece ---- */
 
-/* What one block does: a piece of an item's history for some of its rows. */
-struct dc_piece {
-    const fkv_u32 *words; /* of the step table */
-    fkv_u32 number;       /* of all pieces */
-    fkv_u32 all_rows;     /* of an item, at most */
-    fkv_u32 first_row;    /* of this block */
-    fkv_u32 n_rows;       /* of this block; 0: none */
-};
-
-FKV_FN dc_piece dc_piece_at(fkv_place place, const fkv_u32 *table) {
-    dc_piece x;
-    x.all_rows = FKV_R * table[FKV_STEP_ITEM_QUERIES];
-    fkv_u32 n_chunks = (x.all_rows + DC_ROWS - 1) / DC_ROWS;
-    x.number = place.x / n_chunks;
-    x.first_row = place.x % n_chunks * DC_ROWS;
-    x.words = table + FKV_STEP_HEADER + x.number * FKV_PIECE_WORDS;
-    fkv_u32 n_rows = FKV_R * x.words[FKV_PIECE_N_QUERIES]; /* of the item */
-    x.n_rows = x.first_row >= n_rows ? 0 : n_rows - x.first_row < DC_ROWS ? n_rows - x.first_row : DC_ROWS;
-    return x;
-}
-
 /* Where the tiles of the piece lie. */
 struct dc_walk {
     const fkv_u8 *blocks; /* of (page 0, this KV head) */
@@ -91,7 +70,7 @@ struct dc_walk {
     fkv_u32 first_seen;
 };
 
-FKV_FN dc_walk dc_walk_of(const dc_piece &piece, fkv_u32 head, const void *pool, const fkv_u32 *table) {
+FKV_FN dc_walk dc_walk_of(const fkv_piece &piece, fkv_u32 head, const void *pool, const fkv_u32 *table) {
     dc_walk walk;
     walk.blocks = (const fkv_u8 *)pool + (fkv_u64)head * FKV_BLOCK_BYTES;
     walk.pages = table + piece.words[FKV_PIECE_PAGES];
@@ -163,7 +142,7 @@ FKV_FN fkv_u32 dc_load_row(const void *q, fkv_u64 from, float (&x)[DC_LANE_CHANN
 }
 
 /* Where row `row` of the block lies among all queries. */
-FKV_FN fkv_u64 dc_row_at(const dc_piece &piece, fkv_u32 head, fkv_u32 row) {
+FKV_FN fkv_u64 dc_row_at(const fkv_piece &piece, fkv_u32 head, fkv_u32 row) {
     fkv_u32 query = (piece.first_row + row) / FKV_R;
     fkv_u32 q_head = head * FKV_R + (piece.first_row + row) % FKV_R;
     return ((fkv_u64)(piece.words[FKV_PIECE_FIRST_TOKEN] + query) * FKV_H + q_head) * FKV_D;
@@ -208,7 +187,7 @@ FKV_FN float dc_piece_max(FKV_SHARED const float *stats, fkv_u32 row) {
 }
 
 /* Sums, max and total of the piece's rows to where the merge finds them. */
-FKV_FN void dc_store(const dc_piece &piece, fkv_place place, FKV_SHARED const float *stats, FKV_SHARED const float *sums,
+FKV_FN void dc_store(const fkv_piece &piece, fkv_place place, FKV_SHARED const float *stats, FKV_SHARED const float *sums,
                      const fkv_u32 *table, float *parts) {
     fkv_u64 first = ((fkv_u64)piece.number * FKV_G + place.y) * piece.all_rows + piece.first_row;
     for (fkv_u32 i = place.index; i < piece.n_rows * FKV_D; i += DC_THREADS) parts[first * FKV_D + i] = sums[i];

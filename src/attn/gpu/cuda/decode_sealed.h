@@ -325,7 +325,7 @@ FKV_FN void sd_add_values(const sd_tile &tile, const sd_weights (&weights)[SD_GR
 /* ---- the piece ---- */
 
 /* The block's queries into shared memory, as floats, by all warps; rows that are not there are 0. */
-FKV_FN void sd_prepare_rows(const dc_piece &piece, fkv_u32 head, const void *q, FKV_SHARED fkv_u32 *shared, fkv_u32 index) {
+FKV_FN void sd_prepare_rows(const fkv_piece &piece, fkv_u32 head, const void *q, FKV_SHARED fkv_u32 *shared, fkv_u32 index) {
     for (fkv_u32 row = index / 32; row < DC_ROWS; row += DC_THREADS / 32) {
         float x[DC_LANE_CHANNELS] = {};
         if (row < piece.n_rows) dc_load_row(q, dc_row_at(piece, head, row), x, index % 32);
@@ -337,7 +337,7 @@ FKV_FN void sd_prepare_rows(const dc_piece &piece, fkv_u32 head, const void *q, 
 }
 
 /* Rows that are not there repeat the first. */
-FKV_FN sd_rows sd_rows_of(const dc_piece &piece, fkv_u32 lane) {
+FKV_FN sd_rows sd_rows_of(const fkv_piece &piece, fkv_u32 lane) {
     sd_rows rows;
     rows.first = piece.words[FKV_PIECE_POSITION];
     rows.last = rows.first + piece.words[FKV_PIECE_N_QUERIES] - 1;
@@ -430,7 +430,7 @@ FKV_FN void sd_fold_streams(sd_state &state, dc_place at, FKV_SHARED float *stat
 FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, const void *q, const void *pool, const fkv_u32 *table,
                               float *parts) {
     dc_place at = dc_place_of(place);
-    dc_piece piece = dc_piece_at(place, table);
+    fkv_piece piece = fkv_piece_at(place, table);
     if (piece.n_rows == 0) return;
     fkv_u32 n_tiles = (piece.words[FKV_PIECE_N_TOKENS] + SD_TILE - 1) / SD_TILE;
     dc_walk walk = dc_walk_of(piece, place.y, pool, table);
