@@ -59,7 +59,7 @@ static fkv_status fake_forward(void *user, const fkv_tokens *rows, uint32_t n_ro
         uint32_t length = 0;
         if (fkv_seq_length(w->cache, rows[i].seq, &length) != FKV_OK) abort();
         cache_rows[i] = (fkv_row){rows[i].seq, rows[i].n_tokens};
-        seconds += rows[i].n_tokens == 1 ? 0.001 : 0.0005 * rows[i].n_tokens;
+        seconds += (rows[i].n_tokens == 1 || rows[i].logits == FKV_LOGITS_ALL ? 0.0004 : 0.0005) * rows[i].n_tokens;
         uint32_t first = rows[i].logits == FKV_LOGITS_ALL ? 0 : rows[i].n_tokens - 1;
         for (uint32_t k = first; rows[i].logits != FKV_LOGITS_NONE && k < rows[i].n_tokens; k++) {
             float *row = &w->logits[VOCAB * n_logits++];
@@ -114,6 +114,7 @@ static void open_world(world *w, const fkv_engine_config *config) {
                            .max_step_tokens = STEP_TOKENS,
                            .page_tokens = PAGE,
                            .draft_tokens = drafts ? DRAFT : 0,
+                           .draft_rows = MAX_SEQS * DRAFT,
                            .n_end = 1,
                            .end = {END_TOKEN}};
     ck_ok(fkv_scheduler_open(&w->scheduler, config, &d));
@@ -574,6 +575,46 @@ static void submit_masked(world *w, masked *m, uint32_t seed) {
     s.job->r.user = m;
 }
 
+START_TEST(drafts_are_tried_as_far_as_they_pay) {
+    fkv_draft_record r = fkv_draft_record_start();
+    for (int i = 0; i < 40; i++) fkv_draft_note(&r, 3, 3);
+    ck_assert_uint_eq(fkv_draft_worth(&r, 3, 0.001, 0.006), 3);
+    ck_assert_uint_eq(fkv_draft_worth(&r, 3, 0.001, 0.001), 0); /* it costs what it saves */
+    for (int i = 0; i < 40; i++) fkv_draft_note(&r, 3, 1);      /* every second one is right */
+    ck_assert_uint_eq(fkv_draft_worth(&r, 8, 0.001, 0.0026), 1);
+    ck_assert_uint_eq(fkv_draft_worth(&r, 8, 0.001, 0.006), 2);
+    for (int i = 0; i < 40; i++) fkv_draft_note(&r, 1, 0);
+    ck_assert_uint_eq(fkv_draft_worth(&r, 8, 0.001, 0.006), 0);
+    for (int i = 0; i < 40; i++) fkv_draft_note(&r, 1, 1); /* not tried, but they would have been right */
+    ck_assert_uint_eq(fkv_draft_worth(&r, 3, 0.001, 0.006), 3);
+}
+END_TEST
+
+/* Steps that are cut by their time end with a block of rows, whatever decodes beside them. */
+START_TEST(prefill_comes_in_whole_blocks_of_rows) {
+    static world w;
+    fkv_engine_config config = quick_config();
+    uint32_t n_cut = 0;
+    open_world(&w, &config);
+    for (uint32_t i = 0; i < 6; i++) {
+        all[i] = (seen){.max_new = MAX_NEW, .n = 1};
+        tokens_of(&all[i], 20 + i, 0, i < 3 ? 20 : 400);
+        ck_ok(submit(&w, &all[i], (fkv_request){0}));
+    }
+    while (w.scheduler.n_running + w.scheduler.line.n > 0) {
+        (void)fkv_scheduler_turn(&w.scheduler);
+        uint32_t n = 0;
+        for (uint32_t i = 0; i < w.scheduler.n_rows; i++) n += w.scheduler.rows[i].n_tokens;
+        const fkv_tokens *last = &w.scheduler.rows[w.scheduler.n_rows - 1];
+        if (w.scheduler.n_rows == 0 || last->logits != FKV_LOGITS_NONE || last->n_tokens <= 16) continue;
+        ck_assert_uint_eq(n % 16, 0);
+        n_cut++;
+    }
+    ck_assert_uint_gt(n_cut, 5);
+    close_world(&w);
+}
+END_TEST
+
 START_TEST(drafts_and_forks_obey_a_mask) {
     static world w;
     fkv_engine_config config = quick_config();
@@ -583,6 +624,7 @@ START_TEST(drafts_and_forks_obey_a_mask) {
         masked *m = &with[round];
         open_world(&w, &config);
         if (round == 0) w.scheduler.device.draft_tokens = 0;
+        w.scheduler.cost.weights[1] = 0.0; /* rows cost nothing, as far as it knows: every draft is worth a try */
         submit_masked(&w, m, 3);
         (void)run_all(&w);
         ck_assert_uint_eq(m->n_done, 1);
@@ -670,5 +712,6 @@ TEST_MAIN("engine", random_requests_cancels_and_tenants_keep_every_rule, one_pre
           a_tenant_that_sends_ten_times_as_much_gets_half, a_tenant_that_comes_back_has_no_credit,
           within_a_tenant_priority_then_deadline_then_age_decide, prefill_beside_decode_keeps_steps_short,
           a_process_that_stood_still_goes_on_predicting_as_before, what_can_never_fit_is_refused_with_the_numbers,
-          stop_strings_end_the_text_before_them, held_text_is_what_could_become_a_stop, drafts_and_forks_obey_a_mask,
-          every_request_that_fails_hears_why, steps_take_no_memory)
+          stop_strings_end_the_text_before_them, held_text_is_what_could_become_a_stop, drafts_are_tried_as_far_as_they_pay,
+          prefill_comes_in_whole_blocks_of_rows, drafts_and_forks_obey_a_mask, every_request_that_fails_hears_why,
+          steps_take_no_memory)

@@ -36,8 +36,8 @@ typedef struct fkv_engine_config {
     double ageing_s;          /* a request that waited this long counts as one priority higher */
     double output_weight;     /* what a written token counts for a tenant; a computed prompt token counts 1 */
     uint32_t draft_tokens; /* an answer may try this many tokens beyond the next one, found by looking back in its text; 0: none.
-                              max_logit_rows holds max_seqs * (1 + draft_tokens). Never changes a text; not done where it
-                              does not pay, nor with windowed or sealed layers */
+                              max_logit_rows holds max_seqs and this: what it has beyond max_seqs is for the drafts of a
+                              step. Never changes a text; not done where it does not pay, nor with windowed or sealed layers */
 
     const fkv_prefix_store *store; /* or NULL: where pages of prefixes go beyond memory, and come back from before a request is
                                       admitted. Copied; closed by its owner after the engine */

@@ -14,6 +14,8 @@ static const char usage[] =
     "Serves the model over HTTP: /v1/chat/completions, /v1/completions, /v1/messages, /metrics and more.\n"
     "Without a key only this machine can ask. docs/serving.md has the paths and figures.\n";
 
+static const uint32_t UNSAID = UINT32_MAX;
+
 typedef struct serve_options {
     model_options model;
     serve_config http;
@@ -65,6 +67,7 @@ static int check_options(serve_options *o) {
     if (o->parallel == 0 || o->parallel >= o->model.chunk)
         return kit_fail(EXIT_USAGE, "--parallel %u: 1 to %u, less than --chunk", o->parallel, o->model.chunk - 1);
     if (o->step_ms == 0.0) o->step_ms = o->model.device == FKV_BACKEND_MLX ? 40.0 : 100.0;
+    if (o->drafts == UNSAID) o->drafts = o->model.device == FKV_BACKEND_MLX ? 0 : 3; /* measured on CPUs alone */
     o->http.port = (uint16_t)o->port;
     if (o->connections == 0) o->connections = o->parallel + o->queue + 64;
     o->http.max_connections = o->connections;
@@ -77,7 +80,8 @@ static fkv_engine_config engine_config(const serve_options *o, const fkv_model_i
     if (tokens == 0) tokens = (uint64_t)about->context * o->parallel;
     c.runner = model_options_runner(&o->model, (uint32_t)(tokens < INT32_MAX ? tokens : INT32_MAX));
     c.runner.max_seqs = o->parallel;
-    c.runner.max_logit_rows = o->parallel * (1 + o->drafts);
+    c.runner.max_logit_rows =
+        o->parallel + (o->parallel < 4 ? o->parallel : 4) * o->drafts; /* with more answers few drafts pay */
     c.draft_tokens = o->drafts;
     c.step_ms = o->step_ms;
     c.max_queue = o->queue;
@@ -145,6 +149,7 @@ int cli_serve(int argc, char **argv) {
                        .default_new = 1024,
                        .step_ms = 0.0,
                        .max_wait = 120.0,
+                       .drafts = UNSAID,
                        .prefix_disk = UINT64_C(20) << 30};
     kit_option common[N_MODEL_OPTIONS];
     model_options_list(&o.model, common);
@@ -167,7 +172,7 @@ int cli_serve(int argc, char **argv) {
         {"default-new", 0, OPTION_COUNT, &o.default_new, INT32_MAX, "N",
          "new tokens of a request without max_tokens (default 1024)"},
         {"draft-tokens", 0, OPTION_U32, &o.drafts, FKV_MAX_DRAFT, "N",
-         "try so many tokens at once that followed the last ones before; never changes a text (default 0: off)"},
+         "try so many tokens at once that followed the last ones before; never changes a text; 0: off (default 3, on MLX 0)"},
         {"prefix-dir", 0, OPTION_TEXT, &o.prefix_dir, 0, "DIR",
          "keep prefixes in this folder too: they outlive the cache and the process"},
         {"prefix-disk", 0, OPTION_U64, &o.prefix_disk, INT64_MAX, "BYTES",

@@ -4,8 +4,8 @@
 enum { LONGEST = 3, SHORTEST = 2, LOOK_BACK = 8192 };
 
 static const double START = 0.5;
-static const double STEP = 0.2;          /* of a record towards what was seen */
-static const double FORGIVENESS = 0.005; /* for each time that it said no */
+static const double STEP = 0.1;   /* of a record towards what was seen */
+static const double MARGIN = 1.1; /* a row more may take longer than rows do on average */
 
 uint32_t fkv_draft_find(const uint32_t *tokens, uint32_t n_tokens, uint32_t most, uint32_t *draft) {
     for (uint32_t n = LONGEST; n >= SHORTEST; n--) {
@@ -22,14 +22,15 @@ uint32_t fkv_draft_find(const uint32_t *tokens, uint32_t n_tokens, uint32_t most
     return 0;
 }
 
-fkv_draft_record fkv_draft_record_start(void) { return (fkv_draft_record){START}; }
+fkv_draft_record fkv_draft_record_start(void) { return (fkv_draft_record){.right = START}; }
 
-bool fkv_draft_pays(fkv_draft_record *r, uint32_t n, double extra, double token_s) {
-    if (r->right * n * token_s > extra) return true;
-    if (r->right < START) r->right += FORGIVENESS;
-    return false;
+uint32_t fkv_draft_worth(const fkv_draft_record *r, uint32_t n, double extra, double token_s) {
+    uint32_t worth = 0;
+    for (double all_right = r->right; worth < n && all_right * token_s > MARGIN * extra; all_right *= r->right) worth++;
+    return worth;
 }
 
 void fkv_draft_note(fkv_draft_record *r, uint32_t n_drafted, uint32_t n_right) {
-    r->right += STEP * ((double)n_right / n_drafted - r->right);
+    for (uint32_t i = 0; i < n_right; i++) r->right += STEP * (1.0 - r->right);
+    if (n_right < n_drafted) r->right -= STEP * r->right;
 }

@@ -10,16 +10,19 @@
  * tokens: [n_tokens]; draft: [most], not inside them. */
 uint32_t fkv_draft_find(const uint32_t *tokens, uint32_t n_tokens, uint32_t most, uint32_t *draft);
 
-/* The share of drafted tokens that were right, of late. */
+/* How good the drafts of an answer are. */
 typedef struct fkv_draft_record {
-    double right;
+    double right; /* the chance that a drafted token is right, if those before it were; of late */
+    bool guessed; /* there is a draft behind the text, tried or not */
 } fkv_draft_record;
 
 fkv_draft_record fkv_draft_record_start(void);
 
-/* Whether n drafted tokens are worth `extra` seconds more in a step, if a token takes token_s without them. A record that says no
- * becomes a little better by it, so that it is tried again. */
-bool fkv_draft_pays(fkv_draft_record *record, uint32_t n, double extra, double token_s);
+/* How many of n drafted tokens are worth trying, if each makes the step `extra` seconds longer, and a token takes token_s without
+ * them. */
+uint32_t fkv_draft_worth(const fkv_draft_record *record, uint32_t n, double extra, double token_s);
+
+/* Also of a draft that was not tried: whether its first token was the one drawn shows for nothing. */
 void fkv_draft_note(fkv_draft_record *record, uint32_t n_drafted, uint32_t n_right);
 
 #endif

@@ -194,8 +194,12 @@ static fkv_status open_inside(fkv_engine *e) {
     const fkv_model_info *about = fkv_model_about(e->model);
     fkv_runner_config c = e->config.runner;
     FKV_TRY(fkv_runner_plan_make(e->model, &c, &e->plan));
-    FKV_TRY(fkv_runner_open(e->model, &c, &e->runner));
     const bool windowed = is_windowed(e); /* then a draft cannot always be taken back */
+    if (windowed || e->config.draft_tokens == 0) {
+        c.max_logit_rows = c.max_seqs;
+        FKV_TRY(fkv_runner_plan_make(e->model, &c, &e->plan));
+    }
+    FKV_TRY(fkv_runner_open(e->model, &c, &e->runner));
     fkv_engine_device d = {.user = e,
                            .forward = run_forward,
                            .seconds = now_seconds,
@@ -209,6 +213,7 @@ static fkv_status open_inside(fkv_engine *e) {
                            .page_tokens = c.page_tokens,
                            .windowed = windowed,
                            .draft_tokens = windowed ? 0 : e->config.draft_tokens,
+                           .draft_rows = c.max_logit_rows - c.max_seqs,
                            .n_end = about->n_end};
     memcpy(d.end, about->end, sizeof d.end);
     FKV_TRY(fkv_scheduler_open(&e->scheduler, &e->config, &d));
@@ -259,8 +264,8 @@ fkv_status fkv_engine_open(const fkv_model *model, const fkv_engine_config *conf
     const fkv_runner_config *c = &config->runner;
     FKV_REQUIRE(config->draft_tokens <= FKV_MAX_DRAFT, FKV_BAD_CONFIG, "%u drafted tokens: at most %d", config->draft_tokens,
                 FKV_MAX_DRAFT);
-    FKV_REQUIRE(c->max_logit_rows / (1 + config->draft_tokens) >= c->max_seqs, FKV_BAD_CONFIG,
-                "%u rows of logits for %u answers at once, each with %u drafted tokens: raise max_logit_rows", c->max_logit_rows,
+    FKV_REQUIRE((uint64_t)c->max_seqs + config->draft_tokens <= c->max_logit_rows, FKV_BAD_CONFIG,
+                "%u rows of logits for %u answers at once and %u drafted tokens: raise max_logit_rows", c->max_logit_rows,
                 c->max_seqs, config->draft_tokens);
     fkv_engine *e = calloc(1, sizeof *e);
     FKV_REQUIRE(e != NULL, FKV_NO_MEMORY, "no memory for an engine");

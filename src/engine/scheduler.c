@@ -7,7 +7,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { LEAST_CHUNK = 16 };                  /* prefill goes on by this much in every step, however slow decode is */
+enum {
+    LEAST_CHUNK = 16,  /* prefill goes on by this much in every step, however slow decode is */
+    ROW_BLOCK = 16,    /* rows that products take together; a part of a block costs more for each row ... */
+    MOST_OF_BLOCK = 12 /* ... and so many as much as a whole one */
+};
 static const double RATE_SECONDS = 30.0;    /* over which predictions are held against what turns took */
 static const double USED_SHARE_STEP = 0.05; /* at least: the first answers count more */
 
@@ -360,33 +364,40 @@ static void add_row(fkv_scheduler *s, fkv_job *job, uint32_t answer, uint32_t n,
     s->owners[s->n_rows++] = (fkv_row_owner){job, answer};
 }
 
-static double token_seconds(const fkv_scheduler *s, fkv_step_work work) {
-    return fkv_step_cost_predict(&s->cost, work) / work.n_rows;
-}
-
 /* Lets decode rows try tokens that stood behind their last ones before, where that is worth its time. The draft lies behind the
- * tokens of the answer, where what is drawn will overwrite it. */
+ * tokens of the answer, where what is drawn will overwrite it. A drafted token is a row of decode: it has logits too.
+ * Drafts fill a block of rows up and begin none. */
 static void add_drafts(fkv_scheduler *s, fkv_step_work *work) {
-    uint32_t left = s->device.max_step_tokens - s->n_rows;
+    uint32_t left = fkv_min_u32(s->device.draft_rows, fkv_ceil_div(s->n_rows, ROW_BLOCK) * ROW_BLOCK - s->n_rows);
+    left = fkv_min_u32(left, s->device.max_step_tokens - s->n_rows);
     s->n_drafted = 0;
-    if (s->device.draft_tokens == 0) return;
+    if (s->device.draft_tokens == 0 || s->n_rows == 0) return;
+    const double token_s = fkv_step_cost_predict(&s->cost, *work) / s->n_rows;
     for (uint32_t i = 0; i < s->n_rows; i++) {
         fkv_job *job = s->owners[i].job;
         fkv_answer *a = &job->answers[s->owners[i].answer];
         uint32_t end = job->r.n_prompt + a->n_new;
-        uint32_t most = fkv_min_u32(fkv_min_u32(s->device.draft_tokens, left), job->r.max_new - a->n_new - 1);
+        uint32_t most = fkv_min_u32(s->device.draft_tokens, job->r.max_new - a->n_new - 1);
         uint32_t n = most > 0 ? fkv_draft_find(a->tokens, end, most, a->tokens + end) : 0;
-        fkv_step_work with = *work;
-        with.n_prefill += n;
-        with.history += fkv_step_history(a->n_fed + 1, n);
+        a->drafts.guessed = n > 0;
+        fkv_step_work with = {work->n_rows + 1, work->n_prefill, work->history + fkv_step_history(a->n_fed + 1, 1)};
         double extra = fkv_step_cost_predict(&s->cost, with) - fkv_step_cost_predict(&s->cost, *work);
-        if (n == 0 || !fkv_draft_pays(&a->drafts, n, extra, token_seconds(s, *work))) continue;
-        *work = with;
+        n = fkv_draft_worth(&a->drafts, fkv_min_u32(n, left), extra, token_s);
+        if (n == 0) continue;
+        work->n_rows += n;
+        work->history += fkv_step_history(a->n_fed + 1, n);
         s->rows[i].n_tokens += n;
         s->rows[i].logits = FKV_LOGITS_ALL;
         s->n_drafted += n;
         left -= n;
     }
+}
+
+/* About n more tokens, so that the step ends with a block of rows. */
+static uint32_t whole_blocks(uint32_t before, uint32_t n, uint32_t most) {
+    const uint32_t over = (before + n) % ROW_BLOCK;
+    if (over >= MOST_OF_BLOCK && n + (ROW_BLOCK - over) <= most) return n + (ROW_BLOCK - over);
+    return n > over ? n - over : 0;
 }
 
 /* Decode rows first, then prefill in the order of admission. */
@@ -411,6 +422,7 @@ static fkv_step_work compose(fkv_scheduler *s) {
         uint32_t from = job->answers[0].n_fed;
         uint32_t most = fkv_min_u32(left, job->r.n_prompt - from);
         uint32_t n = fkv_step_cost_chunk(&s->cost, work, from, most, s->config.step_ms / 1000.0);
+        if (n < most) n = whole_blocks(s->device.max_step_tokens - left, n, most);
         if (n == 0 && first) n = fkv_min_u32(most, LEAST_CHUNK);
         if (n == 0) break;
         first = false;
@@ -511,11 +523,13 @@ static void begin_answers(fkv_scheduler *s, fkv_job *job, const float *logits) {
 /* A decode row: draws a token, and one more for each drafted token that was the one drawn. What was wrong is taken back. */
 static void draw_row(fkv_scheduler *s, fkv_job *job, uint32_t answer, const float *logits, uint32_t n_drafted) {
     fkv_answer *a = &job->answers[answer];
+    const bool guessed = a->drafts.guessed;
     uint32_t n_right = 0;
     for (;;) {
         uint32_t at = job->r.n_prompt + a->n_new;
-        uint32_t guess = n_right < n_drafted ? a->tokens[at] : 0;
+        uint32_t guess = n_right < n_drafted || guessed ? a->tokens[at] : 0;
         draw(s, job, answer, logits + (size_t)n_right * s->device.n_vocab);
+        if (n_drafted == 0 && guessed && !a->finished) fkv_draft_note(&a->drafts, 1, a->tokens[at] == guess);
         if (n_right == n_drafted || a->finished || a->tokens[at] != guess) break;
         n_right++;
         a->n_fed++;

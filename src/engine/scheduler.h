@@ -29,7 +29,8 @@ typedef struct fkv_engine_device {
     uint32_t max_step_tokens; /* more than max_seqs */
     uint32_t page_tokens;
     bool windowed;         /* it has window groups, whose pages a fork needs whatever it shares */
-    uint32_t draft_tokens; /* most tokens drafted in a row; there is a row of logits for each */
+    uint32_t draft_tokens; /* most tokens drafted for an answer */
+    uint32_t draft_rows;   /* of logits, for all drafts of a step */
     uint32_t n_end;
     uint32_t end[FKV_MAX_END_TOKENS];
 } fkv_engine_device;

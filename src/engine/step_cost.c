@@ -3,8 +3,9 @@
 
 /* A step of 1/FORGET steps ago counts a third. */
 static const double FORGET = 0.98;
-/* Before anything was seen: 5 ms a step, 2 ms a row, 1 ms a token. Slow enough for any machine, and forgotten at once. */
-static const double START[FKV_COST_TERMS] = {0.005, 0.002, 0.001, 0.0};
+/* Before anything was seen: 10 ms a step, 1 ms a row, 1 ms a token. Slow enough for any machine, and forgotten at once; only how
+ * much of a step is its rows' is believed until steps of other numbers of rows were seen. */
+static const double START[FKV_COST_TERMS] = {0.010, 0.001, 0.001, 0.0};
 /* Of the prediction that a step is believed to have taken, once LEARNED steps were seen. */
 static const double MOST_BELIEVED = 4.0;
 enum { LEARNED = 16 };
