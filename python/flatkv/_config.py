@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any, Sequence as Many
 
 from . import _abi
-from ._library import check, held
+from ._library import check, choice, count, held
 
 ROTATIONS = {None: 0, "none": 0, "k": 1, "v": 2, "kv": 3}
 TYPES = {"float32": _abi.FKV_F32, "float16": _abi.FKV_F16, "bfloat16": _abi.FKV_BF16}
@@ -30,11 +30,14 @@ def _layer_struct(layer: Layer, codec: str, group: int | None) -> Any:
     made = _abi.fkv_layer_config()
     for field in dataclasses.fields(layer):
         if field.name != "sink_logits":
-            setattr(made, field.name, getattr(layer, field.name))
+            value = getattr(layer, field.name)
+            setattr(made, field.name, value if field.name in ("scale", "softcap") else count(field.name, value))
     default = held.fkv_config_default().layer
     made.k, made.v = default.k, default.v
     if group is not None:
-        made.k.group = made.v.group = group
+        made.k.group = made.v.group = count("group", group)
+    if not isinstance(codec, str):
+        raise TypeError(f'codec is {codec!r}: a name such as "8/4" is expected')
     check(held.fkv_codec_parse(codec.encode(), C.addressof(made) + _abi.fkv_layer_config.k.offset,
                                C.addressof(made) + _abi.fkv_layer_config.v.offset))
     return made
@@ -56,7 +59,7 @@ class Config:
                  max_step_tokens: int = 512, page_tokens: int = 64, page_type: str = "float16", row_type: str = "float32",
                  n_threads: int = 0, lazy: bool = False, memory_limit: int = 0, weights_id: bytes = b"", rope_id: str = ""):
         listed = [layers] * (n_layers or 1) if isinstance(layers, Layer) else list(layers)
-        codecs = [codec] * len(listed) if isinstance(codec, str) else list(codec)
+        codecs = list(codec) if isinstance(codec, (list, tuple)) else [codec] * len(listed)
         if len(codecs) != len(listed):
             raise ValueError(f"{len(codecs)} codecs for {len(listed)} layers: give one, or one for each")
         self.layers = listed
@@ -68,10 +71,11 @@ class Config:
         self.struct = struct = held.fkv_config_default()
         struct.n_layers = len(listed)
         struct.layers = C.addressof(self._structs)
-        struct.max_tokens, struct.max_seqs, struct.max_step_tokens = max_tokens, max_seqs, max_step_tokens
-        struct.page_tokens, struct.n_threads, struct.lazy, struct.memory_limit = page_tokens, n_threads, lazy, memory_limit
-        struct.page_type, struct.row_type = TYPES[page_type], TYPES[row_type]
-        struct.rotate, struct.rotation_seed = ROTATIONS[rotate], rotation_seed
+        struct.max_tokens, struct.max_seqs = count("max_tokens", max_tokens), count("max_seqs", max_seqs)
+        struct.max_step_tokens, struct.page_tokens = count("max_step_tokens", max_step_tokens), count("page_tokens", page_tokens)
+        struct.n_threads, struct.lazy, struct.memory_limit = count("n_threads", n_threads), lazy, count("memory_limit", memory_limit, 64)
+        struct.page_type, struct.row_type = choice("page_type", page_type, TYPES), choice("row_type", row_type, TYPES)
+        struct.rotate, struct.rotation_seed = choice("rotate", rotate, ROTATIONS), count("rotation_seed", rotation_seed, 64)
         struct.weights_id = (C.c_uint8 * 32)(*weights_id[:32])
         struct.rope_id = rope_id.encode()[:63]
         self.row_type = row_type

@@ -5,9 +5,14 @@
 from __future__ import annotations
 
 import ctypes as C
-from typing import Any, Callable
+import operator
+import weakref
+from typing import TYPE_CHECKING, Any, Callable
 
 from . import _abi, _native
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 has_models = hasattr(_abi, "fkv_model_info")
 
@@ -62,3 +67,45 @@ def check(status: int) -> None:
 
 def version() -> str:
     return held.fkv_version().decode()
+
+
+def count(name: str, value: Any, bits: int = 32) -> int:
+    """A number of the caller's for a field of this many bits, which would be cut to fit."""
+    try:
+        n = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}: a whole number is expected") from None
+    if not 0 <= n < 1 << bits:
+        raise BadCall("FKV_BAD_ARGUMENT", f"{name} is {n}: a number from 0 to {(1 << bits) - 1} is expected")
+    return n
+
+
+def choice(name: str, value: Any, of: dict[Any, Any]) -> Any:
+    """What this word of the caller's stands for."""
+    if not isinstance(value, (str, type(None))) or value not in of:
+        raise BadCall("FKV_BAD_ARGUMENT", f"{name} is {value!r}: choose one of {', '.join(map(repr, of))}")
+    return of[value]
+
+
+class Owner:
+    """Holds something of the library's until close(), the end of `with`, or until nobody holds it. To use it after that is an error."""
+
+    def _own(self, handle: int, close: Callable[[int], Any]) -> None:
+        self._pointer = C.c_void_p(handle)
+        self._close = weakref.finalize(self, close, handle)
+
+    @property
+    def _handle(self) -> C.c_void_p:
+        if not self._close.alive:
+            raise BadCall("FKV_BAD_STATE", f"this {type(self).__name__} is closed: open another")
+        return self._pointer
+
+    def close(self) -> None:
+        """Gives everything back."""
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()

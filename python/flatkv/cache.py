@@ -11,7 +11,7 @@ import numpy as np
 
 from . import _abi
 from ._config import Config, Layer
-from ._library import BadCall, check, held, host
+from ._library import BadCall, Owner, check, count, held, host
 from .pictures import pages_svg, table_html
 from .plan import Plan, of_config
 
@@ -81,16 +81,17 @@ class Sequence:
     def fork(self, max_tokens: int | None = None) -> Sequence:
         """A second sequence with the same tokens, which shares every page until one of the two writes."""
         child = C.c_uint64()
-        check(held.fkv_seq_fork(self.cache._handle, self.number, max_tokens or self.cache.max_tokens, C.addressof(child)))
+        wanted = count("max_tokens", max_tokens or self.cache.max_tokens)
+        check(held.fkv_seq_fork(self.cache._handle, self.number, wanted, C.addressof(child)))
         return Sequence(self.cache, child.value)
 
     def truncate(self, n_tokens: int) -> None:
         """Forgets the tokens from n_tokens on."""
-        check(held.fkv_seq_truncate(self.cache._handle, self.number, n_tokens))
+        check(held.fkv_seq_truncate(self.cache._handle, self.number, count("n_tokens", n_tokens)))
 
     def reserve(self, max_tokens: int) -> None:
         """Changes how many tokens are promised to this sequence."""
-        check(held.fkv_seq_reserve(self.cache._handle, self.number, max_tokens))
+        check(held.fkv_seq_reserve(self.cache._handle, self.number, count("max_tokens", max_tokens)))
 
     def save(self, path: str | os.PathLike[str], tokens: Iterable[int]) -> None:
         """Saves the pages of the first len(tokens) tokens, which are what the rows were computed from."""
@@ -111,29 +112,35 @@ class Sequence:
     def __exit__(self, *_: Any) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        return f"<flatkv.Sequence of {len(self)} tokens>" if self._close.alive and self.cache._close.alive else "<flatkv.Sequence, closed>"
 
-class _Pages:
+
+class _Pages(Owner):
     """What caches on host memory and on MLX have in common: sequences, stats and the one open step."""
 
     def __init__(self, config: Config, plan: Plan, handle: int):
         self.config = config
         self.plan = plan
         self.max_tokens: int = config.struct.max_tokens
-        self._handle = C.c_void_p(handle)
-        self._open_step: Step | None = None
-        self._close = weakref.finalize(self, held.fkv_cache_close, handle)
+        self._open_step: weakref.ref[_Transaction] | None = None
+        self._own(handle, held.fkv_cache_close)
+
+    def _config_of(self, max_tokens: int | None, tenant: int, ids: np.ndarray) -> Any:
+        wanted = self.max_tokens if max_tokens is None else count("max_tokens", max_tokens)
+        return _abi.fkv_seq_config(wanted, count("tenant", tenant, 64), ids.ctypes.data if len(ids) else None, len(ids))
 
     def open(self, max_tokens: int | None = None, *, prompt: Iterable[int] | None = None, tenant: int = 0) -> Sequence:
         """A sequence that is promised max_tokens tokens; `n_shared` of it says how much of the prompt is already there."""
         ids = _tokens(prompt)
-        wanted = _abi.fkv_seq_config(self.max_tokens if max_tokens is None else max_tokens, tenant, ids.ctypes.data, len(ids))
+        wanted = self._config_of(max_tokens, tenant, ids)
         number, shared = C.c_uint64(), C.c_uint32()
         check(held.fkv_seq_open(self._handle, C.addressof(wanted), C.addressof(number), C.addressof(shared)))
         return Sequence(self, number.value, shared.value)
 
     def load(self, path: str | os.PathLike[str], max_tokens: int | None = None, *, tenant: int = 0) -> Sequence:
         """Opens a sequence and fills it from a file, which is verified in full first."""
-        wanted = _abi.fkv_seq_config(self.max_tokens if max_tokens is None else max_tokens, tenant, None, 0)
+        wanted = self._config_of(max_tokens, tenant, _tokens(None))
         number = C.c_uint64()
         check(held.fkv_seq_load(self._handle, C.addressof(wanted), os.fspath(path).encode(), C.addressof(number)))
         return Sequence(self, number.value)
@@ -156,14 +163,17 @@ class _Pages:
         check(held.fkv_prefix_clear(self._handle))
 
     def close(self) -> None:
-        """Gives everything back; sequences of it are closed too."""
-        self._close()
+        """Gives everything back; sequences of it are closed too, and a step that is open is over."""
+        step = self._open_step and self._open_step()
+        if step is not None:
+            step._over()
+        super().close()
 
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
+    def __repr__(self) -> str:
+        name = f"flatkv.{type(self).__name__}"
+        if not self._close.alive:
+            return f"<{name}, closed>"
+        return f"<{name}: {self.max_tokens:,} tokens, {len(self.config.layers)} layer(s), {self.plan.total_bytes / 1e6:,.1f} MB>"
 
     def _repr_svg_(self) -> str:
         return pages_svg(self.stats)
@@ -176,7 +186,7 @@ class _Pages:
 
     def _begin(self, rows: Iterable[tuple[Sequence, int]]) -> tuple[C.c_void_p, int]:
         listed = list(rows)
-        array = (_abi.fkv_row * len(listed))(*[_abi.fkv_row(s.number, n) for s, n in listed])
+        array = (_abi.fkv_row * len(listed))(*[_abi.fkv_row(s.number, count("a row's tokens", n)) for s, n in listed])
         step = C.c_void_p()
         check(held.fkv_step_begin(self._handle, C.addressof(array), len(listed), C.addressof(step)))
         return step, sum(n for _, n in listed)
@@ -187,6 +197,11 @@ class _Transaction:
 
     def __init__(self, cache: _Pages, rows: Iterable[tuple[Sequence, int]]):
         self._handle, self.n_tokens = cache._begin(rows)
+        cache._open_step = weakref.ref(self)
+
+    def _over(self) -> None:
+        """The cache is gone, and the step with it."""
+        self._handle, self._at = C.c_void_p(None), 0
 
     def commit(self) -> None:
         """The step's tokens become part of their sequences."""

@@ -6,14 +6,13 @@ import dataclasses
 import json
 import os
 import time
-import weakref
 from typing import Any, Iterable, Iterator
 
 import numpy as np
 
 from . import _abi
 from ._config import ROTATIONS
-from ._library import Error, check, has_models, held, host
+from ._library import Error, Owner, check, choice, count, has_models, held, host
 from .plan import Plan
 
 
@@ -23,17 +22,16 @@ def _need_models() -> None:
                     "then pip install it again")
 
 
-class Model:
+class Model(Owner):
     """Weights and vocabulary of a .gguf file or of a folder with config.json and .safetensors."""
 
     def __init__(self, path: str | os.PathLike[str], *, n_threads: int = 0, plan_only: bool = False):
         _need_models()
         config = host.fkv_model_config_default()
-        config.n_threads, config.plan_only = n_threads, plan_only
+        config.n_threads, config.plan_only = count("n_threads", n_threads), plan_only
         handle = C.c_void_p()
         check(host.fkv_model_load(os.fspath(path).encode(), C.addressof(config), C.addressof(handle)))
-        self._handle = handle
-        self._close = weakref.finalize(self, host.fkv_model_close, handle)
+        self._own(handle.value or 0, host.fkv_model_close)
         self._about = _abi.fkv_model_info.from_address(host.fkv_model_about(handle))
         self.architecture: str = self._text("architecture")
         self.name: str = self._text("name")
@@ -80,24 +78,15 @@ class Model:
         config.max_tokens = config.max_tokens or self.context
         return Plan._of(made.cache, config)
 
-    def close(self) -> None:
-        self._close()
-
-    def __enter__(self) -> Model:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
-
 
 def _runner_config(max_tokens: int, *, codec: str = "8/4", rotate: str | None = "kv", max_seqs: int = 1, max_step_tokens: int = 512,
                    max_kv: int = 0, n_sinks: int = 0, n_threads: int = 0, lazy: bool = False, memory_limit: int = 0) -> Any:
     config = host.fkv_runner_config_default()
     where = C.addressof(config)
     check(host.fkv_codec_parse(codec.encode(), where + _abi.fkv_runner_config.k.offset, where + _abi.fkv_runner_config.v.offset))
-    config.rotate = ROTATIONS[rotate]
-    for name in ("max_tokens", "max_seqs", "max_step_tokens", "max_kv", "n_sinks", "n_threads", "lazy", "memory_limit"):
-        setattr(config, name, locals()[name])
+    config.rotate, config.lazy, config.memory_limit = choice("rotate", rotate, ROTATIONS), lazy, count("memory_limit", memory_limit, 64)
+    for name in ("max_tokens", "max_seqs", "max_step_tokens", "max_kv", "n_sinks", "n_threads"):
+        setattr(config, name, count(name, locals()[name]))
     return config
 
 
@@ -112,7 +101,7 @@ class Sampling:
     seed: int = 0
 
 
-class Runner:
+class Runner(Owner):
     """A model with a cache and the memory of one step: everything it will ever take is taken here."""
 
     def __init__(self, model: Model, max_tokens: int = 0, **options: Any):
@@ -123,13 +112,15 @@ class Runner:
         self.total_bytes: int = made.total_bytes
         self.max_step_tokens: int = config.max_step_tokens
         self._max_tokens = config.max_tokens or model.context
-        self._handle = handle
-        self._cache = C.c_void_p(host.fkv_runner_cache(handle))
-        self._close = weakref.finalize(self, host.fkv_runner_close, handle)
+        self._own(handle.value or 0, host.fkv_runner_close)
+
+    @property
+    def _cache(self) -> C.c_void_p:
+        return C.c_void_p(host.fkv_runner_cache(self._handle))
 
     def forward(self, seq: int, tokens: list[int]) -> np.ndarray:
         """Logits of the last of the tokens, which are appended to the sequence."""
-        logits = C.c_void_p()
+        logits, _ = C.c_void_p(), self.model._handle  # a model that is closed is said so
         for at in range(0, len(tokens), self.max_step_tokens):
             ids = np.array(tokens[at:at + self.max_step_tokens], np.uint32)
             last = at + len(ids) == len(tokens)
@@ -160,15 +151,6 @@ class Runner:
             host.fkv_sampler_close(sampler)
             if seq.value and self._close.alive:
                 held.fkv_seq_close(self._cache, seq.value)
-
-    def close(self) -> None:
-        self._close()
-
-    def __enter__(self) -> Runner:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
 
 
 def generate(model: Model | str | os.PathLike[str], prompt: str | list[dict[str, Any]], *, max_new_tokens: int = 128,

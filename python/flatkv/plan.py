@@ -56,6 +56,8 @@ def plan(model: Any, max_tokens: int, **options: Any) -> Plan:
             return loaded.plan(max_tokens, **options)
     if hasattr(model, "plan"):
         return model.plan(max_tokens, **options)
+    if not callable(model):
+        raise TypeError(f"{model!r} has no plan: a Layer, a list of them, a flatkv.Model, a path of one or a model of mlx-lm is expected")
     from .lm import plan_for
     return plan_for(model, max_tokens, **options)
 

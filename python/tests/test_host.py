@@ -116,3 +116,38 @@ def test_errors_have_the_librarys_words(tmp_path):
         flatkv.Cache(flatkv.Layer(3, 2, 64), max_tokens=64)
     with pytest.raises(flatkv.DoesNotFit, match="memory_limit"):
         flatkv.Cache(LAYER, max_tokens=1 << 20, memory_limit=1000)
+
+
+@pytest.mark.parametrize("wrong,said", [
+    ({"max_tokens": -1}, "max_tokens is -1"), ({"max_tokens": 1 << 40}, "max_tokens is 1099511627776"), ({"rotate": "x"}, "choose one of None, 'none', 'k'"),
+    ({"row_type": "f32"}, "row_type is 'f32': choose one of 'float32'"), ({"memory_limit": -1}, "memory_limit is -1")])
+def test_a_wrong_option_is_named_as_it_was_given(wrong, said):
+    with pytest.raises(flatkv.BadCall, match=said):
+        flatkv.Cache(LAYER, **{"max_tokens": 64} | wrong)
+
+
+def test_numbers_that_are_none():
+    with pytest.raises(TypeError, match="max_tokens is '128K': a whole number"):
+        flatkv.plan(LAYER, "128K")
+    with pytest.raises(TypeError, match="codec is 8: a name"):
+        flatkv.plan(LAYER, 64, codec=8)
+    with pytest.raises(TypeError, match="3 has no plan"):
+        flatkv.plan(3, 64)
+    with pytest.raises(flatkv.BadCall, match="n_kv_heads is -2"):
+        flatkv.plan(flatkv.Layer(4, -2, 64), 64)
+
+
+def test_what_is_closed_says_so():
+    cache = flatkv.Cache(LAYER, max_tokens=64, max_seqs=2)
+    seq = cache.open(64)
+    step = cache.step([(seq, 3)])
+    assert "64 tokens" in repr(cache) and repr(seq) == "<flatkv.Sequence of 0 tokens>"
+    cache.close()
+    for call in (lambda: cache.stats, cache.open, lambda: len(seq), cache.consistent):
+        with pytest.raises(flatkv.BadCall, match="this Cache is closed"):
+            call()
+    with pytest.raises(flatkv.BadCall, match="step is NULL"):
+        step.write(0, rows(3, G, 1), rows(3, G, 2))
+    cache.close()
+    seq.close()
+    assert "closed" in repr(cache) and "closed" in repr(seq)

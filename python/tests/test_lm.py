@@ -11,6 +11,7 @@ pytest.importorskip("mlx_lm")
 import mlx_lm.models.cache as caches  # noqa: E402
 from mlx_lm.generate import BatchGenerator, generate_step, speculative_generate_step  # noqa: E402
 
+import census_models  # noqa: E402
 import flatkv  # noqa: E402
 from conftest import gemma2, gemma3, gpt_oss, llama, text  # noqa: E402
 from flatkv import bench  # noqa: E402
@@ -213,6 +214,34 @@ def test_a_model_that_cannot_be_kept_is_named_once():
     finally:
         flatkv.uninstall()
     assert caches.make_prompt_cache is OWN
+
+
+def test_a_mask_that_is_wider_than_its_cache_is_refused(flat):
+    """mlx-lm's answers depend there on how a prompt is cut."""
+    with pytest.warns(UserWarning, match="plamo3: layer 0: masks a window of 17 tokens over a cache of 16"):
+        caches.make_prompt_cache(census_models.build("plamo3"))
+
+
+@pytest.mark.parametrize("wrong,said", [({"max_tokens": -5}, "max_tokens is -5"), ({"codec": "9/9"}, "names no codecs"), ({"rotate": "x"}, "rotate is 'x'")])
+def test_wrong_options_are_refused_by_install(wrong, said):
+    with pytest.raises(flatkv.BadCall, match=said):
+        flatkv.install(**{"max_tokens": 64} | wrong)
+    assert not flatkv.installed() and caches.make_prompt_cache is OWN
+
+
+def test_rotating_and_quantized_at_once(monkeypatch):
+    """A window behind four kept tokens, in packed pages. After its first chunk mlx-lm is given single tokens: in chunks it hides those four."""
+    model, tokens, cuts = llama(), text(200), [0, 60, *range(61, 201)]
+    monkeypatch.delattr(type(model), "make_cache", raising=False)  # or mlx-lm does not hear of the window
+    own = logits(model, OWN(model, 64), tokens, cuts)
+    for codec, limit in (("16/16", LIMIT), ("8/4", 0.12)):
+        flatkv.install(max_tokens=256, codec=codec, max_seqs=1, max_step_tokens=64)
+        try:
+            cache = caches.make_prompt_cache(model, 64)
+            assert relative(logits(model, cache, tokens, cuts), own) < limit
+            assert cache[0].offset == 200 and flatkv.lm.pools()[0].stats.groups[0].held <= 3, "the page of those four, and the window"
+        finally:
+            flatkv.uninstall()
 
 
 def test_the_plan_of_a_model_and_what_does_not_fit():

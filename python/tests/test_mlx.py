@@ -63,7 +63,9 @@ def test_files_cross_from_mlx_to_the_host_and_back(tmp_path):
 
 def test_active_memory_does_not_move():
     small = flatkv.Layer(2, 1, D)
+    before = mx.get_active_memory()
     cache = MlxCache([small] * 2, max_tokens=8192, max_step_tokens=1024)
+    assert mx.get_active_memory() - before <= cache.plan.total_bytes
     seq = cache.open()
     k, v, q = (mx.array(rows(1024, heads, s)) for heads, s in ((1, 1), (1, 2), (2, 3)))
     mx.eval(k, v, q)

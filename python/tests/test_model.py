@@ -41,3 +41,16 @@ def test_the_same_tokens_however_they_are_chunked(model):
 def test_a_missing_file_is_named():
     with pytest.raises(flatkv.Error, match="nowhere.gguf"):
         flatkv.Model("nowhere.gguf")
+
+
+def test_what_is_closed_says_so():
+    model = flatkv.Model(NEEDLE)
+    runner = flatkv.Runner(model, 64)
+    runner.close()
+    with pytest.raises(flatkv.BadCall, match="this Runner is closed"):
+        list(runner.stream([1, 2], 1))
+    model.close()
+    with pytest.raises(flatkv.BadCall, match="this Model is closed"):
+        model.tokenize("x")
+    with pytest.raises(flatkv.BadCall, match="max_tokens is -1"):
+        flatkv.plan(NEEDLE, -1)

@@ -166,6 +166,8 @@ def install(max_tokens: int, *, codec: str = "8/4", rotate: str | None = "kv", m
     uninstall()
     _native.mlx_open()
     options = Options(max_tokens, codec, rotate, max_seqs, max_step_tokens, page_tokens, memory_limit)
+    layers, given = cache_options([KVLayer(1, 1, 128, 128, 1.0, 0, 0, "float16")], options)
+    mlx_plan(Config(layers, **given))  # a wrong option is refused here, before there is a model
     _now = installed = _Installed(options)
     mx.fast.scaled_dot_product_attention = installed.attention_of_pages()
     _replace(installed.functions, installed.new)

@@ -73,6 +73,8 @@ class Probe(caches._BaseCache):
         if made is None and not (isinstance(mask, str) and mask == "causal"):
             self.refuse("has no causal mask" if mask is None else "has a mask of its own")
         if made:
+            if made > self.window > 0 and self.n_sinks == 0:  # then what is seen depends on how a prompt is cut
+                self.refuse(f"masks a window of {made} tokens over a cache of {self.window}")
             self.window = min(self.window or made, made)
         self.seen.append((queries.shape[1], float(scale)))
         self.caps.add(softcap)
@@ -137,6 +139,7 @@ def look_at(model: Any, own: list[Any]) -> list[KVLayer]:
     except (Refusal, Error):
         raise
     except Exception as error:  # whatever a model does with what is not an array
-        at = next((p.number for p in reversed(probes) if p.rows is not None), 0)
-        raise Refusal(f"layer {at}: has attention of its own ({type(error).__name__}: {str(error).splitlines()[0][:120]})") from error
+        at = next((p.number for p in reversed(probes) if p.rows is not None), None)
+        what = "does not run here" if at is None else f"layer {at}: has attention of its own"
+        raise Refusal(f"{what} ({type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]})") from error
     return [p.layer() for p in probes]
