@@ -99,6 +99,37 @@ START_TEST(top_p_follows_top_k) {
 }
 END_TEST
 
+/* Wherever they lie: beside each other, far apart, in the last part of a vocabulary that is no whole number of blocks, equal
+ * ones. */
+START_TEST(top_k_finds_the_best_of_a_large_vocabulary) {
+    enum { VOCAB = 20011, K = 40, KEPT_DRAWS = 1000 };
+    static float logits[VOCAB];
+    for (uint32_t round = 0; round < 4; round++) {
+        bool kept[VOCAB] = {false};
+        bool seen[VOCAB] = {false};
+        uint32_t n_seen = 0;
+        for (uint32_t i = 0; i < VOCAB; i++) logits[i] = -5.0f + (float)(i * 2654435761u % 1000u) * 0.001f;
+        for (uint32_t i = 0; i < K; i++) {
+            uint32_t token = round == 0 ? 500 + i : round == 1 ? 499 * i : round == 2 ? VOCAB - K + i : 7 * i;
+            logits[token] = 1.0f + (round == 3 ? 0.0f : 0.001f * (float)i);
+            kept[token] = true;
+        }
+        logits[VOCAB - 1] = round == 3 ? 1.0f : logits[VOCAB - 1]; /* as good as the last, but behind it */
+        fkv_sampler *sampler =
+            open_sampler((fkv_sampler_config){.temperature = 100.0f, .top_k = K, .top_p = 1.0f, .seed = 3}, VOCAB);
+        for (int i = 0; i < KEPT_DRAWS; i++) {
+            uint32_t token = VOCAB;
+            ck_ok(fkv_sample(sampler, logits, &token));
+            ck_assert_msg(token < VOCAB && kept[token], "round %u: token %u was drawn", round, token);
+            n_seen += !seen[token];
+            seen[token] = true;
+        }
+        ck_assert_uint_eq(n_seen, K);
+        fkv_sampler_close(sampler);
+    }
+}
+END_TEST
+
 /* min_p looks at shares before the temperature: 0.1 is a quarter of 0.4, 0.05 is not. */
 START_TEST(min_p_keeps_what_is_near_the_best) {
     uint32_t counts[N];
@@ -139,7 +170,7 @@ END_TEST
 
 /* ---- against a reference that sorts everything and shares no code with the sampler ---- */
 
-enum { REF_VOCAB = 300 };
+enum { REF_VOCAB = 1000 };
 
 typedef struct reference {
     double logit[REF_VOCAB];
@@ -194,7 +225,7 @@ static uint32_t random_below(uint32_t *state, uint32_t n) {
 }
 
 START_TEST(bias_penalties_and_filters_agree_with_a_naive_reference) {
-    enum { ROUNDS = 300, STEPS = 40 };
+    enum { ROUNDS = 120, STEPS = 40 };
     uint32_t state = 5;
     for (int round = 0; round < ROUNDS; round++) {
         fkv_logit_bias bias[3];
@@ -306,7 +337,7 @@ START_TEST(configurations_that_cannot_be_are_refused) {
 END_TEST
 
 TEST_MAIN("sampler", greedy_takes_the_largest_and_of_equals_the_lowest, without_filters_tokens_come_by_their_shares,
-          top_k_keeps_the_best, top_p_keeps_the_fewest_that_reach_it, top_p_follows_top_k, min_p_keeps_what_is_near_the_best,
-          the_same_seed_gives_the_same_tokens, bias_penalties_and_filters_agree_with_a_naive_reference,
-          what_was_there_can_be_forgotten_and_only_the_last_tokens_count, what_cannot_be_sampled_from_is_refused,
-          configurations_that_cannot_be_are_refused)
+          top_k_keeps_the_best, top_k_finds_the_best_of_a_large_vocabulary, top_p_keeps_the_fewest_that_reach_it,
+          top_p_follows_top_k, min_p_keeps_what_is_near_the_best, the_same_seed_gives_the_same_tokens,
+          bias_penalties_and_filters_agree_with_a_naive_reference, what_was_there_can_be_forgotten_and_only_the_last_tokens_count,
+          what_cannot_be_sampled_from_is_refused, configurations_that_cannot_be_are_refused)

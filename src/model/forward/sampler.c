@@ -1,7 +1,8 @@
 /* The next token from logits: bias and penalties, then greedy, or drawn after top-k, top-p, min-p and temperature, in this order.
  *
  * Candidates are a heap by (logit, lower token first), built in one pass and popped only as far as the filters look: the popped
- * ones end up sorted behind the heap, largest last. Memory is taken at open; drawing takes none.
+ * ones end up sorted behind the heap, largest last. With top-k only those are candidates that reach a logit that k others are
+ * known to reach: a few dozen of a vocabulary. Memory is taken at open; drawing takes none.
  */
 #include "../../base/cpu.h"
 #include "../model.h"
@@ -21,12 +22,12 @@ struct fkv_sampler {
     const fkv_vector_ops *ops;
     uint64_t state;
     uint32_t n_vocab;
-    bool adjusts;         /* there is a bias or a penalty */
     fkv_logit_bias *bias; /* [config.n_bias] */
     uint32_t *counts;     /* [n_vocab] how often a token was there; NULL without penalties */
     uint32_t *recent;     /* [config.penalty_tokens] a ring of those that count */
     uint32_t n_recent;
     uint32_t next_recent;
+    float *adjusted;        /* [n_vocab] NULL without bias and penalties */
     candidate candidates[]; /* [n_vocab] */
 };
 
@@ -71,6 +72,10 @@ static fkv_sampler *take_sampler(const fkv_sampler_config *config, uint32_t n_vo
         if (config->penalty_tokens > 0) s->recent = malloc((size_t)config->penalty_tokens * sizeof *s->recent);
         good = s->counts != NULL && (s->recent != NULL || config->penalty_tokens == 0);
     }
+    if (good && (config->n_bias > 0 || s->counts != NULL)) {
+        s->adjusted = malloc((size_t)n_vocab * sizeof *s->adjusted);
+        good = s->adjusted != NULL;
+    }
     if (good) return s;
     fkv_sampler_close(s);
     return NULL;
@@ -86,7 +91,6 @@ fkv_status fkv_sampler_open(const fkv_sampler_config *config, uint32_t n_vocab, 
     made->config.bias = made->bias;
     made->state = config->seed;
     made->n_vocab = n_vocab;
-    made->adjusts = config->n_bias > 0 || made->counts != NULL;
     *sampler = made;
     return FKV_OK;
 }
@@ -96,6 +100,7 @@ void fkv_sampler_close(fkv_sampler *sampler) {
     free(sampler->bias);
     free(sampler->counts);
     free(sampler->recent);
+    free(sampler->adjusted);
     free(sampler);
 }
 
@@ -147,17 +152,17 @@ void fkv_sampler_forget(fkv_sampler *sampler) {
     sampler->next_recent = 0;
 }
 
-/* Bias and penalties, into the candidates. */
+/* Logits with bias and penalties. */
 static void adjust(fkv_sampler *s, const float *logits) {
     const fkv_sampler_config *c = &s->config;
     float repetition = c->repetition_penalty != 0.0f ? c->repetition_penalty : 1.0f;
-    for (uint32_t i = 0; i < s->n_vocab; i++) s->candidates[i] = (candidate){logits[i], i};
-    for (uint32_t i = 0; i < c->n_bias; i++) s->candidates[s->bias[i].token].logit += s->bias[i].bias;
+    memcpy(s->adjusted, logits, s->n_vocab * sizeof *logits);
+    for (uint32_t i = 0; i < c->n_bias; i++) s->adjusted[s->bias[i].token] += s->bias[i].bias;
     for (uint32_t i = 0; i < s->n_vocab && s->counts != NULL; i++) {
         if (s->counts[i] == 0) continue;
-        float logit = s->candidates[i].logit;
+        float logit = s->adjusted[i];
         logit = logit > 0.0f ? logit / repetition : logit * repetition;
-        s->candidates[i].logit = logit - c->presence_penalty - (float)s->counts[i] * c->frequency_penalty;
+        s->adjusted[i] = logit - c->presence_penalty - (float)s->counts[i] * c->frequency_penalty;
     }
 }
 
@@ -179,12 +184,11 @@ static fkv_status find_best(const fkv_sampler *s, const float *logits, uint32_t 
     return FKV_OK;
 }
 
-/* The same among the candidates. */
-static fkv_status find_best_candidate(const fkv_sampler *s, uint32_t *best) {
-    uint32_t found = 0;
-    for (uint32_t i = 0; i < s->n_vocab; i++)
-        if (s->candidates[i].logit > s->candidates[found].logit) found = i;
-    FKV_REQUIRE(isfinite(s->candidates[found].logit), FKV_BAD_ARGUMENT, "bias and penalties leave no token to draw");
+/* The same with bias and penalties. */
+static fkv_status find_best_adjusted(const fkv_sampler *s, uint32_t *best) {
+    uint32_t found = s->ops->largest(s->adjusted, s->n_vocab);
+    FKV_REQUIRE(found < s->n_vocab && isfinite(s->adjusted[found]), FKV_BAD_ARGUMENT,
+                "bias and penalties leave no token to draw");
     *best = found;
     return FKV_OK;
 }
@@ -215,15 +219,53 @@ static candidate pop(candidate *heap, uint32_t n) {
     return first;
 }
 
+static void make_heap(candidate *heap, uint32_t n) {
+    for (uint32_t i = n / 2; i-- > 0;) sift_down(heap, n, i);
+}
+
+/* ---- who can be among the best k ---- */
+
+enum { BLOCK = 64, LANES = 16 };
+
+/* Compares as the vector instructions do, for the compiler. */
+static float largest_of_block(const float *logits, uint32_t n) {
+    float lanes[LANES];
+    for (uint32_t l = 0; l < LANES; l++) lanes[l] = -INFINITY;
+    uint32_t whole = n / LANES * LANES;
+    for (uint32_t i = 0; i < whole; i += LANES)
+        for (uint32_t l = 0; l < LANES; l++) lanes[l] = logits[i + l] > lanes[l] ? logits[i + l] : lanes[l];
+    for (uint32_t i = whole; i < n; i++) lanes[i - whole] = logits[i] > lanes[i - whole] ? logits[i] : lanes[i - whole];
+    for (uint32_t l = 1; l < LANES; l++) lanes[0] = lanes[l] > lanes[0] ? lanes[l] : lanes[0];
+    return lanes[0];
+}
+
+/* The candidates are those that reach the k-th best of the blocks' best: at least k do, and no other is among the best k. All,
+ * where there are fewer blocks. Returns how many. */
+static uint32_t gather(fkv_sampler *s, const float *logits, uint32_t k) {
+    const uint32_t n_blocks = s->n_vocab / BLOCK;
+    float least = -INFINITY;
+    uint32_t n = 0;
+    if (k < n_blocks) {
+        for (uint32_t b = 0; b < n_blocks; b++)
+            s->candidates[b] = (candidate){largest_of_block(logits + (size_t)b * BLOCK, BLOCK), b};
+        make_heap(s->candidates, n_blocks);
+        for (uint32_t i = 0; i < k; i++) least = pop(s->candidates, n_blocks - i).logit;
+    }
+    for (uint32_t from = 0; from < s->n_vocab; from += BLOCK) {
+        const uint32_t end = fkv_min_u32(from + BLOCK, s->n_vocab);
+        if (k < n_blocks && !(largest_of_block(logits + from, end - from) >= least)) continue;
+        for (uint32_t i = from; i < end; i++)
+            if (logits[i] >= least) s->candidates[n++] = (candidate){logits[i], i};
+    }
+    return n;
+}
+
 /* ---- filters: each keeps a front of the sorted candidates ---- */
 
-/* The candidates that top-k leaves, behind the rest and sorted with the best last: *kept of them. */
-static candidate *keep_top_k(fkv_sampler *s, uint32_t *kept) {
-    uint32_t n = s->n_vocab;
-    uint32_t k = s->config.top_k;
-    for (uint32_t i = 0; i < k; i++) (void)pop(s->candidates, n - i);
-    *kept = k;
-    return s->candidates + (n - k);
+/* The candidates that top-k leaves of n, behind the rest and sorted with the best last. */
+static candidate *keep_top_k(fkv_sampler *s, uint32_t n) {
+    for (uint32_t i = 0; i < s->config.top_k; i++) (void)pop(s->candidates, n - i);
+    return s->candidates + (n - s->config.top_k);
 }
 
 /* How many of the best reach the share top_p of all `n` candidates, which sum to `total`. */
@@ -259,16 +301,17 @@ static uint32_t draw_among(fkv_sampler *s, const candidate *among, uint32_t n, f
     return among[last].token; /* rounding may leave a crumb of `left`: the last that can be drawn takes it */
 }
 
-/* Filters and the draw, over candidates whose best is `best`. */
-static uint32_t draw_token(fkv_sampler *s, uint32_t best) {
-    float largest = s->candidates[best].logit;
+/* Filters and the draw, where the largest logit is that. */
+static uint32_t draw_token(fkv_sampler *s, const float *logits, float largest) {
     candidate *among = s->candidates;
-    uint32_t n = s->n_vocab;
-    bool with_k = s->config.top_k != 0 && s->config.top_k < n;
+    bool with_k = s->config.top_k != 0 && s->config.top_k < s->n_vocab;
     bool with_p = s->config.top_p < 1.0f;
-    if (with_k || with_p)
-        for (uint32_t i = n / 2; i-- > 0;) sift_down(among, n, i);
-    if (with_k) among = keep_top_k(s, &n);
+    uint32_t n = gather(s, logits, with_k ? s->config.top_k : s->n_vocab);
+    if (with_k || with_p) make_heap(among, n);
+    if (with_k) {
+        among = keep_top_k(s, n);
+        n = s->config.top_k;
+    }
     if (with_p) {
         uint32_t kept = count_top_p(s, among, n, with_k, largest);
         among += n - kept;
@@ -291,13 +334,12 @@ fkv_status fkv_sample(fkv_sampler *sampler, const float *logits, uint32_t *token
     bool greedy = s->config.temperature == 0.0f;
     uint32_t best = 0;
     FKV_TRY(find_best(s, logits, &best));
-    if (s->adjusts) {
+    if (s->adjusted != NULL) {
         adjust(s, logits);
-        FKV_TRY(find_best_candidate(s, &best));
-    } else if (!greedy) {
-        for (uint32_t i = 0; i < s->n_vocab; i++) s->candidates[i] = (candidate){logits[i], i};
+        FKV_TRY(find_best_adjusted(s, &best));
+        logits = s->adjusted;
     }
-    *token = greedy ? best : draw_token(s, best);
+    *token = greedy ? best : draw_token(s, logits, logits[best]);
     note_one(s, *token);
     return FKV_OK;
 }
