@@ -333,6 +333,9 @@ def keys_are_tenants():
         assert server.raw("POST", "/v1/chat/completions", chat("x"), {**first, "Origin": "http://evil.example"})[0] == 403
     done = subprocess.run([sys.argv[1], "serve", "--host", "0.0.0.0", "--port", "0"], capture_output=True, check=False)
     assert done.returncode == 2 and b"--no-auth" in done.stderr, done
+    with serving() as server:  # a port that is taken is told before the model is looked for
+        done = subprocess.run([sys.argv[1], "serve", "-m", "no-such-model", "--port", str(server.port)], capture_output=True, check=False)
+        assert done.returncode == 1 and b"cannot be listened on" in done.stderr, done
 
 
 # ---- hostile input

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-static server host = {.config = {.model_name = "m"}};
+static server host = {.model_name = "m"};
 
 static void part(exchange *x, part_kind kind, const char *text) { reply_part(x, 0, kind, text, strlen(text)); }
 

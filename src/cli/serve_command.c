@@ -104,36 +104,44 @@ static void say_store(const fkv_store_stats *stats, const char *folder) {
                   kit_bytes(stats->figures.max_bytes, most), kit_bytes(stats->buffer_bytes + stats->figures.memory, buffers));
 }
 
+/* Loads, opens the engine and serves until it is told to end. */
+static int serve_model(serve_options *o, server *http, fkv_prefix_store *store, fkv_model **model, fkv_engine **engine) {
+    int code = model_options_load(&o->model, false, model);
+    if (code != EXIT_GOOD) return code;
+    fkv_engine_config config = engine_config(o, fkv_model_about(*model));
+    fkv_status status = FKV_OK;
+    if (o->prefix_dir != NULL) {
+        status = fkv_prefix_folder_open(o->prefix_dir, o->prefix_disk, store);
+        config.store = store;
+    }
+    process_memory before = {0};
+    (void)process_memory_now(&before);
+    if (status == FKV_OK) status = fkv_engine_open(*model, &config, engine);
+    if (status != FKV_OK) return cli_fail_status(status);
+    fkv_engine_stats stats;
+    char bytes[32];
+    fkv_engine_stats_now(*engine, &stats);
+    (void)fprintf(stderr, "%u tokens of cache for %u answers at once, %s; a request may have %u tokens\n",
+                  config.runner.max_tokens, o->parallel, kit_bytes(stats.plan.total_bytes, bytes), stats.max_request_tokens);
+    if (o->prefix_dir != NULL) say_store(&stats.store, o->prefix_dir);
+    const serve_subject subject = {.model = *model,
+                                   .engine = *engine,
+                                   .model_name = o->alias != NULL ? o->alias : last_part(o->model.model),
+                                   .base_bytes = before.anonymous_bytes};
+    return serve_run(http, &subject) ? EXIT_GOOD : kit_fail(EXIT_FAILED, "no memory for the loop of the server");
+}
+
+/* The address first: who finds it taken need not wait for a model. */
 static int serve(serve_options *o) {
     fkv_model *model = NULL;
     fkv_engine *engine = NULL;
     fkv_prefix_store store = {0};
-    int code = model_options_load(&o->model, false, &model);
-    if (code != EXIT_GOOD) return code;
-    fkv_engine_config config = engine_config(o, fkv_model_about(model));
-    fkv_status status = FKV_OK;
-    if (o->prefix_dir != NULL) {
-        status = fkv_prefix_folder_open(o->prefix_dir, o->prefix_disk, &store);
-        config.store = &store;
-    }
-    process_memory before = {0};
-    (void)process_memory_now(&before);
-    o->http.base_bytes = before.anonymous_bytes;
-    if (status == FKV_OK) status = fkv_engine_open(model, &config, &engine);
-    if (status == FKV_OK) {
-        fkv_engine_stats stats;
-        char bytes[32];
-        fkv_engine_stats_now(engine, &stats);
-        o->http.model_name = o->alias != NULL ? o->alias : last_part(o->model.model);
-        (void)fprintf(stderr, "%u tokens of cache for %u answers at once, %s; a request may have %u tokens\n",
-                      config.runner.max_tokens, o->parallel, kit_bytes(stats.plan.total_bytes, bytes), stats.max_request_tokens);
-        if (o->prefix_dir != NULL) say_store(&stats.store, o->prefix_dir);
-        if (!serve_run(model, engine, &o->http))
-            code = kit_fail(EXIT_FAILED, "%s port %u cannot be listened on: %s; --port names another, 0 takes a free one",
-                            o->http.host, o->port, strerror(errno));
-    } else {
-        code = cli_fail_status(status);
-    }
+    server *http = serve_open(&o->http);
+    if (http == NULL)
+        return kit_fail(EXIT_FAILED, "%s port %u cannot be listened on: %s; --port names another, 0 takes a free one",
+                        o->http.host, o->port, strerror(errno));
+    int code = serve_model(o, http, &store, &model, &engine);
+    serve_close(http);
     fkv_engine_close(engine);
     if (store.close != NULL) store.close(store.self);
     fkv_model_close(model);

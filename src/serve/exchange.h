@@ -18,9 +18,11 @@
 
 typedef struct exchange exchange;
 
-typedef struct server {
-    const fkv_model *model;
+struct server {
+    const fkv_model *model; /* NULL: it is being loaded, and so is what follows */
     fkv_engine *engine;
+    const char *model_name;
+    uint64_t base_bytes;
     grammar_maker *grammars; /* NULL: this build has none */
     serve_config config;
     struct event_base *base;
@@ -36,7 +38,9 @@ typedef struct server {
     uint32_t n_open;
     connections *connections;
     bool draining;
-} server;
+    pthread_t waiting; /* runs the loop until the model is there */
+    bool is_waiting;
+};
 
 /* What an answer is made of. */
 typedef enum part_kind { PART_TEXT, PART_REASONING, PART_CALL, PART_ARGUMENTS, PART_CALL_END } part_kind;

@@ -68,7 +68,7 @@ json_t *page_state(server *s, uint64_t resident_bytes) {
         {"store_pages", (double)e.store.figures.pages},
         {"store_read_pages", (double)e.store.read_pages},
         {"store_written_pages", (double)e.store.written_pages},
-        {"base_bytes", (double)s->config.base_bytes},
+        {"base_bytes", (double)s->base_bytes},
         {"running", e.running},
         {"waiting", e.waiting},
         {"predicted_wait_s", e.predicted_wait_s},
@@ -87,9 +87,9 @@ json_t *page_state(server *s, uint64_t resident_bytes) {
         {"between_sum", s->metrics.between_tokens.sum},
         {"between_n", (double)s->metrics.between_tokens.n},
     };
-    json_t *out = json_pack("{s:s, s:s, s:s, s:o, s:o, s:o}", "model", s->config.model_name, "architecture", about->architecture,
-                            "isa", e.cache.isa != NULL ? e.cache.isa : "", "groups", groups_json(&e.cache), "requests",
-                            requests_json(s), "map", map_json(s));
+    json_t *out = json_pack("{s:s, s:s, s:s, s:o, s:o, s:o}", "model", s->model_name, "architecture", about->architecture, "isa",
+                            e.cache.isa != NULL ? e.cache.isa : "", "groups", groups_json(&e.cache), "requests", requests_json(s),
+                            "map", map_json(s));
     for (size_t i = 0; out != NULL && i < sizeof figures / sizeof figures[0]; i++)
         (void)json_object_set_new(out, figures[i].name, json_real(figures[i].value));
     return out;

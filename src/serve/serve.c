@@ -28,7 +28,6 @@ enum { STUCK_SECONDS = 300, MAX_HEADER_BYTES = 16 * 1024 };
 serve_config serve_config_default(void) {
     return (serve_config){.host = "127.0.0.1",
                           .port = 8080,
-                          .model_name = "model",
                           .max_body = 8 << 20,
                           .max_unread = 1 << 20,
                           .max_connections = 328,
@@ -232,16 +231,24 @@ static void do_models(call *c) {
     const fkv_model_info *about = fkv_model_about(c->s->model);
     fkv_engine_stats stats;
     fkv_engine_stats_now(c->s->engine, &stats);
-    json_t *model = json_pack("{s:s, s:s, s:s, s:I, s:s, s:I, s:I, s:b}", "id", c->s->config.model_name, "object", "model",
-                              "owned_by", "flatkv", "created", (json_int_t)0, "architecture", about->architecture,
-                              "max_model_len", (json_int_t)stats.max_request_tokens, "default_max_tokens",
-                              (json_int_t)stats.default_new, "chat", about->has_chat);
+    json_t *model = json_pack("{s:s, s:s, s:s, s:I, s:s, s:I, s:I, s:b}", "id", c->s->model_name, "object", "model", "owned_by",
+                              "flatkv", "created", (json_int_t)0, "architecture", about->architecture, "max_model_len",
+                              (json_int_t)stats.max_request_tokens, "default_max_tokens", (json_int_t)stats.default_new, "chat",
+                              about->has_chat);
     exchange_send_json(c->s, c->req, 200, json_pack("{s:s, s:[o]}", "object", "list", "data", model));
 }
 
 static void do_health(call *c) {
     exchange_send_json(c->s, c->req, c->s->draining ? 503 : 200,
                        json_pack("{s:s}", "status", c->s->draining ? "draining" : "ok"));
+}
+
+static void say_loading(const call *c, const char *path) {
+    (void)evhttp_add_header(evhttp_request_get_output_headers(c->req), "Retry-After", "1");
+    if (strcmp(path, "/health") == 0)
+        exchange_send_json(c->s, c->req, 503, json_pack("{s:s}", "status", "loading"));
+    else
+        exchange_send_error(c->s, c->req, 503, NULL, "the model is being loaded");
 }
 
 static uint64_t resident(void) {
@@ -256,7 +263,7 @@ static void do_metrics(call *c) {
     fkv_engine_stats_now(c->s->engine, &stats);
     c->s->metrics.connections = connections_count(c->s->connections);
     c->s->metrics.refused_connections = connections_refused(c->s->connections);
-    metrics_write(&c->s->metrics, &stats, c->s->config.model_name, resident(), out);
+    metrics_write(&c->s->metrics, &stats, c->s->model_name, resident(), out);
     exchange_send_bytes(c->s, c->req, 200, "text/plain; version=0.0.4", out);
 }
 
@@ -352,6 +359,8 @@ static void on_request(struct evhttp_request *req, void *user) {
     } else if (s->draining && r->method == EVHTTP_REQ_POST) {
         (void)evhttp_add_header(evhttp_request_get_output_headers(req), "Retry-After", "5");
         exchange_send_error(s, req, 503, NULL, "the server is shutting down");
+    } else if (s->model == NULL) {
+        say_loading(&c, r->path);
     } else {
         r->serve(&c);
     }
@@ -403,23 +412,26 @@ static bool listen_on(server *s) {
                                        .max_ahead = s->config.max_body + 2 * MAX_HEADER_BYTES,
                                        .request_s = s->config.request_s};
     s->connections = connections_open(s->base, s->http, s->socket, &bounds);
-    if (s->connections == NULL) return false;
+    return s->connections != NULL;
+}
+
+static void say_address(const server *s) {
     struct sockaddr_storage at = {0};
     socklen_t n = sizeof at;
     uint16_t port = s->config.port;
     if (getsockname(evhttp_bound_socket_get_fd(s->socket), (struct sockaddr *)&at, &n) == 0)
         port = ntohs(at.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&at)->sin6_port : ((struct sockaddr_in *)&at)->sin_port);
     printf("listening on http://%s:%u\n", s->config.host, port);
-    return fflush(stdout) == 0;
+    (void)fflush(stdout);
 }
 
-static void run_loop(server *s) {
+static bool run_loop(server *s) {
     struct event *wake = event_new(s->base, s->wake[0], EV_READ | EV_PERSIST, on_wake, s);
     struct event *interrupt = evsignal_new(s->base, SIGINT, on_signal, s);
     struct event *terminate = evsignal_new(s->base, SIGTERM, on_signal, s);
-    if (wake != NULL && interrupt != NULL && terminate != NULL && event_add(wake, NULL) == 0 && event_add(interrupt, NULL) == 0 &&
-        event_add(terminate, NULL) == 0)
-        (void)event_base_dispatch(s->base);
+    const bool good = wake != NULL && interrupt != NULL && terminate != NULL && event_add(wake, NULL) == 0 &&
+                      event_add(interrupt, NULL) == 0 && event_add(terminate, NULL) == 0;
+    if (good) (void)event_base_dispatch(s->base);
     /* What is still running is told to stop, and its last events are read. */
     s->draining = true;
     for (int i = 0; s->n_open > 0; i++) { /* ends with the step that runs: the engine's thread must find the exchanges */
@@ -428,34 +440,84 @@ static void run_loop(server *s) {
         (void)event_base_loop(s->base, EVLOOP_NONBLOCK);
         if (i == 0) exchange_cancel_all(s);
     }
-    event_free(wake);
-    event_free(interrupt);
-    event_free(terminate);
+    struct event *const events[] = {wake, interrupt, terminate};
+    for (size_t i = 0; i < sizeof events / sizeof events[0]; i++)
+        if (events[i] != NULL) event_free(events[i]);
+    return good;
 }
 
-bool serve_run(const fkv_model *model, fkv_engine *engine, const serve_config *config) {
-    server s = {.model = model, .engine = engine, .config = *config, .next_seed = (uint64_t)(exchange_now() * 1e9)};
+/* ---- until the model is there ---- */
+
+static void *wait_for_model(void *user) {
+    (void)event_base_dispatch(((server *)user)->base);
+    return NULL;
+}
+
+/* The loop on a thread of its own, with every signal left to the others. */
+static bool start_waiting(server *s) {
+    sigset_t all;
+    sigset_t before;
+    (void)sigfillset(&all);
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    s->is_waiting = event_base_once(s->base, s->wake[0], EV_READ, on_time_is_up, s, NULL) == 0 &&
+                    pthread_create(&s->waiting, NULL, wait_for_model, s) == 0;
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return s->is_waiting;
+}
+
+static void end_waiting(server *s) {
+    char byte = 0;
+    if (!s->is_waiting) return;
+    (void)!write(s->wake[1], &byte, 1); /* the pipe is empty: it has room */
+    (void)pthread_join(s->waiting, NULL);
+    (void)!read(s->wake[0], &byte, 1);
+    s->is_waiting = false;
+}
+
+/* ---- open, run, close ---- */
+
+server *serve_open(const serve_config *config) {
+    server *s = calloc(1, sizeof *s);
+    if (s == NULL) return NULL;
+    s->config = *config;
+    s->next_seed = (uint64_t)(exchange_now() * 1e9);
     (void)signal(SIGPIPE, SIG_IGN);
-    if (pipe(s.wake) != 0) return false;
-    for (int i = 0; i < 2; i++) {
-        (void)evutil_make_socket_nonblocking(s.wake[i]);
-        (void)evutil_make_socket_closeonexec(s.wake[i]);
+    (void)pthread_mutex_init(&s->lock, NULL);
+    s->base = event_base_new();
+    bool good = s->base != NULL && pipe(s->wake) == 0;
+    for (int i = 0; good && i < 2; i++) {
+        (void)evutil_make_socket_nonblocking(s->wake[i]);
+        (void)evutil_make_socket_closeonexec(s->wake[i]);
     }
-    (void)pthread_mutex_init(&s.lock, NULL);
-    s.base = event_base_new();
-    uint64_t before = resident();
-    s.grammars = grammar_maker_open(model);
-    if (s.grammars != NULL) s.config.base_bytes += resident() - before; /* part of the line that the page draws */
-    bool good = s.base != NULL && listen_on(&s);
+    if (good && listen_on(s) && start_waiting(s)) return s;
     int why = errno;
-    if (good) run_loop(&s);
-    if (s.http != NULL) evhttp_free(s.http);
-    connections_close(s.connections);
-    if (s.base != NULL) event_base_free(s.base);
-    grammar_maker_close(s.grammars);
-    (void)pthread_mutex_destroy(&s.lock);
-    (void)close(s.wake[0]);
-    (void)close(s.wake[1]);
+    serve_close(s);
     errno = why;
-    return good;
+    return NULL;
+}
+
+bool serve_run(server *s, const serve_subject *subject) {
+    end_waiting(s);
+    s->model = subject->model;
+    s->engine = subject->engine;
+    s->model_name = subject->model_name;
+    uint64_t before = resident();
+    s->grammars = grammar_maker_open(s->model);
+    s->base_bytes = subject->base_bytes;
+    if (s->grammars != NULL) s->base_bytes += resident() - before; /* part of the line that the page draws */
+    say_address(s);
+    return run_loop(s);
+}
+
+void serve_close(server *s) {
+    if (s == NULL) return;
+    end_waiting(s);
+    if (s->http != NULL) evhttp_free(s->http);
+    connections_close(s->connections);
+    if (s->base != NULL) event_base_free(s->base);
+    grammar_maker_close(s->grammars);
+    (void)pthread_mutex_destroy(&s->lock);
+    for (int i = 0; i < 2; i++)
+        if (s->wake[i] > 0) (void)close(s->wake[i]);
+    free(s);
 }

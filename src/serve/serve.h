@@ -13,11 +13,9 @@ enum { SERVE_MAX_KEYS = 64 };
 typedef struct serve_config {
     const char *host;
     uint16_t port;                    /* 0: any; the one taken is printed */
-    const char *model_name;           /* what /v1/models calls it */
     const char *keys[SERVE_MAX_KEYS]; /* each is a tenant of its own; none: everybody may ask */
     uint32_t n_keys;
     bool any_host;            /* answers to any name in Host without a key */
-    uint64_t base_bytes;      /* memory of the process before the engine was opened: program, weights, vocabulary */
     size_t max_body;          /* bytes of a request */
     size_t max_unread;        /* bytes that wait for a client that does not read; then it is dropped */
     uint32_t max_connections; /* open at once */
@@ -28,7 +26,22 @@ typedef struct serve_config {
 
 serve_config serve_config_default(void);
 
-/* Serves until SIGINT or SIGTERM. False: the address could not be had; errno says why. */
-bool serve_run(const fkv_model *model, fkv_engine *engine, const serve_config *config);
+typedef struct server server;
+
+/* Listens, and answers 503 by a thread of its own until serve_run(): the model may be loaded meanwhile. NULL: the address could
+ * not be had; errno says why. */
+server *serve_open(const serve_config *config);
+
+typedef struct serve_subject {
+    const fkv_model *model;
+    fkv_engine *engine;
+    const char *model_name; /* what /v1/models calls it */
+    uint64_t base_bytes;    /* memory of the process before the engine was opened: program, weights, vocabulary */
+} serve_subject;
+
+/* Serves until SIGINT or SIGTERM. Once; false: there was no memory for it. */
+bool serve_run(server *s, const serve_subject *subject);
+
+void serve_close(server *s); /* before the engine; NULL is allowed */
 
 #endif
