@@ -24,9 +24,14 @@ COMMANDS = (["run"], ["serve"], ["plan"], ["ppl"], ["niah"], ["bench"], ["bench"
 program = ""
 
 
+def named(arguments):
+    """The needle model for `run` where no other is named."""
+    return ["run", "-m", "needle", *arguments[1:]] if arguments[:1] == ("run",) and "-m" not in arguments else arguments
+
+
 def flatkv(*arguments, stdin=b"", environment=None):
     """-> exit code, standard output, standard error"""
-    done = subprocess.run([program, *arguments], input=stdin, capture_output=True, check=False,
+    done = subprocess.run([program, *named(arguments)], input=stdin, capture_output=True, check=False,
                           env={**os.environ, **(environment or {})})
     return done.returncode, done.stdout, done.stderr.decode("utf-8", "replace")
 
@@ -59,7 +64,7 @@ class Terminal:
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
             os.environ["TERM"] = "xterm"
-            os.execv(program, [program, *arguments])
+            os.execv(program, [program, *named(arguments)])
         self.shown = b""
         self.read_to = 0
 
@@ -158,9 +163,17 @@ def models_on_disk_are_found_with_what_they_cost():
 
 
 def a_missing_model_names_the_script_that_fetches_it():
-    with tempfile.TemporaryDirectory() as empty:
+    with tempfile.TemporaryDirectory() as empty, tempfile.TemporaryDirectory() as here:
+        os.makedirs(os.path.join(here, "flatkv/models"))
+        with open(os.path.join(here, "flatkv/models/smollm2.gguf"), "wb"):
+            pass
         refused(FAILED, ["scripts/get-model smollm2"], "run", "-m", "smollm2", "-p", "x", environment={"XDG_CACHE_HOME": empty})
         refused(FAILED, ["flatkv models"], "run", "-m", os.path.join(empty, "nothing.gguf"), "-p", "x")
+        for command in (["run", "-p", "x"], ["serve"]):  # nobody is left with a model that knows planted facts alone
+            for folder, words in ((empty, b"get-model smollm2"), (here, b"-m smollm2 is on this machine")):
+                done = subprocess.run([program, *command], env={**os.environ, "XDG_CACHE_HOME": folder}, stdin=subprocess.DEVNULL,
+                                      capture_output=True, check=False)
+                expect(done.returncode == USAGE and b"no model" in done.stderr and words in done.stderr, command, done)
         broken = os.path.join(empty, "broken.gguf")
         with open(broken, "wb") as file:
             file.write(b"GGUF\x03\0\0\0" + b"\xff" * 64)
@@ -372,7 +385,7 @@ def a_chat_draws_as_the_model_says():
 
 
 def ctrl_c_ends_with_what_there_is():
-    process = subprocess.Popen([program, "run", "-p", "The old sailor", "-n", "1000000", "--max-kv", "256", "--ignore-end"],
+    process = subprocess.Popen([program, "run", "-m", "needle", "-p", "The old sailor", "-n", "1000000", "--max-kv", "256", "--ignore-end"],
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     some = process.stdout.read(20)
     process.send_signal(signal.SIGINT)
@@ -380,7 +393,7 @@ def ctrl_c_ends_with_what_there_is():
     expect(process.returncode == INTERRUPTED, process.returncode, err)
     expect(len(some) == 20 and rest.endswith(b"\n") and err == b"", some, rest[-20:], err)
 
-    process = subprocess.Popen([program, "run", "-f", BOOK, "--max-kv", "65536", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen([program, "run", "-m", "needle", "-f", BOOK, "--max-kv", "65536", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     time.sleep(1.0)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)
@@ -455,7 +468,7 @@ def a_bounded_context_goes_past_its_bound():
 
 def a_plan_above_the_limit_is_refused():
     refused(NO_FIT, ["--memory allows 10.0 MB", "lower -c from 32768"], "run", "-p", "x", "-c", "32768", "--memory", "10000000")
-    refused(NO_FIT, ["--chunk, --threads or --parallel"], "serve", "--memory", "1000000")
+    refused(NO_FIT, ["--chunk, --threads or --parallel"], "serve", "-m", "needle", "--memory", "1000000")
     refused(USAGE, ["lower -c, --seqs or --chunk"], "plan", "--layers", "512", "--heads", "55699/55699/512", "-c", "315843840", "--page", "256",
             "--codecs", "16/16")
     code, out, err = flatkv("plan", "-c", "32768", "--memory", "10000000")

@@ -74,6 +74,20 @@ static int fail_unknown(const char *word) {
                     word, near_word_hint(&near, "", hint));
 }
 
+int model_fail_unnamed(void) {
+    char path[MODEL_PATH];
+    for (unsigned i = 0; i < n_model_names; i++)
+        if (strcmp(model_names[i].name, "needle") != 0 && model_name_path(&model_names[i], path))
+            return kit_fail(EXIT_USAGE,
+                            "no model: -m %s is on this machine; -m also takes a .gguf file or a folder with safetensors",
+                            model_names[i].name);
+    return kit_fail(
+        EXIT_USAGE,
+        "no model: give -m FILE.gguf, or a folder with safetensors; or %s smollm2, which fetches a small one, and then "
+        "-m smollm2",
+        model_fetcher());
+}
+
 int model_path_of(const char *word, char path[MODEL_PATH]) {
     const model_name *name = model_name_find(word);
     if (name == NULL) {

@@ -34,6 +34,9 @@ const char *model_fetcher(void);
 /* What -m says as a path: a file or a folder as it is, a name by its place. Returns an exit code, with a message what to do. */
 int model_path_of(const char *word, char path[MODEL_PATH]);
 
+/* Says that a command needs a model, and how to come by one. Returns an exit code. */
+int model_fail_unnamed(void);
+
 /* A file that lies beside the needle model: its book, its lexicon. Returns an exit code, with a message on failure. */
 int model_needle_file(const char *file, char path[MODEL_PATH]);
 

@@ -23,10 +23,14 @@ static const char *const CODECS_HELP[] = {
     "caches to compare, as 16/16,8/4,sealed,tq4; " CODECS_NAMES,
 };
 
+static const char *const MODEL_HELP[] = {
+    "a .gguf file, a folder with safetensors, or a name, see flatkv models (default needle,\nwhich knows nothing but planted facts)",
+    "a .gguf file, a folder with safetensors, or a name, see flatkv models",
+};
+
 void model_options_list(model_options *o, kit_option list[N_MODEL_OPTIONS]) {
     const kit_option options[N_MODEL_OPTIONS] = {
-        {"model", 'm', OPTION_TEXT, &o->model, 0, "MODEL",
-         "a .gguf file, a folder with safetensors, or a name, see flatkv models (default needle,\nwhich knows nothing but planted facts)"},
+        {"model", 'm', OPTION_TEXT, &o->model, 0, "MODEL", MODEL_HELP[o->model == NULL]},
         {"device", 0, OPTION_CHOICE, &o->device, 0, "cpu|mlx",
          "where the model runs; MLX uses Metal, CUDA or its own CPU code (default cpu)"},
         {"context", 'c', OPTION_U32, &o->context, INT32_MAX, "N",
@@ -64,7 +68,7 @@ bool model_options_parse(model_options *o, const char *usage, const kit_option *
 
 int model_options_load(const model_options *o, bool plan_only, fkv_model **model) {
     char path[MODEL_PATH];
-    int code = model_path_of(o->model, path);
+    int code = o->model != NULL ? model_path_of(o->model, path) : model_fail_unnamed();
     if (code != EXIT_GOOD) return code;
     if (o->chunk == 0) return kit_fail(EXIT_USAGE, "--chunk 0: a step needs at least one token");
     if (o->lazy && o->device == FKV_BACKEND_MLX)

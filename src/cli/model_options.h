@@ -6,7 +6,7 @@
 #include "codec_list.h"
 
 typedef struct model_options {
-    const char *model;       /* as -m names it */
+    const char *model;       /* as -m names it; NULL: it does not, and it must */
     int device;              /* a fkv_backend */
     uint32_t context;        /* 0: not said */
     const char *codec_names; /* as --codecs lists them */
@@ -27,7 +27,7 @@ enum { N_MODEL_OPTIONS = 14 };
 
 model_options model_options_default(void);
 
-/* Their table, for model_options_parse(). `compares` is set before. */
+/* Their table, for model_options_parse(). `compares`, and a model of NULL where one must be named, are set before. */
 void model_options_list(model_options *o, kit_option list[N_MODEL_OPTIONS]);
 
 /* kit_options_parse() for tables with these options in them, and what their values say. */

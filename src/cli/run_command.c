@@ -15,8 +15,8 @@
 #include <unistd.h>
 
 static const char usage[] =
-    "usage: flatkv run [-m MODEL] [-p TEXT] [-f FILE] [options]     completes a prompt, or one from standard input\n"
-    "       flatkv run -i [-m MODEL] [options]                      a conversation; /? lists its commands\n";
+    "usage: flatkv run -m MODEL [-p TEXT] [-f FILE] [options]     completes a prompt, or one from standard input\n"
+    "       flatkv run -i -m MODEL [options]                      a conversation; /? lists its commands\n";
 
 typedef struct run_options {
     model_options model;
@@ -366,6 +366,7 @@ int cli_run(int argc, char **argv) {
     run_options o = {.model = model_options_default(), .n_new = UINT32_MAX, .sampling = sampling_options_default()};
     kit_option common[N_MODEL_OPTIONS];
     kit_option sampling[N_SAMPLING_OPTIONS];
+    o.model.model = NULL;
     model_options_list(&o.model, common);
     sampling_options_list(&o.sampling, sampling);
     const kit_option own[] = {

@@ -2,6 +2,7 @@
 #include "../kit/process.h"
 #include "../serve/serve.h"
 #include "cli.h"
+#include "model_names.h"
 #include "model_options.h"
 #include "text.h"
 
@@ -10,7 +11,7 @@
 #include <string.h>
 
 static const char usage[] =
-    "usage: flatkv serve [-m MODEL] [--port N] [options]\n"
+    "usage: flatkv serve -m MODEL [--port N] [options]\n"
     "Serves the model over HTTP: /v1/chat/completions, /v1/completions, /v1/messages, /metrics and more.\n"
     "Without a key only this machine can ask. docs/serving.md has the paths and figures.\n";
 
@@ -71,7 +72,7 @@ static int check_options(serve_options *o) {
     o->http.port = (uint16_t)o->port;
     if (o->connections == 0) o->connections = o->parallel + o->queue + 64;
     o->http.max_connections = o->connections;
-    return EXIT_GOOD;
+    return o->model.model != NULL ? EXIT_GOOD : model_fail_unnamed();
 }
 
 static fkv_engine_config engine_config(const serve_options *o, const fkv_model_info *about) {
@@ -160,6 +161,7 @@ int cli_serve(int argc, char **argv) {
                        .drafts = UNSAID,
                        .prefix_disk = UINT64_C(20) << 30};
     kit_option common[N_MODEL_OPTIONS];
+    o.model.model = NULL;
     model_options_list(&o.model, common);
     const kit_option own[] = {
         {"host", 0, OPTION_TEXT, &o.http.host, 0, "ADDRESS", "where to listen (default 127.0.0.1: this machine alone)"},
