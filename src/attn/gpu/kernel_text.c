@@ -185,7 +185,7 @@ uint32_t fkv_decode_rows(fkv_kernel_device device, const fkv_attn_layer *layer, 
     if (has_simdgroup_decode(device, layer)) return SIMDGROUP_ROWS;
     uint32_t most = 4;
     if (has_mma(device, layer)) most = layer->head_dim <= 2 * SLAB ? 16 : 8;
-    if (layer->sealed) most = fkv_max_u32(4, most / 2); /* decode_sealed.h: more warps are worth more than pages read once */
+    if (layer->sealed && heads_per_kv(layer) <= 4) most = fkv_max_u32(4, most / 2); /* more warps are worth more */
     return rows <= 4 || most == 4 ? 4 : rows <= 8 || most == 8 ? 8 : 16;
 }
 
@@ -237,8 +237,10 @@ static void put_mma(writer *w) {
     put(w, fkv_kernel_file_decode_mma);
 }
 
-static void put_sealed_mma(writer *w) {
+static void put_sealed_mma(writer *w, const fkv_attn_layer *layer) {
     put(w, fkv_kernel_file_decode_piece);
+    put(w, fkv_kernel_file_sealed_shape);
+    put(w, heads_per_kv(layer) <= 4 ? fkv_kernel_file_sealed_rows4 : fkv_kernel_file_sealed_rows8);
     put(w, fkv_kernel_file_decode_sealed);
 }
 
@@ -312,7 +314,7 @@ uint32_t fkv_decode_blocks(const fkv_attn_layer *layer, uint32_t decode_rows) {
     const fkv_codec *codec = layer->block.codec;
     uint32_t bytes = codec[FKV_SIDE_K].row_bytes[FKV_PART_CODES] + codec[FKV_SIDE_V].row_bytes[FKV_PART_CODES];
     uint32_t warps = decode_rows > 8 ? 8 : decode_rows > 4 || 8 * bytes <= 12 * layer->head_dim ? 12 : 16;
-    if (layer->sealed) warps = layer->head_dim > SLAB ? 16 : 12;
+    if (layer->sealed) warps = layer->head_dim <= SLAB ? 12 : decode_rows > 8 ? 8 : 16;
     return fkv_max_u32(1, warps * WARP / decode_threads(FKV_KERNEL_CUDA, layer));
 }
 
@@ -320,7 +322,8 @@ uint32_t fkv_decode_blocks(const fkv_attn_layer *layer, uint32_t decode_rows) {
 static void put_form(writer *w, fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer, bool open) {
     if (kernel == FKV_KERNEL_SEAL) return;
     bool mma = kernel == FKV_KERNEL_DECODE && has_mma(device, layer);
-    if (mma) (open ? put_mma : put_sealed_mma)(w);
+    if (mma && open) put_mma(w);
+    if (mma && !open) put_sealed_mma(w, layer);
     if (!mma || device == FKV_KERNEL_HOST) put(w, fkv_kernel_file_plain_tile); /* there prefill stands behind decode */
     if (kernel == FKV_KERNEL_DECODE && !mma) put(w, fkv_kernel_file_decode_plain);
 }

@@ -59,7 +59,7 @@ template <> struct dc_product<16> {
 };
 typedef dc_product<dc_k::bits>::type dc_products[DC_RUN][dc_k::row_tiles][4];
 
-FKV_FN void dc_multiply(int *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) { fkv_mma_bytes(c, a, b0, b1); }
+FKV_FN void dc_multiply(int *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) { fkv_mma_bytes(c, a, b0, b1, c); }
 FKV_FN void dc_multiply(float *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) {
     if (FKV_PAGE_BF16)
         fkv_mma_bf16(c, a, b0, b1);

@@ -11,6 +11,7 @@
 #define FKV_SHARED_ARRAY(type, name, n) __shared__ __align__(16) type name[n]
 #define FKV_UNROLL _Pragma("unroll")
 #define FKV_UNROLL_8 _Pragma("unroll 8")
+#define FKV_NO_UNROLL _Pragma("unroll 1")
 
 typedef unsigned char fkv_u8;
 typedef unsigned short fkv_u16;
@@ -133,8 +134,8 @@ FKV_FN fkv_u32 fkv_stream1(const fkv_u8 *at) {
 /* Bytes of a (0-3) and b (4-7), chosen by the four nibbles of `order`, lowest first. */
 FKV_FN fkv_u32 fkv_permute(fkv_u32 a, fkv_u32 b, fkv_u32 order) { return __byte_perm(a, b, order); }
 
-/* The same of bytes below 128; a nibble above 7 gives 0: the sign of a byte, eight times. */
-FKV_FN fkv_u32 fkv_permute_or_zero(fkv_u32 a, fkv_u32 b, fkv_u32 order) {
+/* The same; a nibble above 7 gives the sign of the byte that its lower bits choose, eight times. */
+FKV_FN fkv_u32 fkv_permute_or_sign(fkv_u32 a, fkv_u32 b, fkv_u32 order) {
     fkv_u32 x;
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(x) : "r"(a), "r"(b), "r"(order));
     return x;
@@ -176,18 +177,22 @@ FKV_FN void fkv_await_copies() {
 /* A byte that several threads may set at once. */
 FKV_FN void fkv_mark(fkv_u8 *at) { *at = 1; }
 
-/* c += a * b over a 16 x 32 tile of bytes with sign and a 32 x 8 tile of bytes without, in the layout of mma.m16n8k32. */
-FKV_FN void fkv_mma_bytes(int *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) {
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+/* d = a * b + c over a 16 x 32 tile of bytes with sign and a 32 x 8 tile of bytes without, in the layout of mma.m16n8k32; d may
+ * be c. Then where b has a sign and a has none, and where both have. */
+FKV_FN void fkv_mma_bytes(int *d, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1, const int *c) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
+        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
 }
-
-/* The same where both have a sign. */
-FKV_FN void fkv_mma_signed(int *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) {
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+FKV_FN void fkv_mma_weights(int *d, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1, const int *c) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
+        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
+}
+FKV_FN void fkv_mma_signed(int *d, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1, const int *c) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
+        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
 }
 
 /* And over 16 x 16 and 16 x 8 halves, in the layout of mma.m16n8k16. */

@@ -12,6 +12,7 @@
 #define FKV_SHARED_ARRAY(type, name, n) type *name = (type *)fkv_host_thread.block->shared
 #define FKV_UNROLL
 #define FKV_UNROLL_8
+#define FKV_NO_UNROLL
 
 struct alignas(8) fkv_words2 {
     fkv_u32 w[2];
@@ -142,10 +143,13 @@ FKV_FN fkv_u32 fkv_permute(fkv_u32 a, fkv_u32 b, fkv_u32 order) {
     return x;
 }
 
-FKV_FN fkv_u32 fkv_permute_or_zero(fkv_u32 a, fkv_u32 b, fkv_u32 order) {
+FKV_FN fkv_u32 fkv_permute_or_sign(fkv_u32 a, fkv_u32 b, fkv_u32 order) {
     fkv_u32 x = fkv_permute(a, b, order & 0x7777u);
-    for (int i = 0; i < 4; i++)
-        if ((order >> (4 * i + 3) & 1u) != 0) x &= ~(0xffu << 8 * i);
+    for (int i = 0; i < 4; i++) {
+        if ((order >> (4 * i + 3) & 1u) == 0) continue;
+        fkv_u32 all = 0xffu << 8 * i;
+        x = (x >> (8 * i + 7) & 1u) != 0 ? x | all : x & ~all;
+    }
     return x;
 }
 
@@ -162,25 +166,34 @@ FKV_FN fkv_u32 fkv_fma_f16x2(fkv_u32 a, fkv_u32 b, fkv_u32 c) {
     return x;
 }
 
-/* Byte: of the B operand. */
-template <typename Byte> static void fkv_host_mma_bytes(int *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) {
+/* d = a * b + c; A, B: their bytes. */
+template <typename A, typename B> static void fkv_host_mma_bytes(int *d, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1, const int *c) {
     const fkv_u32 words[6] = {a[0], a[1], a[2], a[3], b0, b1};
     const fkv_host_given *all = fkv_host_exchange(words, 6);
     fkv_u32 lane = fkv_host_thread.lane;
     for (fkv_u32 i = 0; i < 4; i++) {
         fkv_u32 row = lane / 4;
         fkv_u32 column = lane % 4 * 2 + i % 2;
+        int sum = c[i];
         for (fkv_u32 k = 0; k < 32; k++) {
             fkv_u32 from = k % 16 / 4;
-            int x = (int8_t)(all[row * 4 + from][i / 2 + k / 16 * 2] >> 8 * (k % 4) & 255);
-            int y = (Byte)(all[column * 4 + from][4 + k / 16] >> 8 * (k % 4) & 255);
-            c[i] += x * y;
+            int x = (A)(all[row * 4 + from][i / 2 + k / 16 * 2] >> 8 * (k % 4) & 255);
+            int y = (B)(all[column * 4 + from][4 + k / 16] >> 8 * (k % 4) & 255);
+            sum += x * y;
         }
+        d[i] = sum;
     }
 }
 
-FKV_FN void fkv_mma_bytes(int *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) { fkv_host_mma_bytes<fkv_u8>(c, a, b0, b1); }
-FKV_FN void fkv_mma_signed(int *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) { fkv_host_mma_bytes<int8_t>(c, a, b0, b1); }
+FKV_FN void fkv_mma_bytes(int *d, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1, const int *c) {
+    fkv_host_mma_bytes<int8_t, fkv_u8>(d, a, b0, b1, c);
+}
+FKV_FN void fkv_mma_signed(int *d, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1, const int *c) {
+    fkv_host_mma_bytes<int8_t, int8_t>(d, a, b0, b1, c);
+}
+FKV_FN void fkv_mma_weights(int *d, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1, const int *c) {
+    fkv_host_mma_bytes<fkv_u8, int8_t>(d, a, b0, b1, c);
+}
 
 template <typename Number> static void fkv_host_mma_halves(float *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1, Number number) {
     const fkv_u32 words[6] = {a[0], a[1], a[2], a[3], b0, b1};

@@ -1,0 +1,100 @@
+/* Decode of sealed pages, of rows by four: a group of rows is the B operand of the products. Column 2 c of it is the high byte of
+ * row c's numbers, column 2 c + 1 the low one, so that a thread (r, c) gets both sums of its own row side by side. Codes are the
+ * A operand: 16 tokens, or 16 channels. A thread has the scores of tokens 32 p + 4 r + i of its row c and the sums of channels 32
+ * u + 4 r + i.
+ */
+/* Operands of a page. Threads 2 c and 2 c + 1 have row c, one its high bytes and one its low ones: each makes both for half of
+ * the units, and they exchange. Returns {unit, bias} of the thread's row. */
+FKV_FN sd_line sd_enter_group(FKV_SHARED const fkv_u32 *lines, FKV_SHARED const fkv_u32 *queries, fkv_u32 lane,
+                              sd_operand (&to)[SD_UNITS]) {
+    FKV_SHARED const fkv_u32 *query = queries + lane / 8 * SD_QUERY_WORDS;
+    constexpr int half = SD_UNITS / 2;
+    bool odd = lane / 4 % 2 != 0;
+    float x[half][8];
+    fkv_u32 largest;
+    float sum;
+    sd_scale_query(lines, query, 4 * (odd ? half : 0) + lane % 4, x, largest, sum);
+    FKV_UNROLL
+    for (fkv_u32 h = 1; h < 8; h *= 2) {
+        largest = fkv_max_bits(largest, fkv_shuffle_xor_bits(largest, h));
+        sum += fkv_shuffle_xor(sum, h);
+    }
+    float unit = sd_query_unit(largest);
+    float inverse = sd_inverse(unit);
+    FKV_UNROLL
+    for (int i = 0; i < 2 * half; i++) {
+        sd_bytes bytes = sd_bytes_of(x[i / 2] + i % 2 * 4, inverse);
+        fkv_u32 other = fkv_shuffle_xor_bits(odd ? bytes.high : bytes.low, 4);
+        to[i / 2][i % 2] = odd ? other : bytes.high;
+        to[half + i / 2][i % 2] = odd ? bytes.low : other;
+    }
+    return {fkv_shuffle(unit, lane % 4 * 8), fkv_shuffle(sum, lane % 4 * 8)}; /* row c is that of threads r = 2 c */
+}
+
+FKV_FN void sd_score(const sd_tile &tile, const sd_queries &queries, sd_scores &score) {
+    const int none[4] = {};
+    FKV_UNROLL
+    for (int i = 0; i < 2 * SD_PARTS; i++) { /* 16 tokens: 4 r and 4 r + 1 of a part, or the two behind them */
+        int sums[SD_GROUPS][4];
+        FKV_UNROLL
+        for (int u = 0; u < SD_UNITS; u++) {
+            const fkv_u32 *x = tile.k[i / 2][u] + i % 2 * 2;
+            const fkv_u32 a[4] = {x[0] & 0x0f0f0f0fu, x[1] & 0x0f0f0f0fu, x[0] >> 4 & 0x0f0f0f0fu, x[1] >> 4 & 0x0f0f0f0fu};
+            FKV_UNROLL
+            for (int g = 0; g < SD_GROUPS; g++)
+                fkv_mma_signed(sums[g], a, queries.operand[g][u][0], queries.operand[g][u][1], u == 0 ? none : sums[g]);
+        }
+        FKV_UNROLL
+        for (int k = 0; k < 2 * SD_GROUPS; k++) {
+            int g = k / 2;
+            float both = sd_both(sums[g][k % 2 * 2], sums[g][k % 2 * 2 + 1]);
+            score[g][i * 2 + k % 2] = fkv_fma(both, queries.line[g].unit, queries.line[g].bias);
+        }
+    }
+}
+
+/* Weights of 16 bits, of 8 tokens of a column: those of thread (2 c, row) and then of thread (2 c + 1, row), in the order of the
+ * nibbles of V. */
+FKV_FN void sd_weight_operand(const fkv_u32 *bits, fkv_u32 lane, sd_operand &b) {
+    fkv_u32 from = lane % 4 * 8 + lane / 8; /* thread (2 c, row r / 2) */
+    fkv_u32 pick = lane / 4 % 2 == 0 ? 0x7351u : 0x6240u;
+    FKV_UNROLL
+    for (int i = 0; i < 2; i++) {
+        fkv_u32 pair = fkv_permute(bits[2 * i], bits[2 * i + 1], 0x5410u);
+        b[i] = fkv_permute(fkv_shuffle_bits(pair, from), fkv_shuffle_bits(pair, from + 4), pick);
+    }
+}
+
+FKV_FN void sd_add_values(const sd_tile &tile, const sd_weights (&weights)[SD_GROUPS], sd_state &state) {
+    const fkv_u32 ones[4] = {0x01010101u, 0x01010101u, 0x01010101u, 0x01010101u};
+    int start[SD_GROUPS][4] = {}; /* sums of the weights */
+    FKV_UNROLL
+    for (int k = 0; k < SD_GROUPS * SD_PARTS; k++) {
+        const sd_operand &b = weights[k / SD_PARTS].operand[k % SD_PARTS];
+        fkv_mma_bytes(start[k / SD_PARTS], ones, b[0], b[1], start[k / SD_PARTS]);
+    }
+    FKV_UNROLL
+    for (int i = 0; i < 2 * SD_UNITS; i++) { /* 16 channels: 4 r and 4 r + 1 of a unit, or the two behind them */
+        int sums[SD_GROUPS][4];
+        FKV_UNROLL
+        for (int p = 0; p < SD_PARTS; p++) {
+            const fkv_u32 *x = tile.v[p][i / 2] + i % 2 * 2;
+            const fkv_u32 y[2] = {x[0] ^ 0x88888888u, x[1] ^ 0x88888888u};
+            const fkv_u32 plus[4] = {sd_levels(x[0]), sd_levels(x[1]), sd_levels(x[0] >> 16), sd_levels(x[1] >> 16)};
+            const fkv_u32 minus[4] = {sd_minus(y[0]), sd_minus(y[1]), sd_minus(y[0] >> 16), sd_minus(y[1] >> 16)};
+            FKV_UNROLL
+            for (int g = 0; g < SD_GROUPS; g++) {
+                const sd_operand &b = weights[g].operand[p];
+                fkv_mma_bytes(sums[g], plus, b[0], b[1], p == 0 ? start[g] : sums[g]);
+                fkv_mma_bytes(sums[g], minus, b[0], b[1], sums[g]);
+            }
+        }
+        FKV_UNROLL
+        for (int k = 0; k < 2 * SD_GROUPS; k++) {
+            int g = k / 2;
+            float both = sd_both(sums[g][k % 2 * 2], sums[g][k % 2 * 2 + 1]);
+            float &sum = state.sums[g][i / 2][i % 2 * 2 + k % 2];
+            sum = fkv_fma(both, weights[g].worth, sum);
+        }
+    }
+}

@@ -1,0 +1,92 @@
+/* Decode of sealed pages, of rows by eight: a group of rows is the A operand of the products. Row r of it is the high byte of row
+ * r's numbers, row r + 8 the low one, so that a thread (r, c) gets both sums of its own row. Codes are the B operand: 8 tokens,
+ * or 8 channels. A thread has the scores of tokens 32 p + 8 c + i of its row r and the sums of channels 32 u + 8 c + i; its
+ * weights are its own part of the next A operand.
+ */
+/* Operands of a page. Returns {unit, bias} of the thread's row. */
+FKV_FN sd_line sd_enter_group(FKV_SHARED const fkv_u32 *lines, FKV_SHARED const fkv_u32 *queries, fkv_u32 lane,
+                              sd_operand (&to)[SD_UNITS]) {
+    FKV_SHARED const fkv_u32 *query = queries + lane / 4 * SD_QUERY_WORDS;
+    float x[SD_UNITS][8];
+    fkv_u32 largest;
+    float sum;
+    sd_scale_query(lines, query, lane % 4, x, largest, sum);
+    FKV_UNROLL
+    for (fkv_u32 h = 1; h < 4; h *= 2) {
+        largest = fkv_max_bits(largest, fkv_shuffle_xor_bits(largest, h));
+        sum += fkv_shuffle_xor(sum, h);
+    }
+    float unit = sd_query_unit(largest);
+    float inverse = sd_inverse(unit);
+    FKV_UNROLL
+    for (int i = 0; i < 2 * SD_UNITS; i++) {
+        sd_bytes bytes = sd_bytes_of(x[i / 2] + i % 2 * 4, inverse);
+        to[i / 2][i % 2 * 2] = bytes.high;
+        to[i / 2][i % 2 * 2 + 1] = bytes.low;
+    }
+    return {unit, sum};
+}
+
+FKV_FN void sd_score(const sd_tile &tile, const sd_queries &queries, sd_scores &score) {
+    const int none[4] = {};
+    FKV_UNROLL
+    for (int i = 0; i < 4 * SD_PARTS; i++) { /* 8 tokens: 4 r + i of a part */
+        int sums[SD_GROUPS][4];
+        FKV_UNROLL
+        for (int u = 0; u < SD_UNITS; u++) {
+            fkv_u32 x = tile.k[i / 4][u][i % 4];
+            fkv_u32 lower = x & 0x0f0f0f0fu;
+            fkv_u32 upper = x >> 4 & 0x0f0f0f0fu;
+            FKV_UNROLL
+            for (int g = 0; g < SD_GROUPS; g++)
+                fkv_mma_signed(sums[g], queries.operand[g][u], lower, upper, u == 0 ? none : sums[g]);
+        }
+        FKV_UNROLL
+        for (int k = 0; k < 2 * SD_GROUPS; k++) {
+            int g = k / 2;
+            float both = sd_both(sums[g][k % 2], sums[g][k % 2 + 2]);
+            score[g][i / 4 * 8 + k % 2 * 4 + i % 4] = fkv_fma(both, queries.line[g].unit, queries.line[g].bias);
+        }
+    }
+}
+
+/* Weights of 16 bits, of 8 tokens: high and low bytes, in the order of the nibbles of V. */
+FKV_FN void sd_weight_operand(const fkv_u32 *bits, fkv_u32, sd_operand &a) {
+    FKV_UNROLL
+    for (int i = 0; i < 2; i++) {
+        fkv_u32 front = fkv_permute(bits[2 * i], bits[2 * i + 4], 0x5410u);
+        fkv_u32 back = fkv_permute(bits[2 * i + 1], bits[2 * i + 5], 0x5410u);
+        a[2 * i] = fkv_permute(front, back, 0x7531u);
+        a[2 * i + 1] = fkv_permute(front, back, 0x6420u);
+    }
+}
+
+FKV_FN void sd_add_values(const sd_tile &tile, const sd_weights (&weights)[SD_GROUPS], sd_state &state) {
+    int start[SD_GROUPS][4] = {}; /* sums of the weights */
+    FKV_UNROLL
+    for (int k = 0; k < SD_GROUPS * SD_PARTS; k++)
+        fkv_mma_weights(start[k / SD_PARTS], weights[k / SD_PARTS].operand[k % SD_PARTS], 0x01010101u, 0x01010101u,
+                        start[k / SD_PARTS]);
+    FKV_UNROLL
+    for (int i = 0; i < 4 * SD_UNITS; i++) { /* 8 channels: 4 r + i of a unit */
+        int sums[SD_GROUPS][4];
+        FKV_UNROLL
+        for (int p = 0; p < SD_PARTS; p++) {
+            fkv_u32 x = tile.v[p][i / 4][i % 4];
+            fkv_u32 y = x ^ 0x88888888u;
+            const fkv_u32 b[4] = {sd_levels(x), sd_levels(x >> 16), sd_minus(y), sd_minus(y >> 16)};
+            FKV_UNROLL
+            for (int g = 0; g < SD_GROUPS; g++) {
+                fkv_mma_weights(sums[g], weights[g].operand[p], b[0], b[1], p == 0 ? start[g] : sums[g]);
+                fkv_mma_weights(sums[g], weights[g].operand[p], b[2], b[3], sums[g]);
+            }
+        }
+        FKV_UNROLL
+        for (int k = 0; k < 2 * SD_GROUPS; k++) {
+            int g = k / 2;
+            float both = sd_both(sums[g][k % 2], sums[g][k % 2 + 2]);
+            float &sum = state.sums[g][i / 4][k % 2 * 4 + i % 4];
+            sum = fkv_fma(both, weights[g].worth, sum);
+        }
+    }
+}

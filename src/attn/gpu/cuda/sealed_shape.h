@@ -1,0 +1,171 @@
+/* Decode through matrix units, of sealed pages of 4 bits, first part: shapes and loads. See decode_sealed.h for the whole.
+ */
+/* Rows go in groups, of four or of eight: sealed_rows4.h and sealed_rows8.h. The layer decides. A thread has as many tokens of
+ * 32, and as many channels of 32, in a run. */
+constexpr int SD_GROUP = FKV_R <= 4 ? 4 : 8;
+constexpr int SD_GROUPS = DC_ROWS / SD_GROUP;
+constexpr int SD_UNITS = DC_SLAB / 32; /* of 32 channels */
+
+/* Threads l of a row: those of the same l % 4 in groups of four, of the same l / 4 in groups of eight. */
+constexpr fkv_u32 SD_ROW_FIRST = SD_GROUP == 4 ? 4 : 1; /* they differ by this and its doubles below the end */
+constexpr fkv_u32 SD_ROW_END = SD_GROUP == 4 ? 32 : 4;
+FKV_FN fkv_u32 sd_lane_row(fkv_u32 lane) { return SD_GROUP == 4 ? lane % 4 : lane / 4; }
+FKV_FN fkv_u32 sd_lane_run(fkv_u32 lane) { return SD_GROUP == 4 ? lane / 4 * 4 : lane % 4 * 8; }
+
+/* Parts of 32 tokens of a tile. The layer decides, not DC_ROWS: which tokens are folded together is part of the answer's bits. */
+constexpr int SD_PARTS = FKV_PAGE_TOKENS >= 64 && FKV_R <= 4 ? 2 : 1;
+constexpr int SD_TILE = 32 * SD_PARTS;
+constexpr int SD_OWN = SD_GROUP * SD_PARTS;            /* tokens of a thread */
+constexpr fkv_u32 SD_TURN = FKV_PAGE_TOKENS / SD_TILE; /* tiles of a page: a stream takes them all */
+
+constexpr fkv_u32 SD_BLOCK_BYTES = 8 * FKV_D; /* of 16 tokens' codes */
+
+/* ---- shared memory, in words ---- */
+
+constexpr int SD_EXCHANGE_WORDS = DC_SLABS > 1 ? DC_STREAMS *DC_SLABS *SD_GROUPS *SD_OWN * 32 : 0;
+constexpr int SD_EXCHANGES =
+    SD_EXCHANGE_WORDS > 2048 ? 1 : 2;                 /* rooms for the slabs' scores, in turn; one needs a barrier more */
+constexpr int SD_QUERY_WORDS = FKV_D + 4;             /* of a row; its neighbour lies in other banks */
+constexpr int SD_AT_LINES = DC_ROWS * SD_QUERY_WORDS; /* behind the queries: {scales, biases} of a page, of each warp */
+constexpr int SD_AT_STATS = SD_AT_LINES + DC_STREAMS * DC_SLABS * DC_SLAB; /* [streams, rows, {max, total}] */
+constexpr int SD_AT_REST = SD_AT_STATS + 2 * DC_STREAMS * DC_ROWS;         /* exchanged scores, then sums [rows, D] */
+constexpr int DC_SHARED_WORDS =
+    SD_AT_REST + (SD_EXCHANGES * SD_EXCHANGE_WORDS > DC_ROWS * FKV_D ? SD_EXCHANGES * SD_EXCHANGE_WORDS : DC_ROWS * FKV_D);
+#define FKV_DECODE_SHARED DC_SHARED_WORDS
+
+/* ---- what a thread holds ---- */
+
+/* Packed bytes of a tile, loaded while the tile before it is computed. */
+struct sd_tile {
+    fkv_u32 k[SD_PARTS][SD_UNITS][4];      /* tokens 4 r + i, 8 channels each */
+    fkv_u32 v[SD_PARTS][SD_UNITS][4];      /* channels 4 r + i, 8 tokens each */
+    fkv_u32 norms[SD_PARTS][SD_GROUP / 2]; /* of its own tokens */
+    fkv_u32 page;                          /* of the tile behind it */
+};
+
+/* High and low bytes of a group's numbers, of 32 channels or 32 tokens: a thread's part of an operand. */
+typedef fkv_u32 sd_operand[SD_GROUP / 2];
+
+/* What a unit of a row's sums is worth, and what all its scores of a page have. */
+struct sd_line {
+    float unit;
+    float bias;
+};
+
+/* Queries as a page's keys meet them. */
+struct sd_queries {
+    sd_operand operand[SD_GROUPS][SD_UNITS];
+    sd_line line[SD_GROUPS]; /* of the thread's own row */
+};
+
+/* What a group's tile adds up to: weights, and what a unit of their sums is worth. */
+struct sd_weights {
+    sd_operand operand[SD_PARTS];
+    float worth;
+};
+
+struct sd_state {
+    float max[SD_GROUPS];
+    float total[SD_GROUPS]; /* of the thread's own tokens */
+    float sums[SD_GROUPS][SD_UNITS][SD_GROUP];
+};
+
+typedef float sd_scores[SD_GROUPS][SD_OWN];
+
+/* Positions: of the item's first and last query, and of the thread's own rows. */
+struct sd_rows {
+    fkv_u32 first;
+    fkv_u32 last;
+    fkv_u32 own[SD_GROUPS];
+};
+
+/* ---- loads ---- */
+
+/* A page's {scales, biases} of the slab into the warp's shared memory. */
+FKV_FN void sd_copy_lines(FKV_SHARED fkv_u32 *lines, const fkv_u8 *block, dc_place at) {
+    constexpr fkv_u32 lanes = DC_SLAB / 8;
+    if (at.lane >= 2 * lanes) return;
+    const fkv_u8 *part = block + (at.lane < lanes ? FKV_K_SCALES : FKV_K_BIASES);
+    fkv_copy16(lines + at.lane * 4, part + at.slab * (DC_SLAB * 2) + at.lane % lanes * 16);
+}
+
+FKV_FN void sd_load_keys(sd_tile &to, const fkv_u8 *block, fkv_u32 slot, dc_place at) {
+    fkv_u32 r = at.lane / 4;
+    const fkv_u8 *codes =
+        block + FKV_K_CODES + (slot / 16 + r / 4) * SD_BLOCK_BYTES + at.slab * (DC_SLAB * 8) + at.lane % 4 * 64 + r % 4 * 16;
+    FKV_UNROLL
+    for (int i = 0; i < SD_PARTS * SD_UNITS; i++)
+        dc_stream(to.k[i / SD_UNITS][i % SD_UNITS], codes + (fkv_u32)(i / SD_UNITS) * (2 * SD_BLOCK_BYTES) + i % SD_UNITS * 256,
+                  16);
+}
+
+FKV_FN void sd_load_values(sd_tile &to, const fkv_u8 *block, fkv_u32 slot, dc_place at) {
+    fkv_u32 r = at.lane / 4;
+    fkv_u32 c = at.lane % 4;
+    const fkv_u8 *codes = block + FKV_V_CODES + (slot / 16 + c / 2) * SD_BLOCK_BYTES + at.slab * (DC_SLAB * 8) + r / 4 * 128 +
+                          c % 2 * 64 + r % 4 * 16;
+    FKV_UNROLL
+    for (int i = 0; i < SD_PARTS * SD_UNITS; i++)
+        dc_stream(to.v[i / SD_UNITS][i % SD_UNITS], codes + (fkv_u32)(i / SD_UNITS) * (2 * SD_BLOCK_BYTES) + i % SD_UNITS * 256,
+                  16);
+    FKV_UNROLL
+    for (int p = 0; p < SD_PARTS; p++)
+        dc_stream(to.norms[p], block + FKV_V_SCALES + (slot + 32 * (fkv_u32)p + sd_lane_run(at.lane)) * 2, 2 * SD_GROUP);
+}
+
+/* ---- what both layouts of rows need ---- */
+
+FKV_FN float sd_line_number(const fkv_words4 &x, int i) {
+    return fkv_page_number(i % 2 == 0 ? x.w[i / 2] & 0xffffu : x.w[i / 2] >> 16);
+}
+
+/* Four numbers of 16 bits: the bytes with sign that make them up, the high ones and the low ones. */
+struct sd_bytes {
+    fkv_u32 high;
+    fkv_u32 low;
+};
+
+FKV_FN sd_bytes sd_bytes_of(const float *x, float inverse) {
+    fkv_u32 bits[4];
+    FKV_UNROLL
+    for (int i = 0; i < 4; i++) bits[i] = fkv_bits_of(fkv_fma(x[i], inverse, 12583040.0f)); /* 1.5 * 2^23 + 128 */
+    fkv_u32 front = fkv_permute(bits[0], bits[1], 0x5410u);
+    fkv_u32 back = fkv_permute(bits[2], bits[3], 0x5410u);
+    return {fkv_permute(front, back, 0x7531u), fkv_permute(front, back, 0x6420u) ^ 0x80808080u};
+}
+
+/* q scale of N units from `line` on, lines of 8 channels; what follows are the largest of them, as bits so that NaN is the
+ * largest, and the sum of q bias. */
+template <int N>
+FKV_FN void sd_scale_query(FKV_SHARED const fkv_u32 *lines, FKV_SHARED const fkv_u32 *query, fkv_u32 line, float (&x)[N][8],
+                           fkv_u32 &largest, float &sum) {
+    largest = 0;
+    sum = 0.0f;
+    FKV_UNROLL
+    for (int u = 0; u < N; u++, line += 4) {
+        fkv_words4 scales = fkv_shared16(lines + line * 4);
+        fkv_words4 biases = fkv_shared16(lines + DC_SLAB / 2 + line * 4);
+        const fkv_words4 q[2] = {fkv_shared16(query + line * 8), fkv_shared16(query + line * 8 + 4)};
+        FKV_UNROLL
+        for (int i = 0; i < 8; i++) {
+            float number = fkv_float_of(q[i / 4].w[i % 4]);
+            x[u][i] = fkv_mul(number, sd_line_number(scales, i));
+            largest = fkv_max_bits(largest, fkv_bits_of(fkv_abs(x[u][i])));
+            sum = fkv_fma(number, sd_line_number(biases, i), sum);
+        }
+    }
+}
+
+FKV_FN float sd_query_unit(fkv_u32 largest) {
+    return largest < 0x7f800000u ? fkv_mul(fkv_float_of(largest), 1.0f / 32512.0f) : fkv_float_of(DC_NAN);
+}
+
+FKV_FN float sd_inverse(float unit) { return unit > 1e-35f ? fkv_reciprocal(unit) : 0.0f; }
+
+/* The high and the low sum of a number. */
+FKV_FN float sd_both(int high, int low) { return (float)(high * 256 + low); }
+
+/* Levels of four codes from the lowest nibble on: those without a sign, 0 for the others. And with the signs flipped: -level - 1
+ * of those with one, -1 for the others. */
+FKV_FN fkv_u32 sd_levels(fkv_u32 codes) { return fkv_permute_or_sign(fkv_v_levels(0), fkv_v_levels(4), codes); }
+FKV_FN fkv_u32 sd_minus(fkv_u32 flipped) { return fkv_permute_or_sign(~fkv_v_levels(0), ~fkv_v_levels(4), flipped); }
