@@ -594,6 +594,13 @@ START_TEST(each_devices_calls_name_those_of_the_other) {
     ck_status(fkv_write(mlx, 0, side_rows[0], side_rows[1]), FKV_UNSUPPORTED);
     ck_assert_ptr_nonnull(strstr(fkv_message(), "fkv_mlx_write"));
     ck_status(fkv_attend(mlx, 0, side_rows[2], host_out), FKV_UNSUPPORTED);
+    mlx_vector_array kept = mlx_vector_array_new();
+    uint32_t form[FKV_MLX_FORM_WORDS];
+    uint32_t n_tables = 1;
+    ck_status(fkv_mlx_step_state(mlx, kept, form, &n_tables), FKV_UNSUPPORTED); /* plain operations depend on lengths */
+    ck_status(fkv_mlx_step_put_state(mlx, kept, false), FKV_UNSUPPORTED);
+    ck_status(fkv_mlx_step_state(host, kept, form, &n_tables), FKV_UNSUPPORTED);
+    (void)mlx_vector_array_free(kept);
     ck_status(fkv_mlx_write(host, 0, k, k), FKV_UNSUPPORTED);
     ck_assert_ptr_nonnull(strstr(fkv_message(), "fkv_write()"));
     ck_status(fkv_mlx_attend(host, 0, q, &q), FKV_UNSUPPORTED);

@@ -66,7 +66,8 @@ FKV_API fkv_status fkv_mlx_step_bytes(const fkv_config *config, const fkv_mlx_co
  * that the stream does not have. Close with fkv_cache_close(). */
 FKV_API fkv_status fkv_mlx_cache_open(const fkv_config *config, const fkv_mlx_config *mlx_config, fkv_cache **cache);
 
-/* Quantizes the K and V rows of one layer into their pages. k, v: [T, G, D], float16, bfloat16 or float32. */
+/* Quantizes the K and V rows of one layer into their pages. k, v: [T, G, D], float16, bfloat16 or float32;
+ * on the fused way [T, G, 1, D] too, as models have them in decode, and q and the answer of attend alike. */
 FKV_API fkv_status fkv_mlx_write(fkv_step *step, uint32_t layer, mlx_array k, mlx_array v);
 
 /* As fkv_attend(). q: [T, H, D], float16, bfloat16 or float32; *out becomes an array of the same shape and type. *out is a valid
@@ -76,6 +77,22 @@ FKV_API fkv_status fkv_mlx_attend(fkv_step *step, uint32_t layer, mlx_array q, m
 /* Appends to `arrays` what must be evaluated for all writes of this step, which has written every layer, to have happened: for a
  * step that ends with a write that no attention reads, as a prefill chunk without logits does. */
 FKV_API fkv_status fkv_mlx_step_pending(fkv_step *step, mlx_vector_array arrays);
+
+/* ---- steps whose graph is kept (FKV_MLX_FUSED; else FKV_UNSUPPORTED) ----
+ *
+ * MLX's compile builds a graph once and replays it with other arrays. Steps of equal form make the same graph out of their rows
+ * and these arrays: the tables, which say where the step's tokens are, and the tickets, which order its kernels after all that
+ * touched the pools before. A graph is traced by putting placeholders in their place, and its tickets are results of it. */
+
+enum { FKV_MLX_FORM_WORDS = 7 }; /* of one table */
+
+/* Appends the tables, then the tickets, to `arrays`. form: FKV_MLX_FORM_WORDS words for each table; *n_tables comes in as the
+ * tables that there is room for, and goes out as those of the step (never more than layers). */
+FKV_API fkv_status fkv_mlx_step_state(fkv_step *step, mlx_vector_array arrays, uint32_t *form, uint32_t *n_tables);
+
+/* Puts these in their place, in the same order, up to the end of the step; the tickets stay. replayed: a kept graph made them,
+ * and every layer counts as written and attended. */
+FKV_API fkv_status fkv_mlx_step_put_state(fkv_step *step, mlx_vector_array arrays, bool replayed);
 
 /* The way in use: FKV_MLX_PLAIN or FKV_MLX_FUSED; FKV_MLX_AUTO where the cache is not on MLX. */
 FKV_API fkv_mlx_way fkv_mlx_cache_way(const fkv_cache *cache);

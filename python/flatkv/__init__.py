@@ -17,11 +17,11 @@ __all__ = ["BadCall", "BadFile", "Cache", "DoesNotFit", "Error", "GroupStats", "
 
 
 def install(max_tokens: int, *, codec: str = "8/4", rotate: str | None = "kv", max_seqs: int = 16, max_step_tokens: int = 2048,
-            page_tokens: int = 64, memory_limit: int = 0) -> None:
+            page_tokens: int = 64, memory_limit: int = 0, compile: bool = True) -> None:
     """mlx-lm's prompt caches are flatkv's from now on: see flatkv.lm.install()."""
     from . import lm
     lm.install(max_tokens, codec=codec, rotate=rotate, max_seqs=max_seqs, max_step_tokens=max_step_tokens, page_tokens=page_tokens,
-               memory_limit=memory_limit)
+               memory_limit=memory_limit, compile=compile)
 
 
 def uninstall() -> None:

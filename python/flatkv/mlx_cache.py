@@ -78,3 +78,11 @@ class MlxStep(_Transaction):
         if isinstance(arrays, int):
             check(arrays)
         return arrays
+
+
+def state_of(step: MlxStep) -> tuple[bytes, list[Any]]:
+    """The form of the step's graph, and the arrays that it is made of beside its rows: tables, then tickets."""
+    found = _native.mlx_step_state(step._at)
+    if isinstance(found, int):
+        check(found)
+    return found

@@ -3,6 +3,7 @@
  *
  * Numbers of steps and vectors come from ctypes as addresses. Errors are statuses; the caller asks fkv_message().
  */
+#define PY_SSIZE_T_CLEAN /* lengths of bytes */
 #include "python_mlx.h"
 
 #include <flatkv/mlx.h>
@@ -63,10 +64,42 @@ static PyObject *mlx_pending(PyObject *self, PyObject *args) {
     return PyLong_FromLong(status);
 }
 
+enum { MAX_TABLES = 64 }; /* of one step */
+
+/* mlx_step_state(step) -> (form as bytes, tables and tickets), or a status that is not 0 */
+static PyObject *mlx_step_state(PyObject *self, PyObject *args) {
+    unsigned long long step = 0;
+    uint32_t form[MAX_TABLES * FKV_MLX_FORM_WORDS];
+    uint32_t n_tables = MAX_TABLES;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "K", &step)) return NULL;
+    mlx_vector_array arrays = mlx_vector_array_new();
+    if (arrays.ctx == NULL) return NULL;
+    const fkv_status status = fkv_mlx_step_state((fkv_step *)(uintptr_t)step, arrays, form, &n_tables);
+    if (status == FKV_OK) {
+        const Py_ssize_t n = (Py_ssize_t)(n_tables * FKV_MLX_FORM_WORDS * sizeof form[0]);
+        return Py_BuildValue("(y#N)", (const char *)form, n, (PyObject *)arrays.ctx);
+    }
+    (void)mlx_vector_array_free(arrays);
+    return PyLong_FromLong(status);
+}
+
+/* mlx_step_put_state(step, tables and tickets, replayed) -> status */
+static PyObject *mlx_step_put_state(PyObject *self, PyObject *args) {
+    unsigned long long step = 0;
+    PyObject *arrays = NULL;
+    int replayed = 0;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "KO!p", &step, &PyList_Type, &arrays, &replayed)) return NULL;
+    return PyLong_FromLong(fkv_mlx_step_put_state((fkv_step *)(uintptr_t)step, (mlx_vector_array){arrays}, replayed != 0));
+}
+
 static PyMethodDef methods[] = {{"mlx_open", mlx_open, METH_NOARGS, "Find mlx.core; ImportError where it is missing or too old."},
                                 {"mlx_write", mlx_write, METH_VARARGS, "fkv_mlx_write()"},
                                 {"mlx_attend", mlx_attend, METH_VARARGS, "fkv_mlx_attend()"},
                                 {"mlx_pending", mlx_pending, METH_VARARGS, "fkv_mlx_step_pending()"},
+                                {"mlx_step_state", mlx_step_state, METH_VARARGS, "fkv_mlx_step_state()"},
+                                {"mlx_step_put_state", mlx_step_put_state, METH_VARARGS, "fkv_mlx_step_put_state()"},
                                 {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef module = {

@@ -2,12 +2,13 @@
 
 usage: gpu_check.py [--json FILE] [--quick] [--seconds N] [--tokens N] [--only PART...]
 
-Parts: model (Llama-3-8B's shape, random weights of 4 bits, in mlx-lm's own generate_step: a whole prompt and some tokens), decode (flatkv,
-mlx-lm's plain and its quantized caches and flatkv's other codecs behind a history of random rows, and what of a token the host does), base (the
-first two of these, and behind a short history: to compare settings of MLX, only where asked for), batch
-(two long prompts in mlx-lm's BatchGenerator), steps (the prompt in larger steps), attention (one layer of 32/8/128), bits (a query alone, in a
-batch and in a fork), kernels (python -m flatkv doctor). The file is written after each run; no run is begun after N seconds, and no part goes
-on for more than its limit. --quick: a tiny shape, on any device, to see that everything runs. Exit status 1 where something is wrong.
+Parts, in the order of their weight: decode (Llama-3-8B's shape, random weights of 4 bits, tokens behind a history of random rows: flatkv with kept
+graphs and with graphs built anew, mlx-lm's plain cache, and what of a token the host does), fixed (a token that is computed again and again behind
+a history of N - 1, so that MLX's quantized matmul takes the shape: flatkv, mlx-lm's plain and its quantized caches), model (a whole prompt
+and some tokens in mlx-lm's own generate_step), replay (kept graphs against those built anew, bit for bit), codecs (decode over flatkv's other
+codecs), batch (two long prompts in mlx-lm's BatchGenerator, and 5000 tokens each as far as time allows), attention (one layer of 32/8/128), bits (a
+query alone, in a batch and in a fork), kernels (python -m flatkv doctor); only where asked for: steps (the prompt in larger steps), short (decode behind a
+short history). The file is written after each run; no run is begun after N seconds, and no part goes on for more than its limit. --quick: a tiny shape, on any device, to see that everything runs. Exit status 1 where something is wrong.
 """
 import argparse
 import contextlib
@@ -158,8 +159,10 @@ def model_of(s):
     return model
 
 
-def history(cache, s, n_tokens, bits_):
-    """mlx-lm's caches of one model, plain (bits_ 16) or quantized, or flatkv's, as they are after n_tokens tokens of random rows."""
+def history(cache, s, n_tokens, bits_, room):
+    """mlx-lm's caches of one model, plain (bits_ 16) or quantized, or flatkv's, as they are after n_tokens tokens of random rows. mlx-lm's have
+    room for the tokens after it, so that they do not grow: a copy of all rows would put the GPU behind the host, and then MLX cannot write in
+    place, copies again, and stays behind."""
     if isinstance(cache[0], FlatKVCache):
         rows = [mx.random.normal((1, s.kv_heads, CHUNK, s.head_dim)).astype(mx.bfloat16) for _ in range(2)]
         for at in range(0, n_tokens, CHUNK):
@@ -169,21 +172,25 @@ def history(cache, s, n_tokens, bits_):
             mx.eval(cache[-1].state)
         return cache
     for layer in cache:
-        rows = [mx.random.normal((1, s.kv_heads, n_tokens, s.head_dim)).astype(mx.bfloat16) for _ in range(2)]
+        rows = [mx.random.normal((1, s.kv_heads, n_tokens + room, s.head_dim)).astype(mx.bfloat16) for _ in range(2)]
         if bits_ < 16:
             rows = [mx.quantize(x, group_size=64, bits=bits_) for x in rows]
         mx.eval(rows)
         layer.keys, layer.values = rows
         layer.offset = n_tokens
+        del rows
     return cache
 
 
-def token_by_token(model, cache, n_new):
-    """As generate_step does it, with the host's time apart: the graph of the next token is built and begun while this one is computed."""
+def token_by_token(model, cache, n_new, fixed):
+    """As generate_step does it, with the host's time apart: the graph of the next token is built and begun while this one is computed. fixed: each
+    token is forgotten again, so that all have the same history."""
     def begin(y):
         start = time.perf_counter()
         logits = model(y[None], cache=cache)[:, -1]
         y = mx.argmax(logits - mx.logsumexp(logits, keepdims=True), axis=-1)
+        if fixed:
+            caches.trim_prompt_cache(cache, 1)
         built = time.perf_counter()
         mx.async_eval(y)
         return y, built - start, time.perf_counter() - built
@@ -191,15 +198,22 @@ def token_by_token(model, cache, n_new):
     times, builds, sends = [], [], []
     with mx.stream(mx.new_stream(mx.default_device())):
         y = begin(mx.array([1]))[0]
-        last = time.perf_counter()
+        for _ in range(WARM):  # one after the other: nobody begins behind
+            mx.eval(y)
+            mx.synchronize()
+            y = begin(y)[0]
+        mx.eval(y)
+        mx.synchronize()
+        y, last = begin(y)[0], time.perf_counter()
         for _ in range(n_new):
             following, build, send = begin(y)
             mx.eval(y)
             y, now = following, time.perf_counter()
             times, builds, sends, last = times + [now - last], builds + [build], sends + [send], now
         mx.eval(y)
-    return {"decode_tokens_per_s": 1 / statistics.median(times[WARM:]), "decode_ms": [round(t * 1e3, 3) for t in times[WARM:]],
-            "build_ms": statistics.median(builds[WARM:]) * 1e3, "send_ms": statistics.median(sends[WARM:]) * 1e3}
+    times, builds, sends = times[2:], builds[2:], sends[2:]
+    return {"decode_tokens_per_s": 1 / statistics.median(times), "token_ms": statistics.median(times) * 1e3, "decode_ms": [round(t * 1e3, 3) for t in times],
+            "build_ms": statistics.median(builds) * 1e3, "send_ms": statistics.median(sends) * 1e3}
 
 
 def timed(model, prompt, cache, n_new, step):
@@ -271,25 +285,28 @@ class Model:
     def own(self, step=None):
         return self.measured("mlx-lm bf16", step)
 
-    def behind(self, who, n_new, cached, bits_=16):
+    def behind(self, who, n_new, cached, bits_, fixed):
         """Tokens behind a history."""
         settle()
         cache = caches.make_prompt_cache(self.model)
         if bits_ < 16:
             cache = [c.to_quantized(group_size=64, bits=bits_) for c in cache]
-        cache = history(cache, self.options.shape, cached, bits_)
-        found = token_by_token(self.model, cache, n_new)
+        cache = history(cache, self.options.shape, cached, bits_, 1 if fixed else 2 * NEW)
+        found = token_by_token(self.model, cache, n_new, fixed)
         del cache
         settle()
-        return told({"who": who, "cached": cached, **found})
+        return told({"who": who, "cached": cached, "keys_at_the_end": cached + (1 if fixed else n_new + WARM + 2), **found})
 
-    def flat_behind(self, codec, cached=None):
-        with flat(codec, self.options.tokens, max_seqs=2):
-            return self.behind(f"flatkv {codec}", NEW, cached or self.options.tokens - 2 * NEW)
+    def flat_behind(self, codec, cached=None, fixed=False, **more):
+        with flat(codec, self.options.tokens, max_seqs=2, **more):
+            return self.behind(f"flatkv {codec}" + ("" if more.get("compile", True) else ", built anew"), NEW, self.cached(cached, fixed), 16, fixed)
 
-    def own_behind(self, bits_=16, cached=None):
-        name, n_new = ("bf16", NEW) if bits_ == 16 else (f"{bits_} bits", WARM + 16)
-        return self.behind(f"mlx-lm {name}", n_new, cached or self.options.tokens - 2 * NEW, bits_)
+    def own_behind(self, bits_=16, cached=None, fixed=False):
+        name, n_new = ("bf16", NEW) if bits_ == 16 else (f"{bits_} bits", 16)
+        return self.behind(f"mlx-lm {name}", n_new, self.cached(cached, fixed), bits_, fixed)
+
+    def cached(self, cached, fixed):
+        return cached or self.options.tokens - (1 if fixed else 2 * NEW)
 
 
 def told(found):
@@ -305,7 +322,13 @@ def runs(name, *makers):
         for make in makers:
             if options.late():
                 break
-            result["runs"].append(make(model))
+            try:
+                result["runs"].append(make(model))
+            except RuntimeError as error:  # of a peer, say: the others are still to be measured
+                result["runs"].append({"who": "failed", "error": f"{type(error).__name__}: {error}"[:500]})
+                result["good"] = False
+                flatkv.uninstall()
+                settle()
             options.write()
         return result
     return part
@@ -313,8 +336,8 @@ def runs(name, *makers):
 
 # ---- two long prompts at once
 
-def batched(model, prompts, n_new):
-    """mlx-lm's BatchGenerator over prompts that begin together; seconds of prefill and decode, bytes."""
+def batched(model, prompts, n_new, seconds):
+    """mlx-lm's BatchGenerator over prompts that begin together, for so many seconds behind the first token; seconds of prefill and decode, bytes."""
     settle()
     start = mx.get_active_memory()
     mx.reset_peak_memory()
@@ -322,7 +345,7 @@ def batched(model, prompts, n_new):
     began = time.perf_counter()
     generator.insert(prompts)
     n_out, first, ends = 0, 0.0, []
-    while n_out < n_new * len(prompts):
+    while n_out < n_new * len(prompts) and (not first or time.perf_counter() - first < seconds):
         _, answers = generator.next()
         n_out += len(answers)
         if answers and not first:
@@ -332,37 +355,75 @@ def batched(model, prompts, n_new):
     generator.close()
     del generator
     steps = [b - a for a, b in zip(ends[WARM:], ends[WARM + 1:])]
-    return {"first_token_s": first - began, "prefill_tokens_per_s": sum(map(len, prompts)) / (first - began),
-            "decode_tokens_per_s": len(prompts) / statistics.median(steps), "peak_bytes": mx.get_peak_memory() - start, "in_decode_bytes": end_bytes}
+    rate = [len(prompts) / statistics.median(part) for part in (steps, steps[:100], steps[-100:])]
+    return {"first_token_s": first - began, "prefill_tokens_per_s": sum(map(len, prompts)) / (first - began), "new": n_out // len(prompts),
+            "decode_tokens_per_s": rate[0], "decode_first_tokens_per_s": rate[1], "decode_last_tokens_per_s": rate[2],
+            "whole_s": ends[-1] - began, "peak_bytes": mx.get_peak_memory() - start, "in_decode_bytes": end_bytes}
 
 
 def batch(options):
     s, options.model = options.shape, options.model or Model(options)
     model = options.model.model
-    n_prompt, n_new = (600, 20) if options.quick else (50000, 100)
+    n_prompt, n_new, seconds = (600, 20, 20) if options.quick else (50000, 5000, 25)
     mx.random.seed(2)
     prompts = [mx.random.randint(0, s.vocab, (n,)).tolist() for n in (n_prompt, n_prompt - 17)]
-    result = {"prompts": [len(p) for p in prompts], "new": n_new, "good": True, "runs": []}
+    result = {"prompts": [len(p) for p in prompts], "wanted": n_new, "seconds_of_decode": seconds, "good": True, "runs": []}
     options.parts["batch"] = result
     with flat("8/4", 2 * (n_prompt + n_new + 64), max_seqs=8):
-        batched(model, [p[:300] for p in prompts], WARM + 4)
-        result["runs"].append({"who": "flatkv 8/4", **batched(model, prompts, n_new)})
+        batched(model, [p[:300] for p in prompts], WARM + 4, 5)
+        pages = sum(pool.plan.total_bytes for pool in flatkv.lm.pools())
+        result["runs"].append(told({"who": "flatkv 8/4", "pages_bytes": pages, **batched(model, prompts, n_new, seconds)}))
     options.write()
     if not options.late():
-        batched(model, [p[:300] for p in prompts], WARM + 4)
-        result["runs"].append({"who": "mlx-lm", **batched(model, prompts, n_new)})
+        batched(model, [p[:300] for p in prompts], WARM + 4, 5)
+        result["runs"].append(told({"who": "mlx-lm", **batched(model, prompts, n_new, seconds)}))
     return result
 
 
+# ---- graphs that are kept
+
+def replay(options):
+    """The same texts with kept graphs and with graphs that are built anew: one alone over the ends of pages, and two together."""
+    s, options.model = options.shape, options.model or Model(options)
+    model, prompt, n = options.model.model, options.model.prompt, 24 if options.quick else 150
+    same, refused = {}, []
+    for codec in ("8/4", "s4/s4"):
+        answers = []
+        for compile_ in (False, True):
+            with flat(codec, 4 * CHUNK + 2048, max_seqs=16, compile=compile_):
+                cache = caches.make_prompt_cache(model)
+                found = [(int(y), mx.sum(mx.abs(p)).item()) for y, p in generate_step(prompt[:CHUNK - 20], model, max_tokens=n, prompt_cache=cache)]
+                texts = batch_texts(model, [prompt[:100].tolist(), prompt[50:400].tolist()], n)
+                answers.append((found, texts))
+                replays = flatkv.lm.hook._now.replays
+                refused += [k.refused for of_pool in replays._kept.values() for k in of_pool.values()]
+                del cache
+        same[codec] = answers[0] == answers[1]
+    return {"good": all(same.values()) and not any(refused), "same_bits": same, "kept": len(refused), "refused": sum(refused)}
+
+
+def batch_texts(model, prompts, n):
+    generator, texts = BatchGenerator(model, max_tokens=n, prefill_step_size=CHUNK // len(prompts)), {}
+    generator.insert(prompts)
+    while sum(map(len, texts.values())) < n * len(prompts):
+        for answer in generator.next()[1]:
+            texts.setdefault(answer.uid, []).append(answer.token)
+    generator.close()
+    return sorted(texts.items())
+
+
 # by name: the seconds that a part may take, and the part
-PARTS = {"model": (150, runs("model", lambda m: m.flat("8/4"), lambda m: m.own())),
-         "decode": (100, runs("decode", lambda m: m.flat_behind("8/4"), lambda m: m.own_behind(), lambda m: m.own_behind(8), lambda m: m.own_behind(4),
-                              lambda m: m.flat_behind("s4/s4"), lambda m: m.flat_behind("4/4"), lambda m: m.flat_behind("16/16"))),
-         "base": (60, runs("base", lambda m: m.flat_behind("8/4"), lambda m: m.own_behind(), lambda m: m.flat_behind("8/4", CHUNK),
-                            lambda m: m.own_behind(16, CHUNK))),
-         "batch": (100, batch),
-         "steps": (120, runs("steps", lambda m: m.flat("8/4", 4 * CHUNK), lambda m: m.own(4 * CHUNK))),
-         "attention": (60, attention), "bits": (60, bits), "kernels": (90, kernels)}
+PARTS = {"decode": (60, runs("decode", lambda m: m.flat_behind("8/4"), lambda m: m.own_behind(), lambda m: m.flat_behind("8/4", compile=False))),
+         "fixed": (60, runs("fixed", lambda m: m.flat_behind("8/4", fixed=True), lambda m: m.own_behind(fixed=True), lambda m: m.own_behind(8, fixed=True),
+                            lambda m: m.own_behind(4, fixed=True))),
+         "model": (150, runs("model", lambda m: m.flat("8/4"), lambda m: m.own())),
+         "replay": (40, replay),
+         "codecs": (60, runs("codecs", lambda m: m.flat_behind("s4/s4"), lambda m: m.flat_behind("4/4"), lambda m: m.flat_behind("16/16"))),
+         "batch": (140, batch),
+         "attention": (60, attention), "bits": (60, bits), "kernels": (90, kernels),
+         "short": (30, runs("short", lambda m: m.flat_behind("8/4", CHUNK), lambda m: m.own_behind(16, CHUNK))),
+         "steps": (120, runs("steps", lambda m: m.flat("8/4", 4 * CHUNK), lambda m: m.own(4 * CHUNK)))}
+ASKED_FOR = ("short", "steps")
 
 
 class Options(argparse.Namespace):
@@ -389,7 +450,7 @@ def main():
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--tokens", type=int, default=131072)
-    parser.add_argument("--only", nargs="*", default=[name for name in PARTS if name != "base"])
+    parser.add_argument("--only", nargs="*", default=[name for name in PARTS if name not in ASKED_FOR])
     options = parser.parse_args(namespace=Options())
     options.began, options.parts, options.shape = time.perf_counter(), {}, TINY if options.quick else LLAMA_8B
     if options.quick:

@@ -22,3 +22,7 @@ def test_a_step_makes_its_kernels(device, codec):
 
 def test_generation_is_ordered_by_tickets_alone():
     run("generate")
+
+
+def test_kept_graphs_answer_as_those_built_anew():
+    run("replay")

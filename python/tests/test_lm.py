@@ -65,6 +65,19 @@ def test_generate_is_mlx_lms_and_memory_stays(flat):
     assert flatkv.lm.pools()[0].consistent()
 
 
+@pytest.mark.parametrize("n", [1, 3])
+def test_what_is_trimmed_right_behind_a_pass_is_gone(flat, n):
+    model, tokens = llama(), text(60)
+    answers = []
+    for cache in (caches.make_prompt_cache(model), OWN(model)):
+        model(tokens[None, :40], cache=cache)
+        model(tokens[None, 40:43], cache=cache)
+        caches.trim_prompt_cache(cache, n)
+        answers.append(model(tokens[None, 50:52], cache=cache))
+        assert cache[0].offset == 45 - n
+    assert relative(*answers) < LIMIT
+
+
 def test_a_step_that_fails_at_its_end_never_was(flat):
     model, tokens = llama(), text(60)
     cache = caches.make_prompt_cache(model)

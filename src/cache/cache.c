@@ -425,7 +425,7 @@ static fkv_status check_step(const fkv_step *step, const char *call) {
     return FKV_OK;
 }
 
-static fkv_status check_layer(const fkv_step *step, const fkv_device *device, uint32_t layer, const char *call) {
+fkv_status fkv_step_check_layer(const fkv_step *step, const fkv_device *device, uint32_t layer, const char *call) {
     FKV_TRY(check_step(step, call));
     const fkv_cache *cache = step->cache;
     FKV_REQUIRE(cache->device == device, FKV_UNSUPPORTED, "%s: the pages of this cache are on another device (%s); use %s", call,
@@ -435,13 +435,13 @@ static fkv_status check_layer(const fkv_step *step, const fkv_device *device, ui
 }
 
 fkv_status fkv_step_check_write(const fkv_step *step, const fkv_device *device, uint32_t layer, const char *call) {
-    FKV_TRY(check_layer(step, device, layer, call));
+    FKV_TRY(fkv_step_check_layer(step, device, layer, call));
     FKV_REQUIRE(!step->written[layer], FKV_BAD_STATE, "%s: layer %u was written in this step already", call, layer);
     return FKV_OK;
 }
 
 fkv_status fkv_step_check_attend(const fkv_step *step, const fkv_device *device, uint32_t layer, const char *call) {
-    FKV_TRY(check_layer(step, device, layer, call));
+    FKV_TRY(fkv_step_check_layer(step, device, layer, call));
     FKV_REQUIRE(step->written[layer], FKV_BAD_STATE, "%s: layer %u was not written in this step; a query sees its own token",
                 call, layer);
     return FKV_OK;
@@ -465,7 +465,7 @@ static const fkv_attn_row *rows_of(const fkv_step *step, uint32_t layer) {
 }
 
 fkv_status fkv_write(fkv_step *step, uint32_t layer, const void *k, const void *v) {
-    FKV_TRY(check_layer(step, &fkv_device_host, layer, "fkv_write"));
+    FKV_TRY(fkv_step_check_layer(step, &fkv_device_host, layer, "fkv_write"));
     FKV_REQUIRE(k != NULL && v != NULL, FKV_BAD_ARGUMENT, "fkv_write: k or v of layer %u is NULL", layer);
     FKV_TRY(fkv_step_check_write(step, &fkv_device_host, layer, "fkv_write"));
     fkv_cache *cache = step->cache;
@@ -475,7 +475,7 @@ fkv_status fkv_write(fkv_step *step, uint32_t layer, const void *k, const void *
 }
 
 fkv_status fkv_attend(fkv_step *step, uint32_t layer, const void *q, void *out) {
-    FKV_TRY(check_layer(step, &fkv_device_host, layer, "fkv_attend"));
+    FKV_TRY(fkv_step_check_layer(step, &fkv_device_host, layer, "fkv_attend"));
     FKV_REQUIRE(q != NULL && out != NULL, FKV_BAD_ARGUMENT, "fkv_attend: q or out of layer %u is NULL", layer);
     FKV_TRY(fkv_step_check_attend(step, &fkv_device_host, layer, "fkv_attend"));
     fkv_cache *cache = step->cache;

@@ -57,8 +57,9 @@ extern const fkv_device fkv_device_host;
 FKV_SEAM fkv_status fkv_plan_make_on(const fkv_device *device, const fkv_config *config, fkv_plan *plan);
 FKV_SEAM fkv_status fkv_cache_open_on(const fkv_device *device, const void *options, const fkv_config *config, fkv_cache **cache);
 
-/* The public checks of a device's own write and attend: the step is open, its cache is of this device, the layer exists, was not
- * written yet (write) or was (attend). `call` is the name for the message. */
+/* The public checks of a device's own write and attend: the step is open, its cache is of this device, the layer exists (all of
+ * them), was not written yet (write) or was (attend). `call` is the name for the message. */
+FKV_SEAM fkv_status fkv_step_check_layer(const fkv_step *step, const fkv_device *device, uint32_t layer, const char *call);
 FKV_SEAM fkv_status fkv_step_check_write(const fkv_step *step, const fkv_device *device, uint32_t layer, const char *call);
 FKV_SEAM fkv_status fkv_step_check_attend(const fkv_step *step, const fkv_device *device, uint32_t layer, const char *call);
 

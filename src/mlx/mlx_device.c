@@ -369,18 +369,21 @@ fkv_mlx_way fkv_mlx_cache_way(const fkv_cache *cache) {
     return mlx != NULL ? mlx->way : FKV_MLX_AUTO;
 }
 
-/* a: [T, heads, D] of a type that rows may have. */
-static fkv_status check_rows(mlx_array a, uint32_t n_tokens, uint32_t n_heads, uint32_t dim, const char *what) {
+/* a: [T, heads, D] of a type that rows may have, or the same numbers as [T, heads, 1, D] where kernels read them. */
+static fkv_status check_rows(const fkv_mlx_state *mlx, mlx_array a, uint32_t n_heads, uint32_t dim, const char *what) {
+    const uint32_t n_tokens = mlx->step.n_tokens;
     FKV_REQUIRE(a.ctx != NULL, FKV_BAD_ARGUMENT, "%s is an empty array", what);
     const mlx_dtype type = mlx_array_dtype(a);
     FKV_REQUIRE(type == MLX_FLOAT16 || type == MLX_BFLOAT16 || type == MLX_FLOAT32, FKV_BAD_ARGUMENT,
                 "%s is of MLX type %d: float16, bfloat16 or float32", what, (int)type);
     const size_t n_dims = mlx_array_ndim(a);
     const int *shape = mlx_array_shape(a);
-    FKV_REQUIRE(n_dims == 3, FKV_BAD_ARGUMENT, "%s has %zu dimensions: [%u, %u, %u] is expected", what, n_dims, n_tokens, n_heads,
-                dim);
-    FKV_REQUIRE(shape[0] == (int)n_tokens && shape[1] == (int)n_heads && shape[2] == (int)dim, FKV_BAD_ARGUMENT,
-                "%s is [%d, %d, %d]: [%u, %u, %u] is expected", what, shape[0], shape[1], shape[2], n_tokens, n_heads, dim);
+    const bool of_one = n_dims == 4 && shape[2] == 1 && mlx->way == FKV_MLX_FUSED;
+    FKV_REQUIRE(n_dims == 3 || of_one, FKV_BAD_ARGUMENT, "%s has %zu dimensions: [%u, %u, %u] is expected", what, n_dims,
+                n_tokens, n_heads, dim);
+    const int last = shape[n_dims - 1];
+    FKV_REQUIRE(shape[0] == (int)n_tokens && shape[1] == (int)n_heads && last == (int)dim, FKV_BAD_ARGUMENT,
+                "%s is [%d, %d, %d]: [%u, %u, %u] is expected", what, shape[0], shape[1], last, n_tokens, n_heads, dim);
     return FKV_OK;
 }
 
@@ -388,8 +391,8 @@ fkv_status fkv_mlx_write(fkv_step *step, uint32_t layer, mlx_array k, mlx_array 
     FKV_TRY(fkv_step_check_write(step, &fkv_device_mlx, layer, "fkv_mlx_write"));
     fkv_mlx_state *mlx = fkv_step_device_state(step);
     fkv_mlx_layer *at = &mlx->layers[layer];
-    FKV_TRY(check_rows(k, mlx->step.n_tokens, at->attn->n_kv_heads, at->attn->head_dim, "fkv_mlx_write: k"));
-    FKV_TRY(check_rows(v, mlx->step.n_tokens, at->attn->n_kv_heads, at->attn->head_dim, "fkv_mlx_write: v"));
+    FKV_TRY(check_rows(mlx, k, at->attn->n_kv_heads, at->attn->head_dim, "fkv_mlx_write: k"));
+    FKV_TRY(check_rows(mlx, v, at->attn->n_kv_heads, at->attn->head_dim, "fkv_mlx_write: v"));
     FKV_TRY(mlx->way == FKV_MLX_FUSED ? fkv_mlx_fused_write(mlx, at, k, v) : fkv_mlx_plain_write(mlx, at, k, v));
     fkv_step_wrote(step, layer);
     return FKV_OK;
@@ -415,7 +418,7 @@ fkv_status fkv_mlx_attend(fkv_step *step, uint32_t layer, mlx_array q, mlx_array
     fkv_mlx_state *mlx = fkv_step_device_state(step);
     fkv_mlx_layer *at = &mlx->layers[layer];
     FKV_REQUIRE(out != NULL, FKV_BAD_ARGUMENT, "fkv_mlx_attend: out is NULL");
-    FKV_TRY(check_rows(q, mlx->step.n_tokens, at->attn->n_q_heads, at->attn->head_dim, "fkv_mlx_attend: q"));
+    FKV_TRY(check_rows(mlx, q, at->attn->n_q_heads, at->attn->head_dim, "fkv_mlx_attend: q"));
     FKV_TRY(mlx->way == FKV_MLX_FUSED ? fkv_mlx_fused_attend(mlx, at, q, out) : fkv_mlx_plain_attend(mlx, at, q, out));
     fkv_step_attended(step, packed_bytes(mlx, at));
     return FKV_OK;
@@ -428,6 +431,49 @@ fkv_status fkv_mlx_step_pending(fkv_step *step, mlx_vector_array arrays) {
     for (uint32_t l = 0; l < mlx->n_pools; l++) {
         const mlx_array newest = mlx->way == FKV_MLX_FUSED ? mlx->layers[l].ticket : mlx->layers[l].pool;
         FKV_TRY(fkv_mlx_check(mlx_vector_array_append_value(arrays, newest), "fkv_mlx_step_pending"));
+    }
+    return FKV_OK;
+}
+
+/* The state of an open step of the fused way. */
+static fkv_status kept_step(fkv_step *step, const char *call, fkv_mlx_state **mlx) {
+    FKV_TRY(fkv_step_check_layer(step, &fkv_device_mlx, 0, call));
+    *mlx = fkv_step_device_state(step);
+    FKV_REQUIRE((*mlx)->way == FKV_MLX_FUSED, FKV_UNSUPPORTED, "%s: only graphs of the fused way can be kept", call);
+    return FKV_OK;
+}
+
+fkv_status fkv_mlx_step_state(fkv_step *step, mlx_vector_array arrays, uint32_t *form, uint32_t *n_tables) {
+    fkv_mlx_state *mlx = NULL;
+    FKV_REQUIRE(form != NULL && n_tables != NULL, FKV_BAD_ARGUMENT, "fkv_mlx_step_state: form or n_tables is NULL");
+    FKV_TRY(kept_step(step, "fkv_mlx_step_state", &mlx));
+    const uint32_t room = *n_tables;
+    *n_tables = 0;
+    for (uint32_t l = 0; l < mlx->n_layers; l++) {
+        const fkv_mlx_layer *layer = &mlx->layers[l];
+        if (layer->table_of != l) continue;
+        FKV_REQUIRE(*n_tables < room, FKV_BAD_ARGUMENT, "fkv_mlx_step_state: there is room for %u tables", room);
+        fkv_mlx_fused_form(mlx, layer, form + (size_t)*n_tables * FKV_MLX_FORM_WORDS);
+        FKV_TRY(fkv_mlx_check(mlx_vector_array_append_value(arrays, layer->table), "fkv_mlx_step_state"));
+        ++*n_tables;
+    }
+    for (uint32_t l = 0; l < mlx->n_pools; l++)
+        FKV_TRY(fkv_mlx_check(mlx_vector_array_append_value(arrays, mlx->layers[l].ticket), "fkv_mlx_step_state"));
+    return FKV_OK;
+}
+
+fkv_status fkv_mlx_step_put_state(fkv_step *step, mlx_vector_array arrays, bool replayed) {
+    fkv_mlx_state *mlx = NULL;
+    FKV_TRY(kept_step(step, "fkv_mlx_step_put_state", &mlx));
+    int code = 0;
+    size_t at = 0;
+    for (uint32_t l = 0; l < mlx->n_layers; l++)
+        if (mlx->layers[l].table_of == l) code |= mlx_vector_array_get(&mlx->layers[l].table, arrays, at++);
+    for (uint32_t l = 0; l < mlx->n_pools; l++) code |= mlx_vector_array_get(&mlx->layers[l].ticket, arrays, at++);
+    FKV_TRY(fkv_mlx_check(code, "fkv_mlx_step_put_state"));
+    for (uint32_t l = 0; replayed && l < mlx->n_layers; l++) {
+        fkv_step_wrote(step, l);
+        fkv_step_attended(step, packed_bytes(mlx, &mlx->layers[l]));
     }
     return FKV_OK;
 }

@@ -19,7 +19,8 @@
 
 enum {
     LARGE_ANSWER_BYTES = 64 * 1024, /* an answer above this is not kept alive as a ticket */
-    TICKET_WORDS = 8                /* Metal takes what has fewer for a constant, and would compile every kernel twice */
+    TABLE_STEP = 1024, /* words: a table that grows page by page rarely changes its shape, see fkv_mlx_step_state() */
+    TICKET_WORDS = 8   /* Metal takes what has fewer for a constant, and would compile every kernel twice */
 };
 
 /* ---- texts ---- */
@@ -153,15 +154,26 @@ fkv_status fkv_mlx_fused_begin(fkv_mlx_state *mlx) {
         fkv_mlx_layer *layer = &mlx->layers[l];
         if (layer->table_of != l) continue;
         const fkv_attn_row *rows = fkv_mlx_rows(mlx, layer);
-        const uint32_t n = fkv_step_table_words(&layer->cut, rows, mlx->step.n_rows);
-        uint32_t *words = malloc(n * sizeof *words);
+        uint32_t n = fkv_step_table_words(&layer->cut, rows, mlx->step.n_rows);
+        n = fkv_ceil_div(n, TABLE_STEP) * TABLE_STEP;
+        uint32_t *words = calloc(n, sizeof *words);
         FKV_REQUIRE(words != NULL, FKV_NO_MEMORY, "the system did not give %zu bytes for the table of a step", n * sizeof *words);
         fkv_step_table_fill(&layer->cut, rows, mlx->step.n_rows, words);
         memcpy(layer->header, words, sizeof layer->header);
+        layer->table_words = n;
         layer->table = mlx_array_new_data_managed(words, (const int[]){(int)n}, 1, MLX_UINT32, free);
         if (layer->table.ctx == NULL) return fkv_mlx_failed("fkv_step_begin");
     }
     return FKV_OK;
+}
+
+/* Grids and shapes follow from these alone. */
+void fkv_mlx_fused_form(const fkv_mlx_state *mlx, const fkv_mlx_layer *layer, uint32_t *form) {
+    const uint32_t *words = layer->header;
+    const uint32_t of[FKV_MLX_FORM_WORDS] = {
+        mlx->step.n_tokens,      words[FKV_STEP_N_ITEMS], words[FKV_STEP_N_PIECES], words[FKV_STEP_ITEM_QUERIES],
+        words[FKV_STEP_N_TILES], words[FKV_STEP_N_SEALS], layer->table_words};
+    memcpy(form, of, sizeof of);
 }
 
 /* The newest state of the layer's pools. */
@@ -261,6 +273,13 @@ static void add_tickets(const fkv_mlx_layer *layer, attend_inputs *to) {
     add_input(to, layer->ticket);
 }
 
+/* [T, H, D] or [T, H, 1, D] */
+static fkv_mlx_shape shape_of(mlx_array q) {
+    fkv_mlx_shape shape = {.n = (int)mlx_array_ndim(q)};
+    memcpy(shape.at, mlx_array_shape(q), (size_t)shape.n * sizeof shape.at[0]);
+    return shape;
+}
+
 /* All rows that are decoded: [T, H, D], what other rows have there is not to be looked at. */
 static mlx_array decode(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array q) {
     fkv_mlx_graph *g = &mlx->graph;
@@ -281,7 +300,7 @@ static mlx_array decode(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array q) {
 
     const fkv_mlx_launch merge = {.blocks = {words[FKV_STEP_N_ITEMS], attn->n_q_heads, queries},
                                   .threads = threads_of(mlx, layer, FKV_KERNEL_MERGE),
-                                  .out_shape = FKV_MLX_SHAPE((int)mlx->step.n_tokens, (int)attn->n_q_heads, (int)attn->head_dim),
+                                  .out_shape = shape_of(q),
                                   .out_type = mlx_array_dtype(q)};
     const mlx_array folded[] = {parts, shared->table, layer->sink_logits};
     kernel = kernel_for(mlx, layer, FKV_KERNEL_MERGE, rows_type(q), 0);
@@ -299,7 +318,7 @@ static mlx_array prefill(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array q, 
     const fkv_mlx_launch tiles = {.blocks = {shared->header[FKV_STEP_N_TILES] + beside, attn->n_kv_heads,
                                              fkv_ceil_div(rows, fkv_prefill_rows(mlx->kernels_for, attn))},
                                   .threads = threads_of(mlx, layer, which),
-                                  .out_shape = FKV_MLX_SHAPE((int)mlx->step.n_tokens, (int)attn->n_q_heads, (int)attn->head_dim),
+                                  .out_shape = shape_of(q),
                                   .out_type = mlx_array_dtype(q)};
     attend_inputs inputs = first_inputs(layer, q, shared->table);
     add_input(&inputs, layer->sink_logits);
@@ -314,7 +333,10 @@ static mlx_array ticket_of(fkv_mlx_state *mlx, mlx_array out) {
     if (g->failed) return out;
     mlx_array words = fkv_mlx_view(g, out, MLX_UINT32);
     if (mlx_array_nbytes(out) <= LARGE_ANSWER_BYTES) return words;
-    mlx_array some = fkv_mlx_slice(g, words, FKV_MLX_SHAPE(0, 0, 0), FKV_MLX_SHAPE(1, 1, TICKET_WORDS));
+    fkv_mlx_shape begin = {.n = (int)mlx_array_ndim(out)};
+    fkv_mlx_shape end = {.n = begin.n, .at = {1, 1, 1, 1}};
+    end.at[end.n - 1] = TICKET_WORDS;
+    mlx_array some = fkv_mlx_slice(g, words, begin, end);
     return fkv_mlx_fresh(g, some, mlx->constants.zero_u32);
 }
 

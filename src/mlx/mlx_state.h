@@ -56,8 +56,9 @@ struct fkv_mlx_layer {
     uint32_t kind;           /* the first layer of the same shape, whose kernels serve this one */
     fkv_mlx_kernels kernels; /* empty where kind is another layer */
     fkv_step_cut cut;
-    uint32_t table_of;                /* the first layer that cuts alike, whose table serves this one */
-    mlx_array table;                  /* of the step; empty between steps, and where table_of is another layer */
+    uint32_t table_of; /* the first layer that cuts alike, whose table serves this one */
+    mlx_array table;   /* of the step; empty between steps, and where table_of is another layer */
+    uint32_t table_words;
     uint32_t header[FKV_STEP_HEADER]; /* the first words of the table */
 };
 
@@ -118,6 +119,9 @@ void fkv_mlx_fused_close(fkv_mlx_layer *layer);
 fkv_status fkv_mlx_fused_begin(fkv_mlx_state *mlx);
 fkv_status fkv_mlx_fused_write(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array k, mlx_array v);
 fkv_status fkv_mlx_fused_attend(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array q, mlx_array *out);
+
+/* What the graph of a step depends on beside its arrays, of one table. form: [FKV_MLX_FORM_WORDS] */
+void fkv_mlx_fused_form(const fkv_mlx_state *mlx, const fkv_mlx_layer *layer, uint32_t *form);
 
 /* Pages for the store; a failure is the graph's. put: n 16-bit numbers into the pool from number `at` on, evaluated. */
 void fkv_mlx_fused_copy(fkv_mlx_state *mlx, fkv_mlx_layer *layer, uint32_t from, uint32_t to);

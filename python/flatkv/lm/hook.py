@@ -24,6 +24,7 @@ from . import look
 from .look import Probe, Refusal
 from .pool import KVLayer, Options, Pool, Text, cache_options, identity_of, layers_of
 from .prompt import Fetched, FlatKVCache, loading, saving
+from .replay import Replays, Traced, replaying
 
 
 class _Installed:
@@ -40,6 +41,8 @@ class _Installed:
         self.kept: dict[int, dict[str, Pool]] = {}  # pools of a model that lives, by its id
         self.pools: weakref.WeakValueDictionary[str, Pool] = weakref.WeakValueDictionary()
         self.prompts: weakref.WeakSet[Any] = weakref.WeakSet()  # mlx-lm's stores of prompts
+        self.replays = Replays()
+        self.calls: dict[type, tuple[bool, Any]] = {}  # of classes of models: whether it was the class' own, and the function
 
     def make_room(self) -> bool:
         """Lets go of the prompt that was kept longest without being asked for."""
@@ -74,6 +77,20 @@ class _Installed:
         """The model is gone: its pools go with the last of their texts."""
         self.kept.pop(key[0], None)
         self.found.pop(key, None)
+        self.replays.forget(key[0])
+
+    def replay(self, kind: type) -> None:
+        """Decode steps of models of this class are replayed from now on."""
+        if kind not in self.calls:
+            self.calls[kind] = "__call__" in vars(kind), kind.__call__
+            kind.__call__ = functools.wraps(kind.__call__)(replaying(kind.__call__, self.replays))
+
+    def restore_calls(self) -> None:
+        for kind, (own, call) in self.calls.items():
+            if own:
+                kind.__call__ = call
+            else:
+                del kind.__call__
 
     def prompt_cache(self, model: Any, max_kv_size: int | None) -> list[Any]:
         make = self.functions["make_prompt_cache"]
@@ -83,6 +100,8 @@ class _Installed:
             return own
         pool = self.pool(layers)
         self.kept.setdefault(id(model), {})[pool.identity] = pool
+        if pool.fused and self.options.compile:
+            self.replay(type(model))
         text, numbers = Text(pool), iter(range(len(layers)))
         return look.replaced(own, lambda _: FlatKVCache(next(numbers), [text]))
 
@@ -125,7 +144,7 @@ class _Installed:
 
         @functools.wraps(original)
         def attention(layer: Any, x: Any, mask: Any = None, cache: Any = None) -> Any:
-            if not isinstance(cache, (Probe, FlatKVCache)):
+            if not isinstance(cache, (Probe, FlatKVCache, Traced)):
                 return original(layer, x, mask, cache)
             n_rows, n, _ = x.shape
 
@@ -154,18 +173,19 @@ def _replace(old: dict[str, Any], new: dict[str, Any]) -> None:
 
 
 def install(max_tokens: int, *, codec: str = "8/4", rotate: str | None = "kv", max_seqs: int = 16, max_step_tokens: int = 2048,
-            page_tokens: int = 64, memory_limit: int = 0) -> None:
+            page_tokens: int = 64, memory_limit: int = 0, compile: bool = True) -> None:
     """mlx-lm's prompt caches are flatkv's from now on: generate, batch_generate, chat, the server run unchanged.
 
     max_tokens: of all texts that are open at once, kept prompts included. For each model its pages are taken when its first prompt
     cache is made, and nothing afterwards; flatkv.plan(model, max_tokens) says the bytes. codec: bits of K / bits of V. rotate: "kv",
     "k", "v" or None; 16/16 is never rotated. max_seqs: texts that are open at once, those that mlx-lm's server keeps included.
-    max_step_tokens: of one forward pass, at least mlx-lm's prefill_step_size times the prompts of a batch.
+    max_step_tokens: of one forward pass, at least mlx-lm's prefill_step_size times the prompts of a batch. compile: on a GPU the graph
+    of a decode step is kept and replayed for the tokens after it; False builds every one anew.
     """
     global _now
     uninstall()
     _native.mlx_open()
-    options = Options(max_tokens, codec, rotate, max_seqs, max_step_tokens, page_tokens, memory_limit)
+    options = Options(max_tokens, codec, rotate, max_seqs, max_step_tokens, page_tokens, memory_limit, compile)
     layers, given = cache_options([KVLayer(1, 1, 128, 128, 1.0, 0, 0, "float16")], options)
     mlx_plan(Config(layers, **given))  # a wrong option is refused here, before there is a model
     _now = installed = _Installed(options)
@@ -192,6 +212,7 @@ def uninstall() -> None:
     caches.LRUPromptCache.insert_cache = _now.insert
     gemma2.Attention.__call__ = _now.capped
     del caches.FlatKVCache
+    _now.restore_calls()
     _now.kept.clear()
     _now = None
 

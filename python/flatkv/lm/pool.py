@@ -48,6 +48,7 @@ class Options:
     max_step_tokens: int = 2048
     page_tokens: int = 64
     memory_limit: int = 0
+    compile: bool = True
 
 
 def stored(layer: KVLayer, options: Options) -> tuple[Layer, str]:
@@ -88,6 +89,7 @@ class Pool(MlxCache):
         self._step: MlxStep | None = None
         self._rows: list[tuple[weakref.ref[Text], int]] = []  # of the open step, which keeps no text that everybody else has dropped
         self._wrote: set[int] = set()
+        self._every_layer = set(range(len(layers)))
         self._waits: list[Any] = []  # the plain way: what the next step must find evaluated, or MLX copies whole pools
 
     @property
@@ -115,27 +117,32 @@ class Pool(MlxCache):
 
     # ---- the step ----
 
-    def write(self, layer: int, rows: list[tuple[Text, int]], k: Any, v: Any) -> None:
-        """k, v: [T, G, D] of the model, T the tokens of all rows."""
-        same = [t for t, n in rows if n] == [t() for t, _ in self._rows]
-        if self._step is None or layer in self._wrote or not same:
-            self._begin_pass([(t, n) for t, n in rows if n])
-        assert self._step is not None
-        self._step.write(layer, self._padded(layer, k), self._padded(layer, v))
+    def begins(self, layer: int, texts: list[Text], counts: list[int]) -> bool:
+        """Whether a layer that is written for these texts is the first of a new pass."""
+        return self._step is None or layer in self._wrote or [t for t, n in zip(texts, counts) if n] != [t() for t, _ in self._rows]
+
+    def write(self, layer: int, k: Any, v: Any) -> None:
+        """k, v: [T, G, D] of the model, T the tokens of all rows; [T, G, 1, D] for kernels."""
+        self.open_step().write(layer, self._padded(layer, k), self._padded(layer, v))
         self._wrote.add(layer)
 
-    def attend(self, layer: int, q: Any) -> Any:
+    def open_step(self) -> MlxStep:
         assert self._step is not None, "queries before keys"
-        out = self._step.attend(layer, self._padded(layer, q))
+        return self._step
+
+    def attend(self, layer: int, q: Any) -> Any:
+        out = self.open_step().attend(layer, self._padded(layer, q))
         dim = self.layers[layer].v_dim
         return out if out.shape[-1] == dim else out[..., :dim]
 
     def _padded(self, layer: int, x: Any) -> Any:
         missing = self.config.layers[layer].head_dim - x.shape[-1]
-        return x if missing == 0 else mx.pad(x, [(0, 0), (0, 0), (0, missing)])
+        return x if missing == 0 else mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)])
 
-    def _begin_pass(self, rows: list[tuple[Text, int]]) -> None:
+    def begin_pass(self, rows: list[tuple[Text, int]]) -> MlxStep:
+        """rows: texts and the tokens that they get, 0 of them for those that are not in the pass."""
         self.settle()
+        rows = [(text, n) for text, n in rows if n]
         if self._waits:
             mx.eval(self._waits)
             self._waits = []
@@ -145,6 +152,16 @@ class Pool(MlxCache):
         self._rows, self._wrote = [(weakref.ref(text), n) for text, n in rows], set()
         for text, n in rows:
             text.adding = n
+        return self._step
+
+    def wrote_all(self) -> None:
+        """A kept graph wrote every layer of the open step."""
+        self._wrote = self._every_layer
+
+    def abort_pass(self) -> None:
+        """The open step never was."""
+        self._wrote = set()
+        self.settle()
 
     def pending(self) -> list[Any]:
         """What stands for the writes of the open step, once every layer has been written."""

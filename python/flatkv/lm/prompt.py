@@ -59,11 +59,15 @@ class FlatKVCache(caches._BaseCache):
 
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Fetched, Fetched]:
         n_rows, _, n, _ = keys.shape
-        now = self._now()
         counts = [n] * n_rows if self._left is None else [min(n, left) for left in self._left]
-        if any(length < text.length for text, length in zip(self.texts, now)):
-            self._trim_texts(now)
-        self.pool.write(self.layer, list(zip(self.texts, counts)), self._rows(keys, counts), self._rows(values, counts))
+        if self.pool.begins(self.layer, self.texts, counts):
+            self._trim_texts(self._now())
+            self.pool.begin_pass(list(zip(self.texts, counts)))
+        now = self._now()
+        if n == 1 and self.pool.fused and sum(counts) == n_rows:
+            self.pool.write(self.layer, keys, values)
+        else:
+            self.pool.write(self.layer, self._rows(keys, counts), self._rows(values, counts))
         self._counts = counts
         if self._left is not None:
             self._left = [left - n for left, n in zip(self._left, counts)]
@@ -96,6 +100,8 @@ class FlatKVCache(caches._BaseCache):
         if scale != own:
             queries = queries * (scale / own)
         counts = self._counts
+        if n == 1 and self.pool.fused and all(counts):
+            return self.pool.attend(self.layer, queries)
         out = self.pool.attend(self.layer, self._rows(queries, counts))
         if n == 1 and all(counts):
             return out.reshape(n_rows, heads, 1, -1)
