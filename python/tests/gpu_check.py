@@ -302,7 +302,7 @@ class Model:
 
     def flat_behind(self, codec, cached=None, fixed=False, **more):
         with flat(codec, self.options.tokens, max_seqs=2, **more):
-            return self.behind(f"flatkv {codec}" + ("" if more.get("compile", True) else ", built anew"), NEW, self.cached(cached, fixed), 16, fixed)
+            return self.behind(f"flatkv {codec}" + ("" if more.get("compile", True) else " built anew"), NEW, self.cached(cached, fixed), 16, fixed)
 
     def own_behind(self, bits_=16, cached=None, fixed=False):
         name, n_new = ("bf16", NEW) if bits_ == 16 else (f"{bits_} bits", 16)

@@ -25,7 +25,7 @@ from .pool import Pool
 from .prompt import Fetched, FlatKVCache
 
 TREE = (mx.array, dict, list, tuple)
-N_KEPT = 16  # graphs of one model, those of the last forms
+N_KEPT = 32  # graphs of one model, those of the last forms
 
 
 class Untraceable(Exception):
