@@ -35,8 +35,12 @@ class Answer:
     times: list = dataclasses.field(default_factory=list)  # of pieces of text, in seconds since the request
     error: str = ""
 
+    def gaps_at(self):
+        """When a gap between tokens began, and its seconds; tokens that a step wrote together (drafts that were right) have none."""
+        return [(a, b - a) for a, b in zip(self.times, self.times[1:]) if b - a > 0.0005]
+
     def gaps(self):
-        return [b - a for a, b in zip(self.times, self.times[1:])]
+        return [gap for _, gap in self.gaps_at()]
 
 
 def send(port, body, key="", path="/v1/completions"):

@@ -5,7 +5,7 @@ enum { LONGEST = 3, SHORTEST = 2, LOOK_BACK = 8192 };
 
 static const double START = 0.5;
 static const double STEP = 0.1;   /* of a record towards what was seen */
-static const double MARGIN = 1.1; /* a row more may take longer than rows do on average */
+static const double MARGIN = 1.1; /* what is tried should be worth more than it is thought to take */
 
 uint32_t fkv_draft_find(const uint32_t *tokens, uint32_t n_tokens, uint32_t most, uint32_t *draft) {
     for (uint32_t n = LONGEST; n >= SHORTEST; n--) {
@@ -24,10 +24,33 @@ uint32_t fkv_draft_find(const uint32_t *tokens, uint32_t n_tokens, uint32_t most
 
 fkv_draft_record fkv_draft_record_start(void) { return (fkv_draft_record){.right = START}; }
 
-uint32_t fkv_draft_worth(const fkv_draft_record *r, uint32_t n, double extra, double token_s) {
-    uint32_t worth = 0;
-    for (double all_right = r->right; worth < n && all_right * token_s > MARGIN * extra; all_right *= r->right) worth++;
-    return worth;
+uint32_t fkv_draft_choose(fkv_draft_offer *offers, uint32_t n_offers, const double *extra, uint32_t most, double token_s) {
+    uint32_t order[FKV_MAX_DRAFTED];
+    uint32_t n = 0;
+    uint32_t n_best = 0;
+    double gain = 0.0;
+    double best = 0.0;
+    FKV_ASSERT(most <= FKV_MAX_DRAFTED);
+    for (uint32_t i = 0; i < n_offers; i++) {
+        offers[i].n_tried = 0;
+        offers[i].next = offers[i].n_found > 0 ? offers[i].right : 0.0;
+    }
+    while (n < most) {
+        uint32_t at = 0;
+        for (uint32_t i = 1; i < n_offers; i++)
+            if (offers[i].next > offers[at].next) at = i;
+        fkv_draft_offer *o = &offers[at];
+        if (n_offers == 0 || o->next <= 0.0) break;
+        gain += o->next * token_s;
+        o->n_tried++;
+        o->next = o->n_tried < o->n_found ? o->next * o->right : 0.0;
+        order[n++] = at;
+        if (gain - MARGIN * extra[n] <= best) continue;
+        best = gain - MARGIN * extra[n];
+        n_best = n;
+    }
+    while (n > n_best) offers[order[--n]].n_tried--;
+    return n_best;
 }
 
 void fkv_draft_note(fkv_draft_record *r, uint32_t n_drafted, uint32_t n_right) {

@@ -18,9 +18,20 @@ typedef struct fkv_draft_record {
 
 fkv_draft_record fkv_draft_record_start(void);
 
-/* How many of n drafted tokens are worth trying, if each makes the step `extra` seconds longer, and a token takes token_s without
- * them. */
-uint32_t fkv_draft_worth(const fkv_draft_record *record, uint32_t n, double extra, double token_s);
+enum { FKV_MAX_DRAFTED = 16 }; /* tokens, of a step */
+
+/* What one answer could try. */
+typedef struct fkv_draft_offer {
+    double right; /* of its record */
+    uint32_t n_found;
+    uint32_t n_tried; /* what is chosen of them */
+    double next;      /* the chance of the one that would be tried next */
+} fkv_draft_offer;
+
+/* Chooses what all answers of a step try together, the likeliest tokens first: as many as bring most beyond the time they take.
+ * extra: [most + 1], seconds that so many rows more make the step longer; token_s: what a token takes without drafts. Returns how
+ * many were chosen. most: FKV_MAX_DRAFTED at most. */
+uint32_t fkv_draft_choose(fkv_draft_offer *offers, uint32_t n_offers, const double *extra, uint32_t most, double token_s);
 
 /* Also of a draft that was not tried: whether its first token was the one drawn shows for nothing. */
 void fkv_draft_note(fkv_draft_record *record, uint32_t n_drafted, uint32_t n_right);

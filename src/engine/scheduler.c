@@ -40,10 +40,11 @@ fkv_status fkv_scheduler_open(fkv_scheduler *s, const fkv_engine_config *config,
     s->running = calloc(d->max_seqs, sizeof *s->running);
     s->rows = calloc(d->max_seqs, sizeof *s->rows);
     s->owners = calloc(d->max_seqs, sizeof *s->owners);
+    s->offers = calloc(d->max_seqs, sizeof *s->offers);
     s->masked = calloc(d->n_vocab, sizeof *s->masked);
     s->mask_bits = calloc(mask_words(d->n_vocab), sizeof *s->mask_bits);
-    if (s->share.tenants == NULL || s->running == NULL || s->rows == NULL || s->owners == NULL || s->masked == NULL ||
-        s->mask_bits == NULL) {
+    if (s->share.tenants == NULL || s->running == NULL || s->rows == NULL || s->owners == NULL || s->offers == NULL ||
+        s->masked == NULL || s->mask_bits == NULL) {
         fkv_scheduler_close(s);
         return fkv_fail(FKV_NO_MEMORY, "no memory for the engine's tables");
     }
@@ -64,6 +65,7 @@ void fkv_scheduler_close(fkv_scheduler *s) {
     free(s->running);
     free(s->rows);
     free(s->owners);
+    free(s->offers);
     free(s->masked);
     free(s->mask_bits);
 }
@@ -364,15 +366,9 @@ static void add_row(fkv_scheduler *s, fkv_job *job, uint32_t answer, uint32_t n,
     s->owners[s->n_rows++] = (fkv_row_owner){job, answer};
 }
 
-/* Lets decode rows try tokens that stood behind their last ones before, where that is worth its time. The draft lies behind the
- * tokens of the answer, where what is drawn will overwrite it. A drafted token is a row of decode: it has logits too.
- * Drafts fill a block of rows up and begin none. */
-static void add_drafts(fkv_scheduler *s, fkv_step_work *work) {
-    uint32_t left = fkv_min_u32(s->device.draft_rows, fkv_ceil_div(s->n_rows, ROW_BLOCK) * ROW_BLOCK - s->n_rows);
-    left = fkv_min_u32(left, s->device.max_step_tokens - s->n_rows);
-    s->n_drafted = 0;
-    if (s->device.draft_tokens == 0 || s->n_rows == 0) return;
-    const double token_s = fkv_step_cost_predict(&s->cost, *work) / s->n_rows;
+/* What stood behind the last tokens of each answer before. The draft lies behind the tokens of the answer, where what is drawn
+ * will overwrite it. */
+static void find_drafts(fkv_scheduler *s) {
     for (uint32_t i = 0; i < s->n_rows; i++) {
         fkv_job *job = s->owners[i].job;
         fkv_answer *a = &job->answers[s->owners[i].answer];
@@ -380,16 +376,33 @@ static void add_drafts(fkv_scheduler *s, fkv_step_work *work) {
         uint32_t most = fkv_min_u32(s->device.draft_tokens, job->r.max_new - a->n_new - 1);
         uint32_t n = most > 0 ? fkv_draft_find(a->tokens, end, most, a->tokens + end) : 0;
         a->drafts.guessed = n > 0;
-        fkv_step_work with = {work->n_rows + 1, work->n_prefill, work->history + fkv_step_history(a->n_fed + 1, 1)};
-        double extra = fkv_step_cost_predict(&s->cost, with) - fkv_step_cost_predict(&s->cost, *work);
-        n = fkv_draft_worth(&a->drafts, fkv_min_u32(n, left), extra, token_s);
+        s->offers[i] = (fkv_draft_offer){.right = a->drafts.right, .n_found = n};
+    }
+}
+
+/* Lets decode rows try tokens where that is worth its time. A drafted token is a row of decode: it has logits too. Drafts fill a
+ * block of rows up and begin none. */
+static void add_drafts(fkv_scheduler *s, fkv_step_work *work) {
+    s->n_drafted = 0;
+    if (s->device.draft_tokens == 0 || s->n_rows == 0) return;
+    find_drafts(s);
+    uint32_t most = fkv_min_u32(s->device.draft_rows, fkv_ceil_div(s->n_rows, ROW_BLOCK) * ROW_BLOCK - s->n_rows);
+    most = fkv_min_u32(most, s->device.max_step_tokens - s->n_rows);
+    const double without = fkv_step_cost_predict(&s->cost, *work);
+    double extra[FKV_MAX_DRAFTED + 1];
+    for (uint32_t n = 0; n <= most; n++) {
+        fkv_step_work with = {work->n_rows + n, work->n_prefill, work->history * (1.0 + (double)n / s->n_rows)};
+        extra[n] = fkv_step_cost_predict(&s->cost, with) - without;
+    }
+    s->n_drafted = fkv_draft_choose(s->offers, s->n_rows, extra, most, without / s->n_rows);
+    work->n_rows += s->n_drafted;
+    for (uint32_t i = 0; i < s->n_rows; i++) {
+        const uint32_t n = s->offers[i].n_tried;
         if (n == 0) continue;
-        work->n_rows += n;
+        const fkv_answer *a = &s->owners[i].job->answers[s->owners[i].answer];
         work->history += fkv_step_history(a->n_fed + 1, n);
         s->rows[i].n_tokens += n;
         s->rows[i].logits = FKV_LOGITS_ALL;
-        s->n_drafted += n;
-        left -= n;
     }
 }
 

@@ -53,8 +53,9 @@ typedef struct fkv_scheduler {
     fkv_tokens *rows;      /* [max_seqs] of the step */
     fkv_row_owner *owners; /* [max_seqs] */
     uint32_t n_rows;
-    uint32_t n_drafted; /* tokens of the step */
-    float *masked;      /* [n_vocab] logits of the tokens that a mask allows, and its bits */
+    fkv_draft_offer *offers; /* [max_seqs] */
+    uint32_t n_drafted;      /* tokens of the step */
+    float *masked;           /* [n_vocab] logits of the tokens that a mask allows, and its bits */
     uint32_t *mask_bits;
     size_t max_token_bytes;
     double predicted_s; /* of the steps of the last half minute or so, and what their turns took */

@@ -8,13 +8,13 @@ static const double FORGET = 0.98;
 static const double START[FKV_COST_TERMS] = {0.010, 0.001, 0.001, 0.0};
 /* Of the prediction that a step is believed to have taken, once LEARNED steps were seen. */
 static const double MOST_BELIEVED = 4.0;
-enum { LEARNED = 16 };
+enum { LEARNED = 16, ROWS_TOGETHER = 4 };
 /* Units that bring the terms to the same size. */
 static const double UNIT[FKV_COST_TERMS] = {1.0, 1.0 / 8, 1.0 / 64, 1.0 / (64 * 1024)};
 
 static void terms_of(fkv_step_work work, double x[FKV_COST_TERMS]) {
     x[0] = UNIT[0];
-    x[1] = UNIT[1] * work.n_rows;
+    x[1] = UNIT[1] * (fkv_ceil_div(work.n_rows, ROWS_TOGETHER) * ROWS_TOGETHER);
     x[2] = UNIT[2] * work.n_prefill;
     x[3] = UNIT[3] * work.history;
 }

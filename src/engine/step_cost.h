@@ -1,8 +1,9 @@
 /* How long a step will take, learned from the steps that were.
  *
- * seconds = c0 + c1 * decode rows + c2 * prefill tokens + c3 * tokens of history that are read, found by recursive least squares
- * that forgets old steps slowly. Coefficients below zero count as zero, so more work is never predicted to take less time. What
- * took much longer than predicted (the process was stopped, the machine slept) is learned as a few times longer, no more.
+ * seconds = c0 + c1 * decode rows (in fours: products take as long for three as for four) + c2 * prefill tokens + c3 * tokens of
+ * history that are read, found by recursive least squares that forgets old steps slowly. Coefficients below zero count as zero,
+ * so more work is never predicted to take less time. What took much longer than predicted (the process was stopped, the machine
+ * slept) is learned as a few times longer, no more.
  */
 #ifndef FKV_STEP_COST_H
 #define FKV_STEP_COST_H
