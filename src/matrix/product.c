@@ -150,10 +150,16 @@ static void prepare_item(void *context, uint32_t item, uint32_t thread) {
     j->kernels->prepare_tokens(&j->in, token, fkv_min_u32(j->in.n_tokens - token, PREPARE_TOKENS));
 }
 
+static bool wants_tiles(const fkv_product_kernels *kernels, const fkv_product *p, uint32_t n_tokens) {
+    return kernels->wants_tiles != NULL && p->matrix->group != 0 && kernels->wants_tiles(p->matrix->kind, n_tokens);
+}
+
 static bool wants_preparation(const job *j) {
     if (j->kernels->prepare_tokens == NULL) return false;
-    for (uint32_t i = 0; i < j->n_products; i++)
+    for (uint32_t i = 0; i < j->n_products; i++) {
+        FKV_ASSERT(j->products[i].matrix != NULL);
         if (j->products[i].matrix->group != 0) return true;
+    }
     return false;
 }
 
@@ -174,22 +180,39 @@ static uint32_t cut_panels(job *j, uint32_t n_threads) {
     return n_items;
 }
 
+/* Products that want their input prepared alike. */
+static void run_job(fkv_workers *workers, job *j) {
+    if (wants_preparation(j)) {
+        if (j->in.n_tokens <= ALONE_TOKENS)
+            j->kernels->prepare_tokens(&j->in, 0, j->in.n_tokens);
+        else
+            fkv_workers_run(workers, prepare_item, j, fkv_ceil_div(j->in.n_tokens, PREPARE_TOKENS));
+    }
+    j->n_token_cuts = fkv_ceil_div(j->in.n_tokens, ITEM_TOKENS);
+    fkv_workers_run(workers, product_item, j, cut_panels(j, fkv_workers_count(workers)));
+}
+
 void fkv_product_run(fkv_workers *workers, fkv_isa isa, const fkv_product *products, uint32_t n_products, const float *x,
                      uint32_t n_tokens, uint32_t x_stride, void *input) {
     FKV_ASSERT(isa != FKV_ISA_AUTO && n_products > 0 && n_products <= FKV_MAX_PRODUCTS);
     if (n_tokens == 0) return;
-    job j = {.kernels = fkv_product_kernels_for(isa), .products = products, .n_products = n_products};
-    FKV_ASSERT(j.kernels != NULL);
-    j.in = (fkv_activations){
-        .x = x, .x_stride = x_stride, .n_tokens = n_tokens, .n_cols = products[0].matrix->n_cols, .prepared = input};
-    for (uint32_t i = 1; i < n_products; i++) FKV_ASSERT(products[i].matrix->n_cols == j.in.n_cols);
-
-    if (wants_preparation(&j)) {
-        if (n_tokens <= ALONE_TOKENS)
-            j.kernels->prepare_tokens(&j.in, 0, n_tokens);
-        else
-            fkv_workers_run(workers, prepare_item, &j, fkv_ceil_div(n_tokens, PREPARE_TOKENS));
+    const fkv_product_kernels *kernels = fkv_product_kernels_for(isa);
+    FKV_ASSERT(kernels != NULL);
+    fkv_product alike[2][FKV_MAX_PRODUCTS] = {0};
+    uint32_t n_alike[2] = {0};
+    for (uint32_t i = 0; i < n_products; i++) {
+        FKV_ASSERT(products[i].matrix->n_cols == products[0].matrix->n_cols);
+        bool as_tiles = wants_tiles(kernels, &products[i], n_tokens);
+        alike[as_tiles][n_alike[as_tiles]++] = products[i];
     }
-    j.n_token_cuts = fkv_ceil_div(n_tokens, ITEM_TOKENS);
-    fkv_workers_run(workers, product_item, &j, cut_panels(&j, fkv_workers_count(workers)));
+    for (uint32_t i = 0; i < 2; i++) {
+        job j = {.kernels = kernels, .products = alike[i], .n_products = n_alike[i]};
+        j.in = (fkv_activations){.x = x,
+                                 .x_stride = x_stride,
+                                 .n_tokens = n_tokens,
+                                 .n_cols = products[0].matrix->n_cols,
+                                 .prepared = input,
+                                 .as_tiles = i == 1};
+        if (n_alike[i] > 0) run_job(workers, &j);
+    }
 }

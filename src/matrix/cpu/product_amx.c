@@ -107,7 +107,7 @@ FKV_INLINE void add_sums(fkv_panel_layout layout, const span *s, const unit_sums
     for (int t = 0; t < FKV_BLOCK_TOKENS; t++) {
         vf dot = _mm512_cvtepi32_ps(join(_mm512_load_si512(sums->high[t]), _mm512_load_si512(sums->low[t])));
         out[t] = vf_fma(bias, vf_set(facts[t].both), out[t]);
-        out[t] = vf_fma(dot, vf_mul(scale, vf_set(facts[t].step)), out[t]);
+        out[t] = vf_fma(vf_mul(dot, vf_set(facts[t].step)), vf_mul(scale, vf_set(CODES)), out[t]);
     }
 }
 
@@ -167,15 +167,14 @@ FKV_INLINE void amx_product_kind(fkv_matrix_kind kind, const fkv_panels *p, cons
 FKV_INLINE void amx_product_tokens(fkv_matrix_kind kind, const fkv_panels *p, const fkv_activations *in, uint32_t token,
                                    uint32_t n_tokens, float *out, size_t out_stride) {
     const fkv_panel_layout layout = fkv_panel_layout_of(kind);
-    uint32_t n_whole = n_tokens - n_tokens % FKV_BLOCK_TOKENS;
-    if ((n_whole <= FKV_BLOCK_TOKENS && layout.bits != 8) || layout.group != UNIT_NUMBERS) n_whole = 0;
-    if (n_whole > 0) amx_product_kind(kind, p, in, token, n_whole, out, out_stride);
-    uint32_t at = n_whole;
-    if (bf16_has_kind(layout) && n_tokens - at >= BF16_LEAST) {
-        bf16_product_block(layout, p, in, token + at, out + at * out_stride, out_stride);
-        at = fkv_min_u32(at + FKV_BLOCK_TOKENS, n_tokens);
+    if (bf16_has_kind(layout) && in->as_tiles) {
+        bf16_product(layout, p, in, token, n_tokens, out, out_stride);
+        return;
     }
-    if (at < n_tokens) int_product(p, in, token + at, n_tokens - at, out + at * out_stride, out_stride);
+    uint32_t n_whole = n_tokens - n_tokens % FKV_BLOCK_TOKENS;
+    if ((n_whole <= FKV_BLOCK_TOKENS && layout.bits != 8) || layout.group != UNIT_NUMBERS || bf16_has_kind(layout)) n_whole = 0;
+    if (n_whole > 0) amx_product_kind(kind, p, in, token, n_whole, out, out_stride);
+    if (n_whole < n_tokens) int_product(p, in, token + n_whole, n_tokens - n_whole, out + n_whole * out_stride, out_stride);
 }
 
 MATRIX_KINDS(KIND_FUNCTION, amx_product_tokens)
@@ -185,4 +184,12 @@ static void amx_product(const fkv_panels *panels, const fkv_activations *in, uin
     EACH_MATRIX_KIND(amx_product_tokens)
 }
 
-const fkv_product_kernels fkv_product_amx = {int_prepare_tokens, amx_product, fill_panel};
+static void amx_prepare_tokens(const fkv_activations *in, uint32_t token, uint32_t n_tokens) {
+    (in->as_tiles ? bf16_prepare_tokens : int_prepare_tokens)(in, token, n_tokens);
+}
+
+static bool amx_wants_tiles(fkv_matrix_kind kind, uint32_t n_tokens) {
+    return n_tokens >= BF16_LEAST && bf16_has_kind(fkv_panel_layout_of(kind));
+}
+
+const fkv_product_kernels fkv_product_amx = {amx_wants_tiles, amx_prepare_tokens, amx_product, fill_panel};

@@ -28,10 +28,14 @@ typedef struct fkv_activations {
     uint32_t n_tokens;
     uint32_t n_cols;
     void *prepared; /* fkv_activation_bytes(), 64-byte aligned */
+    bool as_tiles;  /* prepared as kernels want it that answered so to wants_tiles() */
 } fkv_activations;
 
-/* Two bytes for each number and four floats for each 32 of them: the most that any kernels prepare. */
-FKV_INLINE uint64_t fkv_activation_bytes(uint64_t n_tokens, uint64_t n_cols) { return n_tokens * (n_cols / 32) * 80; }
+/* Two numbers of 16 bits for each and a float for each 32 of them, in whole blocks: the most that any kernels prepare. */
+enum { FKV_PREPARED_BYTES = 132 };
+FKV_INLINE uint64_t fkv_activation_bytes(uint64_t n_tokens, uint64_t n_cols) {
+    return fkv_align_up(n_tokens, FKV_BLOCK_TOKENS) * (n_cols / 32) * FKV_PREPARED_BYTES;
+}
 
 typedef enum fkv_filled {
     FKV_FILLED,
@@ -40,6 +44,9 @@ typedef enum fkv_filled {
 } fkv_filled;
 
 typedef struct fkv_product_kernels {
+    /* Whether activations of so many tokens are to be prepared as tiles for this kind; NULL: never. */
+    bool (*wants_tiles)(fkv_matrix_kind kind, uint32_t n_tokens);
+
     /* What product() wants of tokens [token, token + n_tokens) for packed panels beside their floats; NULL: nothing. */
     void (*prepare_tokens)(const fkv_activations *in, uint32_t token, uint32_t n_tokens);
 

@@ -2,9 +2,10 @@
  * keys: the lanes are the 16 rows of a panel, and its dwords are quads already. Panels of floats take product_body.h.
  *
  * Activations are rounded to 16 bits in two bytes with a step from the largest of their 32 columns (a unit), because a few
- * channels of a model can be a thousand times the others. out += dot * (scale * step) + bias * sum(x), group by group, with the
+ * channels of a model can be a thousand times the others. out += (dot * step) * scale + bias * sum(x), group by group, with the
  * sum of the rounded numbers: what the rounding leaves then meets a weight, not a code. Sums of code * x are exact, and for one
- * output the order of the groups is fixed, so neither tokens nor panels beside it can change a bit.
+ * output the order of the groups is fixed, so neither tokens nor panels beside it can change a bit. Steps are powers of two:
+ * dot * step is exact too, and product_amx_bf16.h may multiply by the step before it sums.
  *
  * Prepared: for each block of up to 16 tokens [units, tokens, 64]: 32 high bytes, 32 low ones; behind all blocks, as many
  * [units, tokens] of four floats.
@@ -18,10 +19,14 @@
 
 _Static_assert((int)UNIT_NUMBERS == (int)FKV_UNIT_COLS, "units of panels are units of the dot products");
 
+/* More than a unit's codes add up to: what is multiplied by dots is made smaller by it, and scales larger, and no sum of finite
+ * numbers is infinite on the way. */
+static const float CODES = 0x1p13f;
+
 enum { MAX_TOKENS = 8 }; /* that meet a panel's codes while they are in registers */
 
 typedef struct unit_facts {
-    float step;
+    float step;   /* / CODES */
     float sum[2]; /* of the first 16 numbers and of the others, after rounding */
     float both;   /* sum[0] + sum[1] */
 } unit_facts;
@@ -31,7 +36,7 @@ typedef struct unit_bytes {
     int8_t low[UNIT_NUMBERS];
 } unit_bytes;
 
-_Static_assert(sizeof(unit_bytes) + sizeof(unit_facts) == 80, "as fkv_activation_bytes() counts");
+_Static_assert(sizeof(unit_bytes) + sizeof(unit_facts) <= FKV_PREPARED_BYTES, "as fkv_activation_bytes() counts");
 
 /* One block of tokens: that of unit u and token t is [u * n_tokens + t]. */
 typedef struct token_block {
@@ -59,27 +64,48 @@ FKV_INLINE __m128 largest_of(const vf a[4]) {
 
 enum { PREPARED_UNITS = 4 }; /* side by side: four sums, or four maxima, cost little more than one */
 
-/* Units [u, u + PREPARED_UNITS) of one token, of which the first n_units are there; stride: from a unit to the next. */
-static void prepare_units(const float *x, uint32_t n_units, unit_bytes *bytes, unit_facts *facts, size_t stride) {
+/* Of some units of one token: what a whole number stands for, and its inverse. */
+typedef struct unit_steps {
+    float step[PREPARED_UNITS]; /* not a number where the unit has something that is none, or infinite */
+    float inverse[PREPARED_UNITS];
+} unit_steps;
+
+/* The power of two that leaves the largest between LARGEST / 2 and LARGEST; 0 where all count as 0. */
+FKV_INLINE unit_steps steps_of(const float *x, uint32_t n_units) {
+    const __m128i step_of_one = _mm_set1_epi32(14 << 23); /* of an exponent: LARGEST is just below 2^15 */
     vf size[PREPARED_UNITS];
-    __mmask16 not_finite[PREPARED_UNITS];
+    unsigned not_finite = 0;
     for (uint32_t u = 0; u < PREPARED_UNITS; u++) {
         const float *unit = x + (size_t)fkv_min_u32(u, n_units - 1) * UNIT_NUMBERS;
         vf first = _mm512_abs_ps(vf_load(unit));
         vf second = _mm512_abs_ps(vf_load(unit + VL));
         size[u] = vf_max(first, second);
-        not_finite[u] =
-            _mm512_cmp_ps_mask(first, vf_set(INFINITY), _CMP_NLT_UQ) | _mm512_cmp_ps_mask(second, vf_set(INFINITY), _CMP_NLT_UQ);
+        unsigned off = _mm512_cmp_ps_mask(first, vf_set(INFINITY), _CMP_NLT_UQ) |
+                       (unsigned)_mm512_cmp_ps_mask(second, vf_set(INFINITY), _CMP_NLT_UQ);
+        not_finite |= (off != 0 ? 1u : 0u) << u;
     }
-    float largest[PREPARED_UNITS];
-    _mm_storeu_ps(largest, largest_of(size));
+    __m128 largest = largest_of(size);
+    __m128i exponent =
+        _mm_and_si128(_mm_castps_si128(_mm_mul_ps(largest, _mm_set1_ps(0x1p15f / LARGEST))), _mm_set1_epi32(0x7f800000));
+    __m128i step = _mm_sub_epi32(exponent, step_of_one);
+    __mmask8 some = _mm_cmp_ps_mask(largest, _mm_set1_ps(SMALLEST), _CMP_GT_OQ) & (__mmask8)~not_finite;
+    unit_steps steps;
+    _mm_storeu_ps(steps.inverse, _mm_maskz_mov_ps(some, _mm_castsi128_ps(_mm_sub_epi32(_mm_set1_epi32(254 << 23), step))));
+    _mm_storeu_ps(steps.step,
+                  _mm_mask_mov_ps(_mm_maskz_mov_ps(some, _mm_castsi128_ps(step)), (__mmask8)not_finite, _mm_set1_ps(NAN)));
+    return steps;
+}
+
+/* Units [u, u + PREPARED_UNITS) of one token, of which the first n_units are there; stride: from a unit to the next. */
+static void prepare_units(const float *x, uint32_t n_units, unit_bytes *bytes, unit_facts *facts, size_t stride) {
+    const unit_steps steps = steps_of(x, n_units);
     for (uint32_t u = 0; u < n_units; u += 2) {
         vf whole[4];
         float sums[4];
         for (uint32_t i = 0; i < 4; i++) {
             uint32_t unit = fkv_min_u32(u + i / 2, n_units - 1);
-            float inverse = largest[unit] > SMALLEST ? LARGEST / largest[unit] : 0.0f;
-            __m512i number = _mm512_cvtps_epi32(vf_mul(vf_load(x + (size_t)unit * UNIT_NUMBERS + i % 2 * VL), vf_set(inverse)));
+            vf numbers = vf_load(x + (size_t)unit * UNIT_NUMBERS + i % 2 * VL);
+            __m512i number = _mm512_cvtps_epi32(vf_mul(numbers, vf_set(steps.inverse[unit])));
             bytes2 both = split(number);
             _mm_storeu_si128((__m128i *)(bytes[unit * stride].high + i % 2 * 16), both.high);
             _mm_storeu_si128((__m128i *)(bytes[unit * stride].low + i % 2 * 16), both.low);
@@ -88,9 +114,9 @@ static void prepare_units(const float *x, uint32_t n_units, unit_bytes *bytes, u
         vf_sums(whole, sums); /* exact: below 2^24 */
         for (uint32_t unit = u; unit < fkv_min_u32(u + 2, n_units); unit++) {
             unit_facts *to = &facts[unit * stride];
-            to->step = not_finite[unit] != 0 ? NAN : largest[unit] / LARGEST; /* no answer, and it must not seem to be one */
-            to->sum[0] = sums[(unit - u) * 2] * to->step;
-            to->sum[1] = sums[(unit - u) * 2 + 1] * to->step;
+            to->step = steps.step[unit] / CODES;
+            to->sum[0] = sums[(unit - u) * 2] * steps.step[unit];
+            to->sum[1] = sums[(unit - u) * 2 + 1] * steps.step[unit];
             to->both = to->sum[0] + to->sum[1];
         }
     }
@@ -185,7 +211,7 @@ FKV_INLINE void int_product_group(int n_tokens, int n_quads, int first, const __
     for (int t = 0; t < n_tokens; t++) {
         float x = n_quads == UNIT_QUADS ? facts[t].both : facts[t].sum[first / 4];
         sum[t] = vf_fma(bias, vf_set(x), sum[t]);
-        sum[t] = vf_fma(dots[t], vf_mul(scale, vf_set(facts[t].step)), sum[t]);
+        sum[t] = vf_fma(vf_mul(dots[t], vf_set(facts[t].step)), vf_mul(scale, vf_set(CODES)), sum[t]);
     }
 }
 
