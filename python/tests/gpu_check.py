@@ -5,7 +5,7 @@ usage: gpu_check.py [--json FILE] [--quick] [--seconds N] [--tokens N] [--only P
 Parts, in the order of their weight: decode (Llama-3-8B's shape, random weights of 4 bits, tokens behind a history of random rows: flatkv's codecs and
 mlx-lm's plain cache, what of a token the host does, flatkv with graphs built anew, both behind a short history), fixed (a token that is computed
 again and again behind a history of N - 1, so that MLX's quantized matmul takes the shape: mlx-lm's quantized caches, flatkv, mlx-lm's plain one), model (a whole
-prompt and some tokens in mlx-lm's own generate_step), batch (two long prompts in mlx-lm's BatchGenerator, and 5000 tokens each as far as time
+prompt and some tokens in mlx-lm's own generate_step), few_bits (decode over TurboQuant beside 2 bits), batch (two long prompts in mlx-lm's BatchGenerator, and 5000 tokens each as far as time
 allows), kernels (python -m flatkv doctor), replay (kept graphs against those built anew, bit for bit), attention (one layer of 32/8/128), bits (a
 query alone, in a batch and in a fork); only where asked for: steps (the prompt in larger steps). The file is written after each run; no run is begun
 after N seconds, and no part goes on for more than its limit. --quick: a tiny shape, on any device, to see that everything runs. Exit status 1
@@ -300,9 +300,9 @@ class Model:
         settle()
         return told({"who": who, "cached": cached, "keys_at_the_end": cached + (1 if fixed else n_new + WARM + 2), **found})
 
-    def flat_behind(self, codec, cached=None, fixed=False, **more):
+    def flat_behind(self, codec, cached=None, fixed=False, n_new=NEW, **more):
         with flat(codec, self.options.tokens, max_seqs=2, **more):
-            return self.behind(f"flatkv {codec}" + ("" if more.get("compile", True) else " built anew"), NEW, self.cached(cached, fixed), 16, fixed)
+            return self.behind(f"flatkv {codec}" + ("" if more.get("compile", True) else " built anew"), n_new, self.cached(cached, fixed), 16, fixed)
 
     def own_behind(self, bits_=16, cached=None, fixed=False):
         name, n_new = ("bf16", NEW) if bits_ == 16 else (f"{bits_} bits", 16)
@@ -419,6 +419,7 @@ PARTS = {"decode": (120, runs("decode", lambda m: m.flat_behind("8/4"), lambda m
          "fixed": (50, runs("fixed", lambda m: m.own_behind(8, fixed=True), lambda m: m.own_behind(4, fixed=True), lambda m: m.flat_behind("8/4", fixed=True),
                             lambda m: m.own_behind(fixed=True))),
          "model": (150, runs("model", lambda m: m.flat("8/4"), lambda m: m.own())),
+         "few_bits": (60, runs("few_bits", *(lambda m, codec=codec: m.flat_behind(codec, n_new=10) for codec in ("2/2", "tq2/tq2", "tq4/tq4")))),
          "batch": (130, batch), "kernels": (90, kernels), "replay": (40, replay), "attention": (60, attention), "bits": (60, bits),
          "steps": (120, runs("steps", lambda m: m.flat("8/4", 4 * CHUNK), lambda m: m.own(4 * CHUNK)))}
 ASKED_FOR = ("steps",)
