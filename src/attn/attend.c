@@ -16,6 +16,7 @@
 #include "seen_values.h"
 
 #include "../codec/channel_order.h"
+#include "../codec/sealed.h"
 
 #include "../base/carve.h"
 #include "../base/float16.h"
@@ -37,6 +38,7 @@ typedef struct thread_scratch {
     float *q[N_FORMS];       /* [tile rows, D]: as keys lie in pages of this form */
     void *prepared[N_FORMS]; /* of q; OPEN: NULL unless the layer is sealed */
     float *scores;           /* [tile rows, FKV_TILE_TOKENS] */
+    void *join;              /* of kernels that join tiles; NULL unless keys are sealed */
     fkv_row_mask *masks;
     fkv_softmax piece; /* since the last boundary */
     fkv_softmax total; /* of the pieces before it */
@@ -113,6 +115,7 @@ static thread_scratch carve_thread(fkv_carve *carve, const fkv_attn_layer *layer
     t.prepared[PACKED] = fkv_carve_take(carve, 1, fkv_prepared_bytes(tile_rows, dim));
     t.prepared[OPEN] = sealed ? fkv_carve_take(carve, 1, fkv_prepared_bytes(tile_rows, dim)) : NULL;
     t.scores = FKV_CARVE(carve, tile_rows * FKV_TILE_TOKENS, float);
+    t.join = fkv_codec_is_sealed(&layer->block.codec[FKV_SIDE_K]) ? fkv_carve_take(carve, 1, fkv_join_bytes(dim)) : NULL;
     t.masks = FKV_CARVE(carve, tile_rows, fkv_row_mask);
     carve_softmax(carve, tile_rows, dim, &t.piece);
     carve_softmax(carve, tile_rows, dim, &t.total);
@@ -319,45 +322,87 @@ static void set_masks(const job *j, query_tile tile, uint32_t base, fkv_row_mask
     }
 }
 
-/* One kernel tile: n_tokens tokens against every row of the query tile, under s->masks, while the next one is prefetched. */
-FKV_INLINE void meet(const job *j, query_tile tile, const thread_scratch *s, place here, place next, uint32_t n_tokens) {
-    const fkv_attn_layer *layer = j->layer;
-    uint32_t n_rows = tile.n_queries * j->heads_per_kv;
-    const page_form *form = &j->forms[here.form];
-    const fkv_block *block = here.layout;
+/* One kernel tile on the way, and where the next two are. */
+typedef struct tile_step {
+    place here;
+    place next;
+    place later;
+    uint32_t n_tokens;
+    bool scored; /* the step before has made the scores */
+    bool joins;  /* this one makes those of the next */
+} tile_step;
+
+static void parts_of(place at, const uint8_t *part[FKV_N_SIDES][FKV_N_PARTS]) {
+    const fkv_block *block = at.layout;
+    for (int side = 0; side < FKV_N_SIDES; side++)
+        for (int p = 0; p < FKV_N_PARTS; p++)
+            part[side][p] = at.block + block->offset[side][p] + at.slot * (size_t)block->codec[side].row_bytes[p];
+}
+
+static void fetch_open(const job *j, place at, fkv_fetch *fetch) {
     const uint8_t *part[FKV_N_SIDES][FKV_N_PARTS];
-    fkv_fetch fetch = {.n_ranges = 0};
-    bool whole_page = j->tile_tokens == block->page_tokens;
-    const fkv_block *next_block = next.layout;
-    if (whole_page) fkv_fetch_add(&fetch, next.block, next_block->bytes);
-    for (int side = 0; side < FKV_N_SIDES; side++) {
-        for (int p = 0; p < FKV_N_PARTS; p++) {
-            part[side][p] = here.block + block->offset[side][p] + here.slot * (size_t)block->codec[side].row_bytes[p];
-            size_t row_bytes = next_block->codec[side].row_bytes[p];
-            if (!whole_page)
-                fkv_fetch_add(&fetch, next.block + next_block->offset[side][p] + next.slot * row_bytes,
-                              j->tile_tokens * row_bytes);
-        }
+    if (j->tile_tokens == at.layout->page_tokens) {
+        fkv_fetch_add(fetch, at.block, at.layout->bytes);
+        return;
     }
-    form->codecs[FKV_SIDE_K]->scores(&block->codec[FKV_SIDE_K], part[FKV_SIDE_K], &fetch, n_tokens, s->q[here.form],
-                                     s->prepared[here.form], n_rows, s->scores);
+    parts_of(at, part);
+    for (int side = 0; side < FKV_N_SIDES; side++)
+        for (int p = 0; p < FKV_N_PARTS; p++)
+            fkv_fetch_add(fetch, part[side][p], (uint64_t)j->tile_tokens * at.layout->codec[side].row_bytes[p]);
+}
+
+/* Softmax and values of a tile whose scores are made. */
+FKV_INLINE void end_tile(const job *j, const thread_scratch *s, const tile_step *step, uint32_t n_rows,
+                         const uint8_t *const part[FKV_N_PARTS], fkv_fetch *fetch) {
+    const fkv_attn_layer *layer = j->layer;
+    const fkv_block *block = step->here.layout;
+    const fkv_codec_kernels *codec = j->forms[step->here.form].codecs[FKV_SIDE_V];
     j->kernels->softmax(s->scores, j->tile_tokens, s->masks, n_rows, layer->head_dim, layer->softcap, s->piece);
-    if (!fkv_masks_hide(s->masks, n_rows, n_tokens)) {
-        form->codecs[FKV_SIDE_V]->values(&block->codec[FKV_SIDE_V], part[FKV_SIDE_V], &fetch, n_tokens, s->scores, n_rows,
-                                         s->piece.out);
+    if (!fkv_masks_hide(s->masks, n_rows, step->n_tokens)) {
+        codec->values(&block->codec[FKV_SIDE_V], part, fetch, step->n_tokens, s->scores, n_rows, s->piece.out);
         return;
     }
     fkv_value_tile values = {.kernels = j->kernels,
-                             .values = form->codecs[FKV_SIDE_V]->values,
+                             .values = codec->values,
                              .block = block,
-                             .n_tokens = n_tokens,
+                             .n_tokens = step->n_tokens,
                              .masks = s->masks,
                              .n_rows = n_rows,
                              .heads = j->heads_per_kv,
                              .p = s->scores,
                              .out = s->piece.out};
-    memcpy(values.part, part[FKV_SIDE_V], sizeof values.part);
-    fkv_attn_seen_values(&values, &fetch);
+    memcpy(values.part, part, sizeof values.part);
+    fkv_attn_seen_values(&values, fetch);
+}
+
+/* One kernel tile against every row of the query tile, under s->masks, while one that comes is prefetched. */
+FKV_INLINE void meet(const job *j, query_tile tile, const thread_scratch *s, const tile_step *step) {
+    uint32_t n_rows = tile.n_queries * j->heads_per_kv;
+    form_kind form = step->here.form;
+    const fkv_block *block = step->here.layout;
+    const uint8_t *part[FKV_N_SIDES][FKV_N_PARTS];
+    fkv_fetch fetch = {.n_ranges = 0};
+    parts_of(step->here, part);
+    fetch_open(j, step->joins ? step->later : step->next, &fetch);
+    if (!step->scored)
+        j->forms[form].codecs[FKV_SIDE_K]->scores(&block->codec[FKV_SIDE_K], part[FKV_SIDE_K], &fetch, step->n_tokens, s->q[form],
+                                                  s->prepared[form], n_rows, s->scores);
+    if (!step->joins) {
+        end_tile(j, s, step, n_rows, part[FKV_SIDE_V], &fetch);
+        return;
+    }
+    fkv_join in = {.block = block,
+                   .fetch = &fetch,
+                   .follows = step->scored,
+                   .q = s->q[form],
+                   .prepared = s->prepared[form],
+                   .n_rows = n_rows,
+                   .scores = s->scores,
+                   .room = s->join,
+                   .state = s->piece};
+    memcpy(in.part, part, sizeof in.part);
+    parts_of(step->next, in.next);
+    j->kernels->join(&in);
 }
 
 static void close_pieces(const job *j, query_tile tile, const thread_scratch *s, uint32_t from_page, uint32_t to_page) {
@@ -380,6 +425,14 @@ static void enter(const job *j, query_tile tile, form_kind form) {
     j->kernels->enter(&j->forms[form].block->codec[FKV_SIDE_K], tile.n_queries * j->heads_per_kv);
 }
 
+/* Whether the kernels join sealed pages that all queries of a tile see in full. */
+static bool may_join(const job *j, query_tile tile) {
+    const fkv_attn_layer *layer = j->layer;
+    return fkv_codec_is_sealed(&layer->block.codec[FKV_SIDE_K]) && layer->window == 0 && !(layer->softcap > 0.0f) &&
+           layer->block.page_tokens == FKV_TILE_TOKENS && j->kernels->joins != NULL &&
+           j->kernels->joins(&layer->block, tile.n_queries * j->heads_per_kv);
+}
+
 /* Pages [first, end) of the history, those that no query of the tile sees left out. Closes pieces on the way; the last one stays
  * open in s->piece. Returns the bytes read. */
 static uint64_t walk(const job *j, query_tile tile, uint32_t head, const thread_scratch *s, uint32_t first, uint32_t end) {
@@ -393,33 +446,39 @@ static uint64_t walk(const job *j, query_tile tile, uint32_t head, const thread_
     uint32_t before = first;
     uint32_t page = first >= sink_pages ? fkv_max_u32(first, window_page) : first;
     if (page >= end) return 0;
-    place here = block_at(j, tile, head, page);
-    enter(j, tile, here.form);
+    bool joins = may_join(j, tile);
+    tile_step step = {.here = block_at(j, tile, head, page)};
+    enter(j, tile, step.here.form);
     while (page < end) {
         uint32_t after = page + 1 >= sink_pages ? fkv_max_u32(page + 1, window_page) : page + 1;
-        place next_page = after < end ? block_at(j, tile, head, after) : here;
-        if (after + 1 < end) fill_tlb(j, block_at(j, tile, head, after + 1));
+        place next_page = after < end ? block_at(j, tile, head, after) : step.here;
+        step.later = after + 1 < end ? block_at(j, tile, head, after + 1) : next_page;
+        if (after + 1 < end) fill_tlb(j, joins && after + 2 < end ? block_at(j, tile, head, after + 2) : step.later);
         close_pieces(j, tile, s, before, page);
         for (uint32_t slot = 0; slot < page_tokens; slot += j->tile_tokens) {
             uint32_t base = page * page_tokens + slot;
             if (base >= seen_end) break;
-            uint32_t n_tokens = fkv_min_u32(j->tile_tokens, seen_end - base);
-            here.slot = slot;
-            place next = next_page;
-            if (slot + j->tile_tokens < page_tokens) next = (place){here.block, here.layout, here.form, slot + j->tile_tokens};
+            step.n_tokens = fkv_min_u32(j->tile_tokens, seen_end - base);
+            step.here.slot = slot;
+            step.next = next_page;
+            if (slot + j->tile_tokens < page_tokens)
+                step.next = (place){step.here.block, step.here.layout, step.here.form, slot + j->tile_tokens};
             bool whole = layer->window == 0 && base + j->tile_tokens <= tile.position + 1; /* every row sees all of it */
             if (!whole || !were_whole) set_masks(j, tile, base, s->masks);
             were_whole = whole;
-            meet(j, tile, s, here, next, n_tokens);
-            bytes_read += (uint64_t)n_tokens * j->forms[here.form].block->token_bytes;
+            step.joins = joins && after < end && step.here.form == PACKED && next_page.form == PACKED &&
+                         base + 2 * j->tile_tokens <= tile.position + 1;
+            meet(j, tile, s, &step);
+            step.scored = step.joins;
+            bytes_read += (uint64_t)step.n_tokens * j->forms[step.here.form].block->token_bytes;
         }
-        if (next_page.form != here.form) {
+        if (next_page.form != step.here.form) {
             j->kernels->leave();
             enter(j, tile, next_page.form);
         }
         before = page;
         page = after;
-        here = next_page;
+        step.here = next_page;
     }
     j->kernels->leave();
     return bytes_read;

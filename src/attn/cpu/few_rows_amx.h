@@ -63,7 +63,7 @@ static void few_tiles_open(const fkv_codec *k_codec) {
     fkv_tile_shape(&shapes, SCORES_EVEN, sum_rows, 64);
     fkv_tile_shape(&shapes, SCORES_ODD, sum_rows, 64);
     fkv_tile_shape(&shapes, QUERIES, sealed ? sum_rows : chunk_bytes / 4, 64);
-    fkv_tile_shape(&shapes, KEYS, LANE_TOKENS, chunk_bytes);
+    fkv_tile_shape(&shapes, KEYS, sealed ? sum_rows : LANE_TOKENS, chunk_bytes); /* sealed: more digits */
     fkv_tile_shape(&shapes, VALUES_WHOLE, 2 * COLUMN_ROWS, 64);
     fkv_tile_shape(&shapes, VALUES_HIGH, 2 * COLUMN_ROWS, 64);
     fkv_tile_shape(&shapes, CODES, TILE_QUADS, 64);

@@ -108,6 +108,24 @@ typedef struct fkv_codec_kernels {
     void (*encode)(const fkv_codec *codec, const float *x, uint8_t *const part[FKV_N_PARTS]);
 } fkv_codec_kernels;
 
+/* What softmax(), values() and the next tile's scores() are given, for one call that does them side by side. */
+typedef struct fkv_join {
+    const fkv_block *block;
+    const uint8_t *part[FKV_N_SIDES][FKV_N_PARTS]; /* of the tile */
+    const uint8_t *next[FKV_N_SIDES][FKV_N_PARTS]; /* of the next */
+    fkv_fetch *fetch;                              /* the one behind that */
+    bool follows;                                  /* the call before left the scores, and room as it is */
+    const float *q;
+    const void *prepared;
+    uint32_t n_rows;
+    float *scores; /* of the tile; on return, of the next */
+    void *room;    /* fkv_join_bytes(), 64-byte aligned */
+    fkv_softmax state;
+} fkv_join;
+
+/* Values of a tile as bytes, and its norms. */
+FKV_INLINE uint64_t fkv_join_bytes(uint64_t dim) { return FKV_TILE_TOKENS * (dim + sizeof(float)) + 64; }
+
 struct fkv_cpu_kernels {
     const char *name;
     const fkv_codec_kernels *codecs; /* every width of every codec, ended by FKV_CODEC_AUTO */
@@ -131,6 +149,11 @@ struct fkv_cpu_kernels {
 
     /* fkv_seal_block(), bit for bit. */
     void (*seal)(const fkv_block *open, const uint8_t *from, const fkv_block *sealed, uint8_t *to);
+
+    /* Softmax and values of a tile beside the scores of the next, to the bits that they have one after the other: either waits
+     * for its own results most of the time. Both are full tiles of such blocks, and every row sees all of both. NULL: none. */
+    bool (*joins)(const fkv_block *block, uint32_t n_rows);
+    void (*join)(const fkv_join *in);
 };
 
 /* Looked up once for all tiles of a layer in a step. */

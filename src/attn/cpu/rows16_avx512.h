@@ -54,8 +54,8 @@ FKV_INLINE __m512i times_256(__m512i x) {
 
 /* ---- softmax ---- */
 
-/* kernel_softmax() for n_rows <= n rows that see all of a full tile. n: a constant. */
-FKV_INLINE void softmax_block(int n, float *scores, uint32_t n_rows, uint32_t dim, fkv_softmax state) {
+/* kernel_softmax() for n_rows <= n rows that see all of a full tile, in two halves. n: a constant. First the maximum. */
+FKV_INLINE void softmax_grow(int n, const float *scores, uint32_t n_rows, uint32_t dim, fkv_softmax state) {
     __mmask16 there = (__mmask16)((1u << n_rows) - 1);
     vf lanes[BLOCK_ROWS];
     FKV_UNROLL
@@ -67,18 +67,23 @@ FKV_INLINE void softmax_block(int n, float *scores, uint32_t n_rows, uint32_t di
     vf before = _mm512_maskz_loadu_ps(there, state.max);
     vf now = fold_rows(LARGER, n, lanes);
     __mmask16 grown = _mm512_mask_cmp_ps_mask(there, now, before, _CMP_GT_OQ);
-    if (grown != 0) {
-        float factor[BLOCK_ROWS];
-        now = _mm512_mask_mov_ps(before, grown, now);
-        vf_store(factor, vf_exp(vf_sub(before, now)));
-        vf sum = _mm512_maskz_loadu_ps(there, state.sum);
-        _mm512_mask_storeu_ps(state.max, there, now);
-        _mm512_mask_storeu_ps(state.sum, there, _mm512_mask_mul_ps(sum, grown, sum, vf_load(factor)));
-        for (uint32_t left = grown; left != 0; left &= left - 1) {
-            uint32_t r = (uint32_t)__builtin_ctz(left);
-            scale_row(state.out + (size_t)r * dim, dim, factor[r]);
-        }
+    if (grown == 0) return;
+    float factor[BLOCK_ROWS];
+    now = _mm512_mask_mov_ps(before, grown, now);
+    vf_store(factor, vf_exp(vf_sub(before, now)));
+    vf sum = _mm512_maskz_loadu_ps(there, state.sum);
+    _mm512_mask_storeu_ps(state.max, there, now);
+    _mm512_mask_storeu_ps(state.sum, there, _mm512_mask_mul_ps(sum, grown, sum, vf_load(factor)));
+    for (uint32_t left = grown; left != 0; left &= left - 1) {
+        uint32_t r = (uint32_t)__builtin_ctz(left);
+        scale_row(state.out + (size_t)r * dim, dim, factor[r]);
     }
+}
+
+/* Then the weights, and their sum. */
+FKV_INLINE void softmax_weigh(int n, float *scores, uint32_t n_rows, fkv_softmax state) {
+    __mmask16 there = (__mmask16)((1u << n_rows) - 1);
+    vf lanes[BLOCK_ROWS];
     FKV_UNROLL
     for (int r = 0; r < n; r++) lanes[r] = vf_set(0.0f);
     for (uint32_t r = 0; r < n_rows; r++) {
@@ -92,6 +97,11 @@ FKV_INLINE void softmax_block(int n, float *scores, uint32_t n_rows, uint32_t di
     }
     vf sum = vf_add(_mm512_maskz_loadu_ps(there, state.sum), fold_rows(SUM, n, lanes));
     _mm512_mask_storeu_ps(state.sum, there, sum);
+}
+
+FKV_INLINE void softmax_block(int n, float *scores, uint32_t n_rows, uint32_t dim, fkv_softmax state) {
+    softmax_grow(n, scores, n_rows, dim, state);
+    softmax_weigh(n, scores, n_rows, state);
 }
 
 static bool all_seen(const fkv_row_mask *masks, uint32_t n_rows) {

@@ -37,11 +37,12 @@ enum {
 
 /* ---- scores of few rows ---- */
 
-/* Tile registers, shaped by few_tiles_open(): two sets of sums, digits, keys. Values have those of few_rows_amx.h. */
+/* Tile registers, shaped by few_tiles_open(): two sets of sums, digits of even and of odd chunks. Values have those of
+ * few_rows_amx.h; keys are in CODES. */
 #define SEALED_EVEN 0
 #define SEALED_ODD 1
 #define SEALED_DIGITS 2
-#define SEALED_KEYS 3
+#define SEALED_MORE_DIGITS 3
 
 /* Digits of four rows: row d * 4 + r is digit d of row r. */
 typedef struct few_digits {
@@ -52,19 +53,32 @@ typedef struct few_sums {
     alignas(64) int32_t at[DIGITS * COLUMN_ROWS][16];
 } few_sums;
 
-/* Starts the products of 16 tokens; codes of sealed keys are below 128. odd: a constant. */
+/* The digits of a pair of chunks. */
+FKV_INLINE void few_hold(uint32_t chunk, uint32_t n_chunks, digit_rows digits) {
+    _tile_loadd(SEALED_DIGITS, digits.at + chunk * digits.chunk, digits.row);
+    if (chunk + 1 < n_chunks) _tile_loadd(SEALED_MORE_DIGITS, digits.at + (chunk + 1) * digits.chunk, digits.row);
+}
+
+/* Starts the products of 16 tokens; codes of sealed keys are below 128. odd: a constant. Up to two chunks of digits are held
+ * already. */
 FKV_INLINE void few_start(bool odd, uint32_t n_chunks, digit_rows digits, const sealed_quads *keys) {
     if (odd)
         _tile_zero(SEALED_ODD);
     else
         _tile_zero(SEALED_EVEN);
-    for (uint32_t chunk = 0; chunk < n_chunks; chunk++) {
-        _tile_loadd(SEALED_DIGITS, digits.at + chunk * digits.chunk, digits.row);
-        _tile_loadd(SEALED_KEYS, keys->at[chunk], 64);
+    for (uint32_t chunk = 0; chunk < n_chunks; chunk += 2) {
+        if (n_chunks > 2) few_hold(chunk, n_chunks, digits);
+        _tile_loadd(CODES, keys->at[chunk], 64);
         if (odd)
-            _tile_dpbssd(SEALED_ODD, SEALED_DIGITS, SEALED_KEYS);
+            _tile_dpbssd(SEALED_ODD, SEALED_DIGITS, CODES);
         else
-            _tile_dpbssd(SEALED_EVEN, SEALED_DIGITS, SEALED_KEYS);
+            _tile_dpbssd(SEALED_EVEN, SEALED_DIGITS, CODES);
+        if (chunk + 1 == n_chunks) return;
+        _tile_loadd(CODES, keys->at[chunk + 1], 64);
+        if (odd)
+            _tile_dpbssd(SEALED_ODD, SEALED_MORE_DIGITS, CODES);
+        else
+            _tile_dpbssd(SEALED_EVEN, SEALED_MORE_DIGITS, CODES);
     }
 }
 
@@ -93,17 +107,23 @@ typedef struct few_sealed_job {
     const float *norms; /* of the tokens; NULL: sealed keys have none */
     sealed_page page;   /* of sealed keys */
     sealed_rows rows;
-    few_digits digits; /* of sealed keys: TurboQuant's are prepared */
-    sealed_quads keys[TILE_BLOCKS];
+    few_digits digits;                                            /* of sealed keys: TurboQuant's are prepared */
+    alignas(64) uint8_t keys[TILE_BLOCKS * sizeof(sealed_quads)]; /* few_keys() */
     few_sums sums[2];
 } few_sealed_job;
+
+/* Those of a block lie close behind each other, whatever the head dimension: a kilobyte for each 64 numbers, so that a tile's do
+ * not meet in the same lines of L1. */
+FKV_INLINE sealed_quads *few_keys(few_sealed_job *j, uint32_t block) {
+    return (sealed_quads *)(void *)(j->keys + (size_t)block * j->n_chunks * sizeof(sealed_quads) / MAX_CHUNKS);
+}
 
 FKV_INLINE void few_keys_open(few_sealed_job *j, uint32_t block) {
     uint32_t token = block * FKV_SEALED_TOKENS;
     if (j->norms != NULL)
-        turbo_keys_of(0, j->codec, j->part, token, &j->keys[block]);
+        turbo_keys_of(0, j->codec, j->part, token, few_keys(j, block));
     else
-        sealed_quads_of(j->codec, &j->page, sealed_block(j->codec, j->part, token), &j->keys[block]);
+        sealed_quads_of(j->codec, &j->page, sealed_block(j->codec, j->part, token), few_keys(j, block));
 }
 
 static void few_digits_open(few_sealed_job *j, const float *q, uint32_t row, uint32_t n) {
@@ -132,7 +152,7 @@ FKV_INLINE void few_sealed_step(bool odd, few_sealed_job *j, uint32_t block, few
     if (lay_out && block + AHEAD < j->n_blocks) few_keys_open(j, block + AHEAD);
     if (block + 1 < j->n_blocks) {
         fkv_tiles_see_stores();
-        few_start(!odd, j->n_chunks, at.digits, &j->keys[block + 1]);
+        few_start(!odd, j->n_chunks, at.digits, few_keys(j, block + 1));
     }
     if (odd)
         _tile_stored(SEALED_ODD, j->sums[1].at, 64);
@@ -148,7 +168,8 @@ static void few_score_tile(few_sealed_job *j, few_rows at) {
     uint32_t n_first = at.row == 0 ? fkv_min_u32(AHEAD, j->n_blocks) : 0;
     for (uint32_t block = 0; block < n_first; block++) few_keys_open(j, block);
     fkv_tiles_see_stores();
-    few_start(false, j->n_chunks, at.digits, &j->keys[0]);
+    few_hold(0, j->n_chunks, at.digits);
+    few_start(false, j->n_chunks, at.digits, few_keys(j, 0));
     for (uint32_t block = 0; block < j->n_blocks; block += 2) {
         few_sealed_step(false, j, block, at);
         if (block + 1 < j->n_blocks) few_sealed_step(true, j, block + 1, at);
@@ -207,15 +228,14 @@ static void few_turbo_scores(const fkv_codec *codec, const uint8_t *const part[F
 /* ---- values of few rows ---- */
 
 typedef struct few_sealed_values_job {
-    sealed_norms norms;
     alignas(64) float step[BLOCK_ROWS];
     alignas(64) uint8_t bytes[2 * COLUMN_ROWS][FKV_TILE_TOKENS]; /* high ones of four rows, then low ones */
-    sealed_levels_tile levels;
+    const sealed_levels_tile *levels;
     alignas(64) int32_t sums[2][2 * COLUMN_ROWS][16];
 } few_sealed_values_job;
 
 FKV_INLINE void sealed_start_values(bool odd, const few_sealed_values_job *j, uint32_t unit) {
-    _tile_loadd(CODES, j->levels.at[unit], 64);
+    _tile_loadd(CODES, j->levels->at[unit], 64);
     if (odd) {
         _tile_zero(VALUES_HIGH);
         _tile_dpbusd(VALUES_HIGH, WEIGHTS, CODES);
@@ -246,16 +266,18 @@ FKV_INLINE void sealed_end_values(bool odd, few_sealed_values_job *j, uint32_t u
 static void few_book_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
                             const float *p, uint32_t n_rows, float *out) {
     few_sealed_values_job j;
+    sealed_norms norms;
+    sealed_levels_tile levels;
     uint32_t n_units = codec->dim / 16;
+    j.levels = &levels;
     few_stay_awake();
     fkv_fetch_some(next, SEALED_FETCH_SOFTMAX);
-    book_values_open(codec, part, n_tokens, &j.norms, &j.levels);
+    book_values_open(codec, part, n_tokens, &norms, &levels);
     few_stay_awake();
     fkv_fetch_some(next, SEALED_FETCH_WEIGHTS);
     for (uint32_t row = 0; row < n_rows; row += COLUMN_ROWS) {
         uint32_t n = fkv_min_u32(COLUMN_ROWS, n_rows - row);
-        sealed_weigh(COLUMN_ROWS, &j.norms, p + (size_t)row * FKV_TILE_TOKENS, n_tokens, n, j.bytes[0], sizeof j.bytes / 2,
-                     j.step);
+        sealed_weigh(COLUMN_ROWS, &norms, p + (size_t)row * FKV_TILE_TOKENS, n_tokens, n, j.bytes[0], sizeof j.bytes / 2, j.step);
         fkv_tiles_see_stores();
         if (row == 0) fkv_fetch_some(next, SEALED_FETCH_WEIGHTS);
         _tile_loadd(WEIGHTS, j.bytes, 64);

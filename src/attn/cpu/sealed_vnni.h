@@ -25,6 +25,7 @@ enum {
 static const float MOST_BOUND = 32.0f;
 static const float MOST_STEPS = 4161000.0f; /* the three bytes reach a little further: 63.5 * 65536 */
 static const float MOST_WEIGHT = 65280.0f;
+static const float SEALED_UNIT = 0x1p-7f; /* a value is norm * level / 128 */
 
 /* ---- a page of keys ---- */
 
@@ -258,31 +259,29 @@ FKV_INLINE __m128i level_book(int bits) {
     return bits == 3 ? _mm_unpacklo_epi32(level, negated) : _mm_unpacklo_epi16(level, negated);
 }
 
-FKV_INLINE void sealed_levels_open(int bits, const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t n_tokens,
+/* Of 16 tokens from `token` on. */
+FKV_INLINE void sealed_levels_open(int bits, const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t token,
                                    sealed_levels_tile *levels) {
     __m512i book = _mm512_broadcast_i32x4(level_book(bits));
     uint32_t n_units = codec->dim / 16;
-    for (uint32_t token = 0; token < n_tokens; token += FKV_SEALED_TOKENS) {
-        const uint8_t *block = sealed_block(codec, part, token);
-        for (uint32_t unit = 0; unit < n_units; unit++) {
-            __m512i quads[4];
-            unit_codes(bits, block, n_units, unit, quads);
-            FKV_UNROLL
-            for (uint32_t q = 0; q < 4; q++)
-                _mm512_store_si512(levels->at[unit][4 * q + token / FKV_SEALED_TOKENS], _mm512_shuffle_epi8(book, quads[q]));
-        }
+    const uint8_t *block = sealed_block(codec, part, token);
+    for (uint32_t unit = 0; unit < n_units; unit++) {
+        __m512i quads[4];
+        unit_codes(bits, block, n_units, unit, quads);
+        FKV_UNROLL
+        for (uint32_t q = 0; q < 4; q++)
+            _mm512_store_si512(levels->at[unit][4 * q + token / FKV_SEALED_TOKENS], _mm512_shuffle_epi8(book, quads[q]));
     }
-    levels_behind(n_tokens, n_units, levels);
 }
 
-static void sealed_levels_of(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t n_tokens,
+static void sealed_levels_of(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t token,
                              sealed_levels_tile *levels) {
     if (codec->bits == 4)
-        sealed_levels_open(4, codec, part, n_tokens, levels);
+        sealed_levels_open(4, codec, part, token, levels);
     else if (codec->bits == 3)
-        sealed_levels_open(3, codec, part, n_tokens, levels);
+        sealed_levels_open(3, codec, part, token, levels);
     else
-        sealed_levels_open(2, codec, part, n_tokens, levels);
+        sealed_levels_open(2, codec, part, token, levels);
 }
 
 static void sealed_quads_of(const fkv_codec *codec, const sealed_page *page, const uint8_t *block, sealed_quads *keys) {

@@ -258,8 +258,9 @@ static void book_values_open(const fkv_codec *codec, const uint8_t *const part[F
                              sealed_norms *norms, sealed_levels_tile *levels) {
     uint32_t n_units = codec->dim / 16;
     if (codec->kind != FKV_CODEC_TURBO) {
-        (void)norms_open(codec, part, n_tokens, 0x1p-7f, norms); /* without their signs */
-        sealed_levels_of(codec, part, n_tokens, levels);
+        (void)norms_open(codec, part, n_tokens, SEALED_UNIT, norms); /* without their signs */
+        for (uint32_t token = 0; token < n_tokens; token += FKV_SEALED_TOKENS) sealed_levels_of(codec, part, token, levels);
+        levels_behind(n_tokens, n_units, levels);
         return;
     }
     uint64_t below = norms_open(codec, part, n_tokens, 1.0f, norms);
