@@ -28,7 +28,8 @@ FKV_FN void sd_enter_page(FKV_SHARED const fkv_u32 *lines, FKV_SHARED const fkv_
     fkv_await_copies();
     FKV_UNROLL
     for (int g = 0; g < SD_GROUPS; g++)
-        to.line[g] = sd_enter_group(lines, shared + g * SD_GROUP * SD_QUERY_WORDS + at.slab * DC_SLAB, at.lane, to.operand[g]);
+        to.line[g] =
+            sd_enter_group(lines, shared + sd_first_row(g, at) * SD_QUERY_WORDS + at.slab * DC_SLAB, at.lane, to.operand[g]);
     fkv_sync_warp(); /* the lines of the next page may come */
 }
 
@@ -60,7 +61,7 @@ FKV_FN fkv_u32 sd_norms(const sd_tile &tile, const sd_rows &rows, fkv_u32 token,
     return whole ? fkv_warp_max_bits(largest) : sd_row_max_bits(largest); /* of all rows: the same tokens */
 }
 
-/* Scores to weights, of one group; max, total and sums follow. token: the thread's first. */
+/* Scores to weights, of one group; max and total follow. token: the thread's first. */
 FKV_FN void sd_weigh(const sd_tile &tile, const sd_rows &rows, fkv_u32 token, bool whole, fkv_u32 lane, int group,
                      float (&score)[SD_OWN], sd_state &state, sd_weights &to) {
     float norm[SD_OWN];
@@ -89,18 +90,46 @@ FKV_FN void sd_weigh(const sd_tile &tile, const sd_rows &rows, fkv_u32 token, bo
     for (int p = 0; p < SD_PARTS; p++) sd_weight_operand(bits + SD_GROUP * p, lane, to.operand[p]);
 
     float grown = fkv_max(state.max[group], max);
-    float shrink = state.max[group] == grown ? 1.0f : fkv_exp2(state.max[group] - grown);
+    to.shrink = state.max[group] == grown ? 1.0f : fkv_exp2(state.max[group] - grown);
     float share = max == grown ? 1.0f : fkv_exp2(max - grown);
     state.max[group] = grown;
-    state.total[group] = fkv_fma(total, share, fkv_mul(state.total[group], shrink));
+    state.total[group] = fkv_fma(total, share, fkv_mul(state.total[group], to.shrink));
     if (largest >= 0x7f800000u) state.total[group] = fkv_float_of(DC_NAN);
     to.worth = fkv_mul(share, fkv_mul(unit, 1.0f / 128.0f)); /* levels are 128ths */
-    if (!fkv_any(shrink != 1.0f)) return;
+}
+
+FKV_FN void sd_scale_sums(sd_state &state, int group, float factor) {
     FKV_UNROLL
     for (int i = 0; i < SD_GROUP * SD_UNITS; i++) {
         float &sum = state.sums[group][i / SD_GROUP][i % SD_GROUP];
-        sum = fkv_mul(sum, shrink);
+        sum = fkv_mul(sum, factor);
     }
+}
+
+/* ---- what two slabs share ---- */
+
+/* The other warp gets the scores of its group, and gives those of this one's. */
+FKV_FN void sd_trade_scores(FKV_SHARED float *given, FKV_SHARED const float *taken, dc_place at, sd_scores &score) {
+    FKV_UNROLL
+    for (int i = 0; i < SD_OWN; i++) given[i * 32] = score[SD_GROUPS - 1][i];
+    fkv_sync_team(1 + at.stream, 32 * DC_SLABS);
+    FKV_UNROLL
+    for (int i = 0; i < SD_OWN; i++) score[0][i] += taken[i * 32];
+}
+
+FKV_FN void sd_trade_weights(FKV_SHARED float *given, FKV_SHARED const float *taken, dc_place at,
+                             sd_weights (&weights)[SD_GROUPS]) {
+    constexpr int words = SD_GROUP / 2;
+    sd_weights &other = weights[SD_GROUPS - 1];
+    FKV_UNROLL
+    for (int i = 0; i < SD_PARTS * words; i++) ((FKV_SHARED fkv_u32 *)given)[i * 32] = weights[0].operand[i / words][i % words];
+    given[SD_PARTS * words * 32] = weights[0].worth;
+    given[(SD_PARTS * words + 1) * 32] = weights[0].shrink;
+    fkv_sync_team(1 + at.stream, 32 * DC_SLABS);
+    FKV_UNROLL
+    for (int i = 0; i < SD_PARTS * words; i++) other.operand[i / words][i % words] = ((FKV_SHARED const fkv_u32 *)taken)[i * 32];
+    other.worth = taken[SD_PARTS * words * 32];
+    other.shrink = taken[(SD_PARTS * words + 1) * 32];
 }
 
 /* ---- the piece ---- */
@@ -118,13 +147,13 @@ FKV_FN void sd_prepare_rows(const fkv_piece &piece, fkv_u32 head, const void *q,
 }
 
 /* Rows that are not there repeat the first. */
-FKV_FN sd_rows sd_rows_of(const fkv_piece &piece, fkv_u32 lane) {
+FKV_FN sd_rows sd_rows_of(const fkv_piece &piece, dc_place at) {
     sd_rows rows;
     rows.first = piece.words[FKV_PIECE_POSITION];
     rows.last = rows.first + piece.words[FKV_PIECE_N_QUERIES] - 1;
     FKV_UNROLL
-    for (int g = 0; g < SD_GROUPS; g++) {
-        fkv_u32 row = SD_GROUP * (fkv_u32)g + sd_lane_row(lane);
+    for (int g = 0; g < SD_WEIGHED; g++) {
+        fkv_u32 row = sd_first_row(g, at) + sd_lane_row(at.lane);
         rows.own[g] = rows.first + (piece.first_row + (row < piece.n_rows ? row : 0)) / FKV_R;
     }
     return rows;
@@ -151,6 +180,8 @@ FKV_FN void sd_load_first(sd_tile &tile, const dc_walk &walk, fkv_u32 n_tiles, F
 FKV_FN void sd_walk(sd_tile &tile, const dc_walk &walk, fkv_u32 n_tiles, const sd_rows &rows, FKV_SHARED fkv_u32 *shared,
                     FKV_SHARED fkv_u32 *lines, dc_place at, sd_state &state) {
     FKV_SHARED float *exchange = (FKV_SHARED float *)shared + SD_AT_REST;
+    FKV_SHARED float *given = exchange + at.warp * (SD_GIVEN_WORDS * 32) + at.lane;
+    FKV_SHARED const float *taken = exchange + (at.warp ^ 1) * (SD_GIVEN_WORDS * 32) + at.lane; /* of two slabs */
     sd_queries queries = {};
     fkv_u32 turn = 0;
     for (fkv_u32 i = at.stream * SD_TURN; i < n_tiles; i = sd_next(i)) {
@@ -165,12 +196,19 @@ FKV_FN void sd_walk(sd_tile &tile, const dc_walk &walk, fkv_u32 n_tiles, const s
             sd_load_keys(tile, block, sd_slot(next), at);
             if (sd_next(next) < n_tiles) tile.page = dc_physical_page(walk, sd_next(next) / SD_TURN);
         }
-        if (DC_SLABS > 1) dc_add_slabs(exchange + turn++ % SD_EXCHANGES * SD_EXCHANGE_WORDS, SD_EXCHANGES == 1, at, score);
+        if (SD_SHARES)
+            sd_trade_scores(given, taken, at, score);
+        else if (DC_SLABS > 1)
+            dc_add_slabs(exchange + turn++ % SD_EXCHANGES * SD_EXCHANGE_WORDS, SD_EXCHANGES == 1, at, score);
         sd_weights weights[SD_GROUPS];
         bool whole = dc_is_whole(rows.first, rows.last, base, SD_TILE);
         FKV_UNROLL
-        for (int g = 0; g < SD_GROUPS; g++)
+        for (int g = 0; g < SD_WEIGHED; g++)
             sd_weigh(tile, rows, base + sd_lane_run(at.lane), whole, at.lane, g, score[g], state, weights[g]);
+        if (SD_SHARES) sd_trade_weights(given + SD_OWN * 32, taken + SD_OWN * 32, at, weights);
+        FKV_UNROLL
+        for (int g = 0; g < SD_GROUPS; g++)
+            if (fkv_any(weights[g].shrink != 1.0f)) sd_scale_sums(state, g, weights[g].shrink);
         sd_add_values(tile, weights, state);
         if (next < n_tiles) sd_load_values(tile, block, sd_slot(next), at);
     }
@@ -179,24 +217,21 @@ FKV_FN void sd_walk(sd_tile &tile, const dc_walk &walk, fkv_u32 n_tiles, const s
 /* Max and total of the stream's rows to where the others find them, and its sums in the piece's units. */
 FKV_FN void sd_finish_sums(sd_state &state, dc_place at, FKV_SHARED float *stats) {
     FKV_UNROLL
-    for (int g = 0; g < SD_GROUPS; g++) {
+    for (int g = 0; g < SD_WEIGHED; g++) {
         FKV_UNROLL
         for (fkv_u32 h = SD_ROW_FIRST; h < SD_ROW_END; h *= 2) state.total[g] += fkv_shuffle_xor(state.total[g], h);
-        fkv_u32 row = SD_GROUP * (fkv_u32)g + sd_lane_row(at.lane);
-        if (at.slab != 0 || sd_lane_run(at.lane) != 0) continue;
+        fkv_u32 row = sd_first_row(g, at) + sd_lane_row(at.lane);
+        if ((at.slab != 0 && !SD_SHARES) || sd_lane_run(at.lane) != 0) continue;
         stats[(at.stream * DC_ROWS + row) * 2] = state.max[g];
         stats[(at.stream * DC_ROWS + row) * 2 + 1] = state.total[g];
     }
     fkv_sync(); /* also: nobody exchanges scores any more */
     FKV_UNROLL
     for (int g = 0; g < SD_GROUPS; g++) {
-        float max = dc_piece_max(stats, SD_GROUP * (fkv_u32)g + sd_lane_row(at.lane));
-        float factor = state.max[g] == dc_minus_infinity() ? 0.0f : fkv_exp2(state.max[g] - max);
-        FKV_UNROLL
-        for (int i = 0; i < SD_GROUP * SD_UNITS; i++) {
-            float &sum = state.sums[g][i / SD_GROUP][i % SD_GROUP];
-            sum = fkv_mul(sum, factor);
-        }
+        fkv_u32 row = sd_first_row(g, at) + sd_lane_row(at.lane);
+        float own = stats[(at.stream * DC_ROWS + row) * 2];
+        float factor = own == dc_minus_infinity() ? 0.0f : fkv_exp2(own - dc_piece_max(stats, row));
+        sd_scale_sums(state, g, factor);
     }
 }
 
@@ -208,9 +243,10 @@ FKV_FN void sd_fold_streams(const sd_state &state, dc_place at, FKV_SHARED float
     for (fkv_u32 s = 0; s < DC_STREAMS; s++) {
         FKV_UNROLL
         for (int i = 0; i < SD_GROUPS * SD_UNITS * SD_GROUP / 4 && s == at.stream; i++) {
-            const float *x = state.sums[i * 4 / (SD_GROUP * SD_UNITS)][i * 4 / SD_GROUP % SD_UNITS] + i * 4 % SD_GROUP;
-            FKV_SHARED float *to =
-                own + i * 4 / (SD_GROUP * SD_UNITS) * SD_GROUP * FKV_D + i * 4 / SD_GROUP % SD_UNITS * 32 + i * 4 % SD_GROUP;
+            int g = i * 4 / (SD_GROUP * SD_UNITS);
+            int u = i * 4 / SD_GROUP % SD_UNITS;
+            const float *x = state.sums[g][u] + i * 4 % SD_GROUP;
+            FKV_SHARED float *to = own + sd_first_row(g, at) * FKV_D + 32 * u + i * 4 % SD_GROUP;
             FKV_UNROLL
             for (int k = 0; k < 4; k++) to[k] = s == 0 ? x[k] : to[k] + x[k];
         }
@@ -233,8 +269,8 @@ FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, const
 
     sd_state state = {};
     FKV_UNROLL
-    for (int g = 0; g < SD_GROUPS; g++) state.max[g] = dc_minus_infinity();
-    sd_walk(tile, walk, n_tiles, sd_rows_of(piece, at.lane), shared, lines, at, state);
+    for (int g = 0; g < SD_WEIGHED; g++) state.max[g] = dc_minus_infinity();
+    sd_walk(tile, walk, n_tiles, sd_rows_of(piece, at), shared, lines, at, state);
 
     FKV_SHARED float *stats = (FKV_SHARED float *)shared + SD_AT_STATS;
     FKV_SHARED float *sums = (FKV_SHARED float *)shared + SD_AT_REST;

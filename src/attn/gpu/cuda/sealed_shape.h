@@ -12,6 +12,11 @@ constexpr fkv_u32 SD_ROW_END = SD_GROUP == 4 ? 32 : 4;
 FKV_FN fkv_u32 sd_lane_row(fkv_u32 lane) { return SD_GROUP == 4 ? lane % 4 : lane / 4; }
 FKV_FN fkv_u32 sd_lane_run(fkv_u32 lane) { return SD_GROUP == 4 ? lane / 4 * 4 : lane % 4 * 8; }
 
+/* Warps of two slabs share the softmax of two groups: each weighs one of them for both, and takes it as its first. */
+constexpr bool SD_SHARES = DC_SLABS == 2 && SD_GROUPS == 2;
+constexpr int SD_WEIGHED = SD_SHARES ? 1 : SD_GROUPS; /* groups that a warp weighs */
+FKV_FN fkv_u32 sd_first_row(int group, dc_place at) { return SD_GROUP * (SD_SHARES ? (fkv_u32)group ^ at.slab : (fkv_u32)group); }
+
 /* Parts of 32 tokens of a tile. The layer decides, not DC_ROWS: which tokens are folded together is part of the answer's bits. */
 constexpr int SD_PARTS = FKV_PAGE_TOKENS >= 64 && FKV_R <= 4 ? 2 : 1;
 constexpr int SD_TILE = 32 * SD_PARTS;
@@ -22,9 +27,11 @@ constexpr fkv_u32 SD_BLOCK_BYTES = 8 * FKV_D; /* of 16 tokens' codes */
 
 /* ---- shared memory, in words ---- */
 
-constexpr int SD_EXCHANGE_WORDS = DC_SLABS > 1 ? DC_STREAMS *DC_SLABS *SD_GROUPS *SD_OWN * 32 : 0;
+/* Of a thread: scores for all slabs; or those of the group that the other warp weighs, and the weights of its own. */
+constexpr int SD_GIVEN_WORDS = SD_SHARES ? SD_OWN + SD_PARTS * (SD_GROUP / 2) + 2 : SD_GROUPS * SD_OWN;
+constexpr int SD_EXCHANGE_WORDS = DC_SLABS > 1 ? DC_STREAMS *DC_SLABS *SD_GIVEN_WORDS * 32 : 0;
 constexpr int SD_EXCHANGES =
-    SD_EXCHANGE_WORDS > 2048 ? 1 : 2;                 /* rooms for the slabs' scores, in turn; one needs a barrier more */
+    SD_SHARES || SD_EXCHANGE_WORDS > 2048 ? 1 : 2;    /* rooms for the slabs' scores, in turn; one needs a barrier more */
 constexpr int SD_QUERY_WORDS = FKV_D + 4;             /* of a row; its neighbour lies in other banks */
 constexpr int SD_AT_LINES = DC_ROWS * SD_QUERY_WORDS; /* behind the queries: {scales, biases} of a page, of each warp */
 constexpr int SD_AT_STATS = SD_AT_LINES + DC_STREAMS * DC_SLABS * DC_SLAB; /* [streams, rows, {max, total}] */
@@ -58,15 +65,16 @@ struct sd_queries {
     sd_line line[SD_GROUPS]; /* of the thread's own row */
 };
 
-/* What a group's tile adds up to: weights, and what a unit of their sums is worth. */
+/* What a group's tile adds up to: weights, what a unit of their sums is worth, and what was added up so far. */
 struct sd_weights {
     sd_operand operand[SD_PARTS];
     float worth;
+    float shrink;
 };
 
 struct sd_state {
-    float max[SD_GROUPS];
-    float total[SD_GROUPS]; /* of the thread's own tokens */
+    float max[SD_WEIGHED];
+    float total[SD_WEIGHED]; /* of the thread's own tokens */
     float sums[SD_GROUPS][SD_UNITS][SD_GROUP];
 };
 
@@ -76,7 +84,7 @@ typedef float sd_scores[SD_GROUPS][SD_OWN];
 struct sd_rows {
     fkv_u32 first;
     fkv_u32 last;
-    fkv_u32 own[SD_GROUPS];
+    fkv_u32 own[SD_WEIGHED];
 };
 
 /* ---- loads ---- */
