@@ -26,10 +26,9 @@
 /* lines: copied, or on their way. */
 FKV_FN void sd_enter_page(FKV_SHARED const fkv_u32 *lines, FKV_SHARED const fkv_u32 *shared, dc_place at, sd_queries &to) {
     fkv_await_copies();
-    FKV_UNROLL
-    for (int g = 0; g < SD_GROUPS; g++)
-        to.line[g] =
-            sd_enter_group(lines, shared + sd_first_row(g, at) * SD_QUERY_WORDS + at.slab * DC_SLAB, at.lane, to.operand[g]);
+    int first = (int)sd_first_row(0, at);
+    int step = ((int)sd_first_row(1, at) - first) * SD_QUERY_WORDS;
+    sd_enter_groups(lines, shared + first * SD_QUERY_WORDS + at.slab * DC_SLAB, step, at.lane, to);
     fkv_sync_warp(); /* the lines of the next page may come */
 }
 

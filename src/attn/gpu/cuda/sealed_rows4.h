@@ -4,31 +4,27 @@
  * u + 4 r + i.
  */
 /* Operands of a page. Threads 2 c and 2 c + 1 have row c, one its high bytes and one its low ones: each makes both for half of
- * the units, and they exchange. Returns {unit, bias} of the thread's row. */
-FKV_FN sd_line sd_enter_group(FKV_SHARED const fkv_u32 *lines, FKV_SHARED const fkv_u32 *queries, fkv_u32 lane,
-                              sd_operand (&to)[SD_UNITS]) {
-    FKV_SHARED const fkv_u32 *query = queries + lane / 8 * SD_QUERY_WORDS;
+ * the units, and they exchange. step: words from a group's queries to the next one's. */
+FKV_FN void sd_enter_groups(FKV_SHARED const fkv_u32 *lines, FKV_SHARED const fkv_u32 *queries, int step, fkv_u32 lane,
+                            sd_queries &to) {
     constexpr int half = SD_UNITS / 2;
     bool odd = lane / 4 % 2 != 0;
-    float x[half][8];
-    fkv_u32 largest;
-    float sum;
-    sd_scale_query(lines, query, 4 * (odd ? half : 0) + lane % 4, x, largest, sum);
+    sd_scaled<half> scaled;
+    sd_scale_queries(lines, queries + lane / 8 * SD_QUERY_WORDS, step, 4 * (odd ? half : 0) + lane % 4, scaled);
     FKV_UNROLL
-    for (fkv_u32 h = 1; h < 8; h *= 2) {
-        largest = fkv_max_bits(largest, fkv_shuffle_xor_bits(largest, h));
-        sum += fkv_shuffle_xor(sum, h);
+    for (int g = 0; g < SD_GROUPS; g++) {
+        sd_line line = sd_line_of<8>(scaled.largest[g], scaled.bias[g]);
+        float inverse = sd_inverse(line.unit);
+        FKV_UNROLL
+        for (int i = 0; i < 2 * half; i++) {
+            sd_bytes bytes = sd_bytes_of(scaled.x[g][i / 2] + i % 2 * 4, inverse);
+            fkv_u32 other = fkv_shuffle_xor_bits(odd ? bytes.high : bytes.low, 4);
+            to.operand[g][i / 2][i % 2] = odd ? other : bytes.high;
+            to.operand[g][half + i / 2][i % 2] = odd ? bytes.low : other;
+        }
+        fkv_u32 from = lane % 4 * 8; /* row c is that of threads r = 2 c */
+        to.line[g] = {fkv_shuffle(line.unit, from), fkv_shuffle(line.bias, from)};
     }
-    float unit = sd_query_unit(largest);
-    float inverse = sd_inverse(unit);
-    FKV_UNROLL
-    for (int i = 0; i < 2 * half; i++) {
-        sd_bytes bytes = sd_bytes_of(x[i / 2] + i % 2 * 4, inverse);
-        fkv_u32 other = fkv_shuffle_xor_bits(odd ? bytes.high : bytes.low, 4);
-        to[i / 2][i % 2] = odd ? other : bytes.high;
-        to[half + i / 2][i % 2] = odd ? bytes.low : other;
-    }
-    return {fkv_shuffle(unit, lane % 4 * 8), fkv_shuffle(sum, lane % 4 * 8)}; /* row c is that of threads r = 2 c */
 }
 
 FKV_FN void sd_score(const sd_tile &tile, const sd_queries &queries, sd_scores &score) {

@@ -3,28 +3,22 @@
  * or 8 channels. A thread has the scores of tokens 32 p + 8 c + i of its row r and the sums of channels 32 u + 8 c + i; its
  * weights are its own part of the next A operand.
  */
-/* Operands of a page. Returns {unit, bias} of the thread's row. */
-FKV_FN sd_line sd_enter_group(FKV_SHARED const fkv_u32 *lines, FKV_SHARED const fkv_u32 *queries, fkv_u32 lane,
-                              sd_operand (&to)[SD_UNITS]) {
-    FKV_SHARED const fkv_u32 *query = queries + lane / 4 * SD_QUERY_WORDS;
-    float x[SD_UNITS][8];
-    fkv_u32 largest;
-    float sum;
-    sd_scale_query(lines, query, lane % 4, x, largest, sum);
+/* Operands of a page. step: words from a group's queries to the next one's. */
+FKV_FN void sd_enter_groups(FKV_SHARED const fkv_u32 *lines, FKV_SHARED const fkv_u32 *queries, int step, fkv_u32 lane,
+                            sd_queries &to) {
+    sd_scaled<SD_UNITS> scaled;
+    sd_scale_queries(lines, queries + lane / 4 * SD_QUERY_WORDS, step, lane % 4, scaled);
     FKV_UNROLL
-    for (fkv_u32 h = 1; h < 4; h *= 2) {
-        largest = fkv_max_bits(largest, fkv_shuffle_xor_bits(largest, h));
-        sum += fkv_shuffle_xor(sum, h);
+    for (int g = 0; g < SD_GROUPS; g++) {
+        to.line[g] = sd_line_of<4>(scaled.largest[g], scaled.bias[g]);
+        float inverse = sd_inverse(to.line[g].unit);
+        FKV_UNROLL
+        for (int i = 0; i < 2 * SD_UNITS; i++) {
+            sd_bytes bytes = sd_bytes_of(scaled.x[g][i / 2] + i % 2 * 4, inverse);
+            to.operand[g][i / 2][i % 2 * 2] = bytes.high;
+            to.operand[g][i / 2][i % 2 * 2 + 1] = bytes.low;
+        }
     }
-    float unit = sd_query_unit(largest);
-    float inverse = sd_inverse(unit);
-    FKV_UNROLL
-    for (int i = 0; i < 2 * SD_UNITS; i++) {
-        sd_bytes bytes = sd_bytes_of(x[i / 2] + i % 2 * 4, inverse);
-        to[i / 2][i % 2 * 2] = bytes.high;
-        to[i / 2][i % 2 * 2 + 1] = bytes.low;
-    }
-    return {unit, sum};
 }
 
 FKV_FN void sd_score(const sd_tile &tile, const sd_queries &queries, sd_scores &score) {

@@ -142,30 +142,49 @@ FKV_FN sd_bytes sd_bytes_of(const float *x, float inverse) {
     return {fkv_permute(front, back, 0x7531u), fkv_permute(front, back, 0x6420u) ^ 0x80808080u};
 }
 
-/* q scale of N units from `line` on, lines of 8 channels; what follows are the largest of them, as bits so that NaN is the
- * largest, and the sum of q bias. */
+/* A thread's share of a page's queries: q scale of N units of each group's row. */
+template <int N> struct sd_scaled {
+    float x[SD_GROUPS][N][8];
+    fkv_u32 largest[SD_GROUPS]; /* as bits, so that NaN is the largest */
+    float bias[SD_GROUPS];      /* sum of q bias */
+};
+
+/* From `line` on, lines of 8 channels. query: the thread's row of the first group; the next one's is `step` words behind it. */
 template <int N>
-FKV_FN void sd_scale_query(FKV_SHARED const fkv_u32 *lines, FKV_SHARED const fkv_u32 *query, fkv_u32 line, float (&x)[N][8],
-                           fkv_u32 &largest, float &sum) {
-    largest = 0;
-    sum = 0.0f;
+FKV_FN void sd_scale_queries(FKV_SHARED const fkv_u32 *lines, FKV_SHARED const fkv_u32 *query, int step, fkv_u32 line,
+                             sd_scaled<N> &to) {
+    FKV_UNROLL
+    for (int g = 0; g < SD_GROUPS; g++) {
+        to.largest[g] = 0;
+        to.bias[g] = 0.0f;
+    }
     FKV_UNROLL
     for (int u = 0; u < N; u++, line += 4) {
         fkv_words4 scales = fkv_shared16(lines + line * 4);
         fkv_words4 biases = fkv_shared16(lines + DC_SLAB / 2 + line * 4);
-        const fkv_words4 q[2] = {fkv_shared16(query + line * 8), fkv_shared16(query + line * 8 + 4)};
         FKV_UNROLL
-        for (int i = 0; i < 8; i++) {
-            float number = fkv_float_of(q[i / 4].w[i % 4]);
-            x[u][i] = fkv_mul(number, sd_line_number(scales, i));
-            largest = fkv_max_bits(largest, fkv_bits_of(fkv_abs(x[u][i])));
-            sum = fkv_fma(number, sd_line_number(biases, i), sum);
+        for (int k = 0; k < 2 * SD_GROUPS; k++) {
+            int g = k / 2;
+            fkv_words4 q = fkv_shared16(query + g * step + line * 8 + k % 2 * 4);
+            FKV_UNROLL
+            for (int i = k % 2 * 4; i < k % 2 * 4 + 4; i++) {
+                float number = fkv_float_of(q.w[i % 4]);
+                to.x[g][u][i] = fkv_mul(number, sd_line_number(scales, i));
+                to.largest[g] = fkv_max_bits(to.largest[g], fkv_bits_of(fkv_abs(to.x[g][u][i])));
+                to.bias[g] = fkv_fma(number, sd_line_number(biases, i), to.bias[g]);
+            }
         }
     }
 }
 
-FKV_FN float sd_query_unit(fkv_u32 largest) {
-    return largest < 0x7f800000u ? fkv_mul(fkv_float_of(largest), 1.0f / 32512.0f) : fkv_float_of(DC_NAN);
+/* Of a row whose channels THREADS neighbours have. */
+template <fkv_u32 THREADS> FKV_FN sd_line sd_line_of(fkv_u32 largest, float bias) {
+    FKV_UNROLL
+    for (fkv_u32 h = 1; h < THREADS; h *= 2) {
+        largest = fkv_max_bits(largest, fkv_shuffle_xor_bits(largest, h));
+        bias += fkv_shuffle_xor(bias, h);
+    }
+    return {largest < 0x7f800000u ? fkv_mul(fkv_float_of(largest), 1.0f / 32512.0f) : fkv_float_of(DC_NAN), bias};
 }
 
 FKV_FN float sd_inverse(float unit) { return unit > 1e-35f ? fkv_reciprocal(unit) : 0.0f; }
