@@ -25,14 +25,15 @@ FKV_FN fkv_u32 pf_tile_page(const pf_item &x, fkv_u32 tile) {
 #if FKV_SEALED
 /* The first warpgroup: keys. */
 FKV_FN void pf_feed_keys(fkv_shared s, const pf_item &x) {
+    pf_key_share own = pf_keys_of(s);
     int stage = 0, packed = 0;
     fkv_u32 phase = 0, packed_phase = 0;
     for (fkv_u32 tile = 0; tile < x.n_tiles; tile++) {
         fkv_gate_wait(s, pf_gate(PF_PACKED_FULL, packed), packed_phase);
         pf_taken_keys k;
-        pf_take_keys(s, x, tile, packed, k);
+        pf_take_keys(s, own, packed, k);
         fkv_gate_wait(s, pf_gate(PF_K_EMPTY, stage), phase ^ 1);
-        pf_put_keys(s, x, tile, stage, packed, k);
+        pf_put_keys(s, x, tile, stage, packed, own, k);
         pf_publish(s, pf_gate(PF_FULL, stage));
         if (s.index % 32 == 0) fkv_gate_arrive(s, pf_gate(PF_PACKED_EMPTY, packed));
         if (++stage == PF_STAGES) stage = 0, phase ^= 1;
@@ -44,6 +45,7 @@ FKV_FN void pf_feed_keys(fkv_shared s, const pf_item &x) {
 
 /* The second one: values, those of a tile for the gate of the next one's keys. Its first thread brings packed tiles. */
 FKV_FN void pf_feed_values(fkv_shared s, const pf_item &x) {
+    pf_value_share own = pf_values_of(s);
     int stage = 0, packed = 0;
     fkv_u32 phase = 0, packed_phase = 0;
     fkv_u32 page = pf_tile_page(x, PF_PACKED); /* of the tile that will take the room of this one */
@@ -51,12 +53,13 @@ FKV_FN void pf_feed_values(fkv_shared s, const pf_item &x) {
     for (fkv_u32 tile = 0; tile < x.n_tiles; tile++) {
         fkv_gate_wait(s, pf_gate(PF_PACKED_FULL, packed), packed_phase);
         pf_taken_values v;
-        pf_take_values(s, x, tile, packed, v);
+        pf_take_values(s, own, packed, v);
         fkv_gate_wait(s, pf_gate(PF_V_EMPTY, stage), phase ^ 1);
-        pf_put_values(s, x, tile, stage, packed, v);
+        pf_put_values(s, x, tile, stage, packed, own, v);
         int next = stage + 1 == PF_STAGES ? 0 : stage + 1;
         pf_publish(s, pf_gate(PF_FULL, next));
-        fkv_u32 next_page = pf_tile_page(x, tile + 1 + PF_PACKED);
+        fkv_u32 next_page = 0;
+        if (s.index < 160) next_page = pf_tile_page(x, tile + 1 + PF_PACKED);
         if (s.index % 32 == 0) fkv_gate_arrive(s, pf_gate(PF_PACKED_EMPTY, packed));
         if (s.index == 128 && tile + PF_PACKED < x.n_tiles) {
             fkv_gate_wait(s, pf_gate(PF_PACKED_EMPTY, packed), packed_phase);

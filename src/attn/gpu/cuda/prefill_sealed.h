@@ -6,7 +6,7 @@
  * halves leave is one product of 16 channels more, with those channels of q. The offsets, bias + 8 scale, are two more keys of
  * the tile: their score is what all scores of the page have in common. All is under a power of two for the page that keeps it in
  * the halves' range. So a sum needs no scaling: the power of two goes into the factor of the exponent, the offset into its
- * offset.
+ * offset. A warp has all tokens of its units and works out their scales by itself: no warp waits for another.
  *
  * V. A dword is 8 tokens of one channel: rows in shared memory are channels, and a product runs along them. Levels are looked up
  * by byte permutes, with their signs: as halves they are in units of 2^-24, which the norm, 2^15 times as large, makes up
@@ -15,7 +15,6 @@
  * Open pages, the first and those of the queries' span, are read number by number: K as two halves, in two products, V as one.
  */
 constexpr fkv_u32 PF_UNITS = FKV_D / 8;
-constexpr fkv_u32 PF_OCTETS = (PF_UNITS + 7) / 8;
 constexpr fkv_u32 PF_LINES = (FKV_D / 16 + 3) / 4; /* of 16 channels, of a warp */
 
 FKV_FN void pf_bring_tile(fkv_shared s, const pf_item &x, fkv_u32 key, fkv_u32 page, int stage) {
@@ -38,31 +37,58 @@ FKV_FN pf_words4 *pf_value_at(fkv_shared s, fkv_u32 at, fkv_u32 channel, fkv_u32
     return (pf_words4 *)(s.base + at + channel * 128 + (eight ^ (channel % 8)) * 16);
 }
 
-/* What picked channels leave of a key, the slices of all stages side by side: 16 channels, one of each unit. */
-FKV_FN fkv_u16 *pf_rest_at(fkv_shared s, int stage, fkv_u32 key, fkv_u32 unit) {
-    fkv_u32 at = (fkv_u32)(2 * stage) + unit / 8;
-    return (fkv_u16 *)(s.base + PF_AT_RESTS + key * 128 + (at ^ (key % 8)) * 16) + unit % 8;
-}
-
-/* The keys behind the tile's stay zeroes, but for those of the offsets. By all threads, before the first tile. */
+/* The keys behind the tile's stay zeroes, but for those of the offsets. What picked channels leave is a row for each unit, with
+ * keys along it; behind the slices of all stages are zeroes, for the keys behind the tile's. By all threads, before the first
+ * tile. */
 FKV_FN void pf_clear_stages(fkv_shared s) {
     constexpr fkv_u32 of_tile = PF_MORE_KEYS * (PF_DP / 8);
     for (fkv_u32 i = s.index; i < (PF_STAGES + 1) * of_tile; i += PF_THREADS)
         *pf_key_at(s, PF_AT_K + i / of_tile * PF_K_BYTES, PF_KEYS + i % 8, i % of_tile / 8) = pf_words4{{0, 0, 0, 0}};
     if (s.index < 48) s.base[PF_AT_PICKS + s.index] = 0; /* of open pages, whose rests are zeroes */
-    for (fkv_u32 i = s.index; i < PF_K_ROWS * 8; i += PF_THREADS)
+    for (fkv_u32 i = s.index; i < PF_ALL_RESTS_BYTES / 16; i += PF_THREADS)
         *(pf_words4 *)(s.base + PF_AT_RESTS + i * 16) = pf_words4{{0, 0, 0, 0}};
 }
 
 /* ---- keys ---- */
 
+constexpr fkv_u32 PF_SPLIT = PF_UNITS <= 8 ? 2 : 1; /* warps that share a unit's tokens */
+constexpr fkv_u32 PF_QUADS = 2 / PF_SPLIT;          /* of tokens, of a thread */
+
+/* What a thread unpacks: quads of tokens of one unit, 32 tokens apart. Neither reads nor stores of eight lanes meet in a bank.
+ * Places are in bytes, of a page, a tile, a slice of rests; the swizzle of the next keys is an exclusive or with 16, 32, 48. */
+struct pf_key_share {
+    fkv_u32 number; /* of the thread's channel in its unit: eight lanes have the same unit, and each of them one channel of it */
+    fkv_u32 codes_at; /* of the first token */
+    fkv_u32 unit_at;  /* scales of the unit */
+    fkv_u32 tile_at;  /* the unit of the first token */
+    fkv_u32 rests_at;
+    fkv_u32 offset_at; /* the channel in the tile's first key more */
+    bool any, first;   /* threads without a unit repeat the first; of two that have the same channel, the first puts its offset */
+};
+FKV_FN pf_key_share pf_keys_of(fkv_shared s) {
+    fkv_u32 warp = s.index / 32, lane = s.index % 32;
+    fkv_u32 quad = (lane >> 2 & 1u) | ((lane >> 3 ^ lane >> 1) & 1u) << 1;
+    fkv_u32 of = warp / PF_SPLIT * 4 + lane % 4, unit = of < PF_UNITS ? of : 0;
+    fkv_u32 key = (warp % PF_SPLIT * 2 + lane / 16) * 16 + quad * 4, number = lane / 4;
+    fkv_u32 half = unit / 8 * (PF_K_ROWS * 128);
+    return {number,
+            FKV_K_CODES + key / 16 * (16 * FKV_K_ROW_BYTES) + unit * 64 + key % 16 * 4,
+            unit * 16,
+            half + key * 128 + ((unit % 8) ^ (key % 8)) * 16,
+            unit * 128 + ((key / 8) ^ (unit % 8)) * 16 + key % 8 * 2,
+            half + PF_KEYS * 128 + unit % 8 * 16 + pf_k_channel(number) * 2,
+            of < PF_UNITS,
+            of < PF_UNITS && warp % PF_SPLIT == 0};
+}
+
 struct pf_taken_keys {
-    fkv_u32 codes[PF_OCTETS][4]; /* of four tokens, of a unit of each octet */
-    fkv_u32 scale, bias;         /* of the thread's own channel */
-    fkv_u32 norm;                /* the largest of two tokens */
+    fkv_u32 codes[PF_QUADS][4];
+    fkv_u32 scales[4], four_scales[2], four_biases[2]; /* of the unit; of the lane's four channels of all */
+    fkv_u32 scale, bias;                               /* of the thread's own channel */
+    fkv_u32 norms;                                     /* of two tokens */
 };
 
-/* The lane's four tokens of 16, or channels. With its unit this way neither reads nor stores of eight lanes meet in a bank. */
+/* The lane's four channels of 16, of values. With its tokens this way neither reads nor stores of eight lanes meet in a bank. */
 FKV_FN fkv_u32 pf_quad(fkv_u32 lane) { return (lane / 8 + lane % 8 / 2) % 4; }
 
 /* Two norms of the page as halves. */
@@ -81,102 +107,117 @@ FKV_FN fkv_u32 pf_norm_unit(fkv_u32 largest) {
     return exponent < 15 ? 0 : exponent > 30 ? 15 : exponent - 15;
 }
 
-FKV_FN void pf_take_keys(fkv_shared s, const pf_item &x, fkv_u32 tile, int packed, pf_taken_keys &k) {
-    if (pf_is_open(x, pf_first_key(x, tile) / FKV_PAGE_TOKENS)) {
-        k = pf_taken_keys{};
-        return;
-    }
-    fkv_u32 warp = s.index / 32, lane = s.index % 32;
-    const fkv_u8 *page = pf_packed_page(s, packed);
-    const fkv_u8 *codes = page + FKV_K_CODES + warp * (16 * FKV_K_ROW_BYTES) + pf_quad(lane) * 16;
-    FKV_UNROLL for (fkv_u32 o = 0; o < PF_OCTETS; o++) {
-        fkv_u32 unit = 8 * o + lane % 8;
-        pf_words4 four = *(const pf_words4 *)(codes + (unit < PF_UNITS ? unit : 0) * 64);
-        FKV_UNROLL for (int n = 0; n < 4; n++) k.codes[o][n] = four.w[n];
-    }
-    fkv_u32 channel = s.index < FKV_D ? s.index : 0; /* threads without one repeat the first */
-    k.scale = ((const fkv_u16 *)(page + FKV_K_SCALES))[channel];
-    k.bias = ((const fkv_u16 *)(page + FKV_K_BIASES))[channel];
-    k.norm = pf_larger_norm(pf_norms_of(((const fkv_u32 *)(page + FKV_V_SCALES))[lane]));
+/* Of an open page it takes bytes that nobody uses. */
+FKV_FN void pf_take_keys(fkv_shared s, const pf_key_share &own, int packed, pf_taken_keys &k) {
+    fkv_u32 lane = s.index % 32, page = (fkv_u32)(PF_AT_PACKED + packed * PF_PACKED_BYTES);
+    fkv_u32 four = page + (lane * 4 < FKV_D ? lane * 8 : 0), channel = page + own.unit_at + own.number * 2;
+    FKV_UNROLL for (fkv_u32 i = 0; i < PF_QUADS; i++) fkv_get16(s, page + own.codes_at + i * (32 * FKV_K_ROW_BYTES), k.codes[i]);
+    fkv_get16(s, page + FKV_K_SCALES + own.unit_at, k.scales);
+    fkv_get8(s, four + FKV_K_SCALES, k.four_scales);
+    fkv_get8(s, four + FKV_K_BIASES, k.four_biases);
+    k.scale = fkv_get2(s, channel + FKV_K_SCALES);
+    k.bias = fkv_get2(s, channel + FKV_K_BIASES);
+    k.norms = fkv_get4(s, page + FKV_V_SCALES + lane * 4);
 }
 
 FKV_FN fkv_u32 pf_times(fkv_u32 x, fkv_u32 y) { return fkv_fma_f16x2(x, y, 0x80008000u); }
 
-/* Nibbles that were masked out as code - 8: a code among the bits of 1024 is 1024 + code. */
-FKV_FN fkv_u32 pf_centred(fkv_u32 codes) {
-    return fkv_fma_f16x2(fkv_mask_or(codes, 0x000f000fu, 0x64006400u), 0x3c003c00u, 0xe408e408u);
+/* The exponent of the page's largest bias or 1024 scale, as a float has it. */
+FKV_FN fkv_u32 pf_page_exponent(const pf_taken_keys &k) {
+    float scale = 0, bias = 0;
+    FKV_UNROLL for (int n = 0; n < 4; n++) {
+        scale = fkv_max(scale, fkv_abs(fkv_page_number(k.four_scales[n / 2] >> 16 * (n % 2) & 0xffffu)));
+        bias = fkv_max(bias, fkv_abs(fkv_page_number(k.four_biases[n / 2] >> 16 * (n % 2) & 0xffffu)));
+    }
+    fkv_u32 exponent = fkv_warp_max_bits(fkv_bits_of(fkv_max(scale * 1024.0f, bias))) >> 23;
+    return exponent < 20 ? 20 : exponent > 240 ? 240 : exponent;
 }
 
-/* Four tokens of a unit, and of its picked channel what the halves leave. */
-FKV_FN void pf_put_unit(fkv_shared s, int stage, fkv_u32 key, fkv_u32 unit, const fkv_u32 *codes, const fkv_u32 *scale,
-                        fkv_u32 pick) {
-    fkv_u32 at = (fkv_u32)(PF_AT_K + stage * PF_K_BYTES);
-    FKV_UNROLL for (fkv_u32 n = 0; n < 4; n++) {
-        fkv_u32 c = codes[n];
-        *pf_key_at(s, at, key + n, unit) =
-            pf_words4{{pf_times(pf_centred(c), scale[0]), pf_times(pf_centred(c >> 8), scale[1]),
-                       pf_times(pf_centred(c >> 4), scale[2]), pf_times(pf_centred(c >> 12), scale[3])}};
-    }
-    fkv_u32 shift = pick % 4 * 8 + (pick >> 2 & 1) * 4, own = (pick >> 16) * 0x10001u;
-    FKV_UNROLL for (fkv_u32 n = 0; n < 4; n += 2) {
-        fkv_u32 two = pf_centred((codes[n] >> shift & 15u) | codes[n + 1] >> shift << 16);
-        fkv_u32 rest = fkv_fma_f16x2(two, own, pf_times(two, own) ^ 0x80008000u);
-        *pf_rest_at(s, stage, key + n, unit) = (fkv_u16)rest;
-        *pf_rest_at(s, stage, key + n + 1, unit) = (fkv_u16)(rest >> 16);
-    }
+/* Codes are read where they lie: among the last bits of 1024, as 1024 + code or 1024 + 16 code (the channels 4 to 7), with the
+ * scale or a 16th of it. Then 1032 or 72 scales must come off, which are no halves: what is taken off instead is the nearest one.
+ */
+constexpr float PF_OFF_LOW = 1032.0f, PF_OFF_HIGH = 72.0f;
+
+/* By how much the channel's halves are off that way; a multiple of the scale's last bit, and no larger than the scale. */
+FKV_FN float pf_channel_error(float scale, fkv_u32 channel) {
+    float off = channel % 8 < 4 ? PF_OFF_LOW : PF_OFF_HIGH;
+    return fkv_fma(off, scale, fkv_f16_to_f32(fkv_f32_to_f16(-off * scale)));
 }
 
-/* Of the thread's unit of eight channels, the one with the largest scale, of equals the first: its number, and the scale as a
- * half above. Scales have at most 11 bits, so the lowest four of a float are free. */
-FKV_FN fkv_u32 pf_pick(float scale, fkv_u32 channel) {
+/* Of the unit's channels, the one with the largest scale, of equals the first: its number among them. Scales have at most 11
+ * bits, so the lowest four of a float are free. */
+struct pf_pick {
+    fkv_u32 number;
+    float scale;
+};
+FKV_FN pf_pick pf_pick_channel(float scale, fkv_u32 channel) {
     fkv_u32 best = (fkv_bits_of(fkv_abs(scale)) & ~15u) | (7 - channel % 8) << 1 | (scale < 0.0f);
-    FKV_UNROLL for (fkv_u32 m = 1; m < 8; m *= 2) best = fkv_max_bits(best, fkv_shuffle_xor_bits(best, m));
-    float own = fkv_float_of((best & ~15u) | best << 31);
-    return (7 - (best >> 1 & 7u)) | fkv_f32_to_f16(own) << 16;
+    FKV_UNROLL for (fkv_u32 m = 4; m < 32; m *= 2) best = fkv_max_bits(best, fkv_shuffle_xor_bits(best, m));
+    return {7 - (best >> 1 & 7u), fkv_float_of((best & ~15u) | best << 31)};
 }
 
-/* Scales of the page into the table, offsets into the tile, each thread its channel; then its own units are read from there. */
-FKV_FN void pf_share_scales(fkv_shared s, int stage, const pf_taken_keys &k) {
-    fkv_u32 warp = s.index / 32, channel = s.index;
-    fkv_u32 *tops = (fkv_u32 *)(s.base + PF_AT_TOPS);
-    float scale = fkv_page_number(k.scale), bias = fkv_page_number(k.bias);
-    fkv_u32 largest = fkv_warp_max_bits(fkv_max_bits(fkv_bits_of(fkv_abs(scale) * 1024.0f), fkv_bits_of(fkv_abs(bias))));
-    if (s.index % 32 == 0) tops[warp] = largest;
-    fkv_sync_team(2, 128);
-    fkv_u32 exponent = fkv_max_bits(fkv_max_bits(tops[0], tops[1]), fkv_max_bits(tops[2], tops[3])) >> 23;
-    exponent = exponent < 20 ? 20 : exponent > 240 ? 240 : exponent;
-    float up = fkv_float_of((268 - exponent) << 23); /* biases below 2^15, scales below 2^5 */
-    scale *= up;
-    bias = fkv_fma(bias, up, 8.0f * scale);
-    fkv_u32 pick = pf_pick(scale, channel);
-    if (channel < FKV_D) {
-        fkv_u32 at = (fkv_u32)(PF_AT_K + stage * PF_K_BYTES), place = pf_k_channel(channel % 8);
-        ((fkv_u16 *)(s.base + PF_AT_TABLE))[channel / 8 * 8 + place] = (fkv_u16)fkv_f32_to_f16(scale);
-        fkv_u32 high = fkv_f32_to_f16(bias);
-        ((fkv_u16 *)pf_key_at(s, at, PF_KEYS, channel / 8))[place] = (fkv_u16)high;
-        ((fkv_u16 *)pf_key_at(s, at, PF_KEYS + 1, channel / 8))[place] = (fkv_u16)fkv_f32_to_f16(bias - fkv_f16_to_f32(high));
-        if (channel % 8 == 0) {
-            ((fkv_u32 *)(s.base + PF_AT_TABLE + FKV_D * 2))[channel / 8] = pick;
-            s.base[PF_AT_PICKS + stage * 16 + channel / 8] = (fkv_u8)(2 * pf_k_channel(pick & 7u));
-        }
+/* Four tokens of a unit. */
+FKV_FN void pf_put_unit(fkv_shared s, fkv_u32 at, const fkv_u32 *codes, const fkv_u32 *scale, const fkv_u32 *off) {
+    FKV_UNROLL for (fkv_u32 n = 0; n < 4; n++) {
+        fkv_u32 c = codes[n], d = c >> 8;
+        fkv_put16(s, (at ^ n * 16) + n * 128, fkv_fma_f16x2(fkv_mask_or(c, 0x000f000fu, 0x64006400u), scale[0], off[0]),
+                  fkv_fma_f16x2(fkv_mask_or(d, 0x000f000fu, 0x64006400u), scale[1], off[1]),
+                  fkv_fma_f16x2(fkv_mask_or(c, 0x00f000f0u, 0x64006400u), scale[2], off[2]),
+                  fkv_fma_f16x2(fkv_mask_or(d, 0x00f000f0u, 0x64006400u), scale[3], off[3]));
     }
-    if (warp == 3) {
-        fkv_u32 norm = pf_norm_unit(fkv_warp_max_bits(k.norm));
+}
+
+/* Of a unit's picked channel, what its halves leave of scale . (code - 8): exact. */
+FKV_FN void pf_put_rests(fkv_shared s, fkv_u32 at, const pf_taken_keys &k, const pf_pick &pick) {
+    fkv_u32 halves = pick.number % 4 < 2 ? 0x5410u : 0x7632u, shift = pick.number % 2 * 8 + pick.number / 4 * 4;
+    fkv_u32 scale = fkv_pack_f16(pick.scale, pick.scale), less = scale ^ 0x80008000u;
+    float error = -pf_channel_error(pick.scale, pick.number);
+    fkv_u32 errors = fkv_pack_f16(error, error);
+    FKV_UNROLL for (fkv_u32 i = 0; i < PF_QUADS; i++) {
+        fkv_u32 rests[2];
+        FKV_UNROLL for (int n = 0; n < 2; n++) {
+            fkv_u32 two = fkv_permute(k.codes[i][2 * n], k.codes[i][2 * n + 1], halves) >> shift;
+            two = fkv_fma_f16x2(fkv_mask_or(two, 0x000f000fu, 0x64006400u), 0x3c003c00u, 0xe408e408u); /* code - 8 */
+            rests[n] = fkv_fma_f16x2(two, scale, fkv_fma_f16x2(two, less, errors));
+        }
+        fkv_put8(s, at ^ i * 64, rests[0], rests[1]);
+    }
+}
+
+/* The thread's channel as a key: its offset, and what the halves of all other keys are off. That of a picked channel is in its
+ * rests. */
+FKV_FN void pf_put_offset(fkv_shared s, int stage, const pf_key_share &own, float scale, float bias, const pf_pick &pick) {
+    fkv_u32 at = (fkv_u32)(PF_AT_K + stage * PF_K_BYTES) + own.offset_at;
+    bias = fkv_fma(8.0f, scale, bias);
+    if (pick.number != own.number) bias -= pf_channel_error(scale, own.number);
+    fkv_u32 high = fkv_f32_to_f16(bias);
+    fkv_put2(s, at, high);
+    fkv_put2(s, (at ^ 16) + 128, fkv_f32_to_f16(bias - fkv_f16_to_f32(high)));
+    if (own.number == 0) s.base[PF_AT_PICKS + (fkv_u32)stage * 16 + own.unit_at / 16] = (fkv_u8)(2 * pf_k_channel(pick.number));
+}
+
+FKV_FN void pf_put_sealed_keys(fkv_shared s, int stage, const pf_key_share &own, const pf_taken_keys &k) {
+    fkv_u32 exponent = pf_page_exponent(k);
+    float up = fkv_float_of((268 - exponent) << 23); /* biases below 2^15, scales below 2^5 */
+    if (s.index / 32 == 3) {
+        fkv_u32 norm = pf_norm_unit(fkv_warp_max_bits(pf_larger_norm(pf_norms_of(k.norms))));
         if (s.index == 96) ((pf_page_unit *)(s.base + PF_AT_UNITS))[stage] = {fkv_float_of((exponent - 14) << 23), norm};
     }
-    fkv_sync_team(2, 128);
-}
-
-FKV_FN void pf_put_sealed_keys(fkv_shared s, int stage, const pf_taken_keys &k) {
-    fkv_u32 warp = s.index / 32, lane = s.index % 32;
-    pf_share_scales(s, stage, k);
-    FKV_UNROLL for (fkv_u32 o = 0; o < PF_OCTETS; o++) {
-        fkv_u32 unit = 8 * o + lane % 8;
-        if (unit >= PF_UNITS) continue;
-        pf_words4 scales = ((const pf_words4 *)(s.base + PF_AT_TABLE))[unit];
-        fkv_u32 pick = ((const fkv_u32 *)(s.base + PF_AT_TABLE + FKV_D * 2))[unit];
-        pf_put_unit(s, stage, warp * 16 + pf_quad(lane) * 4, unit, k.codes[o], scales.w, pick);
+    float scale = fkv_page_number(k.scale) * up;
+    pf_pick pick = pf_pick_channel(scale, own.number);
+    if (!own.any) return;
+    if (own.first) pf_put_offset(s, stage, own, scale, fkv_page_number(k.bias) * up, pick);
+    pf_put_rests(s, (fkv_u32)(PF_AT_RESTS + stage * PF_RESTS_BYTES) + own.rests_at, k, pick);
+    fkv_u32 scales[4], off[4];
+    FKV_UNROLL for (int n = 0; n < 4; n++) { /* channels n % 2 + n / 2 * 4 and that + 2 */
+        float times = n < 2 ? up : up * 0.0625f;
+        fkv_u32 part = 16 * (n % 2);
+        scales[n] = fkv_pack_f16(fkv_page_number(k.scales[n / 2 * 2] >> part & 0xffffu) * times,
+                                 fkv_page_number(k.scales[n / 2 * 2 + 1] >> part & 0xffffu) * times);
+        off[n] = pf_times(scales[n], n < 2 ? 0xe408e408u : 0xe480e480u); /* - 1032, - 1152 */
     }
+    FKV_UNROLL for (fkv_u32 i = 0; i < PF_QUADS; i++)
+        pf_put_unit(s, (fkv_u32)(PF_AT_K + stage * PF_K_BYTES) + own.tile_at + i * (32 * 128), k.codes[i], scales, off);
 }
 
 FKV_FN void pf_put_open_keys(fkv_shared s, int stage, int packed) {
@@ -195,12 +236,13 @@ FKV_FN void pf_put_open_keys(fkv_shared s, int stage, int packed) {
         *pf_key_at(s, PF_AT_LOW, key, unit) = low;
     }
     if (s.index < 2 * PF_UNITS) *pf_key_at(s, at, PF_KEYS + s.index % 2, s.index / 2) = pf_words4{{0, 0, 0, 0}};
-    *(pf_words4 *)pf_rest_at(s, stage, s.index / 2, s.index % 2 * 8) = pf_words4{{0, 0, 0, 0}};
+    *(pf_words4 *)(s.base + PF_AT_RESTS + stage * PF_RESTS_BYTES + s.index * 16) = pf_words4{{0, 0, 0, 0}};
     if (s.index == 0) ((pf_page_unit *)(s.base + PF_AT_UNITS))[stage] = {1.0f, 0};
 }
 
-FKV_FN void pf_put_keys(fkv_shared s, const pf_item &x, fkv_u32 tile, int stage, int packed, const pf_taken_keys &k) {
-    if (!pf_is_open(x, pf_first_key(x, tile) / FKV_PAGE_TOKENS)) return pf_put_sealed_keys(s, stage, k);
+FKV_FN void pf_put_keys(fkv_shared s, const pf_item &x, fkv_u32 tile, int stage, int packed, const pf_key_share &own,
+                        const pf_taken_keys &k) {
+    if (!pf_is_open(x, pf_first_key(x, tile) / FKV_PAGE_TOKENS)) return pf_put_sealed_keys(s, stage, own, k);
     /* there is one room for what halves leave: the tile before may still be read from it */
     if (tile > 0) fkv_gate_wait(s, pf_gate(PF_K_EMPTY, (int)((tile - 1) % PF_STAGES)), (tile - 1) / PF_STAGES % 2);
     pf_put_open_keys(s, stage, packed);
@@ -213,28 +255,45 @@ constexpr float PF_VALUE_UNIT = 4.0f;
 struct pf_taken_values {
     fkv_u32 codes[PF_LINES][4]; /* of four channels of each line, eight tokens */
     fkv_u32 norms[4];           /* of the eight */
+    bool odd;                   /* of all 64 some norm is not finite */
 };
 
-FKV_FN void pf_take_values(fkv_shared s, const pf_item &x, fkv_u32 tile, int packed, pf_taken_values &v) {
-    if (pf_is_open(x, pf_first_key(x, tile) / FKV_PAGE_TOKENS)) {
-        v = pf_taken_values{};
-        return;
-    }
-    fkv_u32 warp = s.index % 128 / 32, lane = s.index % 32, eight = lane % 8;
-    const fkv_u8 *page = pf_packed_page(s, packed);
-    const fkv_u8 *codes = page + FKV_V_CODES + eight / 2 * (16 * FKV_V_ROW_BYTES) + eight % 2 * 64 + pf_quad(lane) * 16;
-    FKV_UNROLL for (fkv_u32 i = 0; i < PF_LINES; i++) {
-        fkv_u32 line = warp + 4 * i;
-        pf_words4 four = *(const pf_words4 *)(codes + (line < FKV_D / 16 ? line : 0) * 128);
-        FKV_UNROLL for (int n = 0; n < 4; n++) v.codes[i][n] = four.w[n];
-    }
-    pf_words4 norms = *(const pf_words4 *)(page + FKV_V_SCALES + eight * 16);
-    fkv_u32 largest = 0;
+/* Where a thread's first line lies in a page and a tile; the next one is 4 further. */
+struct pf_value_share {
+    fkv_u32 line;
+    fkv_u32 codes_at, norms_at, tile_at;
+    fkv_u32 levels[2]; /* kept: as constants they would be moved to registers for each code */
+};
+FKV_FN pf_value_share pf_values_of(fkv_shared s) {
+    fkv_u32 line = s.index % 128 / 32, lane = s.index % 32, eight = lane % 8, channel = line * 16 + pf_quad(lane) * 4;
+    pf_value_share own = {line,
+                          FKV_V_CODES + eight / 2 * (16 * FKV_V_ROW_BYTES) + eight % 2 * 64 + pf_quad(lane) * 16 + line * 128,
+                          FKV_V_SCALES + eight * 16,
+                          channel * 128 + (eight ^ (channel % 8)) * 16,
+                          {fkv_v_levels(0), fkv_v_levels(4)}};
+    own.levels[0] |= fkv_zero(s), own.levels[1] |= fkv_zero(s);
+    return own;
+}
+
+/* Of an open page it takes bytes that nobody uses. */
+FKV_FN void pf_take_values(fkv_shared s, const pf_value_share &own, int packed, pf_taken_values &v) {
+    fkv_u32 page = (fkv_u32)(PF_AT_PACKED + packed * PF_PACKED_BYTES), norms[4];
+    FKV_UNROLL for (fkv_u32 i = 0; i < PF_LINES; i++) if (own.line + 4 * i < FKV_D / 16)
+        fkv_get16(s, page + own.codes_at + i * (4 * 128), v.codes[i]);
+    fkv_get16(s, page + own.norms_at, norms);
+    fkv_u32 two = 0;
     FKV_UNROLL for (int i = 0; i < 4; i++) {
-        v.norms[i] = pf_norms_of(norms.w[i]);
-        largest = fkv_max_bits(largest, pf_larger_norm(v.norms[i]));
+        v.norms[i] = pf_norms_of(norms[i]);
+        two = fkv_max_u16x2(two, v.norms[i]);
     }
-    fkv_u32 up = ((30 - pf_norm_unit(fkv_warp_max_bits(largest))) << 10) * 0x10001u; /* 2^15 below the unit */
+    fkv_u32 largest = fkv_warp_max_bits(fkv_max_bits(two & 0xffffu, two >> 16));
+    v.odd = largest >= 0x7c00u;
+    if (v.odd) {
+        largest = 0;
+        FKV_UNROLL for (int i = 0; i < 4; i++) largest = fkv_max_bits(largest, pf_larger_norm(v.norms[i]));
+        largest = fkv_warp_max_bits(largest);
+    }
+    fkv_u32 up = ((30 - pf_norm_unit(largest)) << 10) * 0x10001u; /* 2^15 below the unit */
     FKV_UNROLL for (int i = 0; i < 4; i++) v.norms[i] = pf_times(v.norms[i], up);
 }
 
@@ -250,17 +309,19 @@ FKV_FN void pf_hide_odd_norms(fkv_shared s, fkv_u32 first_key, fkv_u32 *norms) {
 }
 
 /* Eight tokens of a channel: levels and signs are halves in units of 2^-24 as they are. */
-FKV_FN pf_words4 pf_eight_values(fkv_u32 x, const fkv_u32 *norms) {
-    pf_words4 to;
+FKV_FN void pf_put_eight(fkv_shared s, fkv_u32 at, fkv_u32 x, const fkv_u32 *levels_of, const fkv_u32 *norms) {
+    fkv_u32 to[4];
     fkv_u32 signs[2] = {x << 4 & 0x80808080u,
-                        x & 0x80808080u};    /* bytes: of the low nibbles, tokens 0 to 3, and of the high ones */
+                        x & 0x80808080u}; /* bytes: of the low nibbles, tokens 0 to 3, and of the high ones */
+    x &= 0x77777777u;
+    fkv_wg_settle_bits<1>(&x);               /* one mask, not two */
     FKV_UNROLL for (int i = 0; i < 2; i++) { /* nibbles: tokens 2i, 4 + 2i, 2i + 1, 5 + 2i */
-        fkv_u32 levels = fkv_permute(fkv_v_levels(0), fkv_v_levels(4), x >> 16 * i & 0x7777u);
-        to.w[i] = fkv_permute(levels, signs[0], i == 0 ? 0x5240u : 0x7260u);
-        to.w[2 + i] = fkv_permute(levels, signs[1], i == 0 ? 0x5341u : 0x7361u);
+        fkv_u32 levels = fkv_permute_or_sign(levels_of[0], levels_of[1], x >> 16 * i);
+        to[i] = fkv_permute(levels, signs[0], i == 0 ? 0x5240u : 0x7260u);
+        to[2 + i] = fkv_permute(levels, signs[1], i == 0 ? 0x5341u : 0x7361u);
     }
-    FKV_UNROLL for (int i = 0; i < 4; i++) to.w[i] = pf_times(to.w[i], norms[i]);
-    return to;
+    FKV_UNROLL for (int i = 0; i < 4; i++) to[i] = pf_times(to[i], norms[i]);
+    fkv_put16(s, at, to[0], to[1], to[2], to[3]);
 }
 
 FKV_FN void pf_put_open_values(fkv_shared s, fkv_u32 first_key, int stage, int packed) {
@@ -277,19 +338,15 @@ FKV_FN void pf_put_open_values(fkv_shared s, fkv_u32 first_key, int stage, int p
     }
 }
 
-FKV_FN void pf_put_values(fkv_shared s, const pf_item &x, fkv_u32 tile, int stage, int packed, pf_taken_values &v) {
+FKV_FN void pf_put_values(fkv_shared s, const pf_item &x, fkv_u32 tile, int stage, int packed, const pf_value_share &own,
+                          pf_taken_values &v) {
     fkv_u32 key = pf_first_key(x, tile);
     if (pf_is_open(x, key / FKV_PAGE_TOKENS)) return pf_put_open_values(s, key, stage, packed);
-    fkv_u32 warp = s.index % 128 / 32, lane = s.index % 32;
-    bool odd = false;
-    FKV_UNROLL for (int i = 0; i < 4; i++) odd =
-        odd || (v.norms[i] & 0x7c00u) == 0x7c00u || (v.norms[i] & 0x7c000000u) == 0x7c000000u;
-    if (odd) pf_hide_odd_norms(s, key, v.norms);
+    if (v.odd) pf_hide_odd_norms(s, key, v.norms);
+    fkv_u32 at = (fkv_u32)(PF_AT_V + stage * PF_TILE_BYTES) + own.tile_at;
     FKV_UNROLL for (fkv_u32 i = 0; i < PF_LINES; i++) {
-        fkv_u32 line = warp + 4 * i;
-        if (line >= FKV_D / 16) break;
-        FKV_UNROLL for (fkv_u32 n = 0; n < 4; n++) *
-            pf_value_at(s, (fkv_u32)(PF_AT_V + stage * PF_TILE_BYTES), line * 16 + pf_quad(lane) * 4 + n, lane % 8) =
-            pf_eight_values(v.codes[i][n], v.norms);
+        if (own.line + 4 * i >= FKV_D / 16) break;
+        FKV_UNROLL for (fkv_u32 n = 0; n < 4; n++)
+            pf_put_eight(s, (at ^ n * 16) + i * (4 * 16 * 128) + n * 128, v.codes[i][n], own.levels, v.norms);
     }
 }

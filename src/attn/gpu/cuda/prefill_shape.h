@@ -23,12 +23,13 @@ constexpr float PF_SUM_UNIT = 16384.0f / FKV_K_GROUP; /* then: see pf_put_biases
 
 constexpr int PF_Q_BYTES = PF_ROWS * PF_DP * 2;
 constexpr int PF_FIXED_BYTES =
-    1024 + PF_PARTS * PF_Q_BYTES + PF_ROWS * 4 + PF_GROUPS * PF_ROWS * 4 + 160 + (FKV_SEALED ? 448 : 0) + PF_ROWS;
+    1024 + PF_PARTS * PF_Q_BYTES + PF_ROWS * 4 + PF_GROUPS * PF_ROWS * 4 + 160 + (FKV_SEALED ? 96 : 0) + PF_ROWS;
 constexpr int PF_MORE_KEYS =
     FKV_K_SEALED ? 8 : 0; /* the offsets of a sealed page's channels are two more keys; keys go by eight */
 constexpr int pf_tile_bytes(int keys) { return keys * PF_DP * 2; }
 constexpr int pf_low_bytes(int keys) { return FKV_K_SEALED ? pf_tile_bytes(keys + PF_MORE_KEYS) : 0; } /* of open pages' keys */
-constexpr int pf_rests_bytes(int keys) { return FKV_K_SEALED ? (keys + PF_MORE_KEYS) * 128 : 0; }      /* of sealed ones' */
+constexpr int PF_RESTS_BYTES = 16 * 128;                                  /* of sealed ones': one stage's */
+constexpr int PF_ALL_RESTS_BYTES = FKV_K_SEALED ? 4 * PF_RESTS_BYTES : 0; /* of three stages, and zeroes */
 constexpr int pf_scales_bytes(int keys) { return PF_SCALED ? PF_GROUPS * keys * (PF_BIASED ? 4 : 8) : 0; }
 constexpr int pf_biases_bytes(int keys) { return PF_BIASED ? keys * 128 : 0; }
 constexpr int pf_packed_bytes(int keys) {
@@ -40,8 +41,7 @@ constexpr int pf_packed_bytes(int keys) {
 }
 constexpr bool pf_fits(int keys, int stages, int packed) {
     int stage = pf_tile_bytes(keys + PF_MORE_KEYS) + pf_tile_bytes(keys) + pf_scales_bytes(keys) + pf_biases_bytes(keys);
-    return PF_FIXED_BYTES + pf_low_bytes(keys) + pf_rests_bytes(keys) + stages * stage + packed * pf_packed_bytes(keys) <=
-           PF_ROOM;
+    return PF_FIXED_BYTES + pf_low_bytes(keys) + PF_ALL_RESTS_BYTES + stages * stage + packed * pf_packed_bytes(keys) <= PF_ROOM;
 }
 constexpr int PF_KEYS = PF_DP > 128 ? (pf_fits(32, 1, 1) ? 32 : 16) : 64;
 constexpr int PF_STAGES = pf_fits(PF_KEYS, 3, 2) ? 3 : pf_fits(PF_KEYS, 2, 1) ? 2 : 1;
@@ -105,7 +105,7 @@ constexpr int PF_AT_Q = 0;
 constexpr int PF_AT_K = PF_PARTS * PF_Q_BYTES;
 constexpr int PF_AT_LOW = PF_AT_K + PF_STAGES * PF_K_BYTES; /* what the halves of an open page's keys leave */
 constexpr int PF_AT_RESTS = PF_AT_LOW + pf_low_bytes(PF_KEYS);
-constexpr int PF_AT_V = PF_AT_RESTS + pf_rests_bytes(PF_KEYS);
+constexpr int PF_AT_V = PF_AT_RESTS + PF_ALL_RESTS_BYTES;
 constexpr int PF_AT_BIASES = PF_AT_V + PF_STAGES * PF_TILE_BYTES;
 constexpr int PF_AT_SCALES = PF_AT_BIASES + PF_STAGES * PF_BIASES_BYTES;
 constexpr int PF_AT_PACKED = PF_AT_SCALES + PF_STAGES * PF_SCALES_BYTES;
@@ -116,11 +116,10 @@ constexpr int PF_AT_ODD = PF_AT_GATES + 144;     /* [rows], bytes: 1 where a row
 constexpr int PF_AT_WHERE = PF_AT_ODD + PF_ROWS; /* {position, first_row, n_rows} of the item: see pf_mark_rows() */
 constexpr int PF_AT_UNITS = PF_AT_WHERE + 16;    /* [stages] of pf_page_unit: of sealed pages */
 constexpr int PF_AT_PICKS = PF_AT_UNITS + 32;    /* [stages, 16], bytes: where the picked channel of each unit lies in it */
-constexpr int PF_AT_TABLE = PF_AT_PICKS + 48;    /* [D] halves: scales of the page at hand; then [16] words of its picks */
-constexpr int PF_AT_TOPS = PF_AT_TABLE + 320;    /* [4]: largest number of a warp's channels */
-constexpr int PF_OUT_STRIDE = FKV_D + 4;         /* floats; out's rows take the place of everything else */
+constexpr int PF_AT_END = PF_AT_PICKS + 48;
+constexpr int PF_OUT_STRIDE = FKV_D + 4; /* floats; out's rows take the place of everything else */
 constexpr int PF_OUT_BYTES = PF_ROWS * PF_OUT_STRIDE * 4;
-constexpr int PF_USED_BYTES = PF_AT_TOPS + 16;
+constexpr int PF_USED_BYTES = PF_AT_END;
 constexpr int PF_SHARED_BYTES = 1024 + (PF_USED_BYTES > PF_OUT_BYTES ? PF_USED_BYTES : PF_OUT_BYTES);
 static_assert(PF_SHARED_BYTES <= PF_ROOM, "does not fit");
 static_assert(PF_OUT_BYTES <= PF_AT_ODD, "the marks outlive the products");

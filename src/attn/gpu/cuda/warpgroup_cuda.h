@@ -34,8 +34,13 @@ struct fkv_shared {
 FKV_FN fkv_shared fkv_shared_make(void *dynamic, fkv_u32 index) {
     fkv_u32 address = (fkv_u32)__cvta_generic_to_shared(dynamic);
     fkv_u32 skip = (1024 - address % 1024) % 1024;
-    return {(fkv_u8 *)dynamic + skip, address + skip, (address + skip) / 16, index};
+    fkv_u32 aligned = address + skip;
+    if (FKV_SEALED) asm volatile("" : "+r"(aligned), "+r"(index)); /* kept, not worked out anew each time */
+    return {(fkv_u8 *)dynamic + skip, aligned, aligned / 16, index};
 }
+
+/* 0, which no compiler knows: what is or-ed with it stays in a register. */
+FKV_FN fkv_u32 fkv_zero(fkv_shared s) { return s.address % 16; }
 
 /* x of the warp's first thread. */
 FKV_FN fkv_u32 fkv_uniform(fkv_u32 x) { return __shfl_sync(0xffffffffu, x, 0); }
@@ -102,6 +107,14 @@ template <int KEYS, bool ADD> FKV_FN void fkv_wg_scores_held(fkv_shared, float *
                      : "r"(q[0]), "r"(q[1]), "r"(q[2]), "r"(q[3]), "l"(b));
 }
 
+template <int KEYS> FKV_FN void fkv_wg_scores_across(fkv_shared, float *d, const fkv_u32 *q, fkv_u32 k_at, fkv_u32 block) {
+    static_assert(KEYS == 72, "no other tiles have rests");
+    fkv_u64 b = FKV_WG_DESCRIPTOR(k_at + (block << 16));
+    asm volatile("wgmma.mma_async.sync.aligned.m64n72k16.f32.f16.f16 {" FKV_REGS36 "}, {%36,%37,%38,%39}, %40, 0, 1, 1, 1;"
+                 : FKV_ACC36("=f", d, 0)
+                 : "r"(q[0]), "r"(q[1]), "r"(q[2]), "r"(q[3]), "l"(b));
+}
+
 template <int KEYS, int COLS> FKV_FN void fkv_wg_values(fkv_shared, float *d, const fkv_u32 *p, fkv_u32 v_at) {
     constexpr fkv_u32 block = KEYS * 128 / 16;
     constexpr int width = COLS % 128 == 0 ? 128 : 64;
@@ -136,6 +149,42 @@ template <int N> FKV_FN void fkv_wg_settle_bits(fkv_u32 *d) {
 }
 template <int N> FKV_FN void fkv_more_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
 template <int N> FKV_FN void fkv_fewer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
+
+/* The larger of each two halves of 16 bits without sign. */
+FKV_FN fkv_u32 fkv_max_u16x2(fkv_u32 a, fkv_u32 b) {
+    fkv_u32 x;
+    asm("max.u16x2 %0, %1, %2;" : "=r"(x) : "r"(a), "r"(b));
+    return x;
+}
+
+/* Numbers of shared memory, `at` bytes from the base. */
+FKV_FN void fkv_get16(fkv_shared s, fkv_u32 at, fkv_u32 *w) {
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+                 : "r"(s.address + at));
+}
+FKV_FN void fkv_get8(fkv_shared s, fkv_u32 at, fkv_u32 *w) {
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "r"(s.address + at));
+}
+FKV_FN fkv_u32 fkv_get4(fkv_shared s, fkv_u32 at) {
+    fkv_u32 x;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(s.address + at));
+    return x;
+}
+FKV_FN fkv_u32 fkv_get2(fkv_shared s, fkv_u32 at) {
+    fkv_u16 x;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(s.address + at));
+    return x;
+}
+FKV_FN void fkv_put16(fkv_shared s, fkv_u32 at, fkv_u32 a, fkv_u32 b, fkv_u32 c, fkv_u32 d) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(s.address + at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+FKV_FN void fkv_put8(fkv_shared s, fkv_u32 at, fkv_u32 a, fkv_u32 b) {
+    asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(s.address + at), "r"(a), "r"(b) : "memory");
+}
+FKV_FN void fkv_put2(fkv_shared s, fkv_u32 at, fkv_u32 x) {
+    asm volatile("st.shared.u16 [%0], %1;" ::"r"(s.address + at), "h"((fkv_u16)x) : "memory");
+}
 
 /* mbarriers */
 FKV_FN void fkv_gate_make(fkv_shared s, fkv_u32 at, fkv_u32 n) {

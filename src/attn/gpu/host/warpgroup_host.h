@@ -11,6 +11,7 @@ FKV_FN fkv_shared fkv_shared_make(void *dynamic, fkv_u32 index) {
     return {(fkv_u8 *)(((uintptr_t)dynamic + 1023) / 1024 * 1024), 0, index};
 }
 
+FKV_FN fkv_u32 fkv_zero(fkv_shared) { return 0; }
 FKV_FN fkv_u32 fkv_uniform(fkv_u32 x) { return x; }
 
 FKV_FN float fkv_host_half(fkv_shared s, fkv_u32 at) {
@@ -55,6 +56,19 @@ template <int KEYS, bool ADD> FKV_FN void fkv_wg_scores_held(fkv_shared s, float
     }
 }
 
+/* d = q . k over 16 channels, each of them a row, with keys along it: 64 of them, and `block` further on the next. */
+template <int KEYS> FKV_FN void fkv_wg_scores_across(fkv_shared s, float *d, const fkv_u32 *q, fkv_u32 k_at, fkv_u32 block) {
+    const fkv_host_given *all = fkv_host_exchange(q, 4);
+    fkv_u32 lane = s.index % 32;
+    for (int i = 0; i < KEYS / 2; i++) {
+        fkv_u32 key = fkv_host_column(lane, i);
+        d[i] = 0;
+        for (fkv_u32 k = 0; k < 16; k++)
+            d[i] += fkv_host_held(all, fkv_host_row(lane, i), k) *
+                    fkv_host_half(s, (k_at + key / 64 * block) * 16 + k * 128 + key % 64 * 2);
+    }
+}
+
 /* d += p . v over 16 keys: p in registers, v: 16 rows of each block of 64 channels. d: [COLS / 2]. */
 template <int KEYS, int COLS> FKV_FN void fkv_wg_values(fkv_shared s, float *d, const fkv_u32 *p, fkv_u32 v_at) {
     const fkv_host_given *all = fkv_host_exchange(p, 4);
@@ -75,6 +89,25 @@ template <int N> FKV_FN void fkv_wg_settle(float *) {}
 template <int N> FKV_FN void fkv_wg_settle_bits(fkv_u32 *) {}
 template <int N> FKV_FN void fkv_more_registers() {}
 template <int N> FKV_FN void fkv_fewer_registers() {}
+
+FKV_FN void fkv_get16(fkv_shared s, fkv_u32 at, fkv_u32 *w) { memcpy(w, s.base + at, 16); }
+FKV_FN void fkv_get8(fkv_shared s, fkv_u32 at, fkv_u32 *w) { memcpy(w, s.base + at, 8); }
+FKV_FN fkv_u32 fkv_get4(fkv_shared s, fkv_u32 at) { return *(const fkv_u32 *)(s.base + at); }
+FKV_FN fkv_u32 fkv_get2(fkv_shared s, fkv_u32 at) { return *(const fkv_u16 *)(s.base + at); }
+FKV_FN void fkv_put16(fkv_shared s, fkv_u32 at, fkv_u32 a, fkv_u32 b, fkv_u32 c, fkv_u32 d) {
+    fkv_u32 w[4] = {a, b, c, d};
+    memcpy(s.base + at, w, 16);
+}
+FKV_FN void fkv_put8(fkv_shared s, fkv_u32 at, fkv_u32 a, fkv_u32 b) {
+    fkv_u32 w[2] = {a, b};
+    memcpy(s.base + at, w, 8);
+}
+FKV_FN void fkv_put2(fkv_shared s, fkv_u32 at, fkv_u32 x) { *(fkv_u16 *)(s.base + at) = (fkv_u16)x; }
+
+FKV_FN fkv_u32 fkv_max_u16x2(fkv_u32 a, fkv_u32 b) {
+    fkv_u32 low = a << 16 > b << 16 ? a : b, high = a >> 16 > b >> 16 ? a : b;
+    return (high & 0xffff0000u) | (low & 0xffffu);
+}
 
 /* A gate opens each time that n have arrived, and its phase turns from 0 to 1 and back. Waiting for a phase is waiting for its
  * end; the phase before the first counts as ended. */
