@@ -10,7 +10,7 @@ caches differ. Q and K rows of llama models are stored for RoPE over adjacent pa
 `llama_cpp_peer.py tokens` prints. Windows are cut as llama.cpp's perplexity tool cuts them: the second half of each is scored;
 they are prefilled in chunks, so that later chunks attend to quantized history. MLX's CPU takes minutes a window. On a GPU set
 MLX_ENABLE_TF32=0, or products round to 10 bits; quantized_matmul has no float32 kernel for CUDA, so the cache's codes are made by
-the CPU as ever and attention is over what they stand for. One JSON object is printed.
+the CPU as ever and attention is over what they stand for. One JSON object is printed; a run that is interrupted reports the windows it has done.
 """
 
 import argparse
@@ -145,10 +145,13 @@ def main():
     start, windows = time.perf_counter(), []
     for window in range(n_windows):
         ids = tokens[window * options.context : (window + 1) * options.context]
-        windows.append(score_window(model, options.caches, ids, options.chunk))
+        try:
+            windows.append(score_window(model, options.caches, ids, options.chunk))
+        except KeyboardInterrupt:
+            break
         so_far = ", ".join(f"{name} {x:.5f}" for name, x in zip(options.caches, sum(windows)[:, 1] / n_scored / len(windows)))
         print(f"window {window + 1}: KL {so_far}", file=sys.stderr, flush=True)
-    n = n_scored * n_windows
+    n = n_scored * len(windows)
     found = []
     for name, (nll, kl, same), each in zip(options.caches, sum(windows), np.stack(windows, axis=1)):
         row = {"cache": name, "ppl": math.exp(nll / n), "tokens": n, "window_ppl": [math.exp(x / n_scored) for x in each[:, 0]]}
@@ -156,7 +159,7 @@ def main():
     about = {"peer": "mlx-lm", "version": importlib.metadata.version("mlx-lm"), "mlx": importlib.metadata.version("mlx")}
     words = [pathlib.Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]
     about |= {"command": " ".join(words), "model": pathlib.Path(options.model).stem}
-    about |= {"windows": n_windows, "context": options.context, "chunk": options.chunk, "caches": found, "device": options.device}
+    about |= {"windows": len(windows), "context": options.context, "chunk": options.chunk, "caches": found, "device": options.device}
     about["seconds"] = time.perf_counter() - start
     json.dump(about, sys.stdout, indent=1)
     print()

@@ -12,7 +12,6 @@ import types
 import mlx.core as mx
 import mlx_lm.models
 from mlx.utils import tree_map
-from mlx_lm.models.bitlinear_layers import BitLinear
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 WINDOW = 16
@@ -194,7 +193,8 @@ def ternary(layer, x, packed):
 
 def build(name):
     """A model of this type with random weights."""
-    BitLinear.execute_matmul_kernel = ternary
+    if name == "bitnet":
+        importlib.import_module("mlx_lm.models.bitlinear_layers").BitLinear.execute_matmul_kernel = ternary
     module = importlib.import_module(f"mlx_lm.models.{name}")
     mx.random.seed(0)
     model = module.Model(module.ModelArgs.from_dict(config(name)))

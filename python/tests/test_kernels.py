@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+mx = pytest.importorskip("mlx.core")
 pytest.importorskip("mlx_lm")
 
 
@@ -17,6 +18,11 @@ def run(*arguments):
 @pytest.mark.parametrize("codec", ["8/4", "s4/s4"])
 @pytest.mark.parametrize("device", ["metal", "cuda"])
 def test_a_step_makes_its_kernels(device, codec):
+    if device == "metal":
+        try:
+            mx.fast.metal_kernel(name="any", input_names=["a"], output_names=["b"], source="")
+        except RuntimeError as error:  # MLX before 0.32
+            pytest.skip(f"kernels for Metal are made on Metal alone: {error}")
     run(device, codec)
 
 

@@ -231,6 +231,7 @@ def test_a_model_that_cannot_be_kept_is_named_once():
 
 def test_a_mask_that_is_wider_than_its_cache_is_refused(flat):
     """mlx-lm's answers depend there on how a prompt is cut."""
+    pytest.importorskip("mlx_lm.models.plamo3", reason="this mlx-lm is older than the model")
     with pytest.warns(UserWarning, match="plamo3: layer 0: masks a window of 17 tokens over a cache of 16"):
         caches.make_prompt_cache(census_models.build("plamo3"))
 
