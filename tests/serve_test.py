@@ -591,6 +591,16 @@ def killed_servers_leave_nothing_wrong():
             assert server.metrics()["prefix_store_damaged_pages_total"] == 0
 
 
+# ---- options that meet
+
+
+def small_steps_have_room_for_their_answers():
+    with serving("-c", "8K", "--chunk", "16", "--parallel", "8") as server:  # 8 answers with 3 drafts each are more than a step
+        text = server.post("/v1/chat/completions", chat(BOOK[:100]))["choices"][0]["message"]["content"]
+    with serving("-c", "8K", "--draft-tokens", "0") as server:
+        assert server.post("/v1/chat/completions", chat(BOOK[:100]))["choices"][0]["message"]["content"] == text
+
+
 # ---- the end
 
 

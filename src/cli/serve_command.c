@@ -81,9 +81,11 @@ static fkv_engine_config engine_config(const serve_options *o, const fkv_model_i
     if (tokens == 0) tokens = (uint64_t)about->context * o->parallel;
     c.runner = model_options_runner(&o->model, (uint32_t)(tokens < INT32_MAX ? tokens : INT32_MAX));
     c.runner.max_seqs = o->parallel;
-    c.runner.max_logit_rows =
-        o->parallel + (o->parallel < 4 ? o->parallel : 4) * o->drafts; /* with more answers few drafts pay */
-    c.draft_tokens = o->drafts;
+    const uint32_t step = c.runner.max_step_tokens;
+    const uint32_t spare = step > o->parallel ? step - o->parallel : 0; /* rows of a step beside the answers' own */
+    c.draft_tokens = o->drafts < spare ? o->drafts : spare;
+    const uint32_t drafted = (o->parallel < 4 ? o->parallel : 4) * c.draft_tokens; /* with more answers few drafts pay */
+    c.runner.max_logit_rows = o->parallel + (drafted < spare ? drafted : spare);
     c.step_ms = o->step_ms;
     c.max_queue = o->queue;
     c.max_wait_s = o->max_wait;

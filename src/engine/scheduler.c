@@ -540,7 +540,7 @@ static void draw_row(fkv_scheduler *s, fkv_job *job, uint32_t answer, const floa
     uint32_t n_right = 0;
     for (;;) {
         uint32_t at = job->r.n_prompt + a->n_new;
-        uint32_t guess = n_right < n_drafted || guessed ? a->tokens[at] : 0;
+        uint32_t guess = n_right < n_drafted || (n_drafted == 0 && guessed) ? a->tokens[at] : 0;
         draw(s, job, answer, logits + (size_t)n_right * s->device.n_vocab);
         if (n_drafted == 0 && guessed && !a->finished) fkv_draft_note(&a->drafts, 1, a->tokens[at] == guess);
         if (n_right == n_drafted || a->finished || a->tokens[at] != guess) break;

@@ -459,8 +459,10 @@ static bool start_waiting(server *s) {
     sigset_t before;
     (void)sigfillset(&all);
     (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    s->is_waiting = event_base_once(s->base, s->wake[0], EV_READ, on_time_is_up, s, NULL) == 0 &&
-                    pthread_create(&s->waiting, NULL, wait_for_model, s) == 0;
+    int code = event_base_once(s->base, s->wake[0], EV_READ, on_time_is_up, s, NULL) == 0 ? 0 : ENOMEM;
+    if (code == 0) code = pthread_create(&s->waiting, NULL, wait_for_model, s);
+    if (code != 0) errno = code; /* what the caller tells */
+    s->is_waiting = code == 0;
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     return s->is_waiting;
 }
