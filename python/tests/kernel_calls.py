@@ -185,8 +185,7 @@ def replay():
 
     import flatkv
     mx.fast.cuda_kernel = mixer
-    exact, mx.array_equal = mx.array_equal, lambda a, b, **_: mx.allclose(a, b, atol=1e-3)  # the CPU's compiled operations round in their own way
-    assert exact
+    mx.array_equal = lambda a, b, **_: mx.allclose(a, b, atol=1e-3)  # the CPU's compiled operations round in their own way
     for model in (llama(), gemma3()):
         warnings.simplefilter("error")
         for (a, one), (b, other) in zip(story(model, False), story(model, True)):
@@ -202,7 +201,7 @@ def replay():
         warnings.simplefilter("always")
         sizes = [int(mx.round((curious(mx.array([[1]]), cache=cache)).max()).item()) for _ in range(4)]
     assert len(told) == 1 and "size" in str(told[0].message), [str(t.message) for t in told]
-    assert sorted(sizes) == sizes and cache[0].offset == 9
+    assert sizes == list(range(sizes[0], sizes[0] + 4)) and cache[0].offset == 9
     gone = weakref.ref(curious)
     del curious, cache
     gc.collect()

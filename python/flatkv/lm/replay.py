@@ -117,6 +117,7 @@ class _Kept:
         self.graphs: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
         self.checked: set[int] = set()  # numbers of texts for which both ways had the same bits
         self.refused = False
+        self.building = False  # a pass as mlx-lm makes it: no __call__ inside of it is replayed
 
     def refuse(self, reason: str) -> None:
         self.refused = True
@@ -167,14 +168,18 @@ class Replays:
         kept = of_pool.get(id(model))
         if kept is None or kept.model() is not model:
             kept = of_pool[id(model)] = _Kept(model, call)
-        return None if kept.refused else kept
+        return None if kept.refused or kept.building else kept
 
     def step(self, kept: _Kept, model: Any, tokens: Any, cache: list[FlatKVCache]) -> Any:
         first = cache[0]
         if len(first.texts) in kept.checked:
             return self._replay(kept, tokens, cache)
         lengths = [c.lengths for c in cache]
-        built = kept.call(model, tokens, cache=cache)
+        kept.building = True
+        try:
+            built = kept.call(model, tokens, cache=cache)
+        finally:
+            kept.building = False
         mx.eval(built, first.pool.pending())
         self._undo(cache, lengths)
         try:
