@@ -19,6 +19,7 @@
  *    57    92    63  scales copied past the registers; MLX told the text by name and not in full
  *    57    87    61  blocks of 8 rows of 256 channels, of 4 of 512: more warps
  *    55    76    60  one sum for levels of both signs; eight rows as the A operand; streams folded by code that is there once
+ *    52    70    64  two slabs share a softmax; scales of a page read once for all groups (the last column is noise: no change)
  * Tiles of 32 tokens with 12, 16 and 20 warps on a multiprocessor: 62, 57, 61. Tiles of 64 with 16 spill: 119.
  */
 /* ---- a page's queries ---- */
