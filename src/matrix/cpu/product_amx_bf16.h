@@ -89,8 +89,7 @@ static void bf16_prepare_units(const float *x, uint32_t n_units, bf16_unit *unit
         float sums[4];
         for (uint32_t i = 0; i < 4; i++) {
             uint32_t unit = fkv_min_u32(u + i / 2, n_units - 1);
-            vf numbers = vf_load(x + (size_t)unit * UNIT_NUMBERS + i % 2 * VL);
-            whole[i] = bf16_nearest(vf_mul(numbers, vf_set(steps.inverse[unit])));
+            whole[i] = bf16_nearest(in_steps(x, &steps, unit, i % 2));
         }
         vf_sums(whole, sums); /* exact: below 2^24 */
         for (uint32_t unit = u; unit < fkv_min_u32(u + 2, n_units); unit++) {

@@ -96,6 +96,11 @@ FKV_INLINE unit_steps steps_of(const float *x, uint32_t n_units) {
     return steps;
 }
 
+/* Half a unit's numbers in its steps, not yet rounded. */
+FKV_INLINE vf in_steps(const float *x, const unit_steps *steps, uint32_t unit, uint32_t half) {
+    return vf_mul(vf_load(x + (size_t)unit * UNIT_NUMBERS + half * VL), vf_set(steps->inverse[unit]));
+}
+
 /* Units [u, u + PREPARED_UNITS) of one token, of which the first n_units are there; stride: from a unit to the next. */
 static void prepare_units(const float *x, uint32_t n_units, unit_bytes *bytes, unit_facts *facts, size_t stride) {
     const unit_steps steps = steps_of(x, n_units);
@@ -104,8 +109,7 @@ static void prepare_units(const float *x, uint32_t n_units, unit_bytes *bytes, u
         float sums[4];
         for (uint32_t i = 0; i < 4; i++) {
             uint32_t unit = fkv_min_u32(u + i / 2, n_units - 1);
-            vf numbers = vf_load(x + (size_t)unit * UNIT_NUMBERS + i % 2 * VL);
-            __m512i number = _mm512_cvtps_epi32(vf_mul(numbers, vf_set(steps.inverse[unit])));
+            __m512i number = _mm512_cvtps_epi32(in_steps(x, &steps, unit, i % 2));
             bytes2 both = split(number);
             _mm_storeu_si128((__m128i *)(bytes[unit * stride].high + i % 2 * 16), both.high);
             _mm_storeu_si128((__m128i *)(bytes[unit * stride].low + i % 2 * 16), both.low);
