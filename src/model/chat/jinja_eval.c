@@ -256,7 +256,8 @@ static void eval_arguments(jinja_context *c, const jinja_node *nodes, jinja_scop
     }
 }
 
-static jinja_value call_macro(jinja_context *c, const jinja_macro *macro, const jinja_arguments *args) {
+/* caller: what {% call %} stands around, or NULL. */
+static jinja_value call_macro(jinja_context *c, const jinja_macro *macro, const jinja_arguments *args, jinja_macro *caller) {
     jinja_scope scope = {.parent = macro->scope};
     size_t position = 0;
     size_t n_used = 0;
@@ -272,6 +273,8 @@ static jinja_value call_macro(jinja_context *c, const jinja_macro *macro, const 
     if (n_used < args->n)
         return fkv_jinja_fail(c, "macro \"%.*s\" is called with an argument that it does not take",
                               (int)macro->node->name.n_bytes, macro->node->name.text);
+    jinja_value given = {.kind = JINJA_MACRO, .as.macro = caller};
+    if (caller != NULL) fkv_jinja_bind(c, &scope, caller->node->name, given);
     jinja_writer w = {.c = c};
     jinja_scope *kept = fkv_jinja_take(c, 1, sizeof *kept); /* macros defined inside may outlive the call */
     if (kept == NULL) return fkv_jinja_undefined();
@@ -280,12 +283,12 @@ static jinja_value call_macro(jinja_context *c, const jinja_macro *macro, const 
     return fkv_jinja_of_string(fkv_jinja_written(&w));
 }
 
-static jinja_value eval_call(jinja_context *c, const jinja_node *node, jinja_scope *scope) {
+static jinja_value eval_call(jinja_context *c, const jinja_node *node, jinja_scope *scope, jinja_macro *caller) {
     jinja_value callee = eval(c, node->a, scope);
     jinja_arguments args;
     eval_arguments(c, node->args, scope, &args);
     if (c->failed) return fkv_jinja_undefined();
-    if (callee.kind == JINJA_MACRO) return call_macro(c, callee.as.macro, &args);
+    if (callee.kind == JINJA_MACRO) return call_macro(c, callee.as.macro, &args, caller);
     if (callee.kind == JINJA_BUILTIN) return fkv_jinja_builtin(c, callee.as.bound, &args);
     jinja_string name = node->a->name;
     return fkv_jinja_fail(c, "\"%.*s\" is %s, which cannot be called", name.n_bytes < 60 ? (int)name.n_bytes : 60, name.text,
@@ -344,7 +347,7 @@ static jinja_value eval_node(jinja_context *c, const jinja_node *node, jinja_sco
         b = eval(c, node->b, scope);
         return c->failed ? a : fkv_jinja_item(c, &a, &b);
     case JINJA_NODE_SLICE: return eval_slice(c, node, scope);
-    case JINJA_NODE_CALL: return eval_call(c, node, scope);
+    case JINJA_NODE_CALL: return eval_call(c, node, scope, NULL);
     case JINJA_NODE_FILTER: return eval_filter(c, node, scope, NULL);
     case JINJA_NODE_TEST: return eval_test(c, node, scope);
     case JINJA_NODE_UNARY: return eval_unary(c, node, scope);
@@ -399,7 +402,7 @@ static void assign(jinja_context *c, const jinja_node *target, jinja_scope *scop
         return;
     }
     const jinja_value *item = items->items;
-    for (const jinja_node *name = target->args; name != NULL; name = name->next) fkv_jinja_bind(c, scope, name->a->name, *item++);
+    for (const jinja_node *one = target->args; one != NULL; one = one->next) assign(c, one->a, scope, *item++);
 }
 
 /* What the loop goes over: the items, or those that pass its condition. */
@@ -448,11 +451,19 @@ static jinja_value run_captured(jinja_context *c, const jinja_node *node, jinja_
     return node->a != NULL && !c->failed ? eval_filter(c, node->a, scope, &text) : text;
 }
 
-static void define_macro(jinja_context *c, const jinja_node *node, jinja_scope *scope) {
+static jinja_macro *new_macro(jinja_context *c, const jinja_node *node, jinja_scope *scope) {
     jinja_macro *macro = fkv_jinja_take(c, 1, sizeof *macro);
-    if (macro == NULL) return;
-    *macro = (jinja_macro){node, scope};
-    fkv_jinja_bind(c, scope, node->name, (jinja_value){.kind = JINJA_MACRO, .as.macro = macro});
+    if (macro != NULL) *macro = (jinja_macro){node, scope};
+    return macro;
+}
+
+static flow run_scoped(jinja_context *c, const jinja_node *node, jinja_scope *scope, jinja_writer *w) {
+    jinja_scope *inner = fkv_jinja_take(c, 1, sizeof *inner);
+    if (inner == NULL) return FLOW_ON;
+    inner->parent = scope;
+    for (const jinja_node *arg = node->args; arg != NULL && !c->failed; arg = arg->next)
+        fkv_jinja_bind(c, inner, arg->name, eval(c, arg->a, scope));
+    return run_all(c, node->body, inner, w);
 }
 
 static flow run_node(jinja_context *c, const jinja_node *node, jinja_scope *scope, jinja_writer *w) {
@@ -473,8 +484,15 @@ static flow run_node(jinja_context *c, const jinja_node *node, jinja_scope *scop
         value = run_captured(c, node, scope);
         if (!c->failed) fkv_jinja_write_str(w, &value);
         return FLOW_ON;
-    case JINJA_NODE_MACRO: define_macro(c, node, scope); return FLOW_ON;
-    case JINJA_NODE_SCOPED: return run_all(c, node->body, scope, w);
+    case JINJA_NODE_MACRO:
+        value = (jinja_value){.kind = JINJA_MACRO, .as.macro = new_macro(c, node, scope)};
+        fkv_jinja_bind(c, scope, node->name, value);
+        return FLOW_ON;
+    case JINJA_NODE_SCOPED: return run_scoped(c, node, scope, w);
+    case JINJA_NODE_CALLED:
+        value = eval_call(c, node->a, scope, new_macro(c, node, scope));
+        if (!c->failed) fkv_jinja_write_str(w, &value);
+        return FLOW_ON;
     case JINJA_NODE_BREAK: return FLOW_BREAK;
     case JINJA_NODE_CONTINUE: return FLOW_CONTINUE;
     default: fkv_jinja_fail(c, "a value where a statement is expected"); return FLOW_ON;

@@ -1,5 +1,5 @@
 /* Running a template's tree: scopes, statements and expressions (jinja_eval.c), and the functions, methods, filters and tests
- * that templates call by name (jinja_filters.c, jinja_methods.c).
+ * that templates call by name (jinja_filters.c, jinja_methods.c, jinja_string_methods.c).
  */
 #ifndef FKV_JINJA_EVAL_H
 #define FKV_JINJA_EVAL_H
@@ -55,6 +55,8 @@ jinja_value fkv_jinja_fail_undefined(jinja_context *c, const jinja_value *a, con
 jinja_value fkv_jinja_filter(jinja_context *c, jinja_string name, const jinja_value *a, const jinja_arguments *args);
 bool fkv_jinja_test(jinja_context *c, jinja_string name, const jinja_value *a, const jinja_arguments *args);
 jinja_value fkv_jinja_builtin(jinja_context *c, const jinja_bound *what, const jinja_arguments *args);
+typedef jinja_value (*fkv_jinja_method)(jinja_context *c, jinja_string s, const jinja_arguments *args);
+fkv_jinja_method fkv_jinja_string_method(jinja_string name); /* NULL: there is none */
 bool fkv_jinja_has_method(const jinja_value *a, jinja_string name);
 bool fkv_jinja_has_global(jinja_string name);
 

@@ -4,6 +4,7 @@
 #include "jinja_eval.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 static jinja_value string_of(jinja_string s) { return fkv_jinja_of_string(s); }
@@ -308,17 +309,15 @@ static jinja_value filter_escape(jinja_context *c, const jinja_value *a, const j
 }
 
 static jinja_value filter_tojson(jinja_context *c, const jinja_value *a, const jinja_arguments *args) {
-    const jinja_value *ascii = fkv_jinja_argument(args, SIZE_MAX, "ensure_ascii");
-    const jinja_value *indent = fkv_jinja_argument(args, SIZE_MAX, "indent");
-    const jinja_value *separators = fkv_jinja_argument(args, SIZE_MAX, "separators");
+    const jinja_value *indent = fkv_jinja_argument(args, 1, "indent");
+    const jinja_value *separators = fkv_jinja_argument(args, 2, "separators");
     jinja_json_style style = {.indent = -1, .item_separator = JINJA_TEXT(", "), .key_separator = JINJA_TEXT(": ")};
-    if (args->n_positions > 0) indent = &args->value[0];
     if (indent != NULL && indent->kind == JINJA_INT) {
         style.indent = indent->as.integer < 0 ? 0 : indent->as.integer;
         style.item_separator = JINJA_TEXT(",");
     }
-    style.ascii = ascii != NULL && fkv_jinja_truth(ascii);
-    style.sort_keys = argument_truth(args, SIZE_MAX, "sort_keys", false);
+    style.ascii = argument_truth(args, 0, "ensure_ascii", false);
+    style.sort_keys = argument_truth(args, 3, "sort_keys", false);
     if (separators != NULL && separators->kind == JINJA_LIST && separators->as.list->n_items == 2 &&
         separators->as.list->items[0].kind == JINJA_STRING && separators->as.list->items[1].kind == JINJA_STRING) {
         style.item_separator = separators->as.list->items[0].as.string;
@@ -437,9 +436,16 @@ static jinja_value filter_round(jinja_context *c, const jinja_value *a, const ji
     const jinja_value *method = fkv_jinja_argument(args, 1, "method");
     double x;
     if (!fkv_jinja_number(a, &x)) return fkv_jinja_fail(c, "round of a %s", fkv_jinja_kind_name(a));
-    double by = pow(10.0, digits != NULL && digits->kind == JINJA_INT ? (double)digits->as.integer : 0.0);
+    int64_t n = digits != NULL && digits->kind == JINJA_INT ? digits->as.integer : 0;
     bool up = method != NULL && method->kind == JINJA_STRING && fkv_jinja_is(method->as.string, "ceil");
     bool down = method != NULL && method->kind == JINJA_STRING && fkv_jinja_is(method->as.string, "floor");
+    if (!up && !down && a->kind != JINJA_FLOAT && n >= 0) return fkv_jinja_int((int64_t)x);
+    if (!up && !down && n >= 0 && n < 20 && fabs(x) < 1e20) { /* as written: 2.675 is a little less */
+        char text[64];
+        (void)snprintf(text, sizeof text, "%.*f", (int)n, x);
+        return fkv_jinja_float(strtod(text, NULL));
+    }
+    double by = pow(10.0, (double)n);
     return fkv_jinja_float((up ? ceil(x * by) : down ? floor(x * by) : nearbyint(x * by)) / by);
 }
 
@@ -600,12 +606,6 @@ static bool test_two(jinja_context *c, test_kind kind, const jinja_value *a, con
     }
 }
 
-static bool test_case(jinja_context *c, const jinja_value *a, bool upper) {
-    jinja_string s = fkv_jinja_str(c, a);
-    jinja_string other = fkv_jinja_case(c, s, !upper);
-    return fkv_jinja_same(s, fkv_jinja_case(c, s, upper)) && !fkv_jinja_same(s, other);
-}
-
 static bool test_one(jinja_context *c, test_kind kind, const jinja_value *a) {
     double x;
     switch (kind) {
@@ -625,7 +625,7 @@ static bool test_one(jinja_context *c, test_kind kind, const jinja_value *a) {
     case TEST_CALLABLE: return a->kind == JINJA_MACRO || a->kind == JINJA_BUILTIN;
     case TEST_ODD: return a->kind == JINJA_INT && a->as.integer % 2 != 0;
     case TEST_EVEN: return a->kind == JINJA_INT && a->as.integer % 2 == 0;
-    default: return test_case(c, a, kind == TEST_UPPER);
+    default: return fkv_jinja_is_case(c, fkv_jinja_str(c, a), kind == TEST_UPPER);
     }
 }
 

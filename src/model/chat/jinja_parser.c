@@ -489,29 +489,34 @@ static void close_block(parser *p) {
     expect_close(p);
 }
 
-/* A name, names with commas (also in parentheses), or an attribute of a namespace. */
-static jinja_node *parse_target(parser *p, bool with_attribute) {
-    bool in_parentheses = skip_operator(p, "(");
-    jinja_node *first = new_node(p, JINJA_NODE_NAME);
-    jinja_string name = expect_name(p);
-    if (first == NULL) return NULL;
-    first->name = name;
-    if (with_attribute && skip_operator(p, ".")) return parse_dot(p, first);
-    if (!is_operator(p, ",")) {
-        if (in_parentheses) expect_operator(p, ")");
-        return first;
+static jinja_node *parse_target(parser *p, bool with_attribute);
+
+/* A name, an attribute of a namespace, or targets in parentheses. */
+static jinja_node *parse_one_target(parser *p, bool with_attribute) {
+    if (!enter(p)) return NULL;
+    jinja_node *node = NULL;
+    if (skip_operator(p, "(")) {
+        node = parse_target(p, with_attribute);
+        expect_operator(p, ")");
+    } else {
+        node = new_node(p, JINJA_NODE_NAME);
+        jinja_string name = expect_name(p);
+        if (node != NULL) node->name = name;
+        if (node != NULL && with_attribute && skip_operator(p, ".")) node = parse_dot(p, node);
     }
+    leave(p);
+    return node;
+}
+
+/* One target, or several with commas. */
+static jinja_node *parse_target(parser *p, bool with_attribute) {
+    jinja_node *first = parse_one_target(p, with_attribute);
+    if (!is_operator(p, ",") || p->c->failed) return first;
     jinja_node *node = new_node(p, JINJA_NODE_TUPLE);
     if (node == NULL) return NULL;
     jinja_node **tail = add_argument(p, &node->args, JINJA_TEXT(""), first, NULL);
-    while (skip_operator(p, ",") && p->at->kind == JINJA_TOKEN_NAME && !is_word(p, "in")) {
-        jinja_node *more = new_node(p, JINJA_NODE_NAME);
-        name = expect_name(p);
-        if (more == NULL) return NULL;
-        more->name = name;
-        tail = add_argument(p, tail, JINJA_TEXT(""), more, NULL);
-    }
-    if (in_parentheses) expect_operator(p, ")");
+    while (skip_operator(p, ",") && !is_word(p, "in") && !is_operator(p, "=") && !is_operator(p, ")"))
+        tail = add_argument(p, tail, JINJA_TEXT(""), parse_one_target(p, with_attribute), NULL);
     return node;
 }
 
@@ -579,24 +584,65 @@ static jinja_node *parse_set(parser *p) {
     return node;
 }
 
+/* Behind "(": names, some with a value, to ")". */
+static jinja_node *parse_parameters(parser *p) {
+    jinja_node *first = NULL;
+    jinja_node **tail = &first;
+    while (!p->c->failed && !is_operator(p, ")")) {
+        if (first != NULL && !expect_operator(p, ",")) return NULL;
+        jinja_string name = expect_name(p);
+        tail = add_argument(p, tail, name, skip_operator(p, "=") ? parse_expression(p) : NULL, NULL);
+    }
+    expect_operator(p, ")");
+    return first;
+}
+
+/* The rest of a tag and the body behind it, from which no jump leads out. */
+static void parse_own_body(parser *p, jinja_node *node, const char *const *ends) {
+    expect_close(p);
+    uint32_t loops = p->loops;
+    p->loops = 0;
+    node->body = parse_body(p, ends);
+    p->loops = loops;
+    close_block(p);
+}
+
 static jinja_node *parse_macro(parser *p) {
     static const char *const ends[] = {"endmacro", NULL};
     jinja_node *node = new_node(p, JINJA_NODE_MACRO);
     if (node == NULL) return NULL;
     node->name = expect_name(p);
     expect_operator(p, "(");
+    node->args = parse_parameters(p);
+    parse_own_body(p, node, ends);
+    return node;
+}
+
+static jinja_node *parse_called(parser *p) {
+    static const char *const ends[] = {"endcall", NULL};
+    jinja_node *node = new_node(p, JINJA_NODE_CALLED);
+    if (node == NULL) return NULL;
+    node->name = JINJA_TEXT("caller");
+    if (skip_operator(p, "(")) node->args = parse_parameters(p);
+    node->a = parse_expression(p);
+    if (!p->c->failed && node->a->kind != JINJA_NODE_CALL) return fail_at(p, "the call of a macro is expected");
+    parse_own_body(p, node, ends);
+    return node;
+}
+
+static jinja_node *parse_with(parser *p) {
+    static const char *const ends[] = {"endwith", NULL};
+    jinja_node *node = new_node(p, JINJA_NODE_SCOPED);
+    if (node == NULL) return NULL;
     jinja_node **tail = &node->args;
-    while (!p->c->failed && !is_operator(p, ")")) {
+    while (!p->c->failed && p->at->kind != JINJA_TOKEN_CLOSE) {
         if (node->args != NULL && !expect_operator(p, ",")) return NULL;
         jinja_string name = expect_name(p);
-        tail = add_argument(p, tail, name, skip_operator(p, "=") ? parse_expression(p) : NULL, NULL);
+        if (!expect_operator(p, "=")) return NULL;
+        tail = add_argument(p, tail, name, parse_expression(p), NULL);
     }
-    expect_operator(p, ")");
     expect_close(p);
-    uint32_t loops = p->loops;
-    p->loops = 0;
     node->body = parse_body(p, ends);
-    p->loops = loops;
     close_block(p);
     return node;
 }
@@ -616,10 +662,7 @@ static jinja_node *parse_filter_block(parser *p) {
 static jinja_node *parse_generation(parser *p) {
     static const char *const ends[] = {"endgeneration", NULL};
     jinja_node *node = new_node(p, JINJA_NODE_SCOPED);
-    if (node == NULL) return NULL;
-    expect_close(p);
-    node->body = parse_body(p, ends);
-    close_block(p);
+    if (node != NULL) parse_own_body(p, node, ends);
     return node;
 }
 
@@ -637,10 +680,12 @@ static jinja_node *parse_block(parser *p) {
     if (skip_word(p, "set")) return parse_set(p);
     if (skip_word(p, "macro")) return parse_macro(p);
     if (skip_word(p, "filter")) return parse_filter_block(p);
+    if (skip_word(p, "with")) return parse_with(p);
+    if (skip_word(p, "call")) return parse_called(p);
     if (skip_word(p, "generation")) return parse_generation(p);
     if (skip_word(p, "break")) return parse_jump(p, JINJA_NODE_BREAK);
     if (skip_word(p, "continue")) return parse_jump(p, JINJA_NODE_CONTINUE);
-    return fail_at(p, "a statement is expected (if, for, set, macro, filter, generation, break, continue)");
+    return fail_at(p, "a statement is expected (if, for, set, macro, call, with, filter, generation, break, continue)");
 }
 
 static jinja_node *parse_output(parser *p) {

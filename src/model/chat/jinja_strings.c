@@ -15,6 +15,10 @@ jinja_string fkv_jinja_capitalized(jinja_context *c, jinja_string s, bool every_
     return fkv_jinja_written(&w);
 }
 
+bool fkv_jinja_is_case(jinja_context *c, jinja_string s, bool upper) {
+    return fkv_jinja_same(s, fkv_jinja_case(c, s, upper)) && !fkv_jinja_same(s, fkv_jinja_case(c, s, !upper));
+}
+
 jinja_string fkv_jinja_replaced(jinja_context *c, jinja_string s, jinja_string old, jinja_string new, int64_t most) {
     jinja_writer w = {.c = c};
     size_t begin = 0;

@@ -40,7 +40,8 @@ typedef enum jinja_node_kind {
     JINJA_NODE_SET_BODY, /* target = body through the filters of a */
     JINJA_NODE_FILTERED, /* body through the filters of a */
     JINJA_NODE_MACRO,    /* name(args) body */
-    JINJA_NODE_SCOPED,   /* body, in which a marks nothing: {% generation %} */
+    JINJA_NODE_SCOPED,   /* body, with args as names of its own: {% with %}, {% generation %} */
+    JINJA_NODE_CALLED,   /* the call a of a macro, whose caller(args) is body */
     JINJA_NODE_BREAK,
     JINJA_NODE_CONTINUE,
     /* expressions */
@@ -70,7 +71,7 @@ struct jinja_node {
     jinja_value value;
     jinja_node *a, *b, *c, *d;
     jinja_node *args;      /* list over next */
-    jinja_node *target;    /* a NAME, a TUPLE of names, or an ATTRIBUTE of a namespace */
+    jinja_node *target;    /* a NAME, an ATTRIBUTE of a namespace, or a TUPLE of targets */
     jinja_node *body;      /* statements, list over next */
     jinja_node *otherwise; /* likewise */
     jinja_node *next;

@@ -150,6 +150,7 @@ jinja_string fkv_jinja_replaced(jinja_context *c, jinja_string s, jinja_string o
 jinja_string fkv_jinja_formatted(jinja_context *c, jinja_string format, const jinja_value *values, size_t n_values);
 jinja_string fkv_jinja_escaped(jinja_context *c, jinja_string s); /* for HTML */
 jinja_string fkv_jinja_case(jinja_context *c, jinja_string s, bool upper);
+bool fkv_jinja_is_case(jinja_context *c, jinja_string s, bool upper); /* all letters are, and there are some */
 
 /* ---- lists and dicts ---- */
 
