@@ -243,16 +243,44 @@ static jinja_value eval_compare(jinja_context *c, const jinja_node *node, jinja_
 
 /* ---- calls ---- */
 
+static void add_argument(jinja_context *c, jinja_arguments *args, jinja_string name, jinja_value value) {
+    if (args->n == JINJA_MAX_ARGUMENTS) {
+        fkv_jinja_fail(c, "a call with more than %d arguments", JINJA_MAX_ARGUMENTS);
+        return;
+    }
+    args->value[args->n] = value;
+    args->name[args->n++] = name;
+    if (name.n_bytes == 0) args->n_positions++;
+}
+
+static void add_named_arguments(jinja_context *c, jinja_arguments *args, const jinja_value *from) {
+    if (from->kind != JINJA_DICT || from->as.dict->is_namespace) {
+        fkv_jinja_fail(c, "** in a call stands before a %s, not a dict", fkv_jinja_kind_name(from));
+        return;
+    }
+    for (size_t i = 0; i < from->as.dict->n_pairs && !c->failed; i++) {
+        const jinja_pair *pair = &from->as.dict->pairs[i];
+        if (pair->key.kind != JINJA_STRING || pair->key.as.string.n_bytes == 0)
+            fkv_jinja_fail(c, "the name of an argument is a %s", fkv_jinja_kind_name(&pair->key));
+        else
+            add_argument(c, args, pair->key.as.string, pair->value);
+    }
+}
+
 static void eval_arguments(jinja_context *c, const jinja_node *nodes, jinja_scope *scope, jinja_arguments *args) {
     args->n = args->n_positions = 0;
     for (const jinja_node *node = nodes; node != NULL && !c->failed; node = node->next) {
-        if (args->n == JINJA_MAX_ARGUMENTS) {
-            fkv_jinja_fail(c, "a call with more than %d arguments", JINJA_MAX_ARGUMENTS);
-            return;
+        jinja_value value = eval(c, node->a, scope);
+        if (c->failed) return;
+        if (fkv_jinja_is(node->name, "**")) {
+            add_named_arguments(c, args, &value);
+        } else if (fkv_jinja_is(node->name, "*")) {
+            const jinja_list *items = fkv_jinja_items(c, &value);
+            for (size_t i = 0; items != NULL && i < items->n_items && !c->failed; i++)
+                add_argument(c, args, JINJA_TEXT(""), items->items[i]);
+        } else {
+            add_argument(c, args, node->name, value);
         }
-        args->value[args->n] = eval(c, node->a, scope);
-        args->name[args->n++] = node->name;
-        if (node->name.n_bytes == 0) args->n_positions++;
     }
 }
 

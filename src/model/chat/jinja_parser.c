@@ -105,7 +105,7 @@ static jinja_node **add_argument(parser *p, jinja_node **tail, jinja_string name
     return &argument->next;
 }
 
-/* Behind "(": arguments, keywords after positions, to ")". */
+/* Behind "(": arguments, keywords after positions, to ")". "*" and "**" are the names of a list and of a dict of arguments. */
 static jinja_node *parse_arguments(parser *p) {
     jinja_node *first = NULL;
     jinja_node **tail = &first;
@@ -114,7 +114,12 @@ static jinja_node *parse_arguments(parser *p) {
         if (first != NULL && !expect_operator(p, ",")) return NULL;
         if (is_operator(p, ")")) break;
         jinja_string name = JINJA_TEXT("");
-        if (p->at->kind == JINJA_TOKEN_NAME && p->at[1].kind == JINJA_TOKEN_OPERATOR && fkv_jinja_is(p->at[1].text, "=")) {
+        if (skip_operator(p, "**")) {
+            name = JINJA_TEXT("**");
+            named = true;
+        } else if (!named && skip_operator(p, "*")) {
+            name = JINJA_TEXT("*");
+        } else if (p->at->kind == JINJA_TOKEN_NAME && p->at[1].kind == JINJA_TOKEN_OPERATOR && fkv_jinja_is(p->at[1].text, "=")) {
             name = p->at->text;
             named = true;
             p->at += 2;

@@ -60,7 +60,7 @@ typedef enum jinja_node_kind {
     JINJA_NODE_BINARY,    /* a name b */
     JINJA_NODE_COMPARE,   /* a, then args: name and operand a of each comparison */
     JINJA_NODE_CHOICE,    /* b if a else c; c NULL: undefined */
-    JINJA_NODE_ARGUMENT   /* in args: name "" or the keyword, a (and b of a pair) */
+    JINJA_NODE_ARGUMENT   /* in args: name "", the keyword, "*" or "**"; a (and b of a pair) */
 } jinja_node_kind;
 
 typedef struct jinja_node jinja_node;
