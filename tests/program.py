@@ -132,6 +132,9 @@ def refuses_what_it_does_not_know():
     refused(USAGE, ["none, k, v or kv"], "plan", "--codecs", "8/4:sideways")
     refused(USAGE, ["tq4", "rotated"], "plan", "--codecs", "tq4:k")
     refused(USAGE, ["one is enough"], "run", "-p", "x", "--codecs", "8/4,sealed")
+    for command, option in (("ppl", "-c"), ("ppl", "--seed"), ("plan", "--seed"), ("serve", "--seed"), ("serve", "--json")):
+        refused(USAGE, [f"no option {option}"], command, option, "1")
+    refused(FAILED, ["nosuch.invalid", "no address"], "serve", "-m", "needle", "--host", "nosuch.invalid", "--no-auth", "--port", "0")
 
 
 def models_are_listed_with_place_and_licence():
@@ -158,6 +161,9 @@ def models_on_disk_are_found_with_what_they_cost():
         expect(not found["hub/broken.gguf"]["loads"] and found["hub/broken.gguf"]["reason"], found)
         code, out, _ = flatkv("models", os.path.join(folder, "hub"))
         expect(code == GOOD and b"some/needle" in out and b"does not load" in out and b"smollm2" not in out, out)
+        code, out, err = flatkv("models", os.path.join(TREE, "docs"))
+        expect(code == GOOD and out == b"" and "no .gguf files" in err, code, out, err)
+    refused(FAILED, ["cannot open /no/such/folder"], "models", "/no/such/folder")
     code, out, _ = flatkv("models", "--names")
     expect(code == GOOD and out.split()[0] == b"needle", out)
 
@@ -347,6 +353,16 @@ def gguf_with(path, strings=(), reals=()):
         file.write(sound[:16] + struct.pack("<Q", n + len(strings) + len(reals) + 1) + more + sound[24:])
 
 
+def a_template_that_is_not_understood_is_told():
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "chat.gguf")
+        gguf_with(path, [(b"tokenizer.chat_template", b"{% if %}")])
+        code, _, err = flatkv("run", "-m", path, "-p", "x", "-n", "4")
+        expect(code == GOOD and "template is not understood: line 1" in err, code, err)
+        code, _, err = flatkv("run", "-m", path, "-p", "x", "-n", "4", "--raw")
+        expect(code == GOOD and err == "", code, err)
+
+
 def a_chat_draws_as_the_model_says():
     template = (b"tokenizer.chat_template", b"{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
     with tempfile.TemporaryDirectory() as folder:
@@ -385,7 +401,7 @@ def a_chat_draws_as_the_model_says():
 
 
 def ctrl_c_ends_with_what_there_is():
-    process = subprocess.Popen([program, "run", "-m", "needle", "-p", "The old sailor", "-n", "1000000", "--max-kv", "256", "--ignore-end"],
+    process = subprocess.Popen([program, "run", "-m", "needle", "-p", "The old sailor", "-n", "1000000", "--max-kv", "256", "--ignore-end", "--raw"],
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     some = process.stdout.read(20)
     process.send_signal(signal.SIGINT)

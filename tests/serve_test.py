@@ -149,7 +149,15 @@ def openai_answers_whole_and_streamed():
         assert [t["piece"] for t in server.post("/tokenize", {"content": "a b", "with_pieces": True})["tokens"]] == ["a", " ", "b"]
         assert json.loads(server.raw("GET", "/models")[2]) == json.loads(server.raw("GET", "/v1/models")[2])
         assert server.post("/apply-template", chat("hello"))["prompt"] == "hello"
-        assert json.loads(server.raw("GET", "/v1/models")[2])["data"][0]["id"] == "needle"
+        listed = json.loads(server.raw("GET", "/v1/models")[2])["data"][0]
+        assert listed["id"] == "needle"
+        for path in ("/v1/models/needle", "/models/needle", "/v1/models/%6eeedle"):
+            assert json.loads(server.raw("GET", path)[2]) == listed, path
+        for path in ("/v1/models/", "/v1/models/gpt-4", "/v1/health/needle", "/metrics/"):
+            assert server.raw("GET", path)[0] == 404, path
+        ask = {"max_tokens": 3, "temperature": 0}
+        one, listed, nested = (server.post("/v1/completions", {**ask, "prompt": p})["choices"] for p in ("ab", ["ab"], [[97, 98]]))
+        assert one == listed == nested, (one, listed, nested)
         assert server.raw("GET", "/health")[0] == 200
 
 
@@ -249,6 +257,8 @@ def tool_messages_reach_the_template():
             "tools": [{"name": "get", "description": "d", "input_schema": {"type": "object"}}]}
         assert server.post("/v1/messages", ask)["type"] == "message"
         assert server.post("/v1/messages/count_tokens", ask)["input_tokens"] == len("weather?\nI look.\nrain")
+        nameless = {**ask, "tools": [{"input_schema": {"type": "object"}}]}
+        assert "tools[0]" in server.post("/v1/messages", nameless, expect=400)["error"]["message"]
         image = {"max_tokens": 4, "messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}
         assert "image" in server.post("/v1/messages", image, expect=400)["error"]["message"]
 
@@ -354,6 +364,9 @@ def hostile_requests_are_refused():
                  b'{"messages":[{"role":"user","content":"x"}],"stop":' + json.dumps(["x"] * 99).encode() + b"}",
                  b'{"messages":[{"role":"user","content":"x"}],"response_format":{"type":"xml"}}',
                  b'{"messages":[{"role":"user","content":"x"}],"tools":3}',
+                 b'{"messages":[{"role":"user","content":"x"}],"tools":[3]}',
+                 b'{"messages":[{"role":"user","content":"x"}],"tools":[{"type":"function","function":{}}]}',
+                 b'{"messages":[{"role":"user","content":"x"}],"tools":[{"type":"function","function":{"name":5}}]}',
                  b'{"messages":[{"role":"user","content":"x","content":"y"}]}']
         for body in chats:
             for path in ("/v1/chat/completions", "/v1/messages", "/v1/completions", "/v1/responses", "/tokenize", "/detokenize", "/apply-template",

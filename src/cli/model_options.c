@@ -51,6 +51,13 @@ void model_options_list(model_options *o, kit_option list[N_MODEL_OPTIONS]) {
     memcpy(list, options, sizeof options);
 }
 
+void model_options_drop(kit_option list[N_MODEL_OPTIONS], const char *name) {
+    kit_option *to = list;
+    for (const kit_option *from = list; from->name != NULL; from++)
+        if (strcmp(from->name, name) != 0) *to++ = *from;
+    *to = (kit_option){0};
+}
+
 static bool any_calibrated(const codec_list *list) {
     bool found = false;
     for (uint32_t i = 0; i < list->n; i++) found = found || list->codecs[i].k.kind == FKV_CODEC_CALIBRATED;
@@ -83,6 +90,12 @@ int model_options_load(const model_options *o, bool plan_only, fkv_model **model
     config.plan_only = plan_only;
     fkv_status status = fkv_model_load(path, &config, model);
     return status == FKV_OK ? EXIT_GOOD : cli_fail_status(status);
+}
+
+void model_say_chat(const fkv_model *model) {
+    size_t n = 0;
+    if (fkv_chat_render(model, "", 0, NULL, NULL, NULL, 0, &n) != FKV_UNSUPPORTED) return;
+    (void)fprintf(stderr, "[%s]\n", fkv_message());
 }
 
 fkv_runner_config model_options_runner(const model_options *o, uint32_t max_tokens) {

@@ -30,11 +30,17 @@ model_options model_options_default(void);
 /* Their table, for model_options_parse(). `compares`, and a model of NULL where one must be named, are set before. */
 void model_options_list(model_options *o, kit_option list[N_MODEL_OPTIONS]);
 
+/* Takes one out of it that a command has no use for: --help does not list what does nothing. */
+void model_options_drop(kit_option list[N_MODEL_OPTIONS], const char *name);
+
 /* kit_options_parse() for tables with these options in them, and what their values say. */
 bool model_options_parse(model_options *o, const char *usage, const kit_option *const *tables, int argc, char **argv, int *code);
 
 /* Returns an exit code, with a message on failure. */
 int model_options_load(const model_options *o, bool plan_only, fkv_model **model);
+
+/* Says in a line of standard error where a model cannot chat, and why: no template, or one that is not understood. */
+void model_say_chat(const fkv_model *model);
 
 /* For one sequence of max_tokens tokens, with the first codec. */
 fkv_runner_config model_options_runner(const model_options *o, uint32_t max_tokens);

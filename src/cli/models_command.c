@@ -3,7 +3,9 @@
 #include "model_files.h"
 #include "model_options.h"
 
+#include <errno.h>
 #include <string.h>
+#include <unistd.h>
 
 static const char usage[] =
     "usage: flatkv models [FOLDER...] [--json]\n"
@@ -171,9 +173,18 @@ int cli_models(int argc, char **argv) {
     model_files found = {0};
     char hub[MODEL_PATH];
     if (folders.n == 0 && model_files_hub(hub)) model_files_add(&found, hub);
-    for (uint32_t i = 0; i < folders.n; i++) model_files_add(&found, folders.texts[i]);
+    for (uint32_t i = 0; i < folders.n; i++) {
+        uint32_t before = found.n;
+        if (access(folders.texts[i], R_OK) != 0) {
+            code = kit_fail(EXIT_FAILED, "cannot open %s: %s", folders.texts[i], strerror(errno));
+            continue;
+        }
+        model_files_add(&found, folders.texts[i]);
+        if (found.n == before) (void)kit_fail(0, "%s has no .gguf files and no folders with safetensors", folders.texts[i]);
+    }
     if (as_json) {
-        code = print_json(&found);
+        int printed = print_json(&found);
+        if (code == EXIT_GOOD) code = printed;
     } else {
         if (folders.n == 0) print_named();
         print_found(&found);

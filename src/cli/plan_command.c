@@ -396,6 +396,7 @@ int cli_plan(int argc, char **argv) {
     plan_options o = {.model = model_options_default(), .seqs = 1, .page = usual.page_tokens};
     kit_option common[N_MODEL_OPTIONS];
     model_options_list(&o.model, common);
+    model_options_drop(common, "seed");
     const kit_option own[] = {
         {"layers", 0, OPTION_U32, &o.layers, INT32_MAX, "N", "number of layers"},
         {"heads", 0, OPTION_TEXT, &o.heads, 0, "Q/KV/DIM", "query heads/KV heads/head dimension, as 32/8/128"},

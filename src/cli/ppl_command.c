@@ -287,6 +287,8 @@ int cli_ppl(int argc, char **argv) {
     o.model.compares = true;
     kit_option common[N_MODEL_OPTIONS];
     model_options_list(&o.model, common);
+    model_options_drop(common, "context");
+    model_options_drop(common, "seed");
     const kit_option own[] = {
         {"file", 'f', OPTION_TEXT, &o.file, 0, "FILE", "the text; \"-\" is standard input"},
         {"window", 'w', OPTION_U32, &o.window, 1 << 24, "N",

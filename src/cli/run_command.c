@@ -338,8 +338,7 @@ static int work(run *r, const prompt_parts *parts) {
     if (code != EXIT_GOOD) return code;
     r->about = fkv_model_about(r->model);
     r->has_chat = r->about->has_chat && !o->raw;
-    if (!r->about->has_chat && !o->raw && isatty(STDERR_FILENO) != 0)
-        (void)fprintf(stderr, "[this model has no chat template: it continues the text]\n");
+    if (!o->raw) model_say_chat(r->model);
     look_at_memory(r);
     code = make_prompt(r, parts);
     if (code == EXIT_GOOD) code = open_sampler(r);

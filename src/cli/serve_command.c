@@ -126,6 +126,7 @@ static int serve_model(serve_options *o, server *http, fkv_prefix_store *store, 
     fkv_engine_stats_now(*engine, &stats);
     (void)fprintf(stderr, "%u tokens of cache for %u answers at once, %s; a request may have %u tokens\n",
                   config.runner.max_tokens, o->parallel, kit_bytes(stats.plan.total_bytes, bytes), stats.max_request_tokens);
+    model_say_chat(*model);
     if (o->prefix_dir != NULL) say_store(&stats.store, o->prefix_dir);
     const serve_subject subject = {.model = *model,
                                    .engine = *engine,
@@ -142,7 +143,7 @@ static int serve(serve_options *o) {
     server *http = serve_open(&o->http);
     if (http == NULL)
         return kit_fail(EXIT_FAILED, "%s port %u cannot be listened on: %s; --port names another, 0 takes a free one",
-                        o->http.host, o->port, strerror(errno));
+                        o->http.host, o->port, errno == EINVAL ? "no address of that name is known" : strerror(errno));
     int code = serve_model(o, http, &store, &model, &engine);
     serve_close(http);
     fkv_engine_close(engine);
@@ -165,6 +166,8 @@ int cli_serve(int argc, char **argv) {
     kit_option common[N_MODEL_OPTIONS];
     o.model.model = NULL;
     model_options_list(&o.model, common);
+    model_options_drop(common, "seed");
+    model_options_drop(common, "json");
     const kit_option own[] = {
         {"host", 0, OPTION_TEXT, &o.http.host, 0, "ADDRESS", "where to listen (default 127.0.0.1: this machine alone)"},
         {"port", 0, OPTION_U32, &o.port, 65535, "N", "0 takes any free one (default 8080)"},

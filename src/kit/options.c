@@ -177,7 +177,7 @@ bool kit_options_parse(const char *usage, const kit_option *const *tables, int a
     }
     for (; optind < argc; optind++) {
         if (j.words == NULL) {
-            (void)kit_fail(0, "%s: unexpected argument; --help lists the options", argv[optind]);
+            (void)kit_fail(0, "%s: unexpected argument; every value stands behind its option, --help lists them", argv[optind]);
             return false;
         }
         if (!take(j.words, argv[optind])) return false;

@@ -301,6 +301,17 @@ static bool read_tool_choice(api_request *r, bool *keep_out) {
     return true;
 }
 
+/* Every one is a function with a name: a template that is told of another would write nonsense. */
+static bool check_tools(api_request *r, const json_t *tools) {
+    size_t i;
+    const json_t *tool;
+    json_array_foreach(tools, i, tool) {
+        if (json_string_length(json_object_get(json_object_get(tool, "function"), "name")) > 0) continue;
+        return wrong(r, "tools", "tools[%zu]: a function with a name is expected", i);
+    }
+    return true;
+}
+
 static bool read_tools(api_request *r) {
     json_t *tools = field(r->root, "tools");
     bool keep_out = false;
@@ -311,8 +322,10 @@ static bool read_tools(api_request *r) {
     if (!json_is_array(tools)) return wrong(r, "tools", "tools: an array is expected");
     if (keep_out) return true;
     tools = r->kind == API_MESSAGES ? anthropic_tools(tools) : json_incref(tools);
-    if (json_array_size(tools) == 0) return json_decref(tools), true;
-    return json_object_set_new(r->conversation, "tools", tools) == 0;
+    bool good = check_tools(r, tools);
+    if (good && json_array_size(tools) > 0) return json_object_set_new(r->conversation, "tools", tools) == 0;
+    json_decref(tools);
+    return good;
 }
 
 static bool read_conversation(api_request *r) {
@@ -463,8 +476,8 @@ static bool read_lengths(api_request *r) {
 
 static bool read_prompt(api_request *r) {
     r->prompt = field(r->root, "prompt");
-    bool one_text = json_is_array(r->prompt) && json_array_size(r->prompt) == 1 && json_is_string(json_array_get(r->prompt, 0));
-    if (one_text) r->prompt = json_array_get(r->prompt, 0);
+    const json_t *only = json_array_size(r->prompt) == 1 ? json_array_get(r->prompt, 0) : NULL;
+    if (json_is_string(only) || json_is_array(only)) r->prompt = json_array_get(r->prompt, 0); /* a list of one prompt */
     if (json_is_string(r->prompt)) return true;
     size_t i;
     const json_t *token;

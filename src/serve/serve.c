@@ -227,15 +227,29 @@ static void do_detokenize(call *c) {
     json_decref(root);
 }
 
-static void do_models(call *c) {
+static json_t *model_card(const call *c) {
     const fkv_model_info *about = fkv_model_about(c->s->model);
     fkv_engine_stats stats;
     fkv_engine_stats_now(c->s->engine, &stats);
-    json_t *model = json_pack("{s:s, s:s, s:s, s:I, s:s, s:I, s:I, s:b}", "id", c->s->model_name, "object", "model", "owned_by",
-                              "flatkv", "created", (json_int_t)0, "architecture", about->architecture, "max_model_len",
-                              (json_int_t)stats.max_request_tokens, "default_max_tokens", (json_int_t)stats.default_new, "chat",
-                              about->has_chat);
-    exchange_send_json(c->s, c->req, 200, json_pack("{s:s, s:[o]}", "object", "list", "data", model));
+    return json_pack("{s:s, s:s, s:s, s:I, s:s, s:I, s:I, s:b}", "id", c->s->model_name, "object", "model", "owned_by", "flatkv",
+                     "created", (json_int_t)0, "architecture", about->architecture, "max_model_len",
+                     (json_int_t)stats.max_request_tokens, "default_max_tokens", (json_int_t)stats.default_new, "chat",
+                     about->has_chat);
+}
+
+static void do_models(call *c) {
+    exchange_send_json(c->s, c->req, 200, json_pack("{s:s, s:[o]}", "object", "list", "data", model_card(c)));
+}
+
+/* Behind /models/ stands a name, which may have slashes of its own. */
+static void do_model(call *c) {
+    const char *path = evhttp_uri_get_path(evhttp_request_get_evhttp_uri(c->req));
+    char *name = evhttp_uridecode(strstr(path, "/models/") + strlen("/models/"), 0, NULL);
+    if (name != NULL && strcmp(name, c->s->model_name) == 0)
+        exchange_send_json(c->s, c->req, 200, model_card(c));
+    else
+        exchange_send_error(c->s, c->req, 404, "model", "there is one model here: %s", c->s->model_name);
+    free(name);
 }
 
 static void do_health(call *c) {
@@ -285,7 +299,7 @@ static void do_page(call *c) {
 }
 
 typedef struct route {
-    const char *path;
+    const char *path; /* more may follow where it ends with a slash and is not the root */
     enum evhttp_cmd_type method;
     bool open; /* without a key */
     void (*serve)(call *c);
@@ -298,6 +312,7 @@ static const route ROUTES[] = {
     {"/v1/responses", EVHTTP_REQ_POST, false, do_responses},
     {"/v1/messages/count_tokens", EVHTTP_REQ_POST, false, do_count_tokens},
     {"/v1/models", EVHTTP_REQ_GET, false, do_models},
+    {"/v1/models/", EVHTTP_REQ_GET, false, do_model},
     {"/tokenize", EVHTTP_REQ_POST, false, do_tokenize},
     {"/detokenize", EVHTTP_REQ_POST, false, do_detokenize},
     {"/apply-template", EVHTTP_REQ_POST, false, do_apply_template},
@@ -311,7 +326,10 @@ static const route ROUTES[] = {
 static const route *route_of(const char *path) {
     for (size_t i = 0; path != NULL && i < sizeof ROUTES / sizeof ROUTES[0]; i++) {
         const char *own = ROUTES[i].path;
-        if (strcmp(path, own) == 0 || (strncmp(own, "/v1/", 4) == 0 && strcmp(path, own + 3) == 0)) return &ROUTES[i];
+        if (strncmp(own, "/v1/", 4) == 0 && strncmp(path, "/v1/", 4) != 0) own += 3;
+        size_t n = strlen(own);
+        bool begins = n > 1 && own[n - 1] == '/' && strncmp(path, own, n) == 0;
+        if (begins || strcmp(path, own) == 0) return &ROUTES[i];
     }
     return NULL;
 }
@@ -397,6 +415,12 @@ static void on_signal(evutil_socket_t fd, short what, void *user) {
     (void)event_base_once(s->base, -1, EV_TIMEOUT, on_time_is_up, s, &limit);
 }
 
+/* The caller tells why, in a line of its own. */
+static void say_nothing(int severity, const char *message) {
+    (void)severity;
+    (void)message;
+}
+
 static bool listen_on(server *s) {
     s->http = evhttp_new(s->base);
     if (s->http == NULL) return false;
@@ -406,7 +430,9 @@ static bool listen_on(server *s) {
     evhttp_set_allowed_methods(s->http, EVHTTP_REQ_GET | EVHTTP_REQ_HEAD | EVHTTP_REQ_POST | EVHTTP_REQ_PUT | EVHTTP_REQ_DELETE |
                                             EVHTTP_REQ_OPTIONS | EVHTTP_REQ_TRACE | EVHTTP_REQ_PATCH); /* 405 for most */
     evhttp_set_gencb(s->http, on_request, s);
+    event_set_log_callback(say_nothing);
     s->socket = evhttp_bind_socket_with_handle(s->http, s->config.host, s->config.port);
+    event_set_log_callback(NULL);
     if (s->socket == NULL) return false;
     const connections_config bounds = {.max = s->config.max_connections,
                                        .max_ahead = s->config.max_body + 2 * MAX_HEADER_BYTES,
@@ -421,7 +447,8 @@ static void say_address(const server *s) {
     uint16_t port = s->config.port;
     if (getsockname(evhttp_bound_socket_get_fd(s->socket), (struct sockaddr *)&at, &n) == 0)
         port = ntohs(at.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&at)->sin6_port : ((struct sockaddr_in *)&at)->sin_port);
-    printf("listening on http://%s:%u\n", s->config.host, port);
+    bool brackets = strchr(s->config.host, ':') != NULL;
+    printf("listening on http://%s%s%s:%u\n", brackets ? "[" : "", s->config.host, brackets ? "]" : "", port);
     (void)fflush(stdout);
 }
 

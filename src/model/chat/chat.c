@@ -34,7 +34,7 @@ fkv_status fkv_chat_open(const fkv_vocab_source *source, const fkv_tokenizer *to
     if (text.size == 0 && fkv_tokenizer_has_chatml(tokenizer)) text = (fkv_bytes){chatml, sizeof chatml - 1};
     fkv_status status = FKV_OK;
     if (text.size == 0)
-        (void)snprintf(chat->refusal, sizeof chat->refusal, "the model has no chat template: it completes text");
+        (void)snprintf(chat->refusal, sizeof chat->refusal, "the model has no chat template: it continues the text");
     else
         status = fkv_template_open(text.data, text.size, &chat->text);
     if (status == FKV_UNSUPPORTED) {

@@ -46,20 +46,6 @@ bool fkv_jinja_has_global(jinja_string name) {
     return false;
 }
 
-/* ---- arguments ---- */
-
-const jinja_value *fkv_jinja_argument(const jinja_arguments *args, size_t position, const char *name) {
-    if (position < args->n_positions) return &args->value[position];
-    for (size_t i = args->n_positions; i < args->n; i++)
-        if (fkv_jinja_is(args->name[i], name)) return &args->value[i];
-    return NULL;
-}
-
-int64_t fkv_jinja_count_argument(const jinja_arguments *args, size_t position, const char *name) {
-    const jinja_value *given = fkv_jinja_argument(args, position, name);
-    return given != NULL && given->kind == JINJA_INT && given->as.integer >= 0 ? given->as.integer : INT64_MAX;
-}
-
 /* ---- lists and dicts ---- */
 
 static jinja_value pop_item(jinja_context *c, jinja_list *list, const jinja_arguments *args) {

@@ -1,7 +1,23 @@
-/* Methods of strings, by name, as Python has them. See jinja_eval.h. Positions are characters, not bytes. */
+/* Methods of strings, by name, as Python has them, and the arguments of calls. See jinja_eval.h. Positions are characters, not
+ * bytes.
+ */
 #include "jinja_eval.h"
 
 #include <utf8proc.h>
+
+/* ---- arguments ---- */
+
+const jinja_value *fkv_jinja_argument(const jinja_arguments *args, size_t position, const char *name) {
+    if (position < args->n_positions) return &args->value[position];
+    for (size_t i = args->n_positions; i < args->n; i++)
+        if (fkv_jinja_is(args->name[i], name)) return &args->value[i];
+    return NULL;
+}
+
+int64_t fkv_jinja_count_argument(const jinja_arguments *args, size_t position, const char *name) {
+    const jinja_value *given = fkv_jinja_argument(args, position, name);
+    return given != NULL && given->kind == JINJA_INT && given->as.integer >= 0 ? given->as.integer : INT64_MAX;
+}
 
 /* An argument that must be a string; false, and a failure, where it is not. */
 static bool string_argument(jinja_context *c, const jinja_arguments *args, size_t position, jinja_string *s) {
