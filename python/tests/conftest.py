@@ -56,6 +56,14 @@ def text(n, seed=1, vocab=1000):
     return mx.random.randint(0, vocab, (n,))
 
 
+def settled_memory():
+    """MLX's active memory once nothing runs: mlx-lm leaves the token after the last one behind, computed by a stream of its own."""
+    from mlx_lm.generate import generation_stream
+    mx.synchronize(generation_stream)
+    mx.clear_cache()
+    return mx.get_active_memory()
+
+
 def tokenizer():
     """Every byte is a token; a chat is its texts one after the other."""
     from mlx_lm.tokenizer_utils import TokenizerWrapper
