@@ -16,29 +16,38 @@ import flatkv
 from . import _library
 from ._library import host
 
-HEADS, KV_HEADS, DIM, TOKENS = 8, 2, 128, 700
+TOKENS = 700
+LAYER = flatkv.Layer(8, 2, 128)
+#: what models ask of kernels, by name: every one is compiled anew on a GPU
+SHAPES = {"head dimension 64": flatkv.Layer(9, 3, 64), "a window with sinks": flatkv.Layer(4, 1, 256, window=200, n_sinks=4),
+          "learned sinks, soft cap": flatkv.Layer(8, 4, 96, softcap=1.0, sink_logits=tuple(range(-2, 6)))}
 LIMITS = {"16/16": 2e-3, "8/8": 2e-2, "8/4": 0.15, "4/4": 0.25}  # of the answer's relative L2 to plain attention over normal rows
-LAYER = flatkv.Layer(HEADS, KV_HEADS, DIM)
 
 
-def truth(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Causal attention in double. [T, H, D]"""
+def truth(layer: flatkv.Layer, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """What the layer asks for, in double. [T, H, D]"""
     per = q.shape[1] // k.shape[1]
     scores = np.einsum("thd,shd->hts", q.astype(float), np.repeat(k, per, 1).astype(float)) / np.sqrt(q.shape[2])
-    scores = np.where(np.tril(np.ones(scores.shape[1:], bool)), scores, -np.inf)
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    return np.einsum("hts,shd->thd", weights / weights.sum(-1, keepdims=True), np.repeat(v, per, 1).astype(float))
+    if layer.softcap:
+        scores = layer.softcap * np.tanh(scores / layer.softcap)
+    back = np.arange(len(q))[:, None] - np.arange(len(k))  # how far a key is behind a query
+    seen = (back >= 0) & ((back < (layer.window or len(k))) | (np.arange(len(k)) < layer.n_sinks))
+    scores = np.where(seen, scores, -np.inf)
+    sinks = np.array(layer.sink_logits or [-np.inf] * q.shape[1])[:, None, None]
+    most = np.maximum(scores.max(-1, keepdims=True), sinks)
+    weights = np.exp(scores - most)
+    return np.einsum("hts,shd->thd", weights / (weights.sum(-1, keepdims=True) + np.exp(sinks - most)), np.repeat(v, per, 1).astype(float))
 
 
-def rows() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def rows(layer: flatkv.Layer) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     random = np.random.default_rng(0)
-    made = [random.standard_normal((TOKENS, heads, DIM)).astype(np.float32) for heads in (HEADS, KV_HEADS, KV_HEADS)]
+    made = [random.standard_normal((TOKENS, heads, layer.head_dim)).astype(np.float32) for heads in (layer.n_q_heads, layer.n_kv_heads, layer.n_kv_heads)]
     return made[0], made[1], made[2]
 
 
-def through(cache: Any, as_array: Callable[[Any], Any], finish: Callable[..., None]) -> np.ndarray:
+def through(cache: Any, layer: flatkv.Layer, as_array: Callable[[Any], Any], finish: Callable[..., None]) -> np.ndarray:
     """The answers of a cache to rows() in a chunk, a smaller one and single tokens."""
-    q, k, v = map(as_array, rows())
+    q, k, v = map(as_array, rows(layer))
     out, seq, cuts = [], cache.open(), [0, 512, TOKENS - 4, *range(TOKENS - 3, TOKENS + 1)]
     for a, b in zip(cuts, cuts[1:]):
         with cache.step([(seq, b - a)]) as step:
@@ -57,30 +66,43 @@ class Page:
     def line(self, name: str, text: str, good: bool | None = None) -> None:
         mark = "" if good is None else "ok    " if good else "WRONG "
         self.good = self.good and good is not False
-        print(f"{name:24}{mark}{text}", flush=True)
+        print(f"{name:32}{mark}{text}", flush=True)
 
-    def kernels(self, name: str, make: Callable[[str], Any], as_array: Any, finish: Any) -> None:
-        want = truth(*rows())
-        for codec, limit in LIMITS.items():
-            try:
-                got = through(make(codec), as_array, finish)
-                wrong = float(np.linalg.norm(got - want) / np.linalg.norm(want))
-                self.line(f"{name} {codec}", f"relative error {wrong:.1e}, allowed {limit:.0e}", wrong < limit)
-            except Exception as error:  # a report says what happened, whatever it is
-                self.line(f"{name} {codec}", f"{type(error).__name__}: {error}", False)
+    def attempt(self, name: str, check: Callable[[], None]) -> None:
+        """check(), which writes its own lines: a report says what happened, whatever it is."""
+        try:
+            check()
+        except Exception as error:
+            self.line(name, f"{type(error).__name__}: {error}", False)
+
+    def kernel(self, name: str, layer: flatkv.Layer, codec: str, make: Callable[..., Any], as_array: Any, finish: Any) -> None:
+        want = truth(layer, *rows(layer))
+        got = through(make(layer, max_tokens=1024, codec=codec, rotate="kv"), layer, as_array, finish)
+        limit = LIMITS[codec.removesuffix("g32")]
+        wrong = float(np.linalg.norm(got - want) / np.linalg.norm(want))
+        self.line(name, f"relative error {wrong:.1e}, allowed {limit:.1e}", wrong < limit)
+
+    def kernels(self, on: str, make: Callable[..., Any], as_array: Any, finish: Any) -> None:
+        for codec in LIMITS:
+            self.attempt(f"{on} {codec}", lambda: self.kernel(f"{on} {codec}", LAYER, codec, make, as_array, finish))
+        for name, layer in SHAPES.items():
+            codec = "8/8g32" if layer.head_dim % 64 else "8/8"
+            self.attempt(f"{on} {name}", lambda: self.kernel(f"{on} {name}", layer, codec, make, as_array, finish))
 
 
 def on_mlx(page: Page) -> None:
     import mlx.core as mx
 
     from .mlx_cache import MlxCache
-    probe = MlxCache(LAYER, max_tokens=64)
-    way = "flatkv's kernels" if probe.fused else "MLX's operations"
-    page.line("MLX runs", f"{way} on {mx.default_device()} ({probe.stats.isa})")
-    probe.close()
-    page.kernels("MLX", lambda codec: MlxCache(LAYER, max_tokens=1024, codec=codec, rotate="kv"), mx.array,
-                 lambda answer, step: mx.eval(answer, step.pending()))
-    memory_and_speed(page, MlxCache([LAYER] * 4, max_tokens=8192, max_step_tokens=512))
+    about = mx.device_info() if hasattr(mx, "device_info") else mx.metal.device_info()
+    sizes = [f"{about[key] / 1e9:.1f} GB {name}" for key, name in (("memory_size", "memory"), ("total_memory", "memory"),
+                                                                   ("max_recommended_working_set_size", "for the GPU")) if key in about]
+    page.line("MLX device", ", ".join([str(about.get("device_name", "unnamed")), str(about.get("architecture", "")), *sizes]))
+    with MlxCache(LAYER, max_tokens=64) as probe:
+        way = "flatkv's kernels" if probe.fused else "MLX's operations"
+        page.line("MLX runs", f"{way} on {mx.default_device()} ({probe.stats.isa})")
+    page.kernels("MLX", MlxCache, mx.array, lambda answer, step: mx.eval(answer, step.pending()))
+    page.attempt("MLX speed", lambda: memory_and_speed(page, MlxCache([LAYER] * 4, max_tokens=8192, max_step_tokens=512)))
 
 
 def active_memory() -> int:
@@ -94,9 +116,29 @@ def active_memory() -> int:
     return seen[-1]
 
 
+def median(seconds: Callable[[], float], times: int) -> float:
+    return sorted(seconds() for _ in range(times))[times // 2]
+
+
+def own_attention(n: int) -> float:
+    """Seconds of MLX's attention over 16 bits, for one token behind n."""
+    import mlx.core as mx
+    heads, dim = LAYER.n_q_heads, LAYER.head_dim
+    q, k, v = (mx.random.normal((1, h, t, dim)).astype(mx.float16) for h, t in ((heads, 1), (LAYER.n_kv_heads, n), (LAYER.n_kv_heads, n)))
+    mx.eval(q, k, v)
+
+    def seconds() -> float:
+        began = time.perf_counter()
+        mx.eval([mx.fast.scaled_dot_product_attention(q * (1 + i), k, v, scale=dim**-0.5) for i in range(4)])
+        return time.perf_counter() - began
+
+    seconds()
+    return median(seconds, 11)
+
+
 def memory_and_speed(page: Page, cache: Any) -> None:
     import mlx.core as mx
-    seq, (q, k, v) = cache.open(), (mx.array(x[:512]) for x in rows())
+    seq, (q, k, v) = cache.open(), (mx.array(x[:512]) for x in rows(LAYER))
     mx.eval(q, k, v)
 
     def seconds(n: int) -> float:
@@ -115,10 +157,12 @@ def memory_and_speed(page: Page, cache: Any) -> None:
     for _ in range(7):
         times.append(seconds(512))
         moved = max(moved, active_memory() - start)
-    page.line("MLX prefill", f"{512 / sorted(times)[3]:,.0f} tokens a second, 4 layers of {HEADS}/{KV_HEADS}/{DIM}")
+    shape = f"{LAYER.n_q_heads}/{LAYER.n_kv_heads}/{LAYER.head_dim}"
+    page.line("MLX prefill", f"{512 / sorted(times)[3]:,.0f} tokens a second, 4 layers of {shape}, 8/4, by 512")
     page.line("MLX memory", f"moved {moved} bytes over {7 * 512} tokens", moved <= 1 << 16)
-    decode = sorted(seconds(1) for _ in range(11))[5]
-    page.line("MLX decode", f"{decode / 4 * 1e6:,.0f} us a layer at {len(seq)} tokens, one step at a time")
+    decode = median(lambda: seconds(1), 11)
+    page.line("MLX decode", f"{decode / 4 * 1e6:,.0f} us a layer behind {len(seq)} tokens, one step at a time")
+    page.line("MLX's own, 16 bits", f"{own_attention(len(seq)) / 4 * 1e6:,.0f} us a layer behind as many, without writing them")
 
 
 def main(arguments: list[str]) -> int:
@@ -136,11 +180,13 @@ def main(arguments: list[str]) -> int:
             page.line(package, "not installed")
     with flatkv.Cache(LAYER, max_tokens=64) as cache:
         page.line("CPU runs", cache.stats.isa)
-    page.kernels("CPU", lambda codec: flatkv.Cache(LAYER, max_tokens=1024, codec=codec, rotate="kv"), lambda x: x, lambda *_: None)
+    page.kernels("CPU", flatkv.Cache, lambda x: x, lambda *_: None)
     try:
-        on_mlx(page)
+        import mlx.core  # noqa: F401
     except ImportError as error:
         page.line("MLX", f"not used: {error}")
+    else:
+        page.attempt("MLX", lambda: on_mlx(page))
     page.line("verdict", "good" if page.good else "not good: please report this page", page.good)
     return 0 if page.good else 1
 

@@ -2,6 +2,7 @@
 
 usage: mlx_lm_tests.py <folder with mlx-lm's tests> [--json FILE]
 
+The tests are those of the mlx-lm that is installed: its wheel has none, its repository has them under the tag of the version. They need `requests`.
 Their model, which would be downloaded, is replaced by a small Llama with random weights and a tokenizer of bytes. Pages are of 16 bits.
 Tests that ask for the insides or the type of mlx-lm's own caches are left out, with the reason; so are those that fail without flatkv:
 that model is not the one they were written for.
@@ -74,7 +75,10 @@ def chosen(suite, reasons):
 def run(reasons):
     for name in FILES:  # they import functions that install() replaces
         sys.modules.pop(name, None)
-    tests = unittest.TestSuite(chosen(unittest.defaultTestLoader.loadTestsFromNames(FILES), reasons))
+    loader = unittest.TestLoader()
+    tests = unittest.TestSuite(chosen(loader.loadTestsFromNames(FILES), reasons))
+    if loader.errors:
+        sys.exit(f"{loader.errors[0].strip()}\nthese tests cannot be imported: are they of mlx-lm {importlib.metadata.version('mlx-lm')}?")
     return unittest.TextTestRunner(resultclass=Result, stream=sys.stderr).run(tests)
 
 
