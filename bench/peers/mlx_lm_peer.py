@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""mlx-lm as a peer: perplexity of a llama model with its KVCache and QuantizedKVCache, and the divergence of the second from the
-first, on MLX. Not needed by any test.
+"""mlx-lm as a peer: perplexity of a llama or qwen2 model with its KVCache and QuantizedKVCache, and the divergence of the second from
+the first, on MLX. Not needed by any test.
 
     python3 -m venv peers && peers/bin/pip install 'mlx[cpu]==0.32.2' mlx-lm gguf
     peers/bin/python bench/peers/mlx_lm_peer.py -m smollm2.gguf --tokens tokens.json -c 2048 --windows 1 --caches 16,8:64,4:64
@@ -8,9 +8,10 @@ first, on MLX. Not needed by any test.
 The weights of the GGUF file are expanded to float32, so both sides compute the same model with float32 activations and only the
 caches differ. Q and K rows of llama models are stored for RoPE over adjacent pairs, and mlx-lm is told so. tokens.json is what
 `llama_cpp_peer.py tokens` prints. Windows are cut as llama.cpp's perplexity tool cuts them: the second half of each is scored;
-they are prefilled in chunks, so that later chunks attend to quantized history. MLX's CPU takes minutes a window. On a GPU set
-MLX_ENABLE_TF32=0, or products round to 10 bits; quantized_matmul has no float32 kernel for CUDA, so the cache's codes are made by
-the CPU as ever and attention is over what they stand for. One JSON object is printed; a run that is interrupted reports the windows it has done.
+they are prefilled in chunks, so that later chunks attend to quantized history. MLX's CPU takes minutes a window. --dequantize
+attends to what the cache's codes stand for, by numpy, which is the same but for the order of sums; with an OpenBLAS preloaded
+(LD_PRELOAD=libopenblas.so.0) a window of a small model then takes less than one. On a GPU quantized_matmul has no float32 kernel, so it
+is over what they stand for there too, and codes are made by the CPU as ever; set MLX_ENABLE_TF32=0, or products round to 10 bits. One JSON object is printed; a run that is interrupted reports the windows it has done.
 """
 
 import argparse
@@ -24,7 +25,7 @@ import time
 import gguf
 import mlx.core as mx
 import numpy as np
-from mlx_lm.models import base, llama
+from mlx_lm.models import base, llama, qwen2
 from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
 LAYER_NAMES = {
@@ -42,14 +43,16 @@ LAYER_NAMES = {
 
 def load(path):
     reader = gguf.GGUFReader(path)
+    kind = reader.fields["general.architecture"].contents()
+    module = {"llama": llama, "qwen2": qwen2}[kind]
 
     def value(key):
-        return reader.fields["llama." + key].contents()
+        return reader.fields[f"{kind}.{key}"].contents()
 
     tensors = {t.name: mx.array(gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float32)) for t in reader.tensors}
-    model = llama.Model(
-        llama.ModelArgs(
-            model_type="llama",
+    model = module.Model(
+        module.ModelArgs(
+            model_type=kind,
             hidden_size=value("embedding_length"),
             num_hidden_layers=value("block_count"),
             intermediate_size=value("feed_forward_length"),
@@ -58,7 +61,7 @@ def load(path):
             rms_norm_eps=value("attention.layer_norm_rms_epsilon"),
             vocab_size=tensors["token_embd.weight"].shape[0],
             rope_theta=value("rope.freq_base"),
-            rope_traditional=True,
+            rope_traditional=kind == "llama",
             tie_word_embeddings="output.weight" not in tensors,
         )
     )
@@ -67,8 +70,8 @@ def load(path):
     if "output.weight" in tensors:
         weights["lm_head.weight"] = tensors.pop("output.weight")
     for name, tensor in tensors.items():
-        _, layer, part, _ = name.split(".")
-        weights[f"model.layers.{layer}.{LAYER_NAMES[part]}.weight"] = tensor
+        _, layer, part, side = name.split(".")
+        weights[f"model.layers.{layer}.{LAYER_NAMES[part]}.{side}"] = tensor
     model.load_weights(list(weights.items()))
     return model
 
@@ -83,6 +86,29 @@ def attend_without_quantized_matmul():
         return mx.fast.scaled_dot_product_attention(queries, k, v, scale=scale, mask=mask)
 
     base.quantized_scaled_dot_product_attention = attend
+
+
+def attend_by_numpy():
+    """MLX's attention and mlx-lm's over a QuantizedKVCache, in float32 on the CPU. Masks are causal or none."""
+
+    def attend(queries, keys, values, scale, mask, **_):
+        q, k, v = (np.asarray(x)[0] for x in (queries, keys, values))
+        n_kv, n_keys, dim = k.shape
+        n = q.shape[1]
+        scores = (q.reshape(n_kv, -1, dim) * np.float32(scale)) @ k.swapaxes(1, 2)
+        if mask is not None:
+            scores.reshape(n_kv, -1, n, n_keys)[..., n_keys - n :] += np.triu(np.full((n, n), -np.inf, np.float32), 1)
+        scores -= scores.max(axis=-1, keepdims=True)
+        np.exp(scores, out=scores)
+        scores /= scores.sum(axis=-1, keepdims=True)
+        return mx.array((scores @ v).reshape(q.shape)[None])
+
+    def attend_quantized(queries, keys, values, scale, mask, group_size, bits):
+        k, v = (mx.dequantize(*side, group_size=group_size, bits=bits) for side in (keys, values))
+        return attend(queries, k, v, scale, mask)
+
+    mx.fast.scaled_dot_product_attention = attend
+    base.quantized_scaled_dot_product_attention = attend_quantized
 
 
 def make_cache(model, text):
@@ -102,7 +128,9 @@ def chunk_logs(model, cache, ids, at, chunk):
         return None
     rows = hidden[0, scored[0] - at : scored[-1] - at + 1]
     logits = model.model.embed_tokens.as_linear(rows) if model.args.tie_word_embeddings else model.lm_head(rows)
-    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    logs = np.array(logits)
+    logs -= logs.max(axis=-1, keepdims=True)
+    return logs - np.log(np.exp(logs).sum(axis=-1, keepdims=True))
 
 
 def score_window(model, caches, ids, chunk):
@@ -117,11 +145,9 @@ def score_window(model, caches, ids, chunk):
                 continue
             first = logs if first is None else first
             begin = max(at, len(ids) // 2) + 1
-            wanted = mx.array(ids[begin : begin + logs.shape[0]])
-            nll = -mx.take_along_axis(logs, wanted[:, None], axis=-1).sum()
-            kl = (mx.exp(first) * (first - logs)).sum()
-            same = (first.argmax(axis=-1) == logs.argmax(axis=-1)).sum()
-            sums[i] += [float(nll), float(kl), float(same)]
+            nll = -logs[range(len(logs)), ids[begin : begin + len(logs)]].sum(dtype=np.float64)
+            kl = (np.exp(first) * (first - logs)).sum(dtype=np.float64)
+            sums[i] += [nll, kl, (first.argmax(axis=-1) == logs.argmax(axis=-1)).sum()]
     return sums
 
 
@@ -133,6 +159,7 @@ def main():
     parser.add_argument("--chunk", type=int, default=512)
     parser.add_argument("--windows", type=int, default=1)
     parser.add_argument("--device", choices=["cpu", "gpu"], default="cpu")
+    parser.add_argument("--dequantize", action="store_true")
     parser.add_argument("--caches", type=lambda text: text.split(","), default=["16", "8:64", "4:64"])
     options = parser.parse_args()
     tokens = json.loads(options.tokens.read_text())["tokens"]
@@ -140,6 +167,8 @@ def main():
     mx.set_default_device(mx.cpu if options.device == "cpu" else mx.gpu)
     if options.device == "gpu":
         attend_without_quantized_matmul()
+    elif options.dequantize:
+        attend_by_numpy()
     model = load(options.model)
     n_scored = options.context - 1 - options.context // 2
     start, windows = time.perf_counter(), []
