@@ -12,6 +12,7 @@
 #include "bench_attn_mlx.h"
 #include "bench_util.h"
 
+#include "../src/codec/rotation.h"
 #include "../src/mlx/mlx_codec.h"
 
 #include <flatkv/mlx.h>
@@ -40,6 +41,7 @@ typedef struct mlx_case {
 
 #define SEALED_K {.bits = 4, .kind = FKV_CODEC_SEALED}
 #define SEALED_V {.bits = 4, .kind = FKV_CODEC_SEALED_V}
+#define TURBO(n) {.bits = n, .kind = FKV_CODEC_TURBO}
 
 /* Those of docs/mlx.md's table. */
 static const mlx_case all_cases[] = {
@@ -50,6 +52,10 @@ static const mlx_case all_cases[] = {
     {"wide heads 8/4", 32, 2, 256, 1, 131072, 1, {8, 64}, {4, 64}},
     {"one wide head 8/4", 8, 1, 512, 1, 131072, 1, {8, 64}, {4, 64}},
     {"prefill 8/4", 32, 8, 128, 1, 131072, 512, {8, 64}, {4, 64}},
+    {"decode 2/2", 32, 8, 128, 1, 131072, 1, {2, 64}, {2, 64}},
+    {"decode tq4", 32, 8, 128, 1, 131072, 1, TURBO(4), TURBO(4)},
+    {"decode tq3", 32, 8, 128, 1, 131072, 1, TURBO(3), TURBO(3)},
+    {"decode tq2", 32, 8, 128, 1, 131072, 1, TURBO(2), TURBO(2)},
     {"decode sealed", 32, 8, 128, 1, 131072, 1, SEALED_K, SEALED_V},
     {"wide heads sealed", 32, 2, 256, 1, 131072, 1, SEALED_K, SEALED_V},
     {"one wide head sealed", 8, 1, 512, 1, 131072, 1, SEALED_K, SEALED_V},
@@ -248,6 +254,7 @@ static void open_cache(mlx_bench *b) {
     config.layer.head_dim = (uint32_t)c->dim;
     config.layer.k = c->k;
     config.layer.v = c->v;
+    if (c->k.kind == FKV_CODEC_TURBO) config.rotate = FKV_ROTATE_KV;
     config.page_tokens = PAGE_TOKENS;
     config.max_seqs = (uint32_t)c->batch;
     config.max_tokens = (uint32_t)(c->batch * c->cached);
@@ -426,6 +433,40 @@ static mlx_array as_stored(mlx_bench *b, mlx_array rows, fkv_codec_config codec)
     return fkv_mlx_adopt(g, out);
 }
 
+/* The same of TurboQuant rows, coded and read by the host, their rotation undone: MLX has no such codes. */
+static mlx_array as_turbo(mlx_bench *b, mlx_array rows, fkv_codec_config config, fkv_side side) {
+    fkv_mlx_graph *g = &b->g;
+    const mlx_case *c = &b->c;
+    fkv_codec codec;
+    fkv_rotation rotation;
+    must(fkv_codec_make(config, (uint32_t)c->dim, FKV_F16, &codec));
+    fkv_rotation_make(fkv_config_default().rotation_seed, side, (uint32_t)c->dim, &rotation);
+    mlx_array given = {NULL};
+    settle(b, &given, fkv_mlx_astype(g, rows, MLX_FLOAT32));
+    const size_t n = mlx_array_size(given);
+    float *x = bench_take(n * sizeof *x);
+    memcpy(x, mlx_array_data_float32(given), n * sizeof *x);
+    for (size_t at = 0; at < n; at += (size_t)c->dim) {
+        uint8_t codes[FKV_MAX_HEAD_DIM];
+        uint8_t scale[2];
+        fkv_rotation_apply(&rotation, x + at);
+        fkv_codec_encode(&codec, x + at, (uint8_t *[]){codes, scale, NULL});
+        fkv_codec_decode(&codec, (const uint8_t *[]){codes, scale, NULL}, x + at);
+        fkv_rotation_undo(&rotation, x + at);
+    }
+    mlx_array out = fkv_mlx_adopt(g, mlx_array_new_data(x, mlx_array_shape(given), 4, MLX_FLOAT32));
+    let_go(&given);
+    free(x);
+    return out;
+}
+
+/* What the last query of each sequence meets of a side's rows, by the kind of its codec. */
+static mlx_array as_met(mlx_bench *b, mlx_array rows, fkv_codec_config codec, fkv_side side) {
+    const fkv_codec_config open = {.bits = 8, .group = 64};
+    if (is_sealed(codec)) return as_sealed(b, as_stored(b, rows, open), codec);
+    return codec.kind == FKV_CODEC_TURBO ? as_turbo(b, rows, codec, side) : as_stored(b, rows, codec);
+}
+
 /* Relative L2 of the answer to the last query of every sequence. ours: [B * L, H, D] */
 static double error_of(mlx_bench *b, mlx_array ours) {
     fkv_mlx_graph *g = &b->g;
@@ -435,9 +476,8 @@ static double error_of(mlx_bench *b, mlx_array ours) {
     mlx_array mine = {NULL};
     mlx_array reference = {NULL};
     settle(b, &mine, fkv_mlx_astype(g, ours, MLX_FLOAT32));
-    const fkv_codec_config open = {.bits = 8, .group = 64};
-    settle(b, &k, is_sealed(c->k) ? as_sealed(b, as_stored(b, b->k, open), c->k) : as_stored(b, b->k, c->k));
-    settle(b, &v, is_sealed(c->v) ? as_sealed(b, as_stored(b, b->v, open), c->v) : as_stored(b, b->v, c->v));
+    settle(b, &k, as_met(b, b->k, c->k, FKV_SIDE_K));
+    settle(b, &v, as_met(b, b->v, c->v, FKV_SIDE_V));
     mlx_array q =
         fkv_mlx_slice(g, b->q, FKV_MLX_SHAPE(0, 0, c->queries - 1, 0), FKV_MLX_SHAPE(c->batch, c->q_heads, c->queries, c->dim));
     mlx_array out = {NULL};
@@ -527,9 +567,9 @@ static uint64_t side_bytes(const mlx_case *c, uint32_t bits, uint32_t group) {
     return numbers * bits / 8 + (bits == 16 ? 0 : numbers / group * 4);
 }
 
-/* Of a codec of ours: a sealed K has two numbers for each channel of a page, a sealed V one for each row. */
+/* Of a codec of ours: a sealed K has two numbers for each channel of a page, a sealed V and TurboQuant one for each row. */
 static uint64_t codec_bytes(const mlx_case *c, fkv_codec_config codec) {
-    if (!is_sealed(codec)) return side_bytes(c, codec.bits, codec.group);
+    if (!is_sealed(codec) && codec.kind != FKV_CODEC_TURBO) return side_bytes(c, codec.bits, codec.group);
     const uint64_t numbers = side_numbers(c);
     return numbers * codec.bits / 8 +
            (codec.kind == FKV_CODEC_SEALED ? numbers / PAGE_TOKENS * 4 : numbers / (uint64_t)c->dim * 2);

@@ -48,6 +48,11 @@ static const attn_case kernel_cases[] = {
     {{5, 1, 96}, 15, 16, 0, 0, 0, FKV_ROTATE_KV, FKV_F16, FKV_F16, true, 2, {{70, 1}, {31, 2}}},
     {{2, 1, 128}, 16, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{90, 2}}},
     {{12, 2, 64}, 17, 64, 0, 0, 0, FKV_ROTATE_K, FKV_F16, FKV_F32, true, 1, {{70, 1}}},
+    {{4, 1, 128}, 15, 64, 0, 0, 0, FKV_ROTATE_KV, FKV_F16, FKV_F16, false, 3, {{130, 1}, {300, 1}, {700, 1}}},
+    {{3, 1, 128}, 14, 32, 100, 8, 0, FKV_ROTATE_KV, FKV_BF16, FKV_F32, false, 2, {{300, 1}, {63, 1}}},
+    {{4, 1, 64}, 13, 64, 0, 0, 0, FKV_ROTATE_KV, FKV_F16, FKV_F32, false, 1, {{300, 1}}},
+    {{8, 1, 256}, 13, 32, 0, 0, 0, FKV_ROTATE_KV, FKV_BF16, FKV_BF16, true, 2, {{70, 1}, {31, 2}}, .sinks = 4},
+    {{7, 1, 512}, 15, 16, 0, 0, 30, FKV_ROTATE_KV, FKV_F16, FKV_F32, true, 1, {{77, 1}}},
     /* sealed layers: items over the end of a page, several pieces, windows, heads of half a line, values that code rows */
     {{4, 1, 128}, 18, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 3, {{130, 1}, {61, 5}, {700, 1}}, .opens = true},
     {{16, 1, 256}, 18, 32, 0, 0, 0, FKV_ROTATE_V, FKV_BF16, FKV_BF16, true, 2, {{100, 1}, {31, 2}}, .sinks = 2, .opens = true},
@@ -70,7 +75,7 @@ enum { N_KERNEL_SOFTCAPS = sizeof kernel_softcaps / sizeof kernel_softcaps[0] };
 enum { KERNEL_SIMDGROUP_DECODE = 8, KERNEL_SIMDGROUP_PREFILL, KERNEL_PLAIN_PREFILL, N_KERNEL_ENTRIES };
 
 /* The first case of a sealed layer, whose prefill is on warpgroups. */
-enum { FIRST_SEALED_CASE = 30 };
+enum { FIRST_SEALED_CASE = 35 };
 
 /* Whether a case has such a kernel. Metal's prefill is in all of them; its decode, only where Metal would use it, and the plain
  * loops walk the same keys as it and as decode_plain.h: some are enough. */

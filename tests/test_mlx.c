@@ -21,10 +21,12 @@ enum { LAYERS = 2, Q_HEADS = 4, KV_HEADS = 2, DIM = 64, MAX_STEP = 128, MAX_TOKE
 
 static const double DEVICE_TOLERANCE = 1e-3; /* sums in float, in another order than the host's */
 
-/* Layers under which a cache lives here: affine and 16-bit ones; sealed ones; sealed ones of 4 bits, which GPUs have more for. */
-typedef enum { AFFINE, SEALED, WHOLE, N_WORLDS } world_kind;
+/* Layers under which a cache lives here: affine and 16-bit ones; sealed ones; sealed ones of 4 bits, which GPUs have more for;
+ * TurboQuant. */
+typedef enum { AFFINE, SEALED, WHOLE, TURBO, N_WORLDS } world_kind;
 
 #define SEALED_SIDES(k_bits, v_bits) .k = {k_bits, 0, FKV_CODEC_SEALED}, .v = {v_bits, 0, FKV_CODEC_SEALED_V}
+#define TURBO_SIDES(k_bits, v_bits) .k = {k_bits, 0, FKV_CODEC_TURBO}, .v = {v_bits, 0, FKV_CODEC_TURBO}
 
 static fkv_config config_of(world_kind world, uint32_t max_tokens, uint32_t max_seqs) {
     static const fkv_layer_config layers[N_WORLDS][LAYERS] = {
@@ -34,11 +36,13 @@ static fkv_config config_of(world_kind world, uint32_t max_tokens, uint32_t max_
          {.n_q_heads = Q_HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM, .window = 40, .n_sinks = 3, SEALED_SIDES(3, 4)}},
         {{.n_q_heads = Q_HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM, SEALED_SIDES(4, 4)},
          {.n_q_heads = Q_HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM, .window = 40, .n_sinks = 3, SEALED_SIDES(4, 4)}},
+        {{.n_q_heads = Q_HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM, TURBO_SIDES(3, 4)},
+         {.n_q_heads = Q_HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM, .window = 40, .n_sinks = 3, TURBO_SIDES(2, 2)}},
     };
     fkv_config config = fkv_config_default();
     config.n_layers = LAYERS;
     config.layers = layers[world];
-    config.rotate = world == SEALED ? FKV_ROTATE_KV : world == WHOLE ? FKV_ROTATE_V : FKV_ROTATE_K;
+    config.rotate = world == WHOLE ? FKV_ROTATE_V : world == AFFINE ? FKV_ROTATE_K : FKV_ROTATE_KV;
     config.rotation_seed = 5;
     config.page_tokens = 16;
     config.max_tokens = max_tokens;
@@ -398,7 +402,7 @@ START_TEST(alone_in_a_batch_forked_or_reloaded_the_bits_are_the_same) {
     enum { LENGTH = 1100 };
     for (world_kind world = AFFINE; world < N_WORLDS; world++) {
         fkv_config config = config_of(world, 8192, 8);
-        if (world == WHOLE) config.page_tokens = 64;
+        if (world >= WHOLE) config.page_tokens = 64;
         pair p = pair_open(&config);
         pair_seq a = pair_seq_open(&p, 1, 1500);
         pair_seq b = pair_seq_open(&p, 2, 100);
@@ -435,7 +439,7 @@ START_TEST(beside_other_queries_of_its_sequence_the_bits_are_the_same) {
     enum { LENGTH = 1100, CHUNK = 40 };
     for (world_kind world = AFFINE; world < N_WORLDS && on_gpu(); world++) {
         fkv_config config = config_of(world, 8192, 4);
-        if (world == WHOLE) config.page_tokens = 64;
+        if (world >= WHOLE) config.page_tokens = 64;
         pair p = pair_open(&config);
         static float whole[CHUNK * Q_HEADS * DIM];
         static float part[CHUNK * Q_HEADS * DIM];

@@ -153,25 +153,22 @@ static bool is_kind(const fkv_attn_layer *layer, fkv_codec_kind kind) {
     return layer->block.codec[FKV_SIDE_K].kind == kind || layer->block.codec[FKV_SIDE_V].kind == kind;
 }
 
-/* Codes of a book and sealed ones are not in the texts of matrix units: plain loops have them. */
-static bool is_plain(const fkv_attn_layer *layer) { return is_kind(layer, FKV_CODEC_TURBO) || layer->sealed; }
-
-/* But for decode of sealed pages of 4 bits, two blocks of tokens and more. */
+/* Matrix units have decode of sealed pages of 4 bits, two blocks of tokens and more. */
 static bool has_sealed_mma(const fkv_attn_layer *layer) {
     const fkv_codec *codec = layer->block.codec;
     return layer->sealed && codec[FKV_SIDE_V].kind == FKV_CODEC_SEALED_V && codec[FKV_SIDE_K].bits == 4 &&
            codec[FKV_SIDE_V].bits == 4 && layer->block.page_tokens >= 2 * FKV_SEALED_TOKENS;
 }
 
-/* And for prefill of them, in pages that are a tile of keys. */
+/* And prefill of them, in pages that are a tile of keys; of codes of a book they have decode alone. */
 bool fkv_prefill_has_warpgroups(const fkv_attn_layer *layer) {
-    if (!layer->sealed) return !is_plain(layer);
+    if (!layer->sealed) return !is_kind(layer, FKV_CODEC_TURBO);
     return has_sealed_mma(layer) && layer->head_dim <= SLAB && layer->block.page_tokens == PREFILL_KEYS;
 }
 
 /* Whether decode_mma.h has this head. */
 static bool has_mma(fkv_kernel_device device, const fkv_attn_layer *layer) {
-    return device != FKV_KERNEL_METAL && (!is_plain(layer) || has_sealed_mma(layer)) && layer->head_dim % SMALL_SLAB == 0 &&
+    return device != FKV_KERNEL_METAL && (!layer->sealed || has_sealed_mma(layer)) && layer->head_dim % SMALL_SLAB == 0 &&
            layer->head_dim / slab_of(layer) <= MOST_SLABS;
 }
 
@@ -231,6 +228,7 @@ static void put_mma(writer *w) {
     put(w, fkv_kernel_file_decode_piece);
     put(w, fkv_kernel_file_decode_shape);
     put(w, fkv_kernel_file_decode_queries);
+    put(w, fkv_kernel_file_decode_book);
     put(w, fkv_kernel_file_decode_scores);
     put(w, fkv_kernel_file_decode_values);
     put(w, fkv_kernel_file_decode_softmax);
@@ -244,16 +242,21 @@ static void put_sealed_mma(writer *w, const fkv_attn_layer *layer) {
     put(w, fkv_kernel_file_decode_sealed);
 }
 
+static void put_plain_tile(writer *w) {
+    put(w, fkv_kernel_file_plain_rows);
+    put(w, fkv_kernel_file_plain_tile);
+}
+
 static void put_decode(writer *w, fkv_kernel_device device, const fkv_attn_layer *layer) {
     if (has_mma(device, layer)) {
         put_mma(w);
+        if (device == FKV_KERNEL_HOST && !fkv_prefill_has_warpgroups(layer)) put_plain_tile(w); /* prefill stands behind it */
     } else if (has_simdgroup_decode(device, layer)) {
         put(w, fkv_kernel_file_simdgroup_metal);
         put(w, fkv_kernel_file_simdgroup_walk);
         put(w, fkv_kernel_file_decode_simdgroup);
     } else {
-        put(w, fkv_kernel_file_plain_rows);
-        put(w, fkv_kernel_file_plain_tile);
+        put_plain_tile(w);
         put(w, fkv_kernel_file_decode_plain);
     }
 }
@@ -267,8 +270,7 @@ static void put_warpgroup_prefill(writer *w, const char *warpgroup, bool sealed)
 }
 
 static void put_plain_prefill(writer *w) {
-    put(w, fkv_kernel_file_plain_rows);
-    put(w, fkv_kernel_file_plain_tile);
+    put_plain_tile(w);
     put(w, fkv_kernel_file_prefill_plain);
 }
 

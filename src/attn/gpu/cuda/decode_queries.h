@@ -26,7 +26,11 @@ FKV_FN dc_channel dc_channel_place(fkv_u32 d) {
         at.step = x / 8;
         at.word = x / 4 % 2;
         at.number = x % 4;
-    } else if constexpr (dc_k::bits == 4) {
+    } else if constexpr (dc_k::is_book && dc_k::bits == 4) {
+        at.step = x / 8;
+        at.word = x / 4 % 2;
+        at.number = x % 4;
+    } else if constexpr (dc_k::is_book || dc_k::bits == 4) {
         at.step = x / 8;
         at.word = x % 2;
         at.number = x % 8 / 2;
@@ -115,5 +119,5 @@ FKV_FN void dc_prepare_row(const void *q, fkv_u64 from, fkv_u32 row, FKV_SHARED 
     FKV_UNROLL
     for (int i = 0; i < DC_LANE_CHANNELS; i++) dc_put_query(shared, row, lane + 32 * (fkv_u32)i, number ? x[i] * inverse : 0.0f);
     if (lane == 0) floats[DC_AT_STEPS + row] = number ? step : fkv_float_of(0x7fc00000u);
-    dc_sum_row(x, floats + DC_AT_SUMS + row * (DC_SLABS * dc_k::groups), lane);
+    if (!dc_k::is_book) dc_sum_row(x, floats + DC_AT_SUMS + row * (DC_SLABS * dc_k::groups), lane);
 }

@@ -1,8 +1,8 @@
 /* Decode through matrix units, third part: keys of a tile to scores of its tokens.
  *
  * Codes are the B operand of an integer product as they lie in the page: 8 tokens are its columns, 4- and 2-bit codes become
- * bytes by shifts and masks. A thread loads the keys of tokens DC_RUN r + b and gets scores of tokens DC_RUN (2 c + a) + b
- * (a = 0, 1), for row r, or rows r and r + 8:
+ * bytes by shifts and masks, those of a book by permutes (decode_book.h). A thread loads the keys of tokens DC_RUN r + b and gets
+ * scores of tokens DC_RUN (2 c + a) + b (a = 0, 1), for row r, or rows r and r + 8:
  *
  *   score = (256 step) sum_g(scale (256 high + low)) + step sum_g(scale rest) + sum_g(bias sum(q))
  *
@@ -29,11 +29,22 @@ FKV_FN void dc_load_keys(dc_keys &to, const fkv_u8 *block, fkv_u32 slot, dc_plac
         for (int u = 0; u < dc_k::units; u++)
             dc_stream(to.codes[b][u], codes + b * dc_k::row_bytes + u * 4 * dc_k::load_bytes, dc_k::load_bytes);
     }
+    if constexpr (dc_k::bits == 3) { /* one unit */
+        const fkv_u8 *high = block + FKV_K_CODES + token * dc_k::row_bytes + dc_k::high_plane +
+                             (at.slab * dc_k::slab_bytes + at.lane % 4 * dc_k::load_bytes) / 2;
+        FKV_UNROLL
+        for (int b = 0; b < DC_RUN; b++)
+            dc_stream(to.codes[b][0] + dc_k::high_word, high + b * dc_k::row_bytes, dc_k::load_bytes / 2);
+    }
 }
 
-/* The two words of a token for one product step of a unit. */
-FKV_FN void dc_key_operand(const fkv_u32 *unit, int step, fkv_u32 &low, fkv_u32 &high) {
-    if constexpr (dc_k::bits >= 8) {
+/* The two words of a token for one product step of a unit, in one or two terms. */
+FKV_FN void dc_key_operand(const fkv_u32 *unit, int step, fkv_u32 (&to)[dc_k::terms][2]) {
+    fkv_u32 &low = to[0][0];
+    fkv_u32 &high = to[0][1];
+    if constexpr (dc_k::is_book) {
+        dc_book_operand(unit, step, to);
+    } else if constexpr (dc_k::bits >= 8) {
         low = unit[2 * step];
         high = unit[2 * step + 1];
     } else if constexpr (dc_k::bits == 4) {
@@ -59,7 +70,12 @@ template <> struct dc_product<16> {
 };
 typedef dc_product<dc_k::bits>::type dc_products[DC_RUN][dc_k::row_tiles][4];
 
-FKV_FN void dc_multiply(int *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) { fkv_mma_bytes(c, a, b0, b1, c); }
+FKV_FN void dc_multiply(int *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) {
+    if (dc_k::is_book)
+        fkv_mma_signed(c, a, b0, b1, c);
+    else
+        fkv_mma_bytes(c, a, b0, b1, c);
+}
 FKV_FN void dc_multiply(float *c, const fkv_u32 *a, fkv_u32 b0, fkv_u32 b1) {
     if (FKV_PAGE_BF16)
         fkv_mma_bf16(c, a, b0, b1);
@@ -81,10 +97,10 @@ FKV_FN void dc_multiply_group(const dc_keys &k, const dc_operands &operands, int
             fkv_words4 q = dc_operand(operands, n, step_of_slab, lane);
             FKV_UNROLL
             for (int b = 0; b < DC_RUN; b++) {
-                fkv_u32 low;
-                fkv_u32 high;
-                dc_key_operand(k.codes[b][unit], s % dc_k::unit_steps, low, high);
-                dc_multiply(products[b][n], q.w, low, high);
+                fkv_u32 keys[dc_k::terms][2];
+                dc_key_operand(k.codes[b][unit], s % dc_k::unit_steps, keys);
+                FKV_UNROLL
+                for (int t = 0; t < dc_k::terms; t++) dc_multiply(products[b][n], q.w, keys[t][0], keys[t][1]);
             }
         }
     }
@@ -109,12 +125,12 @@ FKV_FN void dc_fold_group(const dc_products &products, FKV_SHARED const float *s
         int b = i % DC_RUN;
         FKV_SHARED const float *of_token = scales + dc_scales_at(lane % 4, (fkv_u32)i, dc_k::scale_floats);
         float scale = of_token[group];
-        float bias = of_token[dc_k::groups + group];
+        float bias = of_token[dc_k::scale_floats - dc_k::groups + group];
         FKV_UNROLL
         for (int n = 0; n < DC_OWN_ROWS; n++) {
             to.scores[n][i] = fkv_fma(scale, (float)(products[b][n][a] * 256 + products[b][n][2 + a]), to.scores[n][i]);
             if constexpr (!DC_TWICE) to.rests[n][i] = fkv_fma(scale, (float)products[b][rest_tile][2 * n + a], to.rests[n][i]);
-            to.biases[n][i] = fkv_fma(bias, rows.query_sum[n][group], to.biases[n][i]);
+            if constexpr (!dc_k::is_book) to.biases[n][i] = fkv_fma(bias, rows.query_sum[n][group], to.biases[n][i]);
         }
     }
 }

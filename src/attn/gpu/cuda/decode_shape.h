@@ -15,20 +15,28 @@ constexpr int DC_OWN_TOKENS = 2 * DC_RUN; /* whose scores and values a thread ha
 
 /* ---- the sides of a page ---- */
 
-template <int BITS, int GROUP> struct dc_side {
+/* BOOK: codes of a book, whose rows have one scale and no bias. Of 3 bits the high ones lie in a plane of their own. */
+template <int BITS, int GROUP, bool BOOK> struct dc_side {
     static constexpr int bits = BITS;
+    static constexpr bool is_book = BOOK;
+    static constexpr int group = BOOK ? DC_SLAB : GROUP;
     static constexpr int row_bytes = FKV_D * BITS / 8;
-    static constexpr int slab_bytes = DC_SLAB * BITS / 8;
-    static constexpr int groups = BITS == 16 ? 1 : DC_SLAB / GROUP;  /* of a slab */
-    static constexpr int scale_words = (groups + 1) / 2;             /* of a token's slab, in the page */
-    static constexpr int scale_floats = BITS == 16 ? 0 : 2 * groups; /* the same, with biases, in shared memory */
+    static constexpr int plane_bits = BITS == 3 ? 2 : BITS; /* of the codes' first plane */
+    static constexpr int slab_bytes = DC_SLAB * plane_bits / 8;
+    static constexpr int groups = BITS == 16 ? 1 : DC_SLAB / group;            /* of a slab */
+    static constexpr int scale_words = (groups + 1) / 2;                       /* of a token's slab, in the page */
+    static constexpr int line_floats = BOOK ? 1 : 2;                           /* of a group: a scale and a bias */
+    static constexpr int scale_floats = BITS == 16 ? 0 : line_floats * groups; /* of a token's slab, in shared memory */
+    static constexpr int high_plane = BITS == 3 ? FKV_D / 4 : 0;               /* where that of the high bits begins */
 };
 
 /* K: a thread loads load_bytes of each unit of `span` channels of a token's slab. */
-struct dc_k : dc_side<FKV_K_BITS, FKV_K_GROUP> {
-    static constexpr int load_bytes = FKV_K_GROUP * bits / 32 > 16 ? 16 : FKV_K_GROUP *bits / 32;
-    static constexpr int words = (load_bytes + 3) / 4;
-    static constexpr int span = load_bytes * 32 / bits;
+struct dc_k : dc_side<FKV_K_BITS, FKV_K_GROUP, FKV_K_BOOK> {
+    static constexpr int load_bytes = group * plane_bits / 32 > 16 ? 16 : group *plane_bits / 32;
+    static constexpr int high_word = bits == 3 ? (load_bytes + 3) / 4 : 0; /* behind them: of the high bits */
+    static constexpr int words = (load_bytes + 3) / 4 + (bits == 3);
+    static constexpr int span = load_bytes * 32 / plane_bits;
+    static constexpr int terms = is_book && bits == 4 ? 2 : 1; /* bytes that add up to what a code stands for */
     static constexpr int units = DC_SLAB / span;
     static constexpr int group_units = units / groups;
     static constexpr int step_channels = bits == 16 ? 16 : 32; /* of one product */
@@ -40,10 +48,12 @@ struct dc_k : dc_side<FKV_K_BITS, FKV_K_GROUP> {
 };
 
 /* V: load_bytes of each unit of `span` channels: those of one group, or all where each column has scales of its own. */
-struct dc_v : dc_side<FKV_V_BITS, FKV_V_GROUP> {
-    static constexpr int span = bits == 16 ? 64 : DC_TWICE && groups == 2 ? DC_SLAB : FKV_V_GROUP;
-    static constexpr int load_bytes = span * bits / 64;
-    static constexpr int words = (load_bytes + 3) / 4;
+struct dc_v : dc_side<FKV_V_BITS, FKV_V_GROUP, FKV_V_BOOK> {
+    static constexpr int span = bits == 16 ? 64 : DC_TWICE && groups == 2 ? DC_SLAB : group;
+    static constexpr int load_bytes = span * plane_bits / 64;
+    static constexpr int high_word = bits == 3 ? (load_bytes + 3) / 4 : 0;
+    static constexpr int words = (load_bytes + 3) / 4 + (bits == 3);
+    static constexpr int unit = is_book && bits == 2 ? 11 : 1; /* what the products' values are multiples of */
     static constexpr int units = DC_SLAB / span;
     static constexpr int quads = span / 32; /* of a thread's channels of a unit */
     static constexpr int tiles = DC_SLAB / 16;
@@ -58,8 +68,8 @@ struct dc_v : dc_side<FKV_V_BITS, FKV_V_GROUP> {
 
 /* ---- shared memory, in words ---- */
 
-/* Scales of a warp's tile, as floats: of each token {scale, ...} {bias, ...} of K, {scale, bias of the middle} of V; every
- * DC_OWN_TOKENS tokens, what one thread reads, are shifted by 16 bytes against the next. */
+/* Scales of a warp's tile, as floats: of each token {scale, ...} {bias, ...} of K, {scale, bias of the middle} of V, of a book
+ * the scale alone; every DC_OWN_TOKENS tokens, what one thread reads, are shifted by 16 bytes against the next. */
 constexpr int DC_AT_V_SCALES = DC_TILE * dc_k::scale_floats + 16;
 constexpr int DC_SCALES_WORDS = DC_TILE * (dc_k::scale_floats + dc_v::scale_floats) + 32;
 

@@ -7,12 +7,17 @@
 /* ---- scales ---- */
 
 FKV_FN void dc_load_scales(dc_scales &to, const fkv_u8 *block, fkv_u32 slot, dc_place at) {
-    fkv_u32 row = (slot + at.lane % DC_TILE) * DC_SLABS + at.slab;
-    if constexpr (dc_k::bits < 16) {
+    fkv_u32 token = slot + at.lane % DC_TILE;
+    fkv_u32 row = token * DC_SLABS + at.slab;
+    if constexpr (dc_k::is_book) {
+        dc_stream(to.k[0], block + FKV_K_SCALES + token * 2, 2);
+    } else if constexpr (dc_k::bits < 16) {
         dc_stream(to.k[0], block + FKV_K_SCALES + row * (dc_k::groups * 2), dc_k::groups * 2);
         dc_stream(to.k[1], block + FKV_K_BIASES + row * (dc_k::groups * 2), dc_k::groups * 2);
     }
-    if constexpr (dc_v::bits < 16) {
+    if constexpr (dc_v::is_book) {
+        dc_stream(to.v[0], block + FKV_V_SCALES + token * 2, 2);
+    } else if constexpr (dc_v::bits < 16) {
         dc_stream(to.v[0], block + FKV_V_SCALES + row * (dc_v::groups * 2), dc_v::groups * 2);
         dc_stream(to.v[1], block + FKV_V_BIASES + row * (dc_v::groups * 2), dc_v::groups * 2);
     }
@@ -34,7 +39,7 @@ FKV_FN void dc_share_scales(const dc_scales &from, fkv_u32 lane, FKV_SHARED floa
             FKV_UNROLL
             for (int g = 0; g < dc_k::groups; g++) {
                 k[g] = dc_scale_of(from.k[0], g);
-                k[dc_k::groups + g] = dc_scale_of(from.k[1], g);
+                if constexpr (!dc_k::is_book) k[dc_k::groups + g] = dc_scale_of(from.k[1], g);
             }
         }
     }
@@ -42,11 +47,11 @@ FKV_FN void dc_share_scales(const dc_scales &from, fkv_u32 lane, FKV_SHARED floa
         FKV_SHARED float *v = scales + DC_AT_V_SCALES + dc_scales_at(c, i, dc_v::scale_floats);
         FKV_UNROLL
         for (int g = 0; g < dc_v::groups; g++) {
-            float scale = dc_scale_of(from.v[0], g);
-            float bias = dc_scale_of(from.v[1], g);
+            float scale = dc_scale_of(from.v[0], g) * (float)dc_v::unit;
+            float bias = dc_v::is_book ? 0.0f : dc_scale_of(from.v[1], g);
             if (lane < DC_TILE) {
-                v[2 * g] = scale;
-                v[2 * g + 1] = fkv_fma(scale, dc_v::middle, bias);
+                v[dc_v::line_floats * g] = scale;
+                if constexpr (!dc_v::is_book) v[2 * g + 1] = fkv_fma(scale, dc_v::middle, bias);
             }
             bits[g] = fkv_warp_max_bits(fkv_bits_of(scale) & 0x7fffffffu);
         }
@@ -54,7 +59,7 @@ FKV_FN void dc_share_scales(const dc_scales &from, fkv_u32 lane, FKV_SHARED floa
     fkv_sync_warp();
 }
 
-/* V's {scale, bias of the middle} of a thread's token i for its group o. */
+/* V's {scale, bias of the middle} of a thread's token i for its group o. Of a book both are the scale, and no bias is added. */
 struct dc_line {
     float scale;
     float middle;
@@ -66,7 +71,7 @@ FKV_FN dc_line dc_value_line(FKV_SHARED const float *scales, fkv_u32 lane, int i
     } else {
         FKV_SHARED const float *of_token = scales + DC_AT_V_SCALES + dc_scales_at(lane % 4, (fkv_u32)i, dc_v::scale_floats);
         fkv_u32 group = DC_TWICE && dc_v::groups > 1 ? 2 * (fkv_u32)o + lane / 16 : (fkv_u32)o;
-        return {of_token[2 * group], of_token[2 * group + 1]};
+        return {of_token[dc_v::line_floats * group], of_token[dc_v::line_floats * (group + 1) - 1]};
     }
 }
 
@@ -93,8 +98,10 @@ FKV_FN void dc_hide_lines(FKV_SHARED float *scales, const dc_rows &rows, fkv_u32
     FKV_SHARED float *own =
         scales + DC_AT_V_SCALES + dc_scales_at(lane % DC_TILE / DC_OWN_TOKENS, lane % DC_OWN_TOKENS, dc_v::scale_floats);
     FKV_UNROLL
-    for (int g = 0; g < dc_v::groups; g++)
-        if (lane < DC_TILE && !fkv_is_finite(own[2 * g + 1])) own[2 * g] = own[2 * g + 1] = 0.0f;
+    for (int g = 0; g < dc_v::groups; g++) {
+        FKV_SHARED float *line = own + dc_v::line_floats * g;
+        if (lane < DC_TILE && !fkv_is_finite(line[dc_v::line_floats - 1])) line[0] = line[dc_v::line_floats - 1] = 0.0f;
+    }
     fkv_sync_warp();
 }
 
@@ -249,8 +256,10 @@ FKV_FN void dc_weigh(const dc_scores &score, FKV_SHARED const float *scales, fkv
                 dc_line near_line = dc_value_line(scales, lane, b, o);
                 dc_line far_line = dc_value_line(scales, lane, DC_RUN + b, o);
                 weights[n][o][b] = fkv_pack_f16(near * unit * near_line.scale, far * unit * far_line.scale);
-                state.bias[n][o] = fkv_fma(near, near_line.middle, state.bias[n][o]);
-                state.bias[n][o] = fkv_fma(far, far_line.middle, state.bias[n][o]);
+                if constexpr (!dc_v::is_book) {
+                    state.bias[n][o] = fkv_fma(near, near_line.middle, state.bias[n][o]);
+                    state.bias[n][o] = fkv_fma(far, far_line.middle, state.bias[n][o]);
+                }
             }
         }
     }

@@ -1,9 +1,10 @@
 /* Decode through matrix units, fourth part: values of a tile, added up by their weights.
  *
  * out^T = V^T P^T: 16 channels are the rows, 16 tokens the depth, rows of the item the columns. Codes become halves, exactly,
- * around their middle (code - 128, - 8, - 2); p * scale is rounded to a half, in units of 2^(e - 14) where 2^e bounds the scales
- * of that group so far, so that any scale of any page type has all its bits; the bias is added in float. A thread loads the
- * values of the tokens whose scores it has: as P^T its weights are the B operand just where they are.
+ * around their middle (code - 128, - 8, - 2), those of a book their levels (decode_book.h); p * scale is rounded to a half, in
+ * units of 2^(e - 14) where 2^e bounds the scales of that group so far, so that any scale of any page type has all its bits; the
+ * bias is added in float. A thread loads the values of the tokens whose scores it has: as P^T its weights are the B operand just
+ * where they are.
  */
 FKV_FN void dc_load_values(dc_values &to, const fkv_u8 *block, fkv_u32 slot, dc_place at) {
     fkv_u32 token = slot + DC_OWN_TOKENS * (at.lane % 4);
@@ -15,11 +16,20 @@ FKV_FN void dc_load_values(dc_values &to, const fkv_u8 *block, fkv_u32 slot, dc_
         for (int u = 0; u < dc_v::units; u++)
             dc_stream(to.codes[i][u], codes + i * dc_v::row_bytes + u * 8 * dc_v::load_bytes, dc_v::load_bytes);
     }
+    if constexpr (dc_v::bits == 3) { /* one unit */
+        const fkv_u8 *high = block + FKV_V_CODES + token * dc_v::row_bytes + dc_v::high_plane +
+                             (at.slab * dc_v::slab_bytes + at.lane / 4 * dc_v::load_bytes) / 2;
+        FKV_UNROLL
+        for (int i = 0; i < DC_OWN_TOKENS; i++)
+            dc_stream(to.codes[i][0] + dc_v::high_word, high + i * dc_v::row_bytes, dc_v::load_bytes / 2);
+    }
 }
 
 /* Four channels of two tokens, a in the low halves: code - middle. From the same 8 (4, 2, 1) bytes of both. */
 FKV_FN void dc_value_quad(const fkv_u32 *a, const fkv_u32 *b, int quad, fkv_u32 *to) {
-    if constexpr (dc_v::bits == 16) {
+    if constexpr (dc_v::is_book) {
+        dc_book_quad(a, b, quad, to);
+    } else if constexpr (dc_v::bits == 16) {
         FKV_UNROLL
         for (int i = 0; i < 2; i++) {
             to[2 * i] = fkv_permute(a[2 * quad + i], b[2 * quad + i], 0x5410u);
