@@ -88,14 +88,14 @@ def peer_milliseconds(machine, who, types):
     return [shown_ms(found.get(queries)) for queries in (1, 512)]
 
 
-def peer_caches(machine):
-    """llama.cpp and mlx-lm by their own scales, on the first model alone: bits a number with their scales, no tables. Of each cache
-    the run that has its divergence, the last of those."""
+def peer_caches(machine, model=next(iter(MODELS))):
+    """llama.cpp and mlx-lm by their own scales, on one model: bits a number with their scales, no tables. Of each cache the run that
+    has its divergence, the last of those."""
     bits = {"q8_0": 8.5, "q8_0/q4_0": 6.5, "q4_0": 4.5, "8:64": 8.5, "4:64": 4.5}
     found = {}
     for record in sorted(machine.of("peer-quality"), key=lambda r: r["when"]):
         peer = record["result"]
-        for c in peer["caches"][1:] if peer["model"] == next(iter(MODELS)) else []:
+        for c in peer["caches"][1:] if peer["model"] == model else []:
             known = found.get((peer["peer"], c["cache"]))
             if c["cache"] in bits and ("kl_mean" in c or known is None or "kl_mean" not in known[1]):
                 found[peer["peer"], c["cache"]] = peer, c
@@ -104,15 +104,22 @@ def peer_caches(machine):
         yield peer, c, bits[c["cache"]], bits[c["cache"]] / 8 * 131072 * 32 * 8 * 128 * 2
 
 
-def peer_rows(machine, n_models):
+def peer_cell(peer, c):
+    kl = f"{c['kl_mean']:.4f}" if "kl_mean" in c else "-"
+    return f"{kl}, {100 * (c['ppl'] / peer['caches'][0]['ppl'] - 1):+.2f} %"
+
+
+def peer_rows(machine, models):
+    """Those that were measured on the first model; of other models what there is."""
+    others = [{(peer["peer"], c["cache"]): f"{peer_cell(peer, c)} ({peer['windows']} windows)" for peer, c, _, _ in peer_caches(machine, m)} for m in models[1:]]
     rows = []
-    for peer, c, bits, size in peer_caches(machine):
-        kl = f"{c['kl_mean']:.4f}" if "kl_mean" in c else "-"
-        change = f"{100 * (c['ppl'] / peer['caches'][0]['ppl'] - 1):+.2f} %"
-        times = peer_milliseconds(machine, peer["peer"], c["cache"].partition(":")[0])
-        rounded = ", activations in 8 bits" if peer["peer"] == "llama.cpp" and peer.get("weights") != "float32" else ""
-        name = f"{peer['peer']} {c['cache']}, {peer['windows']} windows{rounded}"
-        rows.append([name, f"{bits:.2f}", f"{size / (1 << 20):,.0f}", f"{kl}, {change}", *["-"] * n_models, *times])
+    for peer, c, bits, size in peer_caches(machine, models[0]):
+        who = peer["peer"], c["cache"]
+        times = peer_milliseconds(machine, who[0], who[1].partition(":")[0])
+        rounded = ", activations in 8 bits" if who[0] == "llama.cpp" and peer.get("weights") != "float32" else ""
+        name = f"{who[0]} {who[1]}, {peer['windows']} windows{rounded}"
+        cells = [peer_cell(peer, c), *(found.get(who, "-") for found in others)]
+        rows.append([name, f"{bits:.2f}", f"{size / (1 << 20):,.0f}", *cells, "-", *times])
     return rows
 
 
@@ -147,7 +154,7 @@ def table_of(machine, table, made_by):
         nll = codecs.nll(codec)
         times = [shown_ms(codecs.milliseconds(codec, op)) for op in ("decode", "prefill")]
         rows.append([*cells, f"{nll:.2f}" if nll is not None else "-", *times])
-    rows += peer_rows(machine, len(codecs.models))
+    rows += peer_rows(machine, codecs.models)
     windows = [f"{MODELS[m]}, {codecs.windows(m)} windows: KL, perplexity" for m in codecs.models]
     without = sorted({peer["peer"] for peer, c, _, _ in peer_caches(machine) if "kl_mean" not in c})
     missing = f" Of {' and '.join(without)} no KL was measured: its codes are those of 8/8 and 4/4 without rotation, in the tables below." if without else ""
@@ -156,9 +163,10 @@ def table_of(machine, table, made_by):
         "their pages alone. KL in nats a token, and perplexity, against the same model's 16-bit cache; rotated as the codecs are by default. "
         "Calibrated: on 16384 tokens of a novel. Facts: nll a digit of the right answers, 300 facts in 32768 tokens of the needle model, times "
         "that of 16/16. Decode and prefill: milliseconds of one layer's attention on two cores, 32 query heads, 16384 tokens cached, of one token "
-        "and of a chunk of 512; of peers, in runs of their own (`compare_*.json`). Peers are against their own 16-bit caches, SmolLM2 alone, the "
+        "and of a chunk of 512; of peers, in runs of their own (`compare_*.json`). Peers are against their own 16-bit caches, the "
         "second half of each window scored as above, over the same weights expanded to float32; llama.cpp rounds activations to 8 bits where "
-        "weights are packed, and where a row says so that is part of its KL." + missing,
+        "weights are packed, and where a row says so that is part of its KL. "
+        "mlx-lm has no quantized cache for Gemma 3's windowed layers." + missing,
         table(["cache", "bits", "MiB", *windows, "facts", "decode, ms", "prefill, ms"], rows),
         "![KL against bytes](codecs.svg)",
     ]
