@@ -419,8 +419,8 @@ static void write_shard(const char *name, const char *header, size_t data_bytes)
 }
 
 static void clear_folder(void) {
-    static const char *const names[] = {"config.json", "tokenizer.json", "model.safetensors.index.json", "a.safetensors",
-                                        "b.safetensors"};
+    static const char *const names[] = {"config.json",   "tokenizer.json", "model.safetensors.index.json",
+                                        "a.safetensors", "b.safetensors",  "model.safetensors"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) (void)unlink(file_world_path(names[i]));
 }
 
@@ -455,6 +455,13 @@ START_TEST(all_files_of_a_folder_are_one_model) {
     fkv_weights_close(weights);
     write_shard("b.safetensors", EMBD, 16);
     ck_folder(FKV_FILE_DAMAGED, "token_embd.weight is there twice");
+    write_shard("model.safetensors", NORM, 16); /* the model by its own name: a and b are none of it */
+    weights = open_folder();
+    ck_assert_uint_eq(fkv_weights_n_tensors(weights), 1);
+    ck_assert_ptr_nonnull(fkv_weights_find(weights, "output_norm.weight"));
+    fkv_weights_close(weights);
+    write_text("model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n");
+    ck_folder(FKV_FILE_FORMAT, "git lfs pull");
 }
 END_TEST
 

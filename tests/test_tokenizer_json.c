@@ -382,8 +382,8 @@ static void folder_open(void) {
 }
 
 static void folder_remove(void) {
-    static const char *const names[] = {"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "generation_config.json",
-                                        "chat_template.jinja"};
+    static const char *const names[] = {"tokenizer.json",         "tokenizer.model",     "tokenizer_config.json",
+                                        "generation_config.json", "chat_template.jinja", "chat_template.json"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         char path[128];
         (void)snprintf(path, sizeof path, "%s/%s", folder, names[i]);
@@ -422,6 +422,11 @@ START_TEST(files_beside_the_vocabulary_say_what_begins_and_ends_a_text) {
     ck_assert_uint_eq(weights->vocab.bos, 400); /* of the post-processor */
     ck_assert(weights->vocab.add_bos);
     ck_assert_uint_eq(weights->vocab.eos, FKV_NO_TOKEN);
+    fkv_weights_close(weights);
+
+    write_text("chat_template.json", "{\"chat_template\": \"of a model that sees\"}"); /* gives way to all others */
+    weights = folder_read(FKV_OK);
+    ck_bytes(weights->vocab.chat_template, "of a model that sees");
     fkv_weights_close(weights);
 
     write_text("tokenizer_config.json",

@@ -220,8 +220,11 @@ static fkv_status is_there(const char *folder, const char *name, bool *there) {
     return FKV_OK;
 }
 
-/* Every *.safetensors of the folder. */
+/* model.safetensors, or else every *.safetensors of the folder: others may lie beside it (consolidated.safetensors is a copy). */
 static fkv_status list_folder(const char *folder, file_list *list) {
+    bool whole = false;
+    FKV_TRY(is_there(folder, "model.safetensors", &whole));
+    if (whole) return list_add(list, "model.safetensors", folder);
     DIR *open_folder = opendir(folder);
     FKV_REQUIRE(open_folder != NULL, FKV_IO, "%s: %s", strerror(errno), folder);
     fkv_status status = FKV_OK;

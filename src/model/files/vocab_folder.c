@@ -3,7 +3,7 @@
  * Of JSON files only the fields that are used are parsed: tokenizer_config.json is known for integers of 31 digits.
  *
  * tokenizer_config.json has the last word on what begins a text. Its chat template gives way to chat_template.jinja, which newer
- * folders have instead.
+ * folders have instead; where there is neither, folders of models that also see have a chat_template.json.
  */
 #include "vocab_folder.h"
 
@@ -183,6 +183,12 @@ static fkv_status read_beside(fkv_weights *weights, const char *folder) {
     }
     json_decref(config);
     FKV_TRY(map_if_there(weights, folder, "chat_template.jinja", path, &template, &there));
+    if (!there && weights->vocab.chat_template.size == 0) {
+        FKV_TRY(read_json_if_there(weights, folder, "chat_template.json", config_fields + 4, 1, path, &config));
+        status = config != NULL ? read_template(weights, config, path) : FKV_OK;
+        json_decref(config);
+        return status;
+    }
     if (there) weights->vocab.chat_template = (fkv_bytes){(const char *)template.bytes, (size_t)template.size};
     return FKV_OK;
 }

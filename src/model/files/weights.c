@@ -97,7 +97,10 @@ static fkv_status map_file(int fd, const char *path, fkv_mapped *mapped) {
     void *map = mmap(NULL, (size_t)about.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
     FKV_REQUIRE(map != MAP_FAILED, FKV_IO, "cannot map %" PRId64 " bytes: %s: %s", (int64_t)about.st_size, strerror(errno), path);
     *mapped = (fkv_mapped){.bytes = map, .size = (uint64_t)about.st_size};
-    return FKV_OK;
+    static const char pointer[] = "version https://git-lfs.github.com/";
+    if (about.st_size < (off_t)sizeof pointer || memcmp(map, pointer, sizeof pointer - 1) != 0) return FKV_OK;
+    (void)munmap(map, (size_t)about.st_size);
+    return fkv_fail(FKV_FILE_FORMAT, "a pointer of Git LFS, not the file itself: git lfs pull fetches it: %s", path);
 }
 
 fkv_status fkv_weights_map(fkv_weights *weights, const char *path, fkv_mapped *mapped) {
