@@ -26,6 +26,12 @@ class Layer:
     sink_logits: tuple[float, ...] = ()  #: learned sinks: one more score for each query head, whose value is zero; (): none
 
 
+def codec_name(codec: Any) -> str:
+    if not isinstance(codec, str):
+        raise TypeError(f'codec is {codec!r}: a name such as "8/4" is expected')
+    return codec
+
+
 def _layer_struct(layer: Layer, codec: str, group: int | None) -> Any:
     made = _abi.fkv_layer_config()
     for field in dataclasses.fields(layer):
@@ -36,9 +42,7 @@ def _layer_struct(layer: Layer, codec: str, group: int | None) -> Any:
     made.k, made.v = default.k, default.v
     if group is not None:
         made.k.group = made.v.group = count("group", group)
-    if not isinstance(codec, str):
-        raise TypeError(f'codec is {codec!r}: a name such as "8/4" is expected')
-    check(held.fkv_codec_parse(codec.encode(), C.addressof(made) + _abi.fkv_layer_config.k.offset,
+    check(held.fkv_codec_parse(codec_name(codec).encode(), C.addressof(made) + _abi.fkv_layer_config.k.offset,
                                C.addressof(made) + _abi.fkv_layer_config.v.offset))
     return made
 

@@ -3,11 +3,12 @@ from __future__ import annotations
 
 import ctypes as C
 import dataclasses
+import os
 from typing import Any, Sequence as Many
 
 from . import _abi
 from ._config import Config, Layer
-from ._library import check, host
+from ._library import Error, check, host
 from .pictures import plan_svg, table_html
 
 
@@ -51,6 +52,8 @@ def plan(model: Any, max_tokens: int, **options: Any) -> Plan:
     if isinstance(model, Layer) or (isinstance(model, (list, tuple)) and all(isinstance(l, Layer) for l in model)):
         return of_config(Config(model, max_tokens=max_tokens, **options))
     if isinstance(model, str) or hasattr(model, "__fspath__"):
+        if not os.path.exists(model):
+            raise Error("FKV_IO", f"{os.fspath(model)} is no file or folder here; for a model of mlx-lm's give what mlx_lm.load() returned")
         from .model import Model
         with Model(model, plan_only=True) as loaded:
             return loaded.plan(max_tokens, **options)

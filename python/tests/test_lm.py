@@ -234,9 +234,9 @@ def test_a_mask_that_is_wider_than_its_cache_is_refused(flat):
         caches.make_prompt_cache(census_models.build("plamo3"))
 
 
-@pytest.mark.parametrize("wrong,said", [({"max_tokens": -5}, "max_tokens is -5"), ({"codec": "9/9"}, "names no codecs"), ({"rotate": "x"}, "rotate is 'x'")])
+@pytest.mark.parametrize("wrong,said", [({"max_tokens": -5}, "max_tokens is -5"), ({"codec": "9/9"}, "names no codecs"), ({"rotate": "x"}, "rotate is 'x'"), ({"codec": 8}, "codec is 8")])
 def test_wrong_options_are_refused_by_install(wrong, said):
-    with pytest.raises(flatkv.BadCall, match=said):
+    with pytest.raises((flatkv.BadCall, TypeError), match=said):
         flatkv.install(**{"max_tokens": 64} | wrong)
     assert not flatkv.installed() and caches.make_prompt_cache is OWN
 
@@ -254,6 +254,15 @@ def test_rotating_and_quantized_at_once(monkeypatch):
             assert cache[0].offset == 200 and flatkv.lm.pools()[0].stats.groups[0].held <= 3, "the page of those four, and the window"
         finally:
             flatkv.uninstall()
+
+
+def test_a_call_for_both_that_mlx_lm_refuses_runs(flat, monkeypatch):
+    model, both = llama(), {"max_kv_size": 64, "kv_bits": 8, "quantized_kv_start": 0}
+    monkeypatch.delattr(type(model), "make_cache", raising=False)
+    assert generated(model, text(100), 8, **both) == generated(model, text(100), 8, max_kv_size=64)
+    flat.uninstall()
+    with pytest.raises(NotImplementedError, match="Quantization NYI"):
+        generated(model, text(100), 8, **both)
 
 
 def test_the_plan_of_a_model_and_what_does_not_fit():
@@ -279,7 +288,10 @@ def test_nothing_is_held_after_uninstall():
     cache = caches.make_prompt_cache(model)
     assert len(generated(model, text(64), 4, cache)) == 4
     pool = weakref.ref(flatkv.lm.pools()[0])
-    del cache
+    assert repr(cache[1]) == "<flatkv.FlatKVCache: layer 1, tokens 68>"
     flatkv.uninstall()
+    with pytest.raises(flatkv.BadCall, match="flatkv was uninstalled"):
+        model(text(4)[None], cache=cache)
+    del cache
     gc.collect()
     assert pool() is None

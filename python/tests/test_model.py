@@ -41,6 +41,8 @@ def test_the_same_tokens_however_they_are_chunked(model):
 def test_a_missing_file_is_named():
     with pytest.raises(flatkv.Error, match="nowhere.gguf"):
         flatkv.Model("nowhere.gguf")
+    with pytest.raises(flatkv.Error, match="nobody/nothing is no file or folder here; for a model of mlx-lm"):
+        flatkv.plan("nobody/nothing", 64)
 
 
 def test_what_is_closed_says_so():

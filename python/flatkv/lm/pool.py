@@ -15,7 +15,7 @@ from typing import Any, Callable
 
 import mlx.core as mx
 
-from .._config import Layer
+from .._config import Layer, codec_name
 from .._library import DoesNotFit
 from ..cache import Sequence
 from ..mlx_cache import MlxCache, MlxStep
@@ -54,7 +54,7 @@ class Options:
 def stored(layer: KVLayer, options: Options) -> tuple[Layer, str]:
     """The layer and codec of the pages. Rows are padded with zeros to a width that the codec can have, which changes no answer."""
     wide = max(layer.k_dim, layer.v_dim)
-    halves = options.codec.replace("16", "") == "/"
+    halves = codec_name(options.codec).replace("16", "") == "/"
     group = 16 if halves else 64 if wide % 64 == 0 else 32
     grouped = any(side[:1].isdigit() for side in options.codec.split("/"))
     codec = options.codec if halves or not grouped or "g" in options.codec else f"{options.codec}g{group}"

@@ -15,6 +15,7 @@ import mlx.core as mx
 import mlx_lm.models.cache as caches
 from mlx_lm.models.base import create_causal_mask
 
+from .._library import BadCall
 from .pool import Pool, Text
 
 
@@ -43,6 +44,9 @@ class FlatKVCache(caches._BaseCache):
         self._counts: list[int] = []  # tokens of each row in the pass
         self._shapes: tuple[Any, Any, Any] = ((), (), None)  # of the pass' keys and values, and their type
 
+    def __repr__(self) -> str:
+        return f"<flatkv.FlatKVCache: layer {self.layer}, tokens {', '.join(map(str, self._now()))}>"
+
     @property
     def window(self) -> int:
         return self.pool.layers[self.layer].window
@@ -61,6 +65,8 @@ class FlatKVCache(caches._BaseCache):
         n_rows, _, n, _ = keys.shape
         counts = [n] * n_rows if self._left is None else [min(n, left) for left in self._left]
         if self.pool.begins(self.layer, self.texts, counts):
+            if not hasattr(caches, "FlatKVCache"):  # install() put it there
+                raise BadCall("FKV_BAD_STATE", "this prompt cache is flatkv's and flatkv was uninstalled: make_prompt_cache() makes one of mlx-lm's own")
             self._trim_texts(self._now())
             self.pool.begin_pass(list(zip(self.texts, counts)))
         now = self._now()
