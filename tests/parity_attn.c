@@ -205,6 +205,24 @@ static void long_histories(fkv_isa only) {
     check_case(&c, only);
 }
 
+/* Sealed pages enough that kernels take many of them at once, over several pieces, and queries that floats serve. */
+static void runs_of_sealed_pages(fkv_isa only) {
+    static const attn_shape run_shapes[] = {{4, 1, 128}, {8, 2, 128}, {3, 3, 64}, {2, 1, 96}, {4, 1, 256}, {4, 2, 512}};
+    for (uint32_t codec = FIRST_SEALED_CODEC; codec < N_ATTN_CODECS; codec++) {
+        for (size_t s = 0; s < sizeof run_shapes / sizeof run_shapes[0]; s++) {
+            attn_case c = {.shape = run_shapes[s], .codec = codec, .page_tokens = 64, .page_type = FKV_F16, .n_rows = 2};
+            c.rows[0] = (attn_mix){900 + 64 * (uint32_t)s, 2};
+            c.rows[1] = (attn_mix){255 + 64 * (codec % 3), 1}; /* three to five full pages */
+            c.opens = (codec + s) % 2 == 0;
+            check_case(&c, only);
+            c.outliers = true;
+            c.q.peak = 300;
+            c.opens = !c.opens;
+            check_case(&c, only);
+        }
+    }
+}
+
 /* ---- all that a configuration accepts: each of scale, soft cap and sizes over its whole range, while the others let scores
  * reach a few tens. A codec and a shape take turns. ---- */
 
@@ -534,6 +552,7 @@ int main(int argc, char **argv) {
     every_codec_and_shape(only);
     every_length_and_mask(only);
     long_histories(only);
+    runs_of_sealed_pages(only);
     every_softcap(only);
     every_scale(only);
     every_sink(only);

@@ -28,7 +28,7 @@ enum {
     SMALLEST_SPLIT = 256,    /* tokens */
     SMALLEST_TILE_ROWS = 16, /* of a prefill; smaller tiles cost more than one more thread gains */
     ITEMS_PER_THREAD = 3,    /* fewer than this many items for each thread: smaller tiles, decode tiles cut at piece boundaries */
-    OS_PAGE_BYTES = 4096     /* the smallest page that a TLB entry covers */
+    SHORTEST_RUN = 4         /* pages that kernels take at once */
 };
 
 /* How a page can be seen. */
@@ -38,7 +38,6 @@ typedef struct thread_scratch {
     float *q[N_FORMS];       /* [tile rows, D]: as keys lie in pages of this form */
     void *prepared[N_FORMS]; /* of q; OPEN: NULL unless the layer is sealed */
     float *scores;           /* [tile rows, FKV_TILE_TOKENS] */
-    void *join;              /* of kernels that join tiles; NULL unless keys are sealed */
     fkv_row_mask *masks;
     fkv_softmax piece; /* since the last boundary */
     fkv_softmax total; /* of the pieces before it */
@@ -115,7 +114,6 @@ static thread_scratch carve_thread(fkv_carve *carve, const fkv_attn_layer *layer
     t.prepared[PACKED] = fkv_carve_take(carve, 1, fkv_prepared_bytes(tile_rows, dim));
     t.prepared[OPEN] = sealed ? fkv_carve_take(carve, 1, fkv_prepared_bytes(tile_rows, dim)) : NULL;
     t.scores = FKV_CARVE(carve, tile_rows * FKV_TILE_TOKENS, float);
-    t.join = fkv_codec_is_sealed(&layer->block.codec[FKV_SIDE_K]) ? fkv_carve_take(carve, 1, fkv_join_bytes(dim)) : NULL;
     t.masks = FKV_CARVE(carve, tile_rows, fkv_row_mask);
     carve_softmax(carve, tile_rows, dim, &t.piece);
     carve_softmax(carve, tile_rows, dim, &t.total);
@@ -322,14 +320,11 @@ static void set_masks(const job *j, query_tile tile, uint32_t base, fkv_row_mask
     }
 }
 
-/* One kernel tile on the way, and where the next two are. */
+/* One kernel tile on the way, and where the next is. */
 typedef struct tile_step {
     place here;
     place next;
-    place later;
     uint32_t n_tokens;
-    bool scored; /* the step before has made the scores */
-    bool joins;  /* this one makes those of the next */
 } tile_step;
 
 static void parts_of(place at, const uint8_t *part[FKV_N_SIDES][FKV_N_PARTS]) {
@@ -375,7 +370,7 @@ FKV_INLINE void end_tile(const job *j, const thread_scratch *s, const tile_step 
     fkv_attn_seen_values(&values, fetch);
 }
 
-/* One kernel tile against every row of the query tile, under s->masks, while one that comes is prefetched. */
+/* One kernel tile against every row of the query tile, under s->masks, while the next is prefetched. */
 FKV_INLINE void meet(const job *j, query_tile tile, const thread_scratch *s, const tile_step *step) {
     uint32_t n_rows = tile.n_queries * j->heads_per_kv;
     form_kind form = step->here.form;
@@ -383,26 +378,10 @@ FKV_INLINE void meet(const job *j, query_tile tile, const thread_scratch *s, con
     const uint8_t *part[FKV_N_SIDES][FKV_N_PARTS];
     fkv_fetch fetch = {.n_ranges = 0};
     parts_of(step->here, part);
-    fetch_open(j, step->joins ? step->later : step->next, &fetch);
-    if (!step->scored)
-        j->forms[form].codecs[FKV_SIDE_K]->scores(&block->codec[FKV_SIDE_K], part[FKV_SIDE_K], &fetch, step->n_tokens, s->q[form],
-                                                  s->prepared[form], n_rows, s->scores);
-    if (!step->joins) {
-        end_tile(j, s, step, n_rows, part[FKV_SIDE_V], &fetch);
-        return;
-    }
-    fkv_join in = {.block = block,
-                   .fetch = &fetch,
-                   .follows = step->scored,
-                   .q = s->q[form],
-                   .prepared = s->prepared[form],
-                   .n_rows = n_rows,
-                   .scores = s->scores,
-                   .room = s->join,
-                   .state = s->piece};
-    memcpy(in.part, part, sizeof in.part);
-    parts_of(step->next, in.next);
-    j->kernels->join(&in);
+    fetch_open(j, step->next, &fetch);
+    j->forms[form].codecs[FKV_SIDE_K]->scores(&block->codec[FKV_SIDE_K], part[FKV_SIDE_K], &fetch, step->n_tokens, s->q[form],
+                                              s->prepared[form], n_rows, s->scores);
+    end_tile(j, s, step, n_rows, part[FKV_SIDE_V], &fetch);
 }
 
 static void close_pieces(const job *j, query_tile tile, const thread_scratch *s, uint32_t from_page, uint32_t to_page) {
@@ -416,21 +395,70 @@ static void close_pieces(const job *j, query_tile tile, const thread_scratch *s,
     }
 }
 
-/* Fills the TLB for a block, by one line of each of its system pages: a later prefetch would wait for a page walk from memory. */
-static void fill_tlb(const job *j, place at) {
-    for (uint32_t byte = 0; byte < j->forms[at.form].block->bytes; byte += OS_PAGE_BYTES) FKV_PREFETCH_FAR(at.block + byte);
-}
-
 static void enter(const job *j, query_tile tile, form_kind form) {
     j->kernels->enter(&j->forms[form].block->codec[FKV_SIDE_K], tile.n_queries * j->heads_per_kv);
 }
 
-/* Whether the kernels join sealed pages that all queries of a tile see in full. */
-static bool may_join(const job *j, query_tile tile) {
+/* Whether the kernels take runs of sealed pages that all queries of a tile see in full. */
+static bool may_run(const job *j, query_tile tile) {
     const fkv_attn_layer *layer = j->layer;
+    uint32_t page_tokens = layer->block.page_tokens;
     return fkv_codec_is_sealed(&layer->block.codec[FKV_SIDE_K]) && layer->window == 0 && !(layer->softcap > 0.0f) &&
-           layer->block.page_tokens == FKV_TILE_TOKENS && j->kernels->joins != NULL &&
-           j->kernels->joins(&layer->block, tile.n_queries * j->heads_per_kv);
+           page_tokens == FKV_TILE_TOKENS && j->kernels->runs != NULL &&
+           j->kernels->runs(&layer->block, tile.n_queries * j->heads_per_kv) &&
+           fkv_attn_split_pages(tile.position, page_tokens) ==
+               fkv_attn_split_pages(tile.position + tile.n_queries - 1, page_tokens);
+}
+
+/* One behind the last page of the run that begins with `page`. */
+static uint32_t run_end(const job *j, query_tile tile, uint32_t page, uint32_t end) {
+    uint32_t page_tokens = j->layer->block.page_tokens;
+    end = fkv_min_u32(end, (tile.position + 1) / page_tokens); /* full ones */
+    if (!j->layer->sealed) return end;
+    return page == 0 ? 0 : fkv_min_u32(end, fkv_attn_first_open(tile.position / page_tokens));
+}
+
+/* Pages [first, end) in one call. after: what comes behind them. */
+static void take_run(const job *j, query_tile tile, uint32_t head, const thread_scratch *s, uint32_t first, uint32_t end,
+                     place after) {
+    const fkv_block *block = block_of(j, PACKED, head);
+    uint64_t block_bytes = j->forms[PACKED].block->bytes;
+    fkv_run in = {.block = block,
+                  .pages = j->forms[PACKED].pages + head * block_bytes,
+                  .page_bytes = j->layer->n_kv_heads * block_bytes,
+                  .view = tile.row->view,
+                  .first = first,
+                  .end = end,
+                  .split_pages = fkv_attn_split_pages(tile.position, block->page_tokens),
+                  .after = after.block,
+                  .after_bytes = after.layout->bytes,
+                  .q = s->q[PACKED],
+                  .prepared = s->prepared[PACKED],
+                  .n_rows = tile.n_queries * j->heads_per_kv,
+                  .piece = s->piece,
+                  .total = s->total};
+    j->kernels->run(&in);
+}
+
+/* All tokens of a page that some query sees. Returns the bytes read. were_whole: of the masks that are set. */
+static uint64_t meet_page(const job *j, query_tile tile, const thread_scratch *s, uint32_t page, place here, place next,
+                          bool *were_whole) {
+    uint32_t page_tokens = j->layer->block.page_tokens;
+    uint32_t seen_end = tile.position + tile.n_queries; /* one behind the last query */
+    uint64_t bytes_read = 0;
+    for (uint32_t slot = 0; slot < page_tokens; slot += j->tile_tokens) {
+        uint32_t base = page * page_tokens + slot;
+        if (base >= seen_end) break;
+        tile_step step = {here, next, fkv_min_u32(j->tile_tokens, seen_end - base)};
+        step.here.slot = slot;
+        if (slot + j->tile_tokens < page_tokens) step.next = (place){here.block, here.layout, here.form, slot + j->tile_tokens};
+        bool whole = j->layer->window == 0 && base + j->tile_tokens <= tile.position + 1; /* every row sees all of it */
+        if (!whole || !*were_whole) set_masks(j, tile, base, s->masks);
+        *were_whole = whole;
+        meet(j, tile, s, &step);
+        bytes_read += (uint64_t)step.n_tokens * j->forms[here.form].block->token_bytes;
+    }
+    return bytes_read;
 }
 
 /* Pages [first, end) of the history, those that no query of the tile sees left out. Closes pieces on the way; the last one stays
@@ -438,47 +466,40 @@ static bool may_join(const job *j, query_tile tile) {
 static uint64_t walk(const job *j, query_tile tile, uint32_t head, const thread_scratch *s, uint32_t first, uint32_t end) {
     const fkv_attn_layer *layer = j->layer;
     uint32_t page_tokens = layer->block.page_tokens;
-    uint32_t seen_end = tile.position + tile.n_queries; /* one behind the last query */
     uint32_t sink_pages = layer->window != 0 ? fkv_ceil_div(layer->n_sinks, page_tokens) : 0;
     uint32_t window_page = window_begin(layer, tile.position) / page_tokens;
     uint64_t bytes_read = 0;
-    bool were_whole = false; /* the masks that are set */
+    bool were_whole = false;
     uint32_t before = first;
     uint32_t page = first >= sink_pages ? fkv_max_u32(first, window_page) : first;
     if (page >= end) return 0;
-    bool joins = may_join(j, tile);
-    tile_step step = {.here = block_at(j, tile, head, page)};
-    enter(j, tile, step.here.form);
+    bool runs = may_run(j, tile);
+    place here = block_at(j, tile, head, page);
+    enter(j, tile, here.form);
     while (page < end) {
-        uint32_t after = page + 1 >= sink_pages ? fkv_max_u32(page + 1, window_page) : page + 1;
-        place next_page = after < end ? block_at(j, tile, head, after) : step.here;
-        step.later = after + 1 < end ? block_at(j, tile, head, after + 1) : next_page;
-        if (after + 1 < end) fill_tlb(j, joins && after + 2 < end ? block_at(j, tile, head, after + 2) : step.later);
+        uint32_t after = runs ? run_end(j, tile, page, end) : 0;
+        bool is_run = after >= page + SHORTEST_RUN;
+        if (!is_run) after = page + 1 >= sink_pages ? fkv_max_u32(page + 1, window_page) : page + 1;
+        place next = after < end ? block_at(j, tile, head, after) : here;
+        if (after + 1 < end) {
+            place later = block_at(j, tile, head, after + 1);
+            fkv_fetch_entries(later.block, later.layout->bytes);
+        }
         close_pieces(j, tile, s, before, page);
-        for (uint32_t slot = 0; slot < page_tokens; slot += j->tile_tokens) {
-            uint32_t base = page * page_tokens + slot;
-            if (base >= seen_end) break;
-            step.n_tokens = fkv_min_u32(j->tile_tokens, seen_end - base);
-            step.here.slot = slot;
-            step.next = next_page;
-            if (slot + j->tile_tokens < page_tokens)
-                step.next = (place){step.here.block, step.here.layout, step.here.form, slot + j->tile_tokens};
-            bool whole = layer->window == 0 && base + j->tile_tokens <= tile.position + 1; /* every row sees all of it */
-            if (!whole || !were_whole) set_masks(j, tile, base, s->masks);
-            were_whole = whole;
-            step.joins = joins && after < end && step.here.form == PACKED && next_page.form == PACKED &&
-                         base + 2 * j->tile_tokens <= tile.position + 1;
-            meet(j, tile, s, &step);
-            step.scored = step.joins;
-            bytes_read += (uint64_t)step.n_tokens * j->forms[step.here.form].block->token_bytes;
-        }
-        if (next_page.form != step.here.form) {
-            j->kernels->leave();
-            enter(j, tile, next_page.form);
-        }
         before = page;
+        if (is_run) {
+            take_run(j, tile, head, s, page, after, next);
+            bytes_read += (uint64_t)(after - page) * page_tokens * j->forms[PACKED].block->token_bytes;
+            before = after - 1;
+        } else {
+            bytes_read += meet_page(j, tile, s, page, here, next, &were_whole);
+        }
+        if (next.form != here.form) {
+            j->kernels->leave();
+            enter(j, tile, next.form);
+        }
         page = after;
-        step.here = next_page;
+        here = next;
     }
     j->kernels->leave();
     return bytes_read;

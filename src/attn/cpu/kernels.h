@@ -8,6 +8,7 @@
 #ifndef FKV_KERNELS_H
 #define FKV_KERNELS_H
 
+#include "../../base/page_view.h"
 #include "../../codec/block.h"
 
 enum {
@@ -56,6 +57,13 @@ FKV_INLINE void fkv_fetch_add(fkv_fetch *next, const uint8_t *at, uint64_t bytes
     next->n_steps += n_steps;
 }
 
+FKV_INLINE void fkv_fetch_step(const uint8_t *at) {
+    FKV_PREFETCH_FAR(at);
+    FKV_PREFETCH_FAR(at + 64);
+    FKV_PREFETCH_FAR(at + 128);
+    FKV_PREFETCH_FAR(at + 192);
+}
+
 /* Of FKV_FETCH_SHARES shares that are all of it: scores() asks for one half, values() for the other. */
 FKV_INLINE void fkv_fetch_some(fkv_fetch *next, uint32_t n_shares) {
     const uint8_t *at = next->at;
@@ -67,16 +75,19 @@ FKV_INLINE void fkv_fetch_some(fkv_fetch *next, uint32_t n_shares) {
             at = next->ranges[next->n_begun].at;
             n_left = next->ranges[next->n_begun++].n_steps;
         }
-        FKV_PREFETCH_FAR(at);
-        FKV_PREFETCH_FAR(at + 64);
-        FKV_PREFETCH_FAR(at + 128);
-        FKV_PREFETCH_FAR(at + 192);
+        fkv_fetch_step(at);
         at += FKV_FETCH_STEP;
         n_left--;
     }
     next->at = at;
     next->n_left = n_left;
     next->due = due;
+}
+
+/* Fills the TLB for a block, by one line of each of its system pages: a later prefetch would wait for a page walk from memory. */
+FKV_INLINE void fkv_fetch_entries(const uint8_t *block, uint64_t bytes) {
+    enum { OS_PAGE_BYTES = 4096 }; /* the smallest that a TLB entry covers */
+    for (uint64_t byte = 0; byte < bytes; byte += OS_PAGE_BYTES) FKV_PREFETCH_FAR(block + byte);
 }
 
 /* Three bytes for each number, a float for each 32 of them, a float and a row number for the row, in six arrays. Behind it, room
@@ -108,23 +119,23 @@ typedef struct fkv_codec_kernels {
     void (*encode)(const fkv_codec *codec, const float *x, uint8_t *const part[FKV_N_PARTS]);
 } fkv_codec_kernels;
 
-/* What softmax(), values() and the next tile's scores() are given, for one call that does them side by side. */
-typedef struct fkv_join {
+/* Pages [first, end) of one KV head: full tiles of sealed blocks that every row sees in full. */
+typedef struct fkv_run {
     const fkv_block *block;
-    const uint8_t *part[FKV_N_SIDES][FKV_N_PARTS]; /* of the tile */
-    const uint8_t *next[FKV_N_SIDES][FKV_N_PARTS]; /* of the next */
-    fkv_fetch *fetch;                              /* the one behind that */
-    bool follows;                                  /* the call before left the scores, and room as it is */
+    const uint8_t *pages; /* the head's block in page 0 of the slab */
+    uint64_t page_bytes;
+    fkv_page_view view;
+    uint32_t first;
+    uint32_t end;
+    uint32_t split_pages; /* a piece ends before every multiple of it */
+    const uint8_t *after; /* what comes behind the last, to prefetch */
+    uint64_t after_bytes;
     const float *q;
     const void *prepared;
     uint32_t n_rows;
-    float *scores; /* of the tile; on return, of the next */
-    void *room;    /* fkv_join_bytes(), 64-byte aligned */
-    fkv_softmax state;
-} fkv_join;
-
-/* Values of a tile as bytes, and its norms. */
-FKV_INLINE uint64_t fkv_join_bytes(uint64_t dim) { return FKV_TILE_TOKENS * (dim + sizeof(float)) + 64; }
+    fkv_softmax piece; /* the last one stays open */
+    fkv_softmax total; /* those that end go in here, as fold() does it */
+} fkv_run;
 
 struct fkv_cpu_kernels {
     const char *name;
@@ -150,10 +161,10 @@ struct fkv_cpu_kernels {
     /* fkv_seal_block(), bit for bit. */
     void (*seal)(const fkv_block *open, const uint8_t *from, const fkv_block *sealed, uint8_t *to);
 
-    /* Softmax and values of a tile beside the scores of the next, to the bits that they have one after the other: either waits
-     * for its own results most of the time. Both are full tiles of such blocks, and every row sees all of both. NULL: none. */
-    bool (*joins)(const fkv_block *block, uint32_t n_rows);
-    void (*join)(const fkv_join *in);
+    /* All of scores(), softmax() and values() for the tiles of a run, to the bits that they have one after the other: a step of a
+     * tile waits for the one before most of the time, so that several tiles are under way at once. NULL: none. */
+    bool (*runs)(const fkv_block *block, uint32_t n_rows);
+    void (*run)(const fkv_run *in);
 };
 
 /* Looked up once for all tiles of a layer in a step. */

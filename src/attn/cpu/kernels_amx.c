@@ -14,7 +14,7 @@
  */
 #include "few_scores_amx.h"
 #include "few_values_amx.h"
-#include "sealed_join_amx.h"
+#include "sealed_run_amx.h"
 
 _Static_assert((int)BLOCK_ROWS == (int)FKV_TILE_HEIGHT, "a block of rows is a tile's");
 
@@ -462,4 +462,4 @@ static const fkv_codec_kernels codecs[] = {{FKV_CODEC_AFFINE, 8, amx_prepare, am
                                            {0}};
 
 const struct fkv_cpu_kernels fkv_kernels_amx = {"amx",          codecs,      amx_enter,   amx_leave, rows16_softmax,
-                                                kernel_largest, kernel_fold, kernel_seal, amx_joins, amx_join};
+                                                kernel_largest, kernel_fold, kernel_seal, amx_runs,  amx_run};

@@ -263,7 +263,7 @@ static void int_sealed_scores(const fkv_codec *codec, const uint8_t *const part[
         uint32_t n = fkv_min_u32(BLOCK_ROWS, n_rows - row);
         sealed_rows_open(&page, prepared, n_rows, row, &rows);
         for (uint32_t r = 0; r < n; r++)
-            rows.bias[r] = vf_reduce_add(sealed_digits(&page, q + (size_t)(row + r) * codec->dim, rows.inverse[r],
+            rows.bias[r] = vf_reduce_add(sealed_digits(page.n_units, &page, q + (size_t)(row + r) * codec->dim, rows.inverse[r],
                                                        digits[0][r][0], CHUNK_NUMBERS, sizeof digits[0]));
         for (uint32_t token = 0; token < n_tokens; token += FKV_SEALED_TOKENS) {
             if (row == 0) fkv_fetch_some(next, FKV_SEALED_TOKENS);

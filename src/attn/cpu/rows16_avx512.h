@@ -54,8 +54,9 @@ FKV_INLINE __m512i times_256(__m512i x) {
 
 /* ---- softmax ---- */
 
-/* kernel_softmax() for n_rows <= n rows that see all of a full tile, in two halves. n: a constant. First the maximum. */
-FKV_INLINE void softmax_grow(int n, const float *scores, uint32_t n_rows, uint32_t dim, fkv_softmax state) {
+/* kernel_softmax() for n_rows <= n rows that see all of a full tile, in steps. n: a constant. First the maximum: returns the rows
+ * whose maximum grows, and what their numbers so far are multiplied by. All but out is up to date then. */
+FKV_INLINE uint32_t softmax_largest(int n, const float *scores, uint32_t n_rows, fkv_softmax state, float factor[BLOCK_ROWS]) {
     __mmask16 there = (__mmask16)((1u << n_rows) - 1);
     vf lanes[BLOCK_ROWS];
     FKV_UNROLL
@@ -67,22 +68,31 @@ FKV_INLINE void softmax_grow(int n, const float *scores, uint32_t n_rows, uint32
     vf before = _mm512_maskz_loadu_ps(there, state.max);
     vf now = fold_rows(LARGER, n, lanes);
     __mmask16 grown = _mm512_mask_cmp_ps_mask(there, now, before, _CMP_GT_OQ);
-    if (grown == 0) return;
-    float factor[BLOCK_ROWS];
+    if (grown == 0) return 0;
     now = _mm512_mask_mov_ps(before, grown, now);
     vf_store(factor, vf_exp(vf_sub(before, now)));
     vf sum = _mm512_maskz_loadu_ps(there, state.sum);
     _mm512_mask_storeu_ps(state.max, there, now);
     _mm512_mask_storeu_ps(state.sum, there, _mm512_mask_mul_ps(sum, grown, sum, vf_load(factor)));
-    for (uint32_t left = grown; left != 0; left &= left - 1) {
-        uint32_t r = (uint32_t)__builtin_ctz(left);
-        scale_row(state.out + (size_t)r * dim, dim, factor[r]);
+    return grown;
+}
+
+FKV_INLINE void softmax_rescale(uint32_t grown, const float *factor, uint32_t dim, float *out) {
+    for (; grown != 0; grown &= grown - 1) {
+        uint32_t r = (uint32_t)__builtin_ctz(grown);
+        scale_row(out + (size_t)r * dim, dim, factor[r]);
     }
+}
+
+/* lanes: of the weights of each row. Used up. */
+FKV_INLINE void softmax_add(int n, uint32_t n_rows, vf *lanes, fkv_softmax state) {
+    __mmask16 there = (__mmask16)((1u << n_rows) - 1);
+    vf sum = vf_add(_mm512_maskz_loadu_ps(there, state.sum), fold_rows(SUM, n, lanes));
+    _mm512_mask_storeu_ps(state.sum, there, sum);
 }
 
 /* Then the weights, and their sum. */
 FKV_INLINE void softmax_weigh(int n, float *scores, uint32_t n_rows, fkv_softmax state) {
-    __mmask16 there = (__mmask16)((1u << n_rows) - 1);
     vf lanes[BLOCK_ROWS];
     FKV_UNROLL
     for (int r = 0; r < n; r++) lanes[r] = vf_set(0.0f);
@@ -95,12 +105,13 @@ FKV_INLINE void softmax_weigh(int n, float *scores, uint32_t n_rows, fkv_softmax
             lanes[r] = vf_add(lanes[r], p);
         }
     }
-    vf sum = vf_add(_mm512_maskz_loadu_ps(there, state.sum), fold_rows(SUM, n, lanes));
-    _mm512_mask_storeu_ps(state.sum, there, sum);
+    softmax_add(n, n_rows, lanes, state);
 }
 
 FKV_INLINE void softmax_block(int n, float *scores, uint32_t n_rows, uint32_t dim, fkv_softmax state) {
-    softmax_grow(n, scores, n_rows, dim, state);
+    float factor[BLOCK_ROWS];
+    uint32_t grown = softmax_largest(n, scores, n_rows, state, factor);
+    softmax_rescale(grown, factor, dim, state.out);
     softmax_weigh(n, scores, n_rows, state);
 }
 

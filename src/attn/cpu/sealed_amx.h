@@ -133,8 +133,8 @@ static void few_digits_open(few_sealed_job *j, const float *q, uint32_t row, uin
         bias[r] = vf_set(0.0f);
         if (r >= n) continue;
         if (row == 0) fkv_fetch_some(j->next, SEALED_FETCH_DIGITS / COLUMN_ROWS);
-        bias[r] = sealed_digits(&j->page, q + (size_t)(row + r) * j->page.dim, j->rows.inverse[row + r], j->digits.at[0][r],
-                                sizeof j->digits.at[0][0] * COLUMN_ROWS, sizeof j->digits.at[0]);
+        bias[r] = sealed_digits(j->page.n_units, &j->page, q + (size_t)(row + r) * j->page.dim, j->rows.inverse[row + r],
+                                j->digits.at[0][r], sizeof j->digits.at[0][0] * COLUMN_ROWS, sizeof j->digits.at[0]);
     }
     _mm_storeu_ps(j->rows.bias + row, _mm512_castps512_ps128(fold_rows(SUM, COLUMN_ROWS, bias)));
 }
@@ -230,12 +230,11 @@ static void few_turbo_scores(const fkv_codec *codec, const uint8_t *const part[F
 typedef struct few_sealed_values_job {
     alignas(64) float step[BLOCK_ROWS];
     alignas(64) uint8_t bytes[2 * COLUMN_ROWS][FKV_TILE_TOKENS]; /* high ones of four rows, then low ones */
-    const sealed_levels_tile *levels;
     alignas(64) int32_t sums[2][2 * COLUMN_ROWS][16];
 } few_sealed_values_job;
 
-FKV_INLINE void sealed_start_values(bool odd, const few_sealed_values_job *j, uint32_t unit) {
-    _tile_loadd(CODES, j->levels->at[unit], 64);
+FKV_INLINE void sealed_start_values(bool odd, const sealed_levels_tile *levels, uint32_t unit) {
+    _tile_loadd(CODES, levels->at[unit], 64);
     if (odd) {
         _tile_zero(VALUES_HIGH);
         _tile_dpbusd(VALUES_HIGH, WEIGHTS, CODES);
@@ -245,14 +244,15 @@ FKV_INLINE void sealed_start_values(bool odd, const few_sealed_values_job *j, ui
     }
 }
 
-FKV_INLINE void sealed_end_values(bool odd, few_sealed_values_job *j, uint32_t unit, uint32_t n_units, uint32_t n, size_t dim,
-                                  float *out) {
-    if (unit + 1 < n_units) sealed_start_values(!odd, j, unit + 1);
+FKV_INLINE void sealed_store_values(bool odd, few_sealed_values_job *j) {
     if (odd)
         _tile_stored(VALUES_HIGH, j->sums[1], 64);
     else
         _tile_stored(VALUES_WHOLE, j->sums[0], 64);
     fkv_tiles_see_stores();
+}
+
+FKV_INLINE void sealed_add_values(bool odd, const few_sealed_values_job *j, uint32_t unit, uint32_t n, size_t dim, float *out) {
     FKV_UNROLL
     for (uint32_t r = 0; r < COLUMN_ROWS; r++) {
         if (r >= n) continue;
@@ -263,13 +263,19 @@ FKV_INLINE void sealed_end_values(bool odd, few_sealed_values_job *j, uint32_t u
     }
 }
 
+FKV_INLINE void sealed_end_values(bool odd, few_sealed_values_job *j, const sealed_levels_tile *levels, uint32_t unit,
+                                  uint32_t n_units, uint32_t n, size_t dim, float *out) {
+    if (unit + 1 < n_units) sealed_start_values(!odd, levels, unit + 1);
+    sealed_store_values(odd, j);
+    sealed_add_values(odd, j, unit, n, dim, out);
+}
+
 static void few_book_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
                             const float *p, uint32_t n_rows, float *out) {
     few_sealed_values_job j;
     sealed_norms norms;
     sealed_levels_tile levels;
     uint32_t n_units = codec->dim / 16;
-    j.levels = &levels;
     few_stay_awake();
     fkv_fetch_some(next, SEALED_FETCH_SOFTMAX);
     book_values_open(codec, part, n_tokens, &norms, &levels);
@@ -281,12 +287,12 @@ static void few_book_values(const fkv_codec *codec, const uint8_t *const part[FK
         fkv_tiles_see_stores();
         if (row == 0) fkv_fetch_some(next, SEALED_FETCH_WEIGHTS);
         _tile_loadd(WEIGHTS, j.bytes, 64);
-        sealed_start_values(false, &j, 0);
+        sealed_start_values(false, &levels, 0);
         float *to = out + (size_t)row * codec->dim;
         for (uint32_t unit = 0; unit < n_units; unit += 2) {
             if (row == 0) fkv_fetch_some(next, (SEALED_FETCH_VALUES * 2 + n_units - 1) / n_units);
-            sealed_end_values(false, &j, unit, n_units, n, codec->dim, to);
-            if (unit + 1 < n_units) sealed_end_values(true, &j, unit + 1, n_units, n, codec->dim, to);
+            sealed_end_values(false, &j, &levels, unit, n_units, n, codec->dim, to);
+            if (unit + 1 < n_units) sealed_end_values(true, &j, &levels, unit + 1, n_units, n, codec->dim, to);
         }
     }
     few_stay_awake();
@@ -314,8 +320,8 @@ typedef struct many_sealed_job {
 static void many_digits_open(const many_sealed_job *j, const float *q, uint32_t begin, uint32_t end, const sealed_rows *rows,
                              float *bias, many_digits *digits) {
     for (uint32_t r = begin; r < end; r++)
-        bias[r] = vf_reduce_add(sealed_digits(&j->page, q + (size_t)r * j->page.dim, rows->inverse[r], digits->at[0][0][r],
-                                              sizeof digits->at[0][0], sizeof digits->at[0]));
+        bias[r] = vf_reduce_add(sealed_digits(j->page.n_units, &j->page, q + (size_t)r * j->page.dim, rows->inverse[r],
+                                              digits->at[0][0][r], sizeof digits->at[0][0], sizeof digits->at[0]));
 }
 
 /* Tiles 0-2: sums of the digits, 3-5: the other set; 6: digits; 7: keys. set: a constant. */

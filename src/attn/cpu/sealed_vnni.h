@@ -123,17 +123,18 @@ FKV_INLINE __m512i digits_of(vf x, vf inverse) {
 
 /* One row as digits: `digit` bytes apart, and `chunk` bytes from chunk to chunk, 64 of each: quad q of unit u of a chunk at dword
  * 4 q + u, where transposing leaves it. Returns the lanes of the sum of q * bias. */
-FKV_INLINE vf sealed_digits(const sealed_page *page, const float *q, float inverse, int8_t *to, size_t digit, size_t chunk) {
+FKV_INLINE vf sealed_digits(uint32_t n_units, const sealed_page *page, const float *q, float inverse, int8_t *to, size_t digit,
+                            size_t chunk) {
     const vf scale = vf_set(inverse);
     const __m512i planes = _mm512_set4_epi32(0x0f0b0703, 0x0e0a0602, 0x0d090501, 0x0c080400);
     vf bias = vf_set(0.0f);
-    for (uint32_t first = 0; first < page->n_units; first += 4, to += chunk) {
+    for (uint32_t first = 0; first < n_units; first += 4, to += chunk) {
         __m512i a[4];
         __m512i plane[4];
         FKV_UNROLL
         for (uint32_t u = 0; u < 4; u++) {
             a[u] = _mm512_setzero_si512();
-            if (first + u >= page->n_units) continue;
+            if (first + u >= n_units) continue;
             uint32_t at = (first + u) * 16;
             vf x = vf_load(q + at);
             bias = vf_fma(x, vf_load(page->biases + at), bias);
@@ -225,17 +226,17 @@ FKV_INLINE void sealed_quads_put(uint32_t unit, const __m512i quads[4], sealed_q
 }
 
 /* bits 0: calibrated keys, of `order`. */
-FKV_INLINE void sealed_quads_open(int bits, const fkv_channel_order *order, const sealed_page *page, const uint8_t *block,
+FKV_INLINE void sealed_quads_open(int bits, const fkv_channel_order *order, uint32_t n_units, const uint8_t *block,
                                   sealed_quads *keys) {
-    for (uint32_t unit = 0; unit < page->n_units; unit++) {
+    for (uint32_t unit = 0; unit < n_units; unit++) {
         __m512i quads[4];
         if (bits == 0)
             calibrated_codes(order, block, unit, quads);
         else
-            unit_codes(bits, block, page->n_units, unit, quads);
+            unit_codes(bits, block, n_units, unit, quads);
         sealed_quads_put(unit, quads, keys);
     }
-    for (uint32_t unit = page->n_units; unit % 4 != 0; unit++) /* digits are 0 there */
+    for (uint32_t unit = n_units; unit % 4 != 0; unit++) /* digits are 0 there */
         for (int q = 0; q < 4; q++) _mm512_store_si512(keys->at[unit / 4][4 * q + (int)(unit % 4)], _mm512_setzero_si512());
 }
 
@@ -259,19 +260,23 @@ FKV_INLINE __m128i level_book(int bits) {
     return bits == 3 ? _mm_unpacklo_epi32(level, negated) : _mm_unpacklo_epi16(level, negated);
 }
 
+/* One unit of a block of 16 tokens, the tile's `at`th. */
+FKV_INLINE void sealed_levels_put(int bits, __m512i book, const uint8_t *block, uint32_t n_units, uint32_t unit, uint32_t at,
+                                  sealed_levels_tile *levels) {
+    __m512i quads[4];
+    unit_codes(bits, block, n_units, unit, quads);
+    FKV_UNROLL
+    for (uint32_t q = 0; q < 4; q++) _mm512_store_si512(levels->at[unit][4 * q + at], _mm512_shuffle_epi8(book, quads[q]));
+}
+
 /* Of 16 tokens from `token` on. */
 FKV_INLINE void sealed_levels_open(int bits, const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t token,
                                    sealed_levels_tile *levels) {
     __m512i book = _mm512_broadcast_i32x4(level_book(bits));
     uint32_t n_units = codec->dim / 16;
     const uint8_t *block = sealed_block(codec, part, token);
-    for (uint32_t unit = 0; unit < n_units; unit++) {
-        __m512i quads[4];
-        unit_codes(bits, block, n_units, unit, quads);
-        FKV_UNROLL
-        for (uint32_t q = 0; q < 4; q++)
-            _mm512_store_si512(levels->at[unit][4 * q + token / FKV_SEALED_TOKENS], _mm512_shuffle_epi8(book, quads[q]));
-    }
+    for (uint32_t unit = 0; unit < n_units; unit++)
+        sealed_levels_put(bits, book, block, n_units, unit, token / FKV_SEALED_TOKENS, levels);
 }
 
 static void sealed_levels_of(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], uint32_t token,
@@ -286,13 +291,13 @@ static void sealed_levels_of(const fkv_codec *codec, const uint8_t *const part[F
 
 static void sealed_quads_of(const fkv_codec *codec, const sealed_page *page, const uint8_t *block, sealed_quads *keys) {
     if (codec->channels != NULL)
-        sealed_quads_open(0, codec->channels, page, block, keys);
+        sealed_quads_open(0, codec->channels, page->n_units, block, keys);
     else if (codec->bits == 4)
-        sealed_quads_open(4, NULL, page, block, keys);
+        sealed_quads_open(4, NULL, page->n_units, block, keys);
     else if (codec->bits == 3)
-        sealed_quads_open(3, NULL, page, block, keys);
+        sealed_quads_open(3, NULL, page->n_units, block, keys);
     else
-        sealed_quads_open(2, NULL, page, block, keys);
+        sealed_quads_open(2, NULL, page->n_units, block, keys);
 }
 
 /* ---- weights ---- */
@@ -318,6 +323,23 @@ static uint64_t norms_open(const fkv_codec *codec, const uint8_t *const part[FKV
     return below;
 }
 
+/* What the weights of n rows are multiplied by to become whole numbers, and the step of these. largest: lanes of each row's
+ * weights, used up. */
+FKV_INLINE void sealed_steps(int n, float unit, vf *largest, float inverse[BLOCK_ROWS], float step[BLOCK_ROWS]) {
+    vf most = fold_rows(WHOLE_LARGER, n, largest);
+    vf_store(inverse, _mm512_maskz_div_ps(_mm512_cmp_ps_mask(most, vf_set(SMALLEST), _CMP_GT_OQ), vf_set(MOST_WEIGHT), most));
+    vf_store(step, vf_mul(vf_div(most, vf_set(MOST_WEIGHT)), vf_set(unit)));
+}
+
+/* 64 whole numbers as bytes in the order of packed_words, high and low ones `low` bytes apart. */
+FKV_INLINE void sealed_weight_bytes(const __m512i whole[4], uint8_t *to, size_t low) {
+    __m512i words01 = _mm512_packus_epi32(whole[0], whole[1]);
+    __m512i words23 = _mm512_packus_epi32(whole[2], whole[3]);
+    __m512i byte = _mm512_set1_epi16(255);
+    _mm512_storeu_si512(to, _mm512_packus_epi16(_mm512_srli_epi16(words01, 8), _mm512_srli_epi16(words23, 8)));
+    _mm512_storeu_si512(to + low, _mm512_packus_epi16(_mm512_and_si512(words01, byte), _mm512_and_si512(words23, byte)));
+}
+
 /* The weights of n <= 16 rows as bytes, tokens in the order of packed_words, high and low ones `low` bytes apart, rows 64. n: a
  * constant 4 or 16; rows behind n_rows are not looked at. Vectors of p behind n_tokens are not defined. */
 FKV_INLINE void sealed_weigh(int n, const sealed_norms *norms, const float *p, uint32_t n_tokens, uint32_t n_rows, uint8_t *to,
@@ -334,10 +356,8 @@ FKV_INLINE void sealed_weigh(int n, const sealed_norms *norms, const float *p, u
         }
         largest[r] = _mm512_castsi512_ps(most);
     }
-    vf most = fold_rows(WHOLE_LARGER, n, largest);
     alignas(64) float inverse[BLOCK_ROWS];
-    vf_store(inverse, _mm512_maskz_div_ps(_mm512_cmp_ps_mask(most, vf_set(SMALLEST), _CMP_GT_OQ), vf_set(MOST_WEIGHT), most));
-    vf_store(step, vf_mul(vf_div(most, vf_set(MOST_WEIGHT)), vf_set(norms->unit)));
+    sealed_steps(n, norms->unit, largest, inverse, step);
     for (uint32_t r = 0; r < n_rows; r++) {
         __m512i whole[4];
         FKV_UNROLL
@@ -347,13 +367,7 @@ FKV_INLINE void sealed_weigh(int n, const sealed_norms *norms, const float *p, u
             vf weight = vf_mul(vf_load(p + r * FKV_TILE_TOKENS + b * VL), vf_load(norms->at + b * VL));
             whole[b] = _mm512_cvtps_epi32(vf_mul(weight, vf_set(inverse[r])));
         }
-        __m512i words01 = _mm512_packus_epi32(whole[0], whole[1]);
-        __m512i words23 = _mm512_packus_epi32(whole[2], whole[3]);
-        __m512i byte = _mm512_set1_epi16(255);
-        __m512i highs = _mm512_packus_epi16(_mm512_srli_epi16(words01, 8), _mm512_srli_epi16(words23, 8));
-        __m512i lows = _mm512_packus_epi16(_mm512_and_si512(words01, byte), _mm512_and_si512(words23, byte));
-        _mm512_storeu_si512(to + r * FKV_TILE_TOKENS, highs);
-        _mm512_storeu_si512(to + r * FKV_TILE_TOKENS + low, lows);
+        sealed_weight_bytes(whole, to + r * FKV_TILE_TOKENS, low);
     }
 }
 
