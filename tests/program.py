@@ -134,6 +134,8 @@ def refuses_what_it_does_not_know():
     refused(USAGE, ["one is enough"], "run", "-p", "x", "--codecs", "8/4,sealed")
     for command, option in (("ppl", "-c"), ("ppl", "--seed"), ("plan", "--seed"), ("serve", "--seed"), ("serve", "--json")):
         refused(USAGE, [f"no option {option}"], command, option, "1")
+    for command, option in (("run", "--save-prefix"), ("calibrate", "-o"), ("niah", "--svg"), ("niah", "--line"), ("bench flat", "--svg")):
+        refused(USAGE, ["/no/such/x cannot be written: No such"], *command.split(), option, "/no/such/x")  # before anything is computed
     refused(FAILED, ["nosuch.invalid", "no address"], "serve", "-m", "needle", "--host", "nosuch.invalid", "--no-auth", "--port", "0")
 
 

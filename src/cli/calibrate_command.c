@@ -86,6 +86,7 @@ static int calibrate(const calibrate_options *o, const fkv_model *model, const t
     if (o->output == NULL) status = fkv_calibration_path(model, path, sizeof path);
     if (status != FKV_OK) return cli_fail_status(status);
     const char *output = o->output != NULL ? o->output : path;
+    if (!kit_can_write(output)) return EXIT_FAILED;
     cli_catch_interrupts();
     progress_bar progress = progress_begin("calibrating", list->n);
     fkv_calibrate_config config = {
@@ -101,7 +102,8 @@ int cli_calibrate(int argc, char **argv) {
     const kit_option own[] = {
         {"model", 'm', OPTION_TEXT, &o.model, 0, "MODEL", "a .gguf file, a folder with safetensors, or a name (default needle)"},
         {"text", 0, OPTION_TEXT, &o.text, 0, "FILE", "any text, best of the kind that the model reads (default: a book)"},
-        {"output", 'o', OPTION_TEXT, &o.output, 0, "FILE", "where to write (default: beside the model, where runs look for it)"},
+        {"output", 'o', OPTION_OUTPUT, &o.output, 0, "FILE",
+         "where to write (default: beside the model, where runs look for it)"},
         {"tokens", 0, OPTION_U32, &o.n_tokens, 1 << 24, "N", "tokens of the text to use, 2048 or more (default 16384)"},
         {"threads", 0, OPTION_U32, &o.n_threads, 256, "N", "worker threads (default: one for each core)"},
         {"json", 0, OPTION_FLAG, &o.json, 0, NULL, "one JSON object on standard output"},

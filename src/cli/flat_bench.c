@@ -144,7 +144,7 @@ int bench_flat(int argc, char **argv) {
     model_options_list(&o.model, common);
     const kit_option own[] = {
         {"file", 'f', OPTION_TEXT, &o.file, 0, "FILE", "text to fill with (default: the book that comes with the needle model)"},
-        {"svg", 0, OPTION_TEXT, &o.svg, 0, "FILE", "write a picture of the memory, beside computed 16-bit caches"},
+        {"svg", 0, OPTION_OUTPUT, &o.svg, 0, "FILE", "write a picture of the memory, beside computed 16-bit caches"},
         {0}};
     const kit_option *const tables[] = {own, common, NULL};
     int code = EXIT_GOOD;

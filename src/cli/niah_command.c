@@ -137,8 +137,8 @@ int cli_niah(int argc, char **argv) {
          "ask for M of them (default 64); the right answer is given before the next question"},
         {"file", 'f', OPTION_TEXT, &o.file, 0, "FILE",
          "text of the haystack (default: the book that comes with the needle model)"},
-        {"svg", 0, OPTION_TEXT, &o.svg, 0, "FILE", "write the grid as a heat map"},
-        {"line", 0, OPTION_TEXT, &o.line, 0, "FILE", "write a picture of the memory of the process while one cell runs"},
+        {"svg", 0, OPTION_OUTPUT, &o.svg, 0, "FILE", "write the grid as a heat map"},
+        {"line", 0, OPTION_OUTPUT, &o.line, 0, "FILE", "write a picture of the memory of the process while one cell runs"},
         {0}};
     const kit_option *const tables[] = {own, common, NULL};
     int code = EXIT_GOOD;

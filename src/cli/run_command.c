@@ -379,7 +379,7 @@ int cli_run(int argc, char **argv) {
         {"no-think", 0, OPTION_FLAG, &o.no_think, 0, NULL,
          "asks models that can (Qwen3, SmolLM3) to answer without thinking first"},
         {"stats", 0, OPTION_FLAG, &o.stats, 0, NULL, "tokens and rates on standard error, also where that is no terminal"},
-        {"save-prefix", 0, OPTION_TEXT, &o.save_prefix, 0, "FILE",
+        {"save-prefix", 0, OPTION_OUTPUT, &o.save_prefix, 0, "FILE",
          "save the cache of the document (-f), or of the prompt, to a file"},
         {"prefix", 0, OPTION_TEXT, &o.prefix, 0, "FILE",
          "load a saved cache instead of computing it: -p asks about what was saved, no\nprompt continues from it"},

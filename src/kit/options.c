@@ -4,11 +4,13 @@
 #include "near_word.h"
 #include "program.h"
 
+#include <errno.h>
 #include <getopt.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { MAX_OPTIONS = 64, HELP_COLUMN = 28, FIRST_CODE = 256 };
 
@@ -121,10 +123,23 @@ static bool take_text(const kit_option *o, const char *text) {
     return true;
 }
 
+bool kit_can_write(const char *path) {
+    char folder[4096];
+    const char *slash = strrchr(path, '/');
+    size_t n = slash == NULL ? 0 : slash == path ? 1 : (size_t)(slash - path);
+    if (n >= sizeof folder) return true; /* opening it will tell */
+    memcpy(folder, path, n);
+    folder[n] = 0;
+    if (access(n > 0 ? folder : ".", W_OK | X_OK) == 0) return true;
+    (void)kit_fail(0, "%s cannot be written: %s", path, strerror(errno));
+    return false;
+}
+
 static bool take(const kit_option *o, const char *text) {
     switch (o->kind) {
     case OPTION_FLAG: *(bool *)o->target = true; return true;
     case OPTION_TEXT: *(const char **)o->target = text; return true;
+    case OPTION_OUTPUT: *(const char **)o->target = text; return kit_can_write(text);
     case OPTION_REAL: return take_real(o, text);
     case OPTION_CHOICE: return take_choice(o, text);
     case OPTION_TEXTS:

@@ -1,7 +1,6 @@
 /* Options of a program or command as a table: what is parsed and what --help prints come from the same lines.
  *
- * --name VALUE, --name=VALUE and -n VALUE; --help and -h print the help. What a program writes for other programs is asked for
- * with
+ * --name VALUE, --name=VALUE and -n VALUE; --help and -h print the help. What a program writes for other programs is asked for by
  * --json: one object on standard output, and what people read goes to standard error or nowhere.
  */
 #ifndef FKV_KIT_OPTIONS_H
@@ -17,6 +16,7 @@ typedef enum option_kind {
     OPTION_U64,    /* uint64_t, at most max */
     OPTION_REAL,   /* double, not negative */
     OPTION_TEXT,   /* const char * */
+    OPTION_OUTPUT, /* const char *: a file to write, in a folder that can be written to */
     OPTION_CHOICE, /* int: the place of the word in `value` */
     OPTION_TEXTS,  /* kit_texts: may be given several times */
     OPTION_WORDS,  /* kit_texts: what stands there without an option; the name is not written */
@@ -42,5 +42,8 @@ typedef struct kit_option {
 /* Fills the targets from the command line. True: go on. False: *code is how the program ends; --help was printed, or what was
  * wrong. `usage` opens the help, the tables follow in their order. */
 bool kit_options_parse(const char *usage, const kit_option *const *tables, int argc, char **argv, int *code);
+
+/* Whether a file could be made there, with a message where not: told before a long computation, not behind it. */
+bool kit_can_write(const char *path);
 
 #endif
