@@ -163,6 +163,16 @@ def models_on_disk_are_found_with_what_they_cost():
         expect(not found["hub/broken.gguf"]["loads"] and found["hub/broken.gguf"]["reason"], found)
         code, out, _ = flatkv("models", os.path.join(folder, "hub"))
         expect(code == GOOD and b"some/needle" in out and b"does not load" in out and b"smollm2" not in out, out)
+        here = {"HF_HUB_CACHE": os.path.join(folder, "hub")}
+        expect(answer("plan", "-m", "some/needle", environment=here)["tokens"] == 131072, "a name of the Hugging Face cache")
+        shutil.copytree(snapshot, snapshot + "def")
+        refused(FAILED, ["some/needle has 2 models"], "plan", "-m", "some/needle", environment=here)
+        os.mkdir(os.path.join(folder, "hub/models--some--needle/refs"))
+        with open(os.path.join(folder, "hub/models--some--needle/refs/main"), "w", encoding="ascii") as file:
+            file.write("abc\n")
+        expect(answer("plan", "-m", "some/needle", environment=here)["tokens"] == 131072, "the snapshot that refs/main names")
+        refused(FAILED, ["some/other is neither"], "plan", "-m", "some/other", environment=here)
+        refused(FAILED, ["../needle is neither"], "plan", "-m", "../needle", environment=here)
         code, out, err = flatkv("models", os.path.join(TREE, "docs"))
         expect(code == GOOD and out == b"" and "no .gguf files" in err, code, out, err)
     refused(FAILED, ["cannot open /no/such/folder"], "models", "/no/such/folder")
@@ -463,7 +473,7 @@ def refuses_a_prefix_that_does_not_belong():
         saved = os.path.join(folder, "saved.fkv")
         answer("run", "-p", book(20000, 300), "-n", "0", "--save-prefix", saved)
         refused(FAILED, ["does not start with"], "run", "-f", BOOK, "-c", "600000", "--prefix", saved)
-        refused(FAILED, ["foreign"], "run", "--codecs", "8/8", "--prefix", saved)
+        refused(FAILED, ["foreign", "flatkv pages show"], "run", "--codecs", "8/8", "--prefix", saved)
         refused(FAILED, ["not a page file"], "run", "--prefix", BOOK)
         refused(FAILED, ["cannot open"], "run", "--prefix", os.path.join(folder, "nothing"))
 

@@ -71,7 +71,10 @@ int cli_fail_status(fkv_status status) {
     if (status == FKV_NO_MEMORY || status == FKV_POOL_FULL) code = EXIT_NO_FIT;
     if (status == FKV_BAD_CONFIG || status == FKV_BAD_ARGUMENT) code = EXIT_USAGE;
     cli_in_options(fkv_message(), message, sizeof message);
-    return kit_fail(code, "%s%s", message, status == FKV_FILE_DAMAGED ? " (damaged or cut short: fetch or make it again)" : "");
+    return kit_fail(code, "%s%s", message,
+                    status == FKV_FILE_DAMAGED   ? " (damaged or cut short: fetch or make it again)"
+                    : status == FKV_FILE_FOREIGN ? " (saved with another model or other --codecs: flatkv pages show says which)"
+                                                 : "");
 }
 
 /* ---- interrupts ---- */

@@ -4,6 +4,7 @@
 #include "../kit/near_word.h"
 #include "../kit/process.h"
 #include "cli.h"
+#include "model_files.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -88,11 +89,46 @@ int model_fail_unnamed(void) {
         model_fetcher());
 }
 
+/* What the Hugging Face cache has of org/name: the snapshot that refs/main names, or all of them. False: it is no such name. */
+static bool hub_folder(const char *word, char folder[MODEL_PATH]) {
+    char hub[MODEL_PATH];
+    char path[2 * MODEL_PATH];
+    char commit[41] = "";
+    const char *slash = strchr(word, '/');
+    if (slash == NULL || slash == word || strchr(slash + 1, '/') != NULL || !model_files_hub(hub)) return false;
+    int n = snprintf(path, sizeof path, "%s/models--%.*s--%s", hub, (int)(slash - word), word, slash + 1);
+    if (n < 0 || n + 64 > MODEL_PATH) return false;
+    snprintf(path + n, sizeof path - (size_t)n, "/refs/main");
+    FILE *main = fopen(path, "r");
+    if (main != NULL) {
+        commit[fread(commit, 1, sizeof commit - 1, main)] = 0;
+        (void)fclose(main);
+    }
+    commit[strspn(commit, "0123456789abcdef")] = 0;
+    snprintf(folder, MODEL_PATH, "%.*s/snapshots/%s", n, path, commit);
+    return there(folder);
+}
+
+static int path_in_hub(const char *word, char path[MODEL_PATH]) {
+    char folder[MODEL_PATH];
+    model_files found = {0};
+    if (!hub_folder(word, folder)) return fail_unknown(word);
+    model_files_add(&found, folder);
+    int code = EXIT_GOOD;
+    if (found.n == 1)
+        snprintf(path, MODEL_PATH, "%s", found.files[0].path);
+    else
+        code = kit_fail(EXIT_FAILED, "%s has %u models in %s: flatkv models lists them, -m takes one of their paths", word,
+                        found.n, folder);
+    model_files_free(&found);
+    return code;
+}
+
 int model_path_of(const char *word, char path[MODEL_PATH]) {
     const model_name *name = model_name_find(word);
     if (name == NULL) {
         if (strlen(word) >= MODEL_PATH) return kit_fail(EXIT_USAGE, "the path of the model has %zu bytes", strlen(word));
-        if (!there(word)) return fail_unknown(word);
+        if (!there(word)) return path_in_hub(word, path);
         snprintf(path, MODEL_PATH, "%s", word);
         return EXIT_GOOD;
     }

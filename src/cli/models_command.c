@@ -110,7 +110,7 @@ static void print_found(const model_files *found) {
         printf("\n%11s", "");
         print_cost(&cost);
     }
-    if (found->n > 0) printf("\n-m takes these paths\n");
+    if (found->n > 0) printf("\n-m takes these paths, and names of the Hugging Face cache (org/name)\n");
 }
 
 static void json_cost(kit_json *json, const char *path) {
