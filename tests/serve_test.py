@@ -144,6 +144,9 @@ def openai_answers_whole_and_streamed():
             assert list(refused)[0] in server.post("/v1/completions", {"prompt": "x", **refused}, expect=400)["error"]["message"]
         parts = [{"type": "text", "text": "x"}] * 5000
         assert "parts" in server.post("/v1/chat/completions", chat(parts), expect=400)["error"]["message"]
+        for sent, read in ((r"a\u0000b", "a\ufffdb"), (r"\ud800x", "\ufffdx"), (r"\ud83d\ude00\udc00", "\U0001f600\ufffd"), (r"\\u0000", r"\u0000")):
+            body = b'{"messages": [{"role": "user", "content": "' + sent.encode() + b'"}]}' # as tools send what they read
+            assert server.post("/apply-template", body)["prompt"] == read, (sent, read)
         tokens = server.post("/tokenize", {"content": "a b"})["tokens"]
         assert server.post("/detokenize", {"tokens": tokens})["content"] == "a b"
         assert [t["piece"] for t in server.post("/tokenize", {"content": "a b", "with_pieces": True})["tokens"]] == ["a", " ", "b"]

@@ -3,6 +3,7 @@
 
 #include "responses_request.h"
 
+#include <ctype.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -40,11 +41,44 @@ static bool too_deep(const char *body, size_t n) {
     return false;
 }
 
+/* The code unit of four hexadecimal digits; -1: they are none. */
+static int unit_of(const char *digits) {
+    int unit = 0;
+    for (int i = 0; i < 4; i++) {
+        if (!isxdigit((unsigned char)digits[i])) return -1;
+        unit = 16 * unit + (isdigit((unsigned char)digits[i]) ? digits[i] - '0' : (digits[i] | 32) - 'a' + 10);
+    }
+    return unit;
+}
+
+/* A copy in which zeros and halves of surrogate pairs are U+FFFD: JSON can write them, no text can hold them, and a tool that
+ * read a binary file sends them on. NULL: there are none. */
+static char *without_halves(const char *body, size_t n) {
+    char *copy = NULL;
+    for (size_t i = 0; i + 6 <= n; i++) {
+        if (body[i] != '\\') continue;
+        int unit = body[i + 1] == 'u' ? unit_of(body + i + 2) : -1;
+        int next = i + 12 <= n && body[i + 6] == '\\' && body[i + 7] == 'u' ? unit_of(body + i + 8) : -1;
+        bool pair = unit >= 0xd800 && unit < 0xdc00 && next >= 0xdc00 && next < 0xe000;
+        bool half = unit == 0 || (unit >= 0xd800 && unit < 0xe000 && !pair);
+        if (half && copy == NULL) {
+            copy = malloc(n);
+            if (copy == NULL) return NULL;
+            memcpy(copy, body, n);
+        }
+        if (half) memcpy(copy + i + 2, "fffd", 4);
+        i += pair ? 11 : unit >= 0 ? 5 : 1;
+    }
+    return copy;
+}
+
 json_t *api_json(const char *body, size_t n, char *error, size_t n_error) {
     json_error_t why;
     if (n == 0) return (void)snprintf(error, n_error, "the body is empty: a JSON object is expected"), NULL;
     if (too_deep(body, n)) return (void)snprintf(error, n_error, "the body is nested deeper than %d levels", API_MAX_DEPTH), NULL;
-    json_t *root = json_loadb(body, n, JSON_REJECT_DUPLICATES, &why);
+    char *copy = without_halves(body, n);
+    json_t *root = json_loadb(copy != NULL ? copy : body, n, JSON_REJECT_DUPLICATES, &why);
+    free(copy);
     if (root == NULL) return (void)snprintf(error, n_error, "the body is not JSON: line %d: %s", why.line, why.text), NULL;
     if (json_is_object(root)) return root;
     json_decref(root);
