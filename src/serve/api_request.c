@@ -54,6 +54,7 @@ static int unit_of(const char *digits) {
 /* A copy in which zeros and halves of surrogate pairs are U+FFFD: JSON can write them, no text can hold them, and a tool that
  * read a binary file sends them on. NULL: there are none. */
 static char *without_halves(const char *body, size_t n) {
+    static const char replacement[4] = {'f', 'f', 'f', 'd'};
     char *copy = NULL;
     for (size_t i = 0; i + 6 <= n; i++) {
         if (body[i] != '\\') continue;
@@ -66,7 +67,7 @@ static char *without_halves(const char *body, size_t n) {
             if (copy == NULL) return NULL;
             memcpy(copy, body, n);
         }
-        if (half) memcpy(copy + i + 2, "fffd", 4);
+        if (half) memcpy(copy + i + 2, replacement, sizeof replacement);
         i += pair ? 11 : unit >= 0 ? 5 : 1;
     }
     return copy;
