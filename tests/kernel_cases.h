@@ -83,8 +83,9 @@ static inline bool kernel_case_has(uint32_t i, int kernel) {
     enum { WRITE, COPY_PAGES, PUT_NUMBERS, SEAL = KERNEL_SIMDGROUP_DECODE - 1 }; /* of fkv_kernel */
     const attn_shape *shape = &kernel_cases[i].shape;
     if (kernel == SEAL) return kernel_cases[i].opens;
-    if (kernel_cases[i].opens) /* rows are written as those of 8/8 are; Metal's prefill is in plain loops */
-        return (kernel > PUT_NUMBERS && kernel < SEAL) || (kernel == KERNEL_PLAIN_PREFILL && i == FIRST_SEALED_CASE);
+    if (kernel_cases[i].opens) /* rows are written as those of 8/8 are; Metal's decode is in plain loops */
+        return (kernel > PUT_NUMBERS && kernel < SEAL) || kernel == KERNEL_SIMDGROUP_PREFILL ||
+               (kernel == KERNEL_PLAIN_PREFILL && i == FIRST_SEALED_CASE);
     if (kernel == KERNEL_SIMDGROUP_DECODE) return shape->n_q_heads / shape->n_kv_heads > 4 && i % 2 == 0;
     const bool book = attn_codecs[kernel_cases[i].codec].k.kind == FKV_CODEC_TURBO ||
                       attn_codecs[kernel_cases[i].codec].v.kind == FKV_CODEC_TURBO;

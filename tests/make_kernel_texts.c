@@ -88,6 +88,8 @@ static void put_sealed_ways(FILE *file, uint32_t i, const fkv_attn_layer *layer)
     put_hopper_prefill(file, layer);
     fputs(fkv_kernel_file_seal, file);
     put_prefill_shape(file, FKV_KERNEL_METAL, layer);
+    fprintf(file, "namespace simdgroup {\n%s%s#undef FKV_PREFILL_SHARED\n%s}\n#undef FKV_PREFILL_SHARED\n",
+            fkv_kernel_file_simdgroup_host, fkv_kernel_file_simdgroup_walk, fkv_kernel_file_prefill_simdgroup);
     if (kernel_case_has(i, KERNEL_PLAIN_PREFILL)) fprintf(file, "namespace plain {\n%s}\n", fkv_kernel_file_prefill_plain);
 }
 

@@ -274,6 +274,12 @@ static void put_plain_prefill(writer *w) {
     put(w, fkv_kernel_file_prefill_plain);
 }
 
+static void put_simdgroup_prefill(writer *w) {
+    put(w, fkv_kernel_file_simdgroup_metal);
+    put(w, fkv_kernel_file_simdgroup_walk);
+    put(w, fkv_kernel_file_prefill_simdgroup);
+}
+
 static void put_prefill(writer *w, fkv_kernel_device device, const fkv_attn_layer *layer) {
     switch (device) {
     case FKV_KERNEL_CUDA:
@@ -287,11 +293,7 @@ static void put_prefill(writer *w, fkv_kernel_device device, const fkv_attn_laye
         put_plain_prefill(w);
         put(w, "#endif\n");
         break;
-    case FKV_KERNEL_METAL:
-        put(w, fkv_kernel_file_simdgroup_metal);
-        put(w, fkv_kernel_file_simdgroup_walk);
-        put(w, fkv_kernel_file_prefill_simdgroup);
-        break;
+    case FKV_KERNEL_METAL: put_simdgroup_prefill(w); break;
     default: put_warpgroup_prefill(w, fkv_kernel_file_warpgroup_host, false);
     }
     put(w, fkv_kernel_file_prefill_beside);
@@ -322,7 +324,7 @@ uint32_t fkv_decode_blocks(const fkv_attn_layer *layer, uint32_t decode_rows) {
 
 /* One form of a sealed layer's pages, as decode or prefill meet it. */
 static void put_form(writer *w, fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer, bool open) {
-    if (kernel == FKV_KERNEL_SEAL) return;
+    if (kernel == FKV_KERNEL_SEAL || (device == FKV_KERNEL_METAL && is_prefill(kernel))) return;
     bool mma = kernel == FKV_KERNEL_DECODE && has_mma(device, layer);
     if (mma && open) put_mma(w);
     if (mma && !open) put_sealed_mma(w, layer);
@@ -348,6 +350,9 @@ static void put_sealed(writer *w, fkv_kernel_device device, fkv_kernel kernel, c
         if (has_mma(device, layer))
             put(w, "#undef FKV_DECODE_SHARED\n#define FKV_DECODE_SHARED (DC_SHARED_WORDS > opened::DC_SHARED_WORDS ? "
                    "DC_SHARED_WORDS : opened::DC_SHARED_WORDS)\n");
+    } else if (is_prefill(kernel) && device == FKV_KERNEL_METAL) {
+        put_simdgroup_prefill(w);
+        put(w, fkv_kernel_file_prefill_beside);
     } else if (is_prefill(kernel)) {
         bool warpgroups = device == FKV_KERNEL_CUDA && fkv_prefill_has_warpgroups(layer);
         if (warpgroups) {

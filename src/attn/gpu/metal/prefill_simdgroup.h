@@ -6,8 +6,9 @@
  */
 #define FKV_PREFILL_SHARED SG_SHARED(FKV_PREFILL_ROWS)
 
-FKV_FN void fkv_attend_prefill(fkv_place place, FKV_SHARED fkv_u32 *shared, FKV_DEVICE const void *q, FKV_DEVICE const void *pool,
-                               FKV_DEVICE const fkv_u32 *table, FKV_DEVICE const float *sink_logits, FKV_DEVICE void *out) {
+FKV_FN void fkv_attend_prefill(fkv_place place, FKV_SHARED fkv_u32 *shared, FKV_DEVICE const void *q,
+                               FKV_DEVICE const void *pool FKV_OPEN_POOL, FKV_DEVICE const fkv_u32 *table,
+                               FKV_DEVICE const float *sink_logits, FKV_DEVICE void *out) {
     FKV_DEVICE const fkv_u32 *tile = table + table[FKV_STEP_TILES] + place.x * FKV_TILE_WORDS;
     FKV_DEVICE const fkv_u32 *of_row = table + table[FKV_STEP_ROWS] + tile[FKV_TILE_ROW] * FKV_ROW_WORDS;
     sg_item item;
@@ -23,6 +24,13 @@ FKV_FN void fkv_attend_prefill(fkv_place place, FKV_SHARED fkv_u32 *shared, FKV_
     keys.pages = table + of_row[FKV_ROW_PAGES];
     keys.n_fixed = of_row[FKV_ROW_N_FIXED];
     keys.n_ring = of_row[FKV_ROW_N_RING];
+#if FKV_SEALED
+    keys.open_blocks = (FKV_DEVICE const fkv_u8 *)open + (fkv_u64)place.y * FKV_OPEN_BLOCK_BYTES;
+    keys.open_pages = table + of_row[FKV_ROW_OPEN_PAGES];
+    keys.n_open_fixed = of_row[FKV_ROW_OPEN_FIXED];
+    keys.n_open_ring = of_row[FKV_ROW_OPEN_RING];
+    keys.own = item.position / FKV_PAGE_TOKENS;
+#endif
     fkv_u32 low = sg_position(item, 0);
     keys.begin = FKV_WINDOW != 0 && low + 1 > FKV_WINDOW ? low + 1 - FKV_WINDOW : 0;
     keys.gap_at = (FKV_SINKS + SG_KEYS - 1) / SG_KEYS * SG_KEYS;

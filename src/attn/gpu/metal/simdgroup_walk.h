@@ -66,6 +66,13 @@ struct sg_keys {
     fkv_u32 gap_at;
     fkv_u32 gap;
     fkv_u32 begin; /* the first token that the window of the first row shows */
+#if FKV_SEALED
+    FKV_DEVICE const fkv_u8 *open_blocks;
+    FKV_DEVICE const fkv_u32 *open_pages;
+    fkv_u32 n_open_fixed;
+    fkv_u32 n_open_ring;
+    fkv_u32 own; /* the page that all rows are in */
+#endif
 };
 
 FKV_FN fkv_u32 sg_token(FKV_LOCAL const sg_keys &keys, fkv_u32 number) {
@@ -76,6 +83,7 @@ FKV_FN fkv_u32 sg_token(FKV_LOCAL const sg_keys &keys, fkv_u32 number) {
 struct sg_key {
     FKV_DEVICE const fkv_u8 *block;
     fkv_u32 slot;
+    bool open; /* of a sealed layer: the block is one of its open pool */
 };
 
 FKV_FN sg_key sg_key_at(FKV_LOCAL const sg_keys &keys, fkv_u32 number) {
@@ -83,15 +91,49 @@ FKV_FN sg_key sg_key_at(FKV_LOCAL const sg_keys &keys, fkv_u32 number) {
     if (number >= keys.end || (FKV_WINDOW != 0 && token < keys.begin && token + 1 >= FKV_SINKS + 1))
         token = sg_token(keys, keys.end - 1);
     fkv_u32 logical = token / FKV_PAGE_TOKENS;
-    fkv_u32 at = logical < keys.n_fixed ? logical : keys.n_fixed + (logical - keys.n_fixed) % keys.n_ring;
     sg_key key;
-    key.block = keys.blocks + (fkv_u64)keys.pages[at] * (FKV_G * (fkv_u64)FKV_BLOCK_BYTES);
     key.slot = token % FKV_PAGE_TOKENS;
+    key.open = false;
+#if FKV_SEALED
+    if (fkv_sees_open(keys.own, logical)) {
+        fkv_u32 of_open =
+            logical < keys.n_open_fixed ? logical : keys.n_open_fixed + (logical - keys.n_open_fixed) % keys.n_open_ring;
+        key.open = true;
+        key.block = keys.open_blocks + (fkv_u64)keys.open_pages[of_open] * (FKV_G * (fkv_u64)FKV_OPEN_BLOCK_BYTES);
+        return key;
+    }
+#endif
+    fkv_u32 at = logical < keys.n_fixed ? logical : keys.n_fixed + (logical - keys.n_fixed) % keys.n_ring;
+    key.block = keys.blocks + (fkv_u64)keys.pages[at] * (FKV_G * (fkv_u64)FKV_BLOCK_BYTES);
     return key;
 }
 
 /* ---- from packed pages to floats in shared memory ---- */
 
+#if FKV_SEALED
+/* 16 channels of a key, of a page of either form. */
+struct sg_numbers {
+    float x[16];
+};
+typedef sg_numbers sg_k_chunk;
+typedef sg_numbers sg_v_chunk;
+FKV_FN sg_k_chunk sg_take_k(sg_key key, fkv_u32 d) {
+    sg_k_chunk chunk = {};
+    FKV_UNROLL
+    for (fkv_u32 i = 0; i < 16; i++)
+        if (d + i < FKV_D) chunk.x[i] = key.open ? opened::fkv_k_at(key.block, key.slot, d + i) : fkv_k_at(key.block, key.slot, d + i);
+    return chunk;
+}
+FKV_FN sg_v_chunk sg_take_v(sg_key key, fkv_u32 d) {
+    sg_v_chunk chunk = {};
+    FKV_UNROLL
+    for (fkv_u32 i = 0; i < 16; i++)
+        if (d + i < FKV_D) chunk.x[i] = key.open ? opened::fkv_v_at(key.block, key.slot, d + i) : fkv_v_at(key.block, key.slot, d + i);
+    return chunk;
+}
+FKV_FN float sg_k_number(FKV_LOCAL const sg_k_chunk &chunk, int i) { return chunk.x[i]; }
+FKV_FN float sg_v_number(FKV_LOCAL const sg_v_chunk &chunk, int i) { return chunk.x[i]; }
+#else
 /* 16 channels of a key on their way: all of one group. */
 template <int BITS> struct sg_chunk {
     fkv_u32 w[BITS == 3 ? 2 : BITS / 2]; /* of 3 bits: a word of the low plane, 16 bits of the high one */
@@ -173,6 +215,8 @@ FKV_FN float sg_v_number(FKV_LOCAL const sg_v_chunk &chunk, int i) {
     return sg_number(chunk, i);
 #endif
 }
+
+#endif
 
 FKV_FN void sg_put_k(FKV_LOCAL const sg_k_chunk &chunk, FKV_SHARED float *to, fkv_u32 d) {
     if (d >= FKV_D) return;
