@@ -39,7 +39,9 @@
  *             for two codes; rests four tokens at a time; places kept in registers
  * Of these 2632 us: with keys left as they are in shared memory 2245, with values 2403, with both 2051; then 1798 without rests
  * and with 64 keys instead of 72. Both sides are busy: warps that unpack keys wait for a tenth of the time, warps that multiply
- * for a sixth, and half of the issue slots are taken.
+ * for a sixth, and half of the issue slots are taken. Not taken over: 2434 us without rests alone; then 2462 to 2516 with rings
+ * and gates of keys and values apart, 2580 to 2886 with two pages at a time, 3432 in clusters of two blocks that share their
+ * pages.
  */
 /* ---- queries and outputs ---- */
 

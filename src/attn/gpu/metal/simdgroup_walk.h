@@ -121,14 +121,16 @@ FKV_FN sg_k_chunk sg_take_k(sg_key key, fkv_u32 d) {
     sg_k_chunk chunk = {};
     FKV_UNROLL
     for (fkv_u32 i = 0; i < 16; i++)
-        if (d + i < FKV_D) chunk.x[i] = key.open ? opened::fkv_k_at(key.block, key.slot, d + i) : fkv_k_at(key.block, key.slot, d + i);
+        if (d + i < FKV_D)
+            chunk.x[i] = key.open ? opened::fkv_k_at(key.block, key.slot, d + i) : fkv_k_at(key.block, key.slot, d + i);
     return chunk;
 }
 FKV_FN sg_v_chunk sg_take_v(sg_key key, fkv_u32 d) {
     sg_v_chunk chunk = {};
     FKV_UNROLL
     for (fkv_u32 i = 0; i < 16; i++)
-        if (d + i < FKV_D) chunk.x[i] = key.open ? opened::fkv_v_at(key.block, key.slot, d + i) : fkv_v_at(key.block, key.slot, d + i);
+        if (d + i < FKV_D)
+            chunk.x[i] = key.open ? opened::fkv_v_at(key.block, key.slot, d + i) : fkv_v_at(key.block, key.slot, d + i);
     return chunk;
 }
 FKV_FN float sg_k_number(FKV_LOCAL const sg_k_chunk &chunk, int i) { return chunk.x[i]; }
