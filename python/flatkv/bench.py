@@ -1,7 +1,7 @@
-"""The same prompt over mlx-lm's 16-bit cache, its 8 and 4 bits, and flatkv: peak memory, time to first token, tokens a second, KL.
+"""The same prompt over mlx-lm's cache of the model's own type, its 8 and 4 bits, and flatkv: peak memory, time to first token, tokens a second, KL.
 
-Every cache is driven by the same loop: the prompt in chunks, then tokens one at a time, which are the 16-bit cache's. KL is that of the next
-token's distribution to the 16-bit cache's, over the last chunk and the single tokens. Memory is MLX's own count beyond the weights.
+Every cache is driven by the same loop: the prompt in chunks, then tokens one at a time, which are the first cache's. KL is that of the next
+token's distribution to the first cache's, over the last chunk and the single tokens. Memory is MLX's own count beyond the weights.
 """
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ import dataclasses
 import gc
 import json
 import time
+from pathlib import Path
 from typing import Any, Callable
 
 import mlx.core as mx
+import mlx_lm
 import mlx_lm.models.cache as caches
 
 import flatkv
 
+from .lm.hook import layers_for
+from .lm.look import Refusal
 from .pictures import COLOURS
 
 
@@ -48,13 +52,12 @@ def load(path: str | None, text: str | None, n_tokens: int) -> tuple[Any, Any]:
     """A model and a prompt of n_tokens tokens: text where there is a tokenizer and a file, else random ones."""
     if path is None:
         model = random_llama(512, 4)
-    elif text is None:
-        from pathlib import Path
-
+    elif text is None and Path(path).is_dir():
         from mlx_lm.utils import load_model
         model = load_model(Path(path))[0]
+    elif text is None:
+        model = mlx_lm.load(path)[0]
     else:
-        import mlx_lm
         model, tokenizer = mlx_lm.load(path)
         with open(text, encoding="utf-8") as file:
             ids = tokenizer.encode(file.read())
@@ -66,7 +69,7 @@ def load(path: str | None, text: str | None, n_tokens: int) -> tuple[Any, Any]:
 
 def measure(run: Run, model: Any, make: Callable[[], list[Any]], prompt: Any, n_new: int, chunk: int,
             truth: dict[str, Any] | None) -> dict[str, Any]:
-    """Fills the run. truth: what the 16-bit cache gave, tokens and log-probabilities; returned by its own run."""
+    """Fills the run. truth: what the first cache gave, tokens and log-probabilities; returned by its own run."""
     gc.collect()
     mx.clear_cache()
     start = mx.get_active_memory()
@@ -112,7 +115,8 @@ def takes_window(model: Any, window: int) -> bool:
 
 
 def kinds(model: Any, codec: str, max_tokens: int, chunk: int, window: int | None) -> list[tuple[str, Callable[[], list[Any]]]]:
-    own = caches.make_prompt_cache
+    """Names of caches and how they are made; Refusal where flatkv would leave the model to mlx-lm."""
+    own, dtype = caches.make_prompt_cache, layers_for(model, window)[0].dtype
 
     def quantized(bits: int) -> Callable[[], list[Any]]:
         return lambda: [c.to_quantized(group_size=64, bits=bits) for c in own(model)]
@@ -122,7 +126,7 @@ def kinds(model: Any, codec: str, max_tokens: int, chunk: int, window: int | Non
         return caches.make_prompt_cache(model, window)
 
     fewer_bits = [("mlx-lm 8 bits", quantized(8)), ("mlx-lm 4 bits", quantized(4))] if window is None else []
-    return [("mlx-lm fp16", lambda: own(model, window)), *fewer_bits, (f"flatkv {codec}", flat)]
+    return [(f"mlx-lm {dtype}", lambda: own(model, window)), *fewer_bits, (f"flatkv {codec}", flat)]
 
 
 def plot(runs: list[Run]) -> str:
@@ -160,12 +164,16 @@ def main(arguments: list[str]) -> int:
     model, prompt = load(options.model, options.file, options.tokens)
     if options.max_kv_size is not None and not takes_window(model, options.max_kv_size):
         parser.error(f"--max-kv-size {options.max_kv_size}: mlx-lm makes this model's caches without it; leave it out")
+    try:
+        measured = kinds(model, options.codec, options.tokens + options.new, options.chunk, options.max_kv_size)
+    except Refusal as refusal:
+        parser.error(f"flatkv does not keep the KV of this model: {refusal}")
     runs, truth = [], None
     print(f"{options.tokens} tokens in chunks of {options.chunk}, then {options.new}; MLX on {mx.default_device()}")
     if options.max_kv_size is not None:
         print("without 8 and 4 bits: mlx-lm has them for growing caches only, not for rotating ones")
     print(f"{'cache':16}{'first token':>13}{'tokens/s':>10}{'peak MB':>10}{'at end MB':>11}{'KL':>11}")
-    for name, make in kinds(model, options.codec, options.tokens + options.new, options.chunk, options.max_kv_size):
+    for name, make in measured:
         run = Run(name)
         try:
             found = measure(run, model, make, prompt, options.new, options.chunk, truth)

@@ -33,6 +33,17 @@ def generated(model, prompt, n=12, cache=None, **more):
     return [int(t) for t, _ in generate_step(prompt, model, max_tokens=n, prompt_cache=cache, prefill_step_size=64, **more)]
 
 
+class Odd:
+    """A model that flatkv refuses: it multiplies the keys itself."""
+
+    model_type = "odd"
+    layers = [None]
+
+    def __call__(self, tokens, cache):
+        k, _ = cache[0].update_and_fetch(mx.zeros((1, 2, 3, 64)), mx.zeros((1, 2, 3, 64)))
+        return k @ k
+
+
 @pytest.mark.parametrize("make", [llama, gemma2, gemma3, gpt_oss])
 def test_logits_are_mlx_lms(flat, make):
     model, tokens, cuts = make(), text(90), [0, 40, 80, *range(81, 91)]
@@ -100,11 +111,15 @@ def test_bench_in_a_window_has_no_quantized_rows(monkeypatch, capsys):
     monkeypatch.setattr(bench, "load", lambda *_: (model, text(96)))
     assert bench.main(options) == 0
     rows = [line[:16].strip() for line in capsys.readouterr().out.splitlines()]
-    assert rows[-2:] == ["mlx-lm fp16", "flatkv 16/16"] and "mlx-lm 8 bits" not in rows and any(r.startswith("without 8 and 4") for r in rows)
+    assert rows[-2:] == ["mlx-lm float32", "flatkv 16/16"] and "mlx-lm 8 bits" not in rows and any(r.startswith("without 8 and 4") for r in rows)
     monkeypatch.setattr(bench, "load", lambda *_: (gemma3(), text(96)))
     with pytest.raises(SystemExit):
         bench.main(options)
     assert "--max-kv-size 64: mlx-lm makes this model's caches without it" in capsys.readouterr().err
+    monkeypatch.setattr(bench, "load", lambda *_: (Odd(), text(96)))
+    with pytest.raises(SystemExit):
+        bench.main(options[:-2])
+    assert "flatkv does not keep the KV of this model: layer 0: has attention of its own" in capsys.readouterr().err
 
 
 def test_trim_and_deepcopy_are_truncate_and_fork(flat):
@@ -206,14 +221,6 @@ def test_a_pass_that_breaks_off_never_was(flat):
 
 
 def test_a_model_that_cannot_be_kept_is_named_once():
-    class Odd:
-        model_type = "odd"
-        layers = [None]
-
-        def __call__(self, tokens, cache):
-            k, _ = cache[0].update_and_fetch(mx.zeros((1, 2, 3, 64)), mx.zeros((1, 2, 3, 64)))
-            return k @ k
-
     flatkv.install(max_tokens=128)
     model = Odd()
     try:
