@@ -1,8 +1,8 @@
 /* Decode through matrix units, third part: keys of a tile to scores of its tokens.
  *
  * Codes are the B operand of an integer product as they lie in the page: 8 tokens are its columns, 4- and 2-bit codes become
- * bytes by shifts and masks, those of a book by permutes (decode_book.h). A thread loads the keys of tokens DC_RUN r + b and gets
- * scores of tokens DC_RUN (2 c + a) + b (a = 0, 1), for row r, or rows r and r + 8:
+ * bytes by shifts and masks, those of a book by permutes (decode_book.h). A thread loads the keys of one column for each b
+ * (dc_key_token()) and gets the scores of columns 2 c + a (a = 0, 1; dc_own_token()), for row r, or rows r and r + 8:
  *
  *   score = (256 step) sum_g(scale (256 high + low)) + step sum_g(scale rest) + sum_g(bias sum(q))
  *
@@ -20,21 +20,21 @@ FKV_FN dc_operands dc_first_operands(FKV_SHARED const fkv_u32 *shared, dc_place 
 }
 
 FKV_FN void dc_load_keys(dc_keys &to, const fkv_u8 *block, fkv_u32 slot, dc_place at) {
-    fkv_u32 token = slot + DC_RUN * (at.lane / 4);
+    fkv_u32 token = slot + dc_key_token(at.lane / 4, 0);
     const fkv_u8 *codes =
         block + FKV_K_CODES + token * dc_k::row_bytes + at.slab * dc_k::slab_bytes + at.lane % 4 * dc_k::load_bytes;
     FKV_UNROLL
     for (int b = 0; b < DC_RUN; b++) {
         FKV_UNROLL
         for (int u = 0; u < dc_k::units; u++)
-            dc_stream(to.codes[b][u], codes + b * dc_k::row_bytes + u * 4 * dc_k::load_bytes, dc_k::load_bytes);
+            dc_stream(to.codes[b][u], codes + dc_key_token(0, b) * dc_k::row_bytes + u * 4 * dc_k::load_bytes, dc_k::load_bytes);
     }
     if constexpr (dc_k::bits == 3) { /* one unit */
         const fkv_u8 *high = block + FKV_K_CODES + token * dc_k::row_bytes + dc_k::high_plane +
                              (at.slab * dc_k::slab_bytes + at.lane % 4 * dc_k::load_bytes) / 2;
         FKV_UNROLL
         for (int b = 0; b < DC_RUN; b++)
-            dc_stream(to.codes[b][0] + dc_k::high_word, high + b * dc_k::row_bytes, dc_k::load_bytes / 2);
+            dc_stream(to.codes[b][0] + dc_k::high_word, high + dc_key_token(0, b) * dc_k::row_bytes, dc_k::load_bytes / 2);
     }
 }
 
@@ -106,7 +106,7 @@ FKV_FN void dc_multiply_group(const dc_keys &k, const dc_operands &operands, int
     }
 }
 
-/* Where the scales of the tile's token DC_OWN_TOKENS c + i lie, of a side with n floats for each token. */
+/* Where the scales of thread c's i-th token lie, of a side with n floats for each token. */
 FKV_FN fkv_u32 dc_scales_at(fkv_u32 c, fkv_u32 i, fkv_u32 n) { return c * (DC_OWN_TOKENS * n + 4) + i * n; }
 
 /* The parts of a tile's scores, each in its own unit. */
@@ -135,7 +135,7 @@ FKV_FN void dc_fold_group(const dc_products &products, FKV_SHARED const float *s
     }
 }
 
-/* score[n][i] of a thread: its row n, token DC_OWN_TOKENS c + i; this slab's part of it. */
+/* score[n][i] of a thread: its row n, its i-th token; this slab's part of it. */
 FKV_FN void dc_tile_scores(const dc_keys &k, const dc_operands &operands, FKV_SHARED const float *scales, const dc_rows &rows,
                            fkv_u32 lane, dc_scores &score) {
     dc_score_parts parts;

@@ -13,6 +13,18 @@ constexpr int DC_RUN = FKV_PAGE_TOKENS >= 32 && FKV_K_BITS + FKV_V_BITS <= 12 &&
 constexpr int DC_TILE = 8 * DC_RUN;
 constexpr int DC_OWN_TOKENS = 2 * DC_RUN; /* whose scores and values a thread has */
 
+/* Which they are: dealt out so that a load of a warp is of rows side by side, whole lines of memory where rows are short. Token
+ * of the tile that is thread c's i-th; and that whose keys thread r loads b-th. */
+FKV_FN constexpr fkv_u32 dc_own_token(fkv_u32 c, int i) { return (fkv_u32)(i % DC_RUN * 8 + i / DC_RUN * 4) + c; }
+FKV_FN constexpr fkv_u32 dc_key_token(fkv_u32 r, int b) { return (fkv_u32)(8 * b) + r % 2 * 4 + r / 2; }
+
+/* Whose the token of thread `lane` is, lane % DC_TILE: dc_own_token(c, i) is it. */
+struct dc_owner {
+    fkv_u32 c;
+    fkv_u32 i;
+};
+FKV_FN dc_owner dc_owner_of(fkv_u32 lane) { return {lane % 4, lane / 4 % 2 * DC_RUN + lane % DC_TILE / 8}; }
+
 /* ---- the sides of a page ---- */
 
 /* BOOK: codes of a book, whose rows have one scale and no bias. Of 3 bits the high ones lie in a plane of their own. */

@@ -30,12 +30,11 @@ FKV_FN float dc_scale_of(const fkv_u32 *words, int g) {
 /* The scales of a tile to the warp's shared memory, each token's by one thread. bits: the largest scale of V of each group in the
  * tile, as bits without sign. */
 FKV_FN void dc_share_scales(const dc_scales &from, fkv_u32 lane, FKV_SHARED float *scales, fkv_u32 (&bits)[dc_v::groups]) {
-    fkv_u32 c = lane % DC_TILE / DC_OWN_TOKENS;
-    fkv_u32 i = lane % DC_OWN_TOKENS;
+    dc_owner owner = dc_owner_of(lane);
     fkv_sync_warp(); /* the last tile's were read */
     if constexpr (dc_k::bits < 16) {
         if (lane < DC_TILE) {
-            FKV_SHARED float *k = scales + dc_scales_at(c, i, dc_k::scale_floats);
+            FKV_SHARED float *k = scales + dc_scales_at(owner.c, owner.i, dc_k::scale_floats);
             FKV_UNROLL
             for (int g = 0; g < dc_k::groups; g++) {
                 k[g] = dc_scale_of(from.k[0], g);
@@ -44,7 +43,7 @@ FKV_FN void dc_share_scales(const dc_scales &from, fkv_u32 lane, FKV_SHARED floa
         }
     }
     if constexpr (dc_v::bits < 16) {
-        FKV_SHARED float *v = scales + DC_AT_V_SCALES + dc_scales_at(c, i, dc_v::scale_floats);
+        FKV_SHARED float *v = scales + DC_AT_V_SCALES + dc_scales_at(owner.c, owner.i, dc_v::scale_floats);
         FKV_UNROLL
         for (int g = 0; g < dc_v::groups; g++) {
             float scale = dc_scale_of(from.v[0], g) * (float)dc_v::unit;
@@ -90,13 +89,13 @@ FKV_FN void dc_hide_lines(FKV_SHARED float *scales, const dc_rows &rows, fkv_u32
         any = any || !finite;
         FKV_UNROLL
         for (int n = 0; n < DC_OWN_ROWS; n++)
-            if (!finite && fkv_sees(rows.position[n], token + (fkv_u32)(i / dc_v::own_groups)))
+            if (!finite && fkv_sees(rows.position[n], token + dc_own_token(0, i / dc_v::own_groups)))
                 state.bias[n][o] = fkv_float_of(DC_NAN);
     }
     if (!fkv_any(any)) return;
     fkv_sync_warp(); /* all of them were read */
-    FKV_SHARED float *own =
-        scales + DC_AT_V_SCALES + dc_scales_at(lane % DC_TILE / DC_OWN_TOKENS, lane % DC_OWN_TOKENS, dc_v::scale_floats);
+    dc_owner owner = dc_owner_of(lane);
+    FKV_SHARED float *own = scales + DC_AT_V_SCALES + dc_scales_at(owner.c, owner.i, dc_v::scale_floats);
     FKV_UNROLL
     for (int g = 0; g < dc_v::groups; g++) {
         FKV_SHARED float *line = own + dc_v::line_floats * g;
@@ -137,7 +136,7 @@ FKV_FN void dc_mask(dc_values &v, FKV_SHARED float *scales, const dc_rows &rows,
         dc_hide_lines(scales, rows, token, lane, state);
     FKV_UNROLL
     for (int i = 0; i < DC_OWN_ROWS * DC_OWN_TOKENS; i++)
-        if (!fkv_sees(rows.position[i / DC_OWN_TOKENS], token + (fkv_u32)(i % DC_OWN_TOKENS)))
+        if (!fkv_sees(rows.position[i / DC_OWN_TOKENS], token + dc_own_token(0, i % DC_OWN_TOKENS)))
             score[i / DC_OWN_TOKENS][i % DC_OWN_TOKENS] = dc_minus_infinity();
 }
 
@@ -162,7 +161,7 @@ FKV_FN fkv_u32 dc_scale_bits(FKV_SHARED const float *scales, const fkv_u32 (&til
     FKV_UNROLL
     for (int i = 0; i < DC_OWN_TOKENS; i++) {
         float scale = dc_value_line(scales, lane, i, o).scale;
-        bool counts = fkv_sees(rows.position[n], token + (fkv_u32)i);
+        bool counts = fkv_sees(rows.position[n], token + dc_own_token(0, i));
         bits = fkv_max_bits(bits, counts ? fkv_bits_of(scale) & 0x7fffffffu : 0u);
     }
     return bits;
@@ -268,7 +267,7 @@ FKV_FN void dc_weigh(const dc_scores &score, FKV_SHARED const float *scales, fkv
 /* Softmax of a tile, and p v added. base: position of the tile's first token. */
 FKV_FN void dc_fold_tile(dc_values &v, FKV_SHARED float *scales, const fkv_u32 (&tile_bits)[dc_v::groups], dc_scores &score,
                          const dc_rows &rows, fkv_u32 base, fkv_u32 lane, dc_state &state) {
-    fkv_u32 token = base + DC_OWN_TOKENS * (lane % 4); /* the thread's first */
+    fkv_u32 token = base + dc_own_token(lane % 4, 0); /* the thread's first */
     bool whole = dc_is_whole(rows.first, rows.last, base, DC_TILE);
     if (FKV_SOFTCAP_BITS != 0) {
         FKV_UNROLL

@@ -7,21 +7,21 @@
  * where they are.
  */
 FKV_FN void dc_load_values(dc_values &to, const fkv_u8 *block, fkv_u32 slot, dc_place at) {
-    fkv_u32 token = slot + DC_OWN_TOKENS * (at.lane % 4);
+    fkv_u32 token = slot + dc_own_token(at.lane % 4, 0);
     const fkv_u8 *codes =
         block + FKV_V_CODES + token * dc_v::row_bytes + at.slab * dc_v::slab_bytes + at.lane / 4 * dc_v::load_bytes;
     FKV_UNROLL
     for (int i = 0; i < DC_OWN_TOKENS; i++) {
         FKV_UNROLL
         for (int u = 0; u < dc_v::units; u++)
-            dc_stream(to.codes[i][u], codes + i * dc_v::row_bytes + u * 8 * dc_v::load_bytes, dc_v::load_bytes);
+            dc_stream(to.codes[i][u], codes + dc_own_token(0, i) * dc_v::row_bytes + u * 8 * dc_v::load_bytes, dc_v::load_bytes);
     }
     if constexpr (dc_v::bits == 3) { /* one unit */
         const fkv_u8 *high = block + FKV_V_CODES + token * dc_v::row_bytes + dc_v::high_plane +
                              (at.slab * dc_v::slab_bytes + at.lane / 4 * dc_v::load_bytes) / 2;
         FKV_UNROLL
         for (int i = 0; i < DC_OWN_TOKENS; i++)
-            dc_stream(to.codes[i][0] + dc_v::high_word, high + i * dc_v::row_bytes, dc_v::load_bytes / 2);
+            dc_stream(to.codes[i][0] + dc_v::high_word, high + dc_own_token(0, i) * dc_v::row_bytes, dc_v::load_bytes / 2);
     }
 }
 
