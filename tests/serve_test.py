@@ -261,7 +261,7 @@ def tool_messages_reach_the_template():
         assert server.post("/v1/messages", ask)["type"] == "message"
         assert server.post("/v1/messages/count_tokens", ask)["input_tokens"] == len("weather?\nI look.\nrain")
         nameless = {**ask, "tools": [{"input_schema": {"type": "object"}}]}
-        assert "tools[0]" in server.post("/v1/messages", nameless, expect=400)["error"]["message"]
+        assert "function with a name" in server.post("/v1/messages", nameless, expect=400)["error"]["message"]
         image = {"max_tokens": 4, "messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}
         assert "image" in server.post("/v1/messages", image, expect=400)["error"]["message"]
 

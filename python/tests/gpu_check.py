@@ -154,10 +154,10 @@ def attention(options):
     for order in (CODECS, CODECS[::-1], CODECS):
         for codec in order:
             fused, times = decode_us(options, codec, 4 if options.quick else 100)
-            found[codec].append(times)
-    results = [{"codec": codec, "fused": fused, **{key: statistics.median(t[key] for t in turns) for key in turns[0]}, "turns": turns}
+            found[codec].append({"fused": fused, **times})
+    results = [{"codec": codec, **{key: statistics.median(t[key] for t in turns) for key in turns[0]}, "fused": all(t["fused"] for t in turns), "turns": turns}
                for codec, turns in found.items()]
-    return {"cached": options.tokens, "good": fused or options.quick, "results": results}
+    return {"cached": options.tokens, "good": options.quick or all(r["fused"] for r in results), "results": results}
 
 
 # ---- a whole model

@@ -117,6 +117,8 @@ static int path_in_hub(const char *word, char path[MODEL_PATH]) {
     int code = EXIT_GOOD;
     if (found.n == 1)
         snprintf(path, MODEL_PATH, "%s", found.files[0].path);
+    else if (found.n == 0)
+        code = kit_fail(EXIT_FAILED, "%s has no .gguf file and no safetensors in %s", word, folder);
     else
         code = kit_fail(EXIT_FAILED, "%s has %u models in %s: flatkv models lists them, -m takes one of their paths", word,
                         found.n, folder);

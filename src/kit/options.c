@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { MAX_OPTIONS = 64, HELP_COLUMN = 28, FIRST_CODE = 256 };
@@ -125,6 +126,13 @@ static bool take_text(const kit_option *o, const char *text) {
 
 bool kit_can_write(const char *path) {
     char folder[4096];
+    struct stat about;
+    if (stat(path, &about) == 0 && !S_ISREG(about.st_mode)) { /* devices and pipes are written where they lie */
+        if (!S_ISDIR(about.st_mode) && access(path, W_OK) == 0) return true;
+        if (S_ISDIR(about.st_mode)) errno = EISDIR;
+        (void)kit_fail(0, "%s cannot be written: %s", path, strerror(errno));
+        return false;
+    }
     const char *slash = strrchr(path, '/');
     size_t n = slash == NULL ? 0 : slash == path ? 1 : (size_t)(slash - path);
     if (n >= sizeof folder) return true; /* opening it will tell */

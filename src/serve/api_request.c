@@ -342,7 +342,7 @@ static bool check_tools(api_request *r, const json_t *tools) {
     const json_t *tool;
     json_array_foreach(tools, i, tool) {
         if (json_string_length(json_object_get(json_object_get(tool, "function"), "name")) > 0) continue;
-        return wrong(r, "tools", "tools[%zu]: a function with a name is expected", i);
+        return wrong(r, "tools", "tools: each must be a function with a name");
     }
     return true;
 }

@@ -20,15 +20,15 @@
  *   four pages in a turn, each quarter with work of its own                        0.91x
  *   quarters alike; rows, head dimension and bits are constants                    1.15x
  *   the book and addresses are found once, not for each unit               1.21x, 1.23x          1.04x to 1.17x in nine runs
- *   the page after the next one is prefetched, no longer the next one                            1.04x to 1.15x in eight
- *   the TLB is filled four pages ahead of that, no longer one; to K8/V4 then  1.25x in the middle of eleven runs, before 1.22x
+ *   the page after the next one is prefetched (the next one: 1.01x to 1.12x)                     1.04x to 1.15x in eight
+ *   the TLB is filled four pages ahead of that, no longer one; to K8/V4 then  1.25x in the middle of eleven runs
  */
 #ifndef FKV_SEALED_RUN_AMX_H
 #define FKV_SEALED_RUN_AMX_H
 
 #include "sealed_amx.h"
 
-enum { RUN_FETCHES = 3 * TILE_BLOCKS /* of a turn: the next page is prefetched in so many shares */ };
+enum { RUN_FETCHES = 3 * TILE_BLOCKS /* of a turn: a page is prefetched in so many shares */ };
 
 /* What the work of a turn is unrolled for, where it is a constant. */
 typedef struct run_shape {

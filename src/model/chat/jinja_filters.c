@@ -439,7 +439,7 @@ static jinja_value filter_round(jinja_context *c, const jinja_value *a, const ji
     int64_t n = digits != NULL && digits->kind == JINJA_INT ? digits->as.integer : 0;
     bool up = method != NULL && method->kind == JINJA_STRING && fkv_jinja_is(method->as.string, "ceil");
     bool down = method != NULL && method->kind == JINJA_STRING && fkv_jinja_is(method->as.string, "floor");
-    if (!up && !down && a->kind != JINJA_FLOAT && n >= 0) return fkv_jinja_int((int64_t)x);
+    if (!up && !down && a->kind != JINJA_FLOAT && n >= 0) return a->kind == JINJA_INT ? *a : fkv_jinja_int((int64_t)x);
     if (!up && !down && n >= 0 && n < 20 && fabs(x) < 1e20) { /* as written: 2.675 is a little less */
         char text[64];
         (void)snprintf(text, sizeof text, "%.*f", (int)n, x);

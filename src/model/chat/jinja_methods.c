@@ -227,7 +227,10 @@ static jinja_value call_global(jinja_context *c, jinja_string name, const jinja_
 jinja_value fkv_jinja_builtin(jinja_context *c, const jinja_bound *what, const jinja_arguments *args) {
     jinja_value object = what->object;
     if (object.kind == JINJA_UNDEFINED) return call_global(c, what->name, args);
-    if (object.kind == JINJA_STRING) return fkv_jinja_string_method(what->name)(c, object.as.string, args);
+    if (object.kind == JINJA_STRING) { /* what a method does grows with the text */
+        if (!fkv_jinja_step(c, object.as.string.n_bytes / 64)) return fkv_jinja_undefined();
+        return fkv_jinja_string_method(what->name)(c, object.as.string, args);
+    }
     for (size_t i = 0; i < sizeof methods / sizeof *methods; i++) {
         if (methods[i].of != object.kind || !fkv_jinja_is(what->name, methods[i].name)) continue;
         if (object.kind == JINJA_LIST) return list_method(c, methods[i].kind, object, args);

@@ -35,9 +35,9 @@ static void append_part(jinja_context *c, jinja_value list, jinja_string s, size
 
 /* ---- cutting ---- */
 
-static size_t find_last(jinja_string s, jinja_string what, size_t end) {
+static size_t find_last(jinja_context *c, jinja_string s, jinja_string what, size_t end) {
     if (what.n_bytes > end) return SIZE_MAX;
-    for (size_t at = end - what.n_bytes + 1; at-- > 0;)
+    for (size_t at = end - what.n_bytes + 1; at-- > 0 && fkv_jinja_step(c, what.n_bytes / 64);)
         if (fkv_jinja_same(fkv_jinja_part(s, at, at + what.n_bytes), what)) return at;
     return SIZE_MAX;
 }
@@ -81,7 +81,7 @@ static size_t last_word(jinja_string s) {
 static void split_from_end(jinja_context *c, jinja_value list, jinja_string s, const jinja_string *by, int64_t most) {
     if (by == NULL) s = fkv_jinja_strip(s, NULL, false, true);
     while (!c->failed && most-- > 0) {
-        size_t end = by != NULL ? find_last(s, *by, s.n_bytes) : last_word(s);
+        size_t end = by != NULL ? find_last(c, s, *by, s.n_bytes) : last_word(s);
         if (end == SIZE_MAX || (by == NULL && end == 0)) break;
         append_part(c, list, s, end + (by != NULL ? by->n_bytes : 0), s.n_bytes);
         s = fkv_jinja_part(s, 0, end);
@@ -145,7 +145,7 @@ static jinja_value cut_once(jinja_context *c, jinja_string s, const jinja_argume
     jinja_string by;
     if (!string_argument(c, args, 0, &by)) return parts;
     if (by.n_bytes == 0) return fkv_jinja_fail(c, "partition by an empty string");
-    size_t at = last ? find_last(s, by, s.n_bytes) : fkv_jinja_find(s, by, 0);
+    size_t at = last ? find_last(c, s, by, s.n_bytes) : fkv_jinja_find(s, by, 0);
     size_t begin = at != SIZE_MAX ? at : last ? 0 : s.n_bytes;
     size_t end = at != SIZE_MAX ? at + by.n_bytes : begin;
     append_part(c, parts, s, 0, begin);
@@ -236,7 +236,7 @@ static jinja_value find_either(jinja_context *c, jinja_string s, const jinja_arg
     size_t begin;
     if (!string_argument(c, args, 0, &what)) return fkv_jinja_undefined();
     bool inside = chosen_part(s, args, &part, &begin);
-    size_t at = !inside ? SIZE_MAX : last ? find_last(part, what, part.n_bytes) : fkv_jinja_find(part, what, 0);
+    size_t at = !inside ? SIZE_MAX : last ? find_last(c, part, what, part.n_bytes) : fkv_jinja_find(part, what, 0);
     if (at == SIZE_MAX && must) return fkv_jinja_fail(c, "index of a text that is not in the string");
     return fkv_jinja_int(at == SIZE_MAX ? -1 : (int64_t)fkv_jinja_n_chars(fkv_jinja_part(s, 0, begin + at)));
 }
@@ -270,6 +270,11 @@ static jinja_value count(jinja_context *c, jinja_string s, const jinja_arguments
 static bool is_letter(uint32_t x) {
     utf8proc_category_t category = utf8proc_category((utf8proc_int32_t)x);
     return category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_LO;
+}
+
+static bool has_case(uint32_t x) {
+    utf8proc_category_t category = utf8proc_category((utf8proc_int32_t)x);
+    return category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_LT;
 }
 
 static bool is_decimal(uint32_t x) { return utf8proc_category((utf8proc_int32_t)x) == UTF8PROC_CATEGORY_ND; }
@@ -330,7 +335,7 @@ static jinja_value capitalize(jinja_context *c, jinja_string s, const jinja_argu
     return fkv_jinja_of_string(fkv_jinja_capitalized(c, s, false));
 }
 
-/* A capital behind everything that is no letter: unlike the filter, also behind an apostrophe. */
+/* A capital behind everything that has no case: unlike the filter, also behind an apostrophe. */
 static jinja_value title(jinja_context *c, jinja_string s, const jinja_arguments *args) {
     jinja_writer w = {.c = c};
     bool begins = true;
@@ -338,7 +343,7 @@ static jinja_value title(jinja_context *c, jinja_string s, const jinja_arguments
     for (size_t at = 0; at < s.n_bytes && !c->failed;) {
         size_t n = fkv_jinja_char_bytes(s, at);
         fkv_jinja_write(&w, fkv_jinja_case(c, fkv_jinja_part(s, at, at + n), begins));
-        begins = !is_letter(fkv_jinja_char(s, at));
+        begins = !has_case(fkv_jinja_char(s, at));
         at += n;
     }
     return fkv_jinja_of_string(fkv_jinja_written(&w));
@@ -438,7 +443,10 @@ static jinja_value center(jinja_context *c, jinja_string s, const jinja_argument
 static jinja_value zfill(jinja_context *c, jinja_string s, const jinja_arguments *args) {
     bool sign = s.n_bytes > 0 && (s.text[0] == '-' || s.text[0] == '+');
     jinja_arguments wanted = {.n = 2, .n_positions = 2, .value = {fkv_jinja_none(), fkv_jinja_of_string(JINJA_TEXT("0"))}};
-    if (args->n == 1 && args->value[0].kind == JINJA_INT) wanted.value[0] = fkv_jinja_int(args->value[0].as.integer - sign);
+    if (args->n == 1 && args->value[0].kind == JINJA_INT) { /* below 1 nothing is filled */
+        int64_t width = args->value[0].as.integer;
+        wanted.value[0] = fkv_jinja_int(width > 0 ? width - sign : 0);
+    }
     jinja_value digits = padded(c, fkv_jinja_part(s, sign, s.n_bytes), &wanted, true, false);
     if (!sign || c->failed) return digits;
     jinja_writer w = {.c = c};

@@ -10,7 +10,7 @@
  * 3 and 10 times 11, which the upper byte of a half can say.
  *
  * Ladder: one query over 131072 tokens on an H200, 8 KV heads of 128, us of calls chained through MLX, one run of each; 2/2 that
- * is not rotated took 52.6 in the first of the two, 49.0 and 48.8 in the second.
+ * is not rotated took 52.6 beside the first two, 49.0 and 48.8 beside the others.
  *    tq4   tq3   tq2
  *   63.9  67.7  53.7  3 blocks on a multiprocessor
  *   66.6  65.4  55.2  4 blocks

@@ -21,7 +21,7 @@
  *    62.7  50.2    128  63.1  53.8  statistics of a row side by side for the merge
  * Since then, calls chained through MLX, one run of each:
  *    72.6     -                     as above
- *    68.9  57.7                     a warp's loads are of rows side by side
+ *    68.9  57.7                     a warp's loads are of rows side by side; 70.5 and 57.8 in another run
  */
 /* ---- tiles of the piece ---- */
 
