@@ -41,7 +41,7 @@ typedef struct mlx_case {
 
 #define SEALED_K {.bits = 4, .kind = FKV_CODEC_SEALED}
 #define SEALED_V {.bits = 4, .kind = FKV_CODEC_SEALED_V}
-#define TURBO(n) {.bits = n, .kind = FKV_CODEC_TURBO}
+#define TURBO(n) {.bits = (n), .kind = FKV_CODEC_TURBO}
 
 /* Those of docs/mlx.md's table. */
 static const mlx_case all_cases[] = {
