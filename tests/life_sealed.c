@@ -135,6 +135,17 @@ static float get_number(const life_codec *c, const uint8_t *bytes, uint32_t i) {
 
 /* ---- keys ---- */
 
+/* Rounded to the page type, then to the nearest of seven significant bits; float16 scales to no finer than 2^-20. */
+static float seven_bits(const life_codec *c, float scale) {
+    float x = life_from_half(c->type, life_to_half(c->type, scale));
+    if (x < SMALLEST) return 0;
+    int exponent = 0;
+    (void)frexpf(x, &exponent); /* x is within 2^(exponent - 1) .. 2^exponent */
+    float step = ldexpf(1, exponent - 7);
+    if (c->type == FKV_F16 && step < 0x1p-20f) step = 0x1p-20f;
+    return floorf(x / step + 0.5f) * step;
+}
+
 static void seal_channel(const life_codec *c, const channel_order *order, const float *x, uint32_t n, uint32_t channel,
                          uint8_t *const part[LIFE_PARTS]) {
     float bins = (float)((1u << bits_of_channel(c, channel)) - 1);
@@ -146,14 +157,11 @@ static void seal_channel(const life_codec *c, const channel_order *order, const 
         lo = value < lo ? value : lo;
         hi = value > hi ? value : hi;
     }
-    put_number(c, part[1], at, (hi - lo) / bins);
+    put_number(c, part[1], at, seven_bits(c, (hi - lo) / bins));
     put_number(c, part[2], at, lo == 0 ? 0 : lo);
     float scale = get_number(c, part[1], at);
     float bias = get_number(c, part[2], at);
-    if (scale < SMALLEST) {
-        put_number(c, part[1], at, 0);
-        return;
-    }
+    if (scale == 0) return;
     for (uint32_t t = 0; t < n; t++) {
         float code = rintf((x[(size_t)t * c->dim + channel] - bias) * (1.0f / scale));
         code = code > 0 ? code : 0;

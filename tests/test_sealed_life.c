@@ -199,6 +199,20 @@ static void open_golden(cache_world *w, uint32_t tokens[N_TOKENS]) {
     cache_tokens(7, tokens, N_TOKENS);
 }
 
+/* What is loaded of `path` is saved to the same bytes. */
+static void check_reload(cache_world *w, const uint32_t *tokens, const char *path) {
+    static uint8_t golden[FILE_BYTES];
+    static uint8_t now[FILE_BYTES];
+    char saved[512];
+    (void)cache_path(saved, "again.fkv");
+    fkv_seq seq = 0;
+    ck_ok(fkv_seq_load(w->cache, &(fkv_seq_config){.max_tokens = N_TOKENS}, path, &seq));
+    ck_ok(fkv_seq_save(w->cache, seq, tokens, 0, saved));
+    size_t n = file_world_read_file(path, golden, FILE_BYTES);
+    ck_assert_uint_eq(file_world_read_file(saved, now, FILE_BYTES), n);
+    ck_assert_mem_eq(golden, now, n);
+}
+
 /* The golden file `path` is what is saved now, and what is loaded of it is saved to the same bytes. */
 static void check_golden(const char *path, void (*open)(cache_world *w, uint32_t tokens[N_TOKENS])) {
     static uint8_t golden[FILE_BYTES];
@@ -221,14 +235,11 @@ static void check_golden(const char *path, void (*open)(cache_world *w, uint32_t
     ck_assert_uint_eq(file_world_read_file(path, golden, FILE_BYTES), n);
     ck_assert_mem_eq(golden, now, n);
     ck_ok(fkv_seq_close(w.cache, seq));
-    ck_ok(fkv_seq_load(w.cache, &(fkv_seq_config){.max_tokens = N_TOKENS}, path, &seq));
-    ck_ok(fkv_seq_save(w.cache, seq, tokens, 0, saved));
-    ck_assert_uint_eq(file_world_read_file(saved, now, FILE_BYTES), n);
-    ck_assert_mem_eq(golden, now, n);
+    check_reload(&w, tokens, path);
     cache_world_close(&w);
 }
 
-/* tests/golden/sealed.fkv is the file that this test saved when the format got this version. */
+/* tests/golden/sealed.fkv is the file that this test saved when scales of keys got seven bits. */
 START_TEST(the_golden_file_of_version_8_is_written_and_read_as_ever) {
     check_golden("tests/golden/sealed.fkv", open_golden);
     fkv_file_info info;
@@ -236,6 +247,16 @@ START_TEST(the_golden_file_of_version_8_is_written_and_read_as_ever) {
     ck_assert_uint_eq(info.version, 8);
     ck_assert_int_eq(info.first_layer.k.kind, FKV_CODEC_SEALED);
     ck_assert_int_eq(info.first_layer.v.kind, FKV_CODEC_SEALED_V);
+}
+END_TEST
+
+/* The file as it was saved before scales of keys had seven bits. */
+START_TEST(a_file_with_scales_of_all_bits_is_read_as_it_is) {
+    cache_world w;
+    uint32_t tokens[N_TOKENS];
+    open_golden(&w, tokens);
+    check_reload(&w, tokens, "tests/golden/sealed_fine_scales.fkv");
+    cache_world_close(&w);
 }
 END_TEST
 
@@ -374,6 +395,7 @@ TEST_MAIN("sealed life", the_first_page_and_the_own_span_are_seen_in_8_bits,
           truncating_is_exact_by_a_page_at_least_and_to_starts_of_spans_before_that,
           a_prefix_and_a_file_bring_the_first_page_and_those_of_the_last_span, a_prefix_can_be_shared_after_a_full_life_beside_it,
           a_long_context_takes_at_most_71_percent_of_what_8_4_takes, the_golden_file_of_version_8_is_written_and_read_as_ever,
+          a_file_with_scales_of_all_bits_is_read_as_it_is,
           the_golden_file_of_calibrated_layers_is_of_version_8_and_foreign_to_other_bits,
           bits_of_channels_that_cannot_be_are_refused_with_their_numbers, sealed_files_of_before_are_refused_and_say_what_to_do,
           every_flipped_bit_of_a_file_of_version_8_is_found, a_file_of_a_sealed_layer_is_foreign_to_one_that_is_not)

@@ -3,7 +3,8 @@
  * Owns the arithmetic of sealing; where codes lie is in sealed.c. All in float, every operation rounded once, in this order:
  *
  *   K, for each channel c over the storable numbers x_t of the open block, with the bins of its bits:
- *     scale = (hi - lo) / bins, bias = lo, each rounded to the page type; a scale below FKV_SEALED_SMALLEST is 0
+ *     scale = (hi - lo) / bins, bias = lo, each rounded to the page type; a scale below FKV_SEALED_SMALLEST is 0; a scale is then
+ *     rounded again, to the nearest of seven significant bits, the middle away from 0
  *     code_t = rint((x_t - bias) * (1 / scale)), held within 0 .. bins; 0 where scale is 0
  *
  *   V, for each row over its storable numbers y:
@@ -48,10 +49,17 @@ uint16_t fkv_sealed_half(fkv_type type, float x) {
     return fabsf(fkv_half_to_f32(type, half)) < FKV_SEALED_SMALLEST ? 0 : half;
 }
 
+/* Seven significant bits: scale * (code - 8) of 4 bits is then exact as a float16, which is what prefill on a GPU multiplies. No
+ * scale becomes infinite: ranges are at most twice the limit, and bins at least 3. */
+static uint16_t key_scale(fkv_type type, float x) {
+    uint32_t half = fkv_sealed_half(type, x);
+    return (uint16_t)(type == FKV_F16 ? (half + 8) & ~15u : (half + 1) & ~1u);
+}
+
 void fkv_sealed_key_lines(const fkv_codec *codec, float *lo, float *hi, uint8_t *scales, uint8_t *biases) {
     for (uint32_t p = 0; p < codec->dim; p++) {
         uint32_t c = fkv_sealed_channel(codec, p);
-        uint16_t scale = fkv_sealed_half(codec->type, (hi[c] - lo[c]) / fkv_sealed_bins(codec, p));
+        uint16_t scale = key_scale(codec->type, (hi[c] - lo[c]) / fkv_sealed_bins(codec, p));
         uint16_t bias = fkv_f32_to_half(codec->type, lo[c] + 0.0f); /* -0 would depend on the order */
         fkv_store_half(scales, p, scale);
         fkv_store_half(biases, p, bias);

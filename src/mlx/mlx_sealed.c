@@ -190,6 +190,18 @@ static mlx_array rounded(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array x) 
     return fkv_mlx_where(g, fkv_mlx_less(g, half, fkv_mlx_number(g, FKV_SEALED_SMALLEST)), fkv_mlx_number(g, 0.0f), half);
 }
 
+/* As rounded(), then to seven significant bits. */
+static mlx_array key_scales(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array x) {
+    const uint16_t half = codec->type == FKV_F16 ? 8 : 1; /* of the last bit that stays */
+    const uint16_t kept = (uint16_t)~(2 * half - 1);
+    const mlx_array halves = fkv_mlx_adopt(g, mlx_array_new_data(&half, (const int[]){1}, 1, MLX_UINT16));
+    const mlx_array mask = fkv_mlx_adopt(g, mlx_array_new_data(&kept, (const int[]){1}, 1, MLX_UINT16));
+    const mlx_dtype type = fkv_mlx_page_type(codec);
+    x = fkv_mlx_view(g, fkv_mlx_astype(g, rounded(g, codec, x), type), MLX_UINT16);
+    x = fkv_mlx_bitwise_and(g, fkv_mlx_add(g, x, halves), mask);
+    return fkv_mlx_astype(g, fkv_mlx_view(g, x, type), MLX_FLOAT32);
+}
+
 /* x: float32 that the page type holds -> [N, n] of 16-bit numbers. */
 static mlx_array halves_of(fkv_mlx_graph *g, const fkv_codec *codec, mlx_array x, int blocks, int n) {
     const mlx_array halves = fkv_mlx_astype(g, fkv_mlx_reshape(g, x, FKV_MLX_SHAPE(blocks, n)), fkv_mlx_page_type(codec));
@@ -213,7 +225,7 @@ static key_lines key_lines_of(fkv_mlx_graph *g, const fkv_codec *codec, mlx_arra
     const mlx_array channels = fkv_mlx_transpose(g, x, FKV_MLX_SHAPE(0, 1, 3, 2));
     const mlx_array lo = fkv_mlx_min_last(g, channels);
     const mlx_array range = fkv_mlx_subtract(g, fkv_mlx_max_last(g, channels), lo);
-    key_lines k = {.scale = rounded(g, codec, fkv_mlx_divide(g, range, bins))};
+    key_lines k = {.scale = key_scales(g, codec, fkv_mlx_divide(g, range, bins))};
     const mlx_array bias =
         fkv_mlx_astype(g, fkv_mlx_add(g, lo, zero), fkv_mlx_page_type(codec)); /* -0 would depend on the order */
     k.bias = fkv_mlx_astype(g, bias, MLX_FLOAT32);

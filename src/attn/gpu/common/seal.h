@@ -44,6 +44,12 @@ FKV_FN float fkv_seal_key(FKV_DEVICE const fkv_u8 *open, fkv_u32 token, fkv_u32 
     return fkv_storable(opened::fkv_k_at(open, token, d));
 }
 
+/* Seven significant bits. */
+FKV_FN fkv_u32 fkv_seal_scale(float x) {
+    fkv_u32 bits = fkv_seal_bits(x);
+    return FKV_PAGE_BF16 ? (bits + 1) & ~1u : (bits + 8) & ~15u;
+}
+
 FKV_FN void fkv_seal_keys(fkv_u32 index, FKV_SHARED float *lines, FKV_DEVICE const fkv_u8 *open, FKV_DEVICE fkv_u8 *block) {
     const float bins = (float)((1 << FKV_K_BITS) - 1);
     for (fkv_u32 d = index; d < FKV_D; d += FKV_SEAL_THREADS) {
@@ -54,7 +60,7 @@ FKV_FN void fkv_seal_keys(fkv_u32 index, FKV_SHARED float *lines, FKV_DEVICE con
             lo = x < lo ? x : lo;
             hi = x > hi ? x : hi;
         }
-        fkv_u32 scale = fkv_seal_bits(fkv_div(fkv_sub(hi, lo), bins));
+        fkv_u32 scale = fkv_seal_scale(fkv_div(fkv_sub(hi, lo), bins));
         fkv_u32 bias = fkv_page_bits(fkv_add(lo, 0.0f)); /* -0 would depend on the order */
         ((FKV_DEVICE fkv_u16 *)(block + FKV_K_SCALES))[d] = (fkv_u16)scale;
         ((FKV_DEVICE fkv_u16 *)(block + FKV_K_BIASES))[d] = (fkv_u16)bias;
