@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 import warnings
 import weakref
 from typing import Any
@@ -24,7 +25,7 @@ from . import look
 from .look import Probe, Refusal
 from .pool import KVLayer, Options, Pool, Text, cache_options, identity_of, layers_of
 from .prompt import Fetched, FlatKVCache, loading, saving
-from .replay import Replays, Traced, replaying
+from .replay import Replays, Traced, taking_turns
 
 
 class _Installed:
@@ -42,6 +43,7 @@ class _Installed:
         self.pools: weakref.WeakValueDictionary[str, Pool] = weakref.WeakValueDictionary()
         self.prompts: weakref.WeakSet[Any] = weakref.WeakSet()  # mlx-lm's stores of prompts
         self.replays = Replays()
+        self.lock = threading.RLock()  # around what is looked up and made once
         self.calls: dict[type, tuple[bool, Any]] = {}  # of classes of models: whether it was the class' own, and the function
 
     def make_room(self) -> bool:
@@ -54,9 +56,10 @@ class _Installed:
 
     def pool(self, layers: list[KVLayer]) -> Pool:
         identity = identity_of(layers, self.options)
-        pool = self.pools.get(identity)
-        if pool is None:
-            pool = self.pools[identity] = Pool(layers, self.options, self.make_room)
+        with self.lock:
+            pool = self.pools.get(identity)
+            if pool is None:
+                pool = self.pools[identity] = Pool(layers, self.options, self.make_room)
         return pool
 
     def layers(self, model: Any, own: list[Any]) -> list[KVLayer] | Refusal:
@@ -79,11 +82,11 @@ class _Installed:
         self.found.pop(key, None)
         self.replays.forget(key[0])
 
-    def replay(self, kind: type) -> None:
-        """Decode steps of models of this class are replayed from now on."""
+    def follow(self, kind: type) -> None:
+        """Calls of models of this class are turns of their pools from now on."""
         if kind not in self.calls:
             self.calls[kind] = "__call__" in vars(kind), kind.__call__
-            kind.__call__ = functools.wraps(kind.__call__)(replaying(kind.__call__, self.replays))
+            kind.__call__ = functools.wraps(kind.__call__)(taking_turns(kind.__call__, self.replays))
 
     def restore_calls(self) -> None:
         for kind, (own, call) in self.calls.items():
@@ -94,14 +97,14 @@ class _Installed:
 
     def prompt_cache(self, model: Any, max_kv_size: int | None) -> list[Any]:
         make = self.functions["make_prompt_cache"]
-        layers = self.layers(model, make(model, max_kv_size))
         own = make(model, max_kv_size)
-        if isinstance(layers, Refusal):
-            return own
-        pool = self.pool(layers)
-        self.kept.setdefault(id(model), {})[pool.identity] = pool
-        if pool.fused and self.options.compile:
-            self.replay(type(model))
+        with self.lock:
+            layers = self.layers(model, make(model, max_kv_size))
+            if isinstance(layers, Refusal):
+                return own
+            pool = self.pool(layers)
+            self.kept.setdefault(id(model), {})[pool.identity] = pool
+            self.follow(type(model))
         text, numbers = Text(pool), iter(range(len(layers)))
         return look.replaced(own, lambda _: FlatKVCache(next(numbers), [text]))
 

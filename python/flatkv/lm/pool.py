@@ -2,21 +2,27 @@
 
 mlx-lm says neither when a pass begins nor when it ends: a step begins with the first layer that is written and is committed when
 the next one begins, or before a text is forked, trimmed or saved. A pass that broke off never was.
+
+Threads take turns: a model's call is one turn of its pool (Pool.turn), and what is done to texts between calls waits for the end of
+it. MLX evaluates an operation only in the thread that asked for it, so a turn ends with its writes under way, or done where threads
+alternate. In a process of one thread they wait for the answer to be evaluated.
 """
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import json
 import os
 import tempfile
+import threading
 import weakref
 from typing import Any, Callable
 
 import mlx.core as mx
 
 from .._config import Layer, codec_name
-from .._library import DoesNotFit
+from .._library import BadCall, DoesNotFit
 from ..cache import Sequence
 from ..mlx_cache import MlxCache, MlxStep
 
@@ -74,6 +80,19 @@ def cache_options(layers: list[KVLayer], options: Options) -> tuple[list[Layer],
         memory_limit=options.memory_limit)
 
 
+ALTERNATING = 64  # turns of one thread in a row, before the next is no longer expected to be another's
+
+
+def alone(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of a pool, or of a text in it, during which no other thread has a turn."""
+    @functools.wraps(method)
+    def locked(self: Any, *args: Any, **named: Any) -> Any:
+        with self.lock:
+            return method(self, *args, **named)
+
+    return locked
+
+
 class Pool(MlxCache):
     """A cache on MLX that follows mlx-lm's forward passes."""
 
@@ -91,6 +110,9 @@ class Pool(MlxCache):
         self._wrote: set[int] = set()
         self._every_layer = set(range(len(layers)))
         self._waits: list[Any] = []  # the plain way: what the next step must find evaluated, or MLX copies whole pools
+        self.lock = threading.RLock()  # of a turn; whatever changes below or above is changed by who has it
+        self._thread = 0  # that made the last step
+        self._in_a_row = ALTERNATING  # turns of that thread
 
     @property
     def identity(self) -> str:
@@ -114,6 +136,34 @@ class Pool(MlxCache):
         """Whether the collector found texts that nobody holds."""
         gc.collect()
         return bool(self._closing)
+
+    # ---- turns ----
+
+    @alone
+    def turn(self, build: Callable[[], Any]) -> Any:
+        """A forward pass of this thread, build(); those of others wait until it is built, and find what it wrote."""
+        me = threading.get_ident()
+        self._in_a_row = self._in_a_row + 1 if self._thread in (0, me) else 0
+        self._finish_others()
+        self._thread = me
+        answer, written = build(), self.pending()
+        if self._in_a_row < ALTERNATING:
+            _evaluate(written)
+        elif threading.active_count() > 1:
+            mx.async_eval(written)
+        elif self.fused and written and isinstance(answer, mx.array):
+            return mx.depends(answer, written)  # whoever evaluates the one has evaluated the other, for a thread that comes later
+        return answer
+
+    def _finish_others(self) -> None:
+        """What another thread has left under way is done, or it is said that it cannot be."""
+        if self._thread in (0, threading.get_ident()):
+            return
+        try:
+            _evaluate(self._written() + self._waits)
+        except RuntimeError as error:
+            raise BadCall("FKV_BAD_STATE", "another thread has called a model over these pages and not evaluated what came of it: let it mx.eval() "
+                          f"the model's answer before other threads go on ({error})") from error
 
     # ---- the step ----
 
@@ -139,9 +189,11 @@ class Pool(MlxCache):
         missing = self.config.layers[layer].head_dim - x.shape[-1]
         return x if missing == 0 else mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)])
 
+    @alone
     def begin_pass(self, rows: list[tuple[Text, int]]) -> MlxStep:
         """rows: texts and the tokens that they get, 0 of them for those that are not in the pass."""
         self.settle()
+        self._thread = threading.get_ident()
         rows = [(text, n) for text, n in rows if n]
         if self._waits:
             mx.eval(self._waits)
@@ -158,17 +210,24 @@ class Pool(MlxCache):
         """A kept graph wrote every layer of the open step."""
         self._wrote = self._every_layer
 
+    @alone
     def abort_pass(self) -> None:
         """The open step never was."""
         self._wrote = set()
         self.settle()
 
+    @alone
     def pending(self) -> list[Any]:
-        """What stands for the writes of the open step, once every layer has been written."""
+        """What stands for the writes of the open step, once every layer has been written; nothing where it is another thread's."""
+        return self._written() if self._thread in (0, threading.get_ident()) else []
+
+    def _written(self) -> list[Any]:
         return self._step.pending() if self._step is not None and len(self._wrote) == len(self.layers) else []
 
+    @alone
     def settle(self) -> None:
         """The open step becomes part of its texts, or never was where a pass broke off."""
+        self._finish_others()
         step, rows, self._step, self._rows = self._step, self._rows, None, []
         if step is not None:
             texts = [(text, n) for text, n in ((ref(), n) for ref, n in rows) if text is not None]
@@ -186,8 +245,15 @@ class Pool(MlxCache):
 
     @property
     def stats(self) -> Any:
-        self.settle()
-        return super().stats
+        with self.lock:
+            self.settle()
+            return super().stats
+
+
+def _evaluate(arrays: list[Any]) -> None:
+    """For other threads: MLX marks as done what it finds done when it is asked again."""
+    mx.eval(arrays)
+    mx.eval(arrays)
 
 
 def identity_of(layers: list[KVLayer], options: Options) -> str:
@@ -203,6 +269,7 @@ class Text:
 
     def __init__(self, pool: Pool):
         self.pool = pool
+        self.lock = pool.lock
         self.length = 0  # committed
         self.adding = 0  # in the open step of the pool
         self._sequence: Sequence | None = None
@@ -229,6 +296,7 @@ class Text:
         child._sequence, child.length, child._promised = sequence, length, length if sequence else 0
         return child
 
+    @alone
     def fork(self) -> Text:
         """A text of the same tokens, which shares their pages and is promised no more than these."""
         self.pool.settle()
@@ -236,6 +304,7 @@ class Text:
             return Text(self.pool)
         return self._child(self.pool.fits(lambda: self.sequence().fork(self.length)), self.length)
 
+    @alone
     def snapshot(self) -> Text:
         """A fork, the same one for every layer that asks before the text changes."""
         self.pool.settle()
@@ -249,12 +318,14 @@ class Text:
         memo[id(self)] = child = self.fork()
         return child
 
+    @alone
     def truncate(self, n_tokens: int) -> None:
         if n_tokens < self.length:
             self._snapshot = lambda: None
             self.pool.fits(lambda: self.sequence().truncate(n_tokens))
             self.length = n_tokens
 
+    @alone
     def page_file(self) -> bytes:
         """The pages as a page file. mlx-lm does not say what the tokens were: their places stand for them."""
         self.pool.settle()
@@ -270,8 +341,8 @@ class Text:
     def from_page_file(cls, pool: Pool, data: bytes, length: int) -> Text:
         text = cls(pool)
         if data:
-            pool.settle()
-            with tempfile.TemporaryDirectory() as folder:
+            with pool.lock, tempfile.TemporaryDirectory() as folder:
+                pool.settle()
                 path = os.path.join(folder, "pages.fkv")
                 with open(path, "wb") as file:
                     file.write(data)

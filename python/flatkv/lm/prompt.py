@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import threading
 import uuid
 from typing import Any, Iterator
 
@@ -186,7 +187,7 @@ class FlatKVCache(caches._BaseCache):
     @property
     def state(self) -> Any:
         """Evaluated by mlx-lm after a chunk of a prompt; written by it into files (inside of saving())."""
-        if _saving is not None:
+        if _files.saving is not None:
             return _saved_state(self)
         return self.pool.pending() if self.layer == len(self.pool.layers) - 1 else []
 
@@ -199,29 +200,37 @@ class FlatKVCache(caches._BaseCache):
     def from_state(cls, state: Any, meta_state: Any = None) -> FlatKVCache:
         header, pages = (bytes(a.tolist()) if a.size < 1 << 16 else bytes(memoryview(a)) for a in state)
         about = json.loads(header)
-        if _loading is None:
+        if _files.loading is None:
             raise ValueError("a FlatKVCache is loaded by load_prompt_cache() alone")
-        texts, find_pool = _loading
+        texts, find_pool = _files.loading
         if about["text"] not in texts:
             texts[about["text"]] = Text.from_page_file(find_pool(about["pool"]), pages[1:], about["length"])
         return cls(about["layer"], [texts[about["text"]]], [about["length"]])
 
 
-_saving: dict[int, str] | None = None  # the texts that are in the file already, by id
-_loading: tuple[dict[str, Text], Any] | None = None
+class _Files(threading.local):
+    """The file that this thread saves or loads."""
+
+    saving: dict[int, str] | None = None  # the texts that are in it already, by id
+    loading: tuple[dict[str, Text], Any] | None = None
+
+
+_files = _Files()
 
 
 def _saved_state(cache: FlatKVCache) -> tuple[Any, Any]:
     """Two arrays of bytes: what this is, and the pages where it is the first layer of its text."""
-    assert _saving is not None
+    saved = _files.saving
+    assert saved is not None
     if len(cache.texts) != 1:
         raise ValueError("a batch is saved one text at a time: extract() them first")
-    cache._trim_texts(cache._now())
     text, pages = cache.texts[0], b""
-    if id(text) not in _saving:
-        _saving[id(text)] = uuid.uuid4().hex
-        pages = text.page_file()
-    header = {"layer": cache.layer, "text": _saving[id(text)], "length": text.length, "pool": cache.pool.identity}
+    with text.lock:
+        cache._trim_texts(cache._now())
+        if id(text) not in saved:
+            saved[id(text)] = uuid.uuid4().hex
+            pages = text.page_file()
+    header = {"layer": cache.layer, "text": saved[id(text)], "length": text.length, "pool": cache.pool.identity}
     return _bytes_array(json.dumps(header).encode()), _bytes_array(b"-" + pages)
 
 
@@ -231,20 +240,18 @@ def _bytes_array(data: bytes) -> Any:
 
 @contextlib.contextmanager
 def saving() -> Iterator[None]:
-    global _saving
-    _saving = {}
+    _files.saving = {}
     try:
         yield
     finally:
-        _saving = None
+        _files.saving = None
 
 
 @contextlib.contextmanager
 def loading(find_pool: Any) -> Iterator[None]:
     """find_pool: the pool of an identity."""
-    global _loading
-    _loading = {}, find_pool
+    _files.loading = {}, find_pool
     try:
         yield
     finally:
-        _loading = None
+        _files.loading = None

@@ -118,6 +118,7 @@ class _Kept:
         self.checked: set[int] = set()  # numbers of texts for which both ways had the same bits
         self.refused = False
         self.building = False  # a pass as mlx-lm makes it: no __call__ inside of it is replayed
+        self.traced = False  # by the last call of a graph
 
     def refuse(self, reason: str) -> None:
         self.refused = True
@@ -150,10 +151,9 @@ class Replays:
 
     def __init__(self) -> None:
         self._kept: weakref.WeakKeyDictionary[Pool, dict[int, _Kept]] = weakref.WeakKeyDictionary()
-        self._traced = False
 
     def forget(self, model_id: int) -> None:
-        for of_pool in self._kept.values():
+        for of_pool in list(self._kept.values()):
             of_pool.pop(model_id, None)
 
     def kept(self, model: Any, call: Callable[..., Any], cache: Any) -> _Kept | None:
@@ -214,14 +214,14 @@ class Replays:
         n_tables = len(form) // FORM_BYTES
         key = (form, tokens.shape, tokens.dtype, repr(mx.default_stream(mx.default_device())), threading.get_ident())
         graph = kept.graph(key, lambda: self._graph(kept, pool, [c.layer for c in cache], n_tables))
-        self._traced = False
+        kept.traced = False
         try:
             logits, tickets = graph(tokens, mx.array(now) if first.batched else mx.array(now[0]), state)
         except BaseException:
             check(_native.mlx_step_put_state(step._at, state, False))
             kept.graphs.pop(key, None)
             raise
-        check(_native.mlx_step_put_state(step._at, state[:n_tables] + tickets, not self._traced))
+        check(_native.mlx_step_put_state(step._at, state[:n_tables] + tickets, not kept.traced))
         pool.wrote_all()
         lengths = [n + 1 for n in now]
         for c in cache:
@@ -229,12 +229,12 @@ class Replays:
         return logits
 
     def _graph(self, kept: _Kept, pool: Pool, layers: list[int], n_tables: int) -> Callable[..., Any]:
-        call, of_model, of_pool, replays = kept.call, kept.model, weakref.ref(pool), weakref.ref(self)  # a graph holds nobody that holds it
+        call, of_model, of_pool, of_kept = kept.call, kept.model, weakref.ref(pool), weakref.ref(kept)  # a graph holds nobody that holds it
 
         def traced(tokens: Any, offset: Any, state: list[Any]) -> Any:
-            here, at = of_pool(), replays()
+            here, at = of_pool(), of_kept()
             assert here is not None and at is not None
-            at._traced = True
+            at.traced = True
             step = here.open_step()
             check(_native.mlx_step_put_state(step._at, state, False))
             logits = call(of_model(), tokens, cache=[Traced(here, layer, offset) for layer in layers])
@@ -246,14 +246,30 @@ class Replays:
 FORM_BYTES = 28  # of one table
 
 
-def replaying(call: Callable[..., Any], replays: Replays) -> Callable[..., Any]:
-    """A model's __call__ whose decode steps are replayed."""
+def _pool_of(caches_: Any) -> Pool | None:
+    """The pool that a model's caches are in."""
+    for cache in caches_ if isinstance(caches_, (list, tuple)) else ():
+        pool = cache.pool if isinstance(cache, FlatKVCache) else _pool_of(getattr(cache, "caches", None))
+        if pool is not None:
+            return pool
+    return None
+
+
+def taking_turns(call: Callable[..., Any], replays: Replays) -> Callable[..., Any]:
+    """A model's __call__ that is a turn of its pool, and whose decode steps are replayed."""
     def __call__(model: Any, *args: Any, **named: Any) -> Any:
-        cache = named.get("cache")
-        if cache and len(args) == 1 and len(named) == 1 and args[0].ndim == 2 and args[0].shape[1] == 1:
-            kept = replays.kept(model, call, cache)
-            if kept is not None:
-                return replays.step(kept, model, args[0], cache)
-        return call(model, *args, **named)
+        cache = named.get("cache", args[1] if len(args) > 1 else None)
+        pool = _pool_of(cache)
+        if pool is None:
+            return call(model, *args, **named)
+
+        def build() -> Any:
+            if pool.options.compile and len(args) == len(named) == 1 and args[0].ndim == 2 and args[0].shape[1] == 1:
+                kept = replays.kept(model, call, cache)
+                if kept is not None:
+                    return replays.step(kept, model, args[0], cache)
+            return call(model, *args, **named)
+
+        return pool.turn(build)
 
     return __call__
