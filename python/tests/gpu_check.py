@@ -7,7 +7,8 @@ mlx-lm's plain cache, what of a token the host does, flatkv with graphs built an
 again and again behind a history of N - 1, so that MLX's quantized matmul takes the shape: mlx-lm's quantized caches, flatkv, mlx-lm's plain one), model (a whole
 prompt and some tokens in mlx-lm's own generate_step), few_bits (decode over TurboQuant beside 2 bits), batch (two long prompts in mlx-lm's BatchGenerator, and 5000 tokens each as far as time
 allows), kernels (python -m flatkv doctor), replay (kept graphs against those built anew, bit for bit), attention (one layer of 32/8/128), bits (a
-query alone, in a batch and in a fork); only where asked for: steps (the prompt in larger steps). The file is written after each run; no run is begun
+query alone, in a batch and in a fork); only where asked for: steps (the prompt in larger steps), sealed (the prompt with sealed pages, beside mlx-lm's plain cache), last (the last 8192
+tokens of it behind a history of random rows, by turns), threads (short decode beside a thread that does nothing). The file is written after each run; no run is begun
 after N seconds, and no part goes on for more than its limit. --quick: a tiny shape, on any device, to see that everything runs. Exit status 1
 where something is wrong.
 """
@@ -21,6 +22,7 @@ import os
 import signal
 import statistics
 import sys
+import threading
 import time
 
 import mlx.core as mx
@@ -108,11 +110,52 @@ def bits(_):
 # ---- one layer
 
 CODECS = ("8/4", "4/4", "16/16", "s4/s4")  # not rotated, as bench_attn has them
+N_CHAINS = 6  # of each way, as bench_attn has them; the first is not counted
+
+# How a chain is evaluated. hold: its answers live to its end, as in bench_attn; collect: by Python's collector, too; clear: MLX's cache of buffers is emptied before the first chain, as
+# bench_attn does it; send: so many calls are begun while the next are built, as a model's tokens are
+WAYS = {"plain": {}, "not collected": {"collect": False}, "held": {"hold": True}, "cleared": {"clear": True}, "as C": {"clear": True, "hold": True}, "sent": {"send": 10}}
+
+
+def chain_us(step, q, n_chain, hold=False, send=0):
+    """Microseconds of one of so many calls that follow from each other: to build the graph, and to evaluate it behind that."""
+    began, x, held = time.perf_counter(), q, []
+    for i in range(1, n_chain + 1):
+        x = step.attend(0, x)
+        if hold:
+            held.append(x)
+        if send and i % send == 0:
+            mx.async_eval(x)
+    built = time.perf_counter()
+    mx.eval(x)
+    now = time.perf_counter()
+    return (built - began) / n_chain * 1e6, (now - built) / n_chain * 1e6
+
+
+def chains_us(step, q, n_chain, collect=True, clear=False, **way):
+    """The chains of one way: what each took."""
+    if clear:
+        mx.clear_cache()
+    if not collect:
+        gc.disable()
+    try:
+        times = [chain_us(step, q, n_chain, **way) for _ in range(N_CHAINS)][1:]
+    finally:
+        gc.enable()
+    return {"build_us": [round(b, 2) for b, _ in times], "run_us": [round(r, 2) for _, r in times]}
+
+
+def single_us(step, q, n):
+    times = []
+    for _ in range(n + 1):
+        began = time.perf_counter()
+        mx.eval(step.attend(0, q))
+        times.append(time.perf_counter() - began)
+    return statistics.median(times[1:]) * 1e6
 
 
 def decode_us(options, codec, n_chain):
-    """Microseconds of one layer's decode: calls that follow from each other in one evaluation, and single ones. The graph is built before the clock
-    (run) and under it (all)."""
+    """One layer's decode over a cache of its own, every way."""
     s = options.shape
     cache = MlxCache(flatkv.Layer(s.heads, s.kv_heads, s.head_dim), max_tokens=options.tokens, max_step_tokens=CHUNK, codec=codec)
     seq = cache.open()
@@ -124,39 +167,29 @@ def decode_us(options, codec, n_chain):
         with cache.step([(seq, n)]) as step:
             step.write(0, k[:n], v[:n])
             mx.eval(step.pending())
-    whole, run, single = [], [], []
     with cache.step([(seq, 1)]) as step:
         step.write(0, k[:1], v[:1])
         mx.eval(step.pending())
-        for i in range(11):
-            began = time.perf_counter()
-            mx.eval(step.attend(0, q))
-            single += [time.perf_counter() - began] if i else []
-        for i in range(6):
-            began, x = time.perf_counter(), q
-            for _ in range(n_chain):
-                x = step.attend(0, x)
-            built = time.perf_counter()
-            mx.eval(x)
-            now = time.perf_counter()
-            whole += [(now - began) / n_chain] if i else []
-            run += [(now - built) / n_chain] if i else []
-        del x
-    fused = cache.fused
+        found = {"fused": cache.fused, "us_single": single_us(step, q, 10), "ways": {name: chains_us(step, q, n_chain, **way) for name, way in WAYS.items()}}
     cache.close()
     settle()
-    return fused, {"us_run": statistics.median(run) * 1e6, "us_all": statistics.median(whole) * 1e6, "us_single": statistics.median(single) * 1e6}
+    return found
 
 
 def attention(options):
-    """One layer, each codec three times by turns; the medians, and what each turn gave."""
+    """One layer, each codec by turns; medians of a way over all turns, with building the graph (us_all) and without (us_run), and what every chain took."""
     found = {codec: [] for codec in CODECS}
-    for order in (CODECS, CODECS[::-1], CODECS):
+    for order in (CODECS, CODECS[::-1], CODECS, CODECS[::-1]):
         for codec in order:
-            fused, times = decode_us(options, codec, 4 if options.quick else 100)
-            found[codec].append({"fused": fused, **times})
-    results = [{"codec": codec, **{key: statistics.median(t[key] for t in turns) for key in turns[0]}, "fused": all(t["fused"] for t in turns), "turns": turns}
-               for codec, turns in found.items()]
+            found[codec].append(decode_us(options, codec, 4 if options.quick else 100))
+    results = []
+    for codec, turns in found.items():
+        ways = {}
+        for name in WAYS:
+            of = [t["ways"][name] for t in turns]
+            run, whole = [r for t in of for r in t["run_us"]], [b + r for t in of for b, r in zip(t["build_us"], t["run_us"])]
+            ways[name] = {"us_run": statistics.median(run), "us_all": statistics.median(whole), "us_run_least": min(run), "us_run_most": max(run)}
+        results.append({"codec": codec, "fused": all(t["fused"] for t in turns), "us_single": statistics.median(t["us_single"] for t in turns), "ways": ways, "turns": turns})
     return {"cached": options.tokens, "good": options.quick or all(r["fused"] for r in results), "results": results}
 
 
@@ -324,6 +357,29 @@ class Model:
         name, n_new = ("bf16", NEW) if bits_ == 16 else (f"{bits_} bits", 16)
         return self.behind(f"mlx-lm {name}", n_new, self.cached(cached, fixed), bits_, fixed)
 
+    def last(self, codec=None):
+        """The end of the prompt, its chunks as generate_step makes them, behind a history."""
+        n = 4 * CHUNK if not self.options.quick else CHUNK
+        who, cached = f"flatkv {codec}" if codec else "mlx-lm bf16", self.options.tokens - n - 2 * NEW
+        print(f"{who}, the last {n} tokens", flush=True)
+        settle()
+        with flat(codec, self.options.tokens, max_seqs=2) if codec else contextlib.nullcontext():
+            cache = history(caches.make_prompt_cache(self.model), self.options.shape, cached, 16, n + 2 * NEW)
+            found = timed(self.model, self.prompt[-n:], cache, WARM + 2, CHUNK)
+            del cache
+        settle()
+        return told({"who": who, "cached": cached, **{k: found[k] for k in ("first_token_s", "prefill_tokens_per_s", "chunk_s", "peak_bytes")}})
+
+    def beside_a_thread(self, *args):
+        over = threading.Event()
+        idle = threading.Thread(target=over.wait)
+        idle.start()
+        try:
+            return {**self.flat_behind(*args), "threads": threading.active_count()}
+        finally:
+            over.set()
+            idle.join()
+
     def cached(self, cached, fixed):
         return cached or self.options.tokens - (1 if fixed else 2 * NEW)
 
@@ -437,8 +493,11 @@ PARTS = {"decode": (120, runs("decode", lambda m: m.flat_behind("8/4"), lambda m
          "model": (150, runs("model", lambda m: m.flat("8/4"), lambda m: m.own())),
          "few_bits": (60, runs("few_bits", *(lambda m, codec=codec: m.flat_behind(codec, n_new=10) for codec in ("2/2", "tq2/tq2", "tq4/tq4")))),
          "batch": (130, batch), "kernels": (90, kernels), "replay": (40, replay), "attention": (60, attention), "bits": (60, bits),
-         "steps": (120, runs("steps", lambda m: m.flat("8/4", 4 * CHUNK), lambda m: m.own(4 * CHUNK)))}
-ASKED_FOR = ("steps",)
+         "steps": (120, runs("steps", lambda m: m.flat("8/4", 4 * CHUNK), lambda m: m.own(4 * CHUNK))),
+         "sealed": (120, runs("sealed", lambda m: m.flat("s4/s4"), lambda m: m.own())),
+         "last": (120, runs("last", *3 * (lambda m: m.last("s4/s4"), lambda m: m.last()))),
+         "threads": (30, runs("threads", *2 * (lambda m: m.flat_behind("8/4", CHUNK), lambda m: m.beside_a_thread("8/4", CHUNK))))}
+ASKED_FOR = ("steps", "sealed", "last", "threads")
 MODEL_SECONDS = 60  # to make the model, before the first part that needs one
 
 
