@@ -8,7 +8,7 @@ again and again behind a history of N - 1, so that MLX's quantized matmul takes 
 prompt and some tokens in mlx-lm's own generate_step), few_bits (decode over TurboQuant beside 2 bits), batch (two long prompts in mlx-lm's BatchGenerator, and 5000 tokens each as far as time
 allows), kernels (python -m flatkv doctor), replay (kept graphs against those built anew, bit for bit), attention (one layer of 32/8/128), bits (a
 query alone, in a batch and in a fork); only where asked for: steps (the prompt in larger steps), sealed (the prompt with sealed pages, beside mlx-lm's plain cache), last (the last 8192
-tokens of it behind a history of random rows, by turns), threads (short decode beside a thread that does nothing). The file is written after each run; no run is begun
+tokens of it behind a history of random rows, by turns), lengths (decode behind histories of several lengths), threads (short decode beside a thread that does nothing). The file is written after each run; no run is begun
 after N seconds, and no part goes on for more than its limit. --quick: a tiny shape, on any device, to see that everything runs. Exit status 1
 where something is wrong.
 """
@@ -114,7 +114,7 @@ N_CHAINS = 6  # of each way, as bench_attn has them; the first is not counted
 
 # How a chain is evaluated. hold: its answers live to its end, as in bench_attn; collect: by Python's collector, too; clear: MLX's cache of buffers is emptied before the first chain, as
 # bench_attn does it; send: so many calls are begun while the next are built, as a model's tokens are
-WAYS = {"plain": {}, "not collected": {"collect": False}, "held": {"hold": True}, "cleared": {"clear": True}, "as C": {"clear": True, "hold": True}, "sent": {"send": 10}}
+WAYS = {"plain": {}, "uncollected": {"collect": False}, "held": {"hold": True}, "cleared": {"clear": True}, "as_c": {"clear": True, "hold": True}, "sent": {"send": 10}}
 
 
 def chain_us(step, q, n_chain, hold=False, send=0):
@@ -496,8 +496,9 @@ PARTS = {"decode": (120, runs("decode", lambda m: m.flat_behind("8/4"), lambda m
          "steps": (120, runs("steps", lambda m: m.flat("8/4", 4 * CHUNK), lambda m: m.own(4 * CHUNK))),
          "sealed": (120, runs("sealed", lambda m: m.flat("s4/s4"), lambda m: m.own())),
          "last": (120, runs("last", *3 * (lambda m: m.last("s4/s4"), lambda m: m.last()))),
+         "lengths": (40, runs("lengths", *(lambda m, n=n: m.flat_behind("8/4", min(n * CHUNK, m.options.tokens - 2 * NEW), n_new=40) for n in (16, 20, 24, 32, 40, 50, 56)))),
          "threads": (30, runs("threads", *2 * (lambda m: m.flat_behind("8/4", CHUNK), lambda m: m.beside_a_thread("8/4", CHUNK))))}
-ASKED_FOR = ("steps", "sealed", "last", "threads")
+ASKED_FOR = ("steps", "sealed", "last", "lengths", "threads")
 MODEL_SECONDS = 60  # to make the model, before the first part that needs one
 
 
