@@ -37,6 +37,7 @@ typedef struct mlx_case {
     int queries; /* new tokens of each sequence */
     fkv_codec_config k;
     fkv_codec_config v;
+    fkv_rotate rotate;
 } mlx_case;
 
 #define SEALED_K {.bits = 4, .kind = FKV_CODEC_SEALED}
@@ -53,9 +54,10 @@ static const mlx_case all_cases[] = {
     {"one wide head 8/4", 8, 1, 512, 1, 131072, 1, {8, 64}, {4, 64}},
     {"prefill 8/4", 32, 8, 128, 1, 131072, 512, {8, 64}, {4, 64}},
     {"decode 2/2", 32, 8, 128, 1, 131072, 1, {2, 64}, {2, 64}},
-    {"decode tq4", 32, 8, 128, 1, 131072, 1, TURBO(4), TURBO(4)},
-    {"decode tq3", 32, 8, 128, 1, 131072, 1, TURBO(3), TURBO(3)},
-    {"decode tq2", 32, 8, 128, 1, 131072, 1, TURBO(2), TURBO(2)},
+    {"decode 2/2 rotated", 32, 8, 128, 1, 131072, 1, {2, 64}, {2, 64}, FKV_ROTATE_KV},
+    {"decode tq4", 32, 8, 128, 1, 131072, 1, TURBO(4), TURBO(4), FKV_ROTATE_KV},
+    {"decode tq3", 32, 8, 128, 1, 131072, 1, TURBO(3), TURBO(3), FKV_ROTATE_KV},
+    {"decode tq2", 32, 8, 128, 1, 131072, 1, TURBO(2), TURBO(2), FKV_ROTATE_KV},
     {"decode sealed", 32, 8, 128, 1, 131072, 1, SEALED_K, SEALED_V},
     {"wide heads sealed", 32, 2, 256, 1, 131072, 1, SEALED_K, SEALED_V},
     {"one wide head sealed", 8, 1, 512, 1, 131072, 1, SEALED_K, SEALED_V},
@@ -254,7 +256,7 @@ static void open_cache(mlx_bench *b) {
     config.layer.head_dim = (uint32_t)c->dim;
     config.layer.k = c->k;
     config.layer.v = c->v;
-    if (c->k.kind == FKV_CODEC_TURBO) config.rotate = FKV_ROTATE_KV;
+    config.rotate = c->rotate;
     config.page_tokens = PAGE_TOKENS;
     config.max_seqs = (uint32_t)c->batch;
     config.max_tokens = (uint32_t)(c->batch * c->cached);
@@ -433,13 +435,14 @@ static mlx_array as_stored(mlx_bench *b, mlx_array rows, fkv_codec_config codec)
     return fkv_mlx_adopt(g, out);
 }
 
-/* The same of TurboQuant rows, coded and read by the host, their rotation undone: MLX has no such codes. */
-static mlx_array as_turbo(mlx_bench *b, mlx_array rows, fkv_codec_config config, fkv_side side) {
+/* The same of rotated rows, coded and read by the host, their rotation undone. */
+static mlx_array as_rotated(mlx_bench *b, mlx_array rows, fkv_codec_config config, fkv_side side) {
     fkv_mlx_graph *g = &b->g;
     const mlx_case *c = &b->c;
     fkv_codec codec;
     fkv_rotation rotation;
     must(fkv_codec_make(config, (uint32_t)c->dim, FKV_F16, &codec));
+    fkv_codec_rotated(&codec);
     fkv_rotation_make(fkv_config_default().rotation_seed, side, (uint32_t)c->dim, &rotation);
     mlx_array given = {NULL};
     settle(b, &given, fkv_mlx_astype(g, rows, MLX_FLOAT32));
@@ -447,11 +450,10 @@ static mlx_array as_turbo(mlx_bench *b, mlx_array rows, fkv_codec_config config,
     float *x = bench_take(n * sizeof *x);
     memcpy(x, mlx_array_data_float32(given), n * sizeof *x);
     for (size_t at = 0; at < n; at += (size_t)c->dim) {
-        uint8_t codes[FKV_MAX_HEAD_DIM];
-        uint8_t scale[2];
+        uint8_t part[FKV_N_PARTS][2 * FKV_MAX_HEAD_DIM];
         fkv_rotation_apply(&rotation, x + at);
-        fkv_codec_encode(&codec, x + at, (uint8_t *[]){codes, scale, NULL});
-        fkv_codec_decode(&codec, (const uint8_t *[]){codes, scale, NULL}, x + at);
+        fkv_codec_encode(&codec, x + at, (uint8_t *[]){part[0], part[1], part[2]});
+        fkv_codec_decode(&codec, (const uint8_t *[]){part[0], part[1], part[2]}, x + at);
         fkv_rotation_undo(&rotation, x + at);
     }
     mlx_array out = fkv_mlx_adopt(g, mlx_array_new_data(x, mlx_array_shape(given), 4, MLX_FLOAT32));
@@ -464,7 +466,7 @@ static mlx_array as_turbo(mlx_bench *b, mlx_array rows, fkv_codec_config config,
 static mlx_array as_met(mlx_bench *b, mlx_array rows, fkv_codec_config codec, fkv_side side) {
     const fkv_codec_config open = {.bits = 8, .group = 64};
     if (is_sealed(codec)) return as_sealed(b, as_stored(b, rows, open), codec);
-    return codec.kind == FKV_CODEC_TURBO ? as_turbo(b, rows, codec, side) : as_stored(b, rows, codec);
+    return b->c.rotate != FKV_ROTATE_NONE ? as_rotated(b, rows, codec, side) : as_stored(b, rows, codec);
 }
 
 /* Relative L2 of the answer to the last query of every sequence. ours: [B * L, H, D] */

@@ -102,26 +102,30 @@ FKV_FN void fkv_merge_stretch(FKV_LOCAL const fkv_merge_row &row, FKV_LOCAL cons
     for (int d = 0; d < 4; d++) sums[d] = x[d];
 }
 
-/* The stretches of a row added up, divided, and the rotation of V undone, by all threads. */
-FKV_FN void fkv_merge_finish(fkv_u32 index, FKV_SHARED float *sums, float total) {
-    for (fkv_u32 d = index; d < FKV_D; d += FKV_MERGE_THREADS) {
-        float x = sums[d];
+/* Number d of the stretches of a row added up, divided, and the rotation of V undone, by all threads: one for each number, and
+ * some that have none. */
+FKV_FN float fkv_merge_finish(fkv_u32 d, FKV_SHARED float *sums, float total) {
+    float x = 0.0f;
+    if (d < FKV_D) {
+        x = sums[d];
         for (fkv_u32 s = 1; s < FKV_MERGE_STRETCHES; s++) x += sums[s * FKV_D + d];
-        sums[d] = x / total;
+        x = x / total;
     }
 #if FKV_ROTATE_V
-    fkv_sync();
-    for (fkv_u32 h = 1; h < FKV_ROTATION_BLOCK; h *= 2) {
-        for (fkv_u32 i = index; i < FKV_D / 2; i += FKV_MERGE_THREADS) {
-            fkv_u32 d = i / h * 2 * h + i % h;
-            float a = sums[d];
-            float b = sums[d + h];
-            sums[d] = a + b;
-            sums[d + h] = a - b;
+    FKV_UNROLL
+    for (fkv_u32 h = 1; h < FKV_ROTATION_BLOCK; h *= 2) { /* neighbours are in one warp, others meet in shared memory */
+        float other = h < 32 ? fkv_shuffle_xor(x, h) : 0.0f;
+        if (h >= 32) {
+            fkv_sync();
+            if (d < FKV_D) sums[d] = x;
+            fkv_sync();
+            if (d < FKV_D) other = sums[d ^ h];
         }
-        fkv_sync();
+        x = (d & h) == 0 ? x + other : other - x;
     }
+    x *= fkv_rotation_norm();
 #endif
+    return x;
 }
 
 FKV_FN void fkv_attend_merge(fkv_place place, FKV_SHARED float *sums, FKV_DEVICE const float *parts,
@@ -148,10 +152,8 @@ FKV_FN void fkv_attend_merge(fkv_place place, FKV_SHARED float *sums, FKV_DEVICE
     fkv_merge_total all = fkv_merge_stats(row, place.index % 32);
     if (stretch < FKV_MERGE_STRETCHES) fkv_merge_stretch(row, early, all.largest, sums + stretch * FKV_D + 4 * quad);
     fkv_sync();
-    fkv_merge_finish(place.index, sums, fkv_denominator(all.total, all.largest, sink_logits, place.y));
-    fkv_u64 to = ((fkv_u64)(item[FKV_ITEM_FIRST_TOKEN] + place.z) * FKV_H + place.y) * FKV_D;
-    for (fkv_u32 d = place.index; d < FKV_D; d += FKV_MERGE_THREADS) {
-        float x = FKV_ROTATE_V ? sums[d] * fkv_rotation_norm() : sums[d];
-        fkv_put_row_number(out, to + d, fkv_float_of(fkv_bits_of(x) ^ fkv_v_sign(d)));
-    }
+    fkv_u32 d = place.index;
+    float x = fkv_merge_finish(d, sums, fkv_denominator(all.total, all.largest, sink_logits, place.y));
+    fkv_u64 to = ((fkv_u64)(item[FKV_ITEM_FIRST_TOKEN] + place.z) * FKV_H + place.y) * FKV_D + d;
+    if (d < FKV_D) fkv_put_row_number(out, to, fkv_float_of(fkv_bits_of(x) ^ fkv_v_sign(d)));
 }

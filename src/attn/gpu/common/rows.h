@@ -221,7 +221,8 @@ FKV_FN float fkv_denominator(float total, float max, FKV_DEVICE const float *sin
 
 /* The butterflies of a rotation: see docs/page_format.md. */
 FKV_FN void fkv_turn_row(fkv_u32 lane, FKV_SHARED float *row) {
-    for (fkv_u32 h = 1; h < FKV_ROTATION_BLOCK; h *= 2) {
+    FKV_UNROLL
+    for (fkv_u32 h = 1; h < FKV_ROTATION_BLOCK; h *= 2) { /* unrolled: divided by what is known */
         for (fkv_u32 i = lane; i < FKV_D / 2; i += 32) {
             fkv_u32 d = i / h * 2 * h + i % h;
             float a = row[d];
