@@ -49,7 +49,7 @@ static const attn_case kernel_cases[] = {
     {{2, 1, 128}, 16, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{90, 2}}},
     {{12, 2, 64}, 17, 64, 0, 0, 0, FKV_ROTATE_K, FKV_F16, FKV_F32, true, 1, {{70, 1}}},
     {{4, 1, 128}, 15, 64, 0, 0, 0, FKV_ROTATE_KV, FKV_F16, FKV_F16, false, 3, {{130, 1}, {300, 1}, {700, 1}}},
-    {{3, 1, 128}, 14, 32, 100, 8, 0, FKV_ROTATE_KV, FKV_BF16, FKV_F32, false, 2, {{300, 1}, {63, 1}}},
+    {{3, 1, 128}, 14, 32, 100, 8, 0, FKV_ROTATE_KV, FKV_BF16, FKV_F32, false, 2, {{300, 1}, {63, 2}}},
     {{4, 1, 64}, 13, 64, 0, 0, 0, FKV_ROTATE_KV, FKV_F16, FKV_F32, false, 1, {{300, 1}}},
     {{8, 1, 256}, 13, 32, 0, 0, 0, FKV_ROTATE_KV, FKV_BF16, FKV_BF16, true, 2, {{70, 1}, {31, 2}}, .sinks = 4},
     {{7, 1, 512}, 15, 16, 0, 0, 30, FKV_ROTATE_KV, FKV_F16, FKV_F32, true, 1, {{77, 1}}},

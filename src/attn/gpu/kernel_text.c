@@ -160,6 +160,13 @@ static bool has_sealed_mma(const fkv_attn_layer *layer) {
            codec[FKV_SIDE_V].bits == 4 && layer->block.page_tokens >= 2 * FKV_SEALED_TOKENS;
 }
 
+/* The walk of sealed pages also has rows of a book: of heads that are a slab, with up to four query heads of a KV head. */
+static bool has_book_walk(const fkv_attn_layer *layer) {
+    const fkv_codec *codec = layer->block.codec;
+    return codec[FKV_SIDE_K].kind == FKV_CODEC_TURBO && codec[FKV_SIDE_V].kind == FKV_CODEC_TURBO && layer->head_dim == SLAB &&
+           heads_per_kv(layer) <= 4 && layer->block.page_tokens >= 2 * FKV_SEALED_TOKENS;
+}
+
 /* And prefill of them, in pages that are a tile of keys; of codes of a book they have decode alone. */
 bool fkv_prefill_has_warpgroups(const fkv_attn_layer *layer) {
     if (!layer->sealed) return !is_kind(layer, FKV_CODEC_TURBO);
@@ -182,7 +189,8 @@ uint32_t fkv_decode_rows(fkv_kernel_device device, const fkv_attn_layer *layer, 
     if (has_simdgroup_decode(device, layer)) return SIMDGROUP_ROWS;
     uint32_t most = 4;
     if (has_mma(device, layer)) most = layer->head_dim <= 2 * SLAB ? 16 : 8;
-    if (layer->sealed && heads_per_kv(layer) <= 4) most = fkv_max_u32(4, most / 2); /* more warps are worth more */
+    if ((layer->sealed && heads_per_kv(layer) <= 4) || has_book_walk(layer))
+        most = fkv_max_u32(4, most / 2); /* more warps are worth more */
     return rows <= 4 || most == 4 ? 4 : rows <= 8 || most == 8 ? 8 : 16;
 }
 
@@ -228,6 +236,7 @@ static void put_mma(writer *w) {
     put(w, fkv_kernel_file_decode_piece);
     put(w, fkv_kernel_file_decode_shape);
     put(w, fkv_kernel_file_decode_queries);
+    put(w, fkv_kernel_file_book_levels);
     put(w, fkv_kernel_file_decode_book);
     put(w, fkv_kernel_file_decode_scores);
     put(w, fkv_kernel_file_decode_values);
@@ -238,6 +247,8 @@ static void put_mma(writer *w) {
 static void put_sealed_mma(writer *w, const fkv_attn_layer *layer) {
     put(w, fkv_kernel_file_decode_piece);
     put(w, fkv_kernel_file_sealed_shape);
+    if (!layer->sealed) put(w, fkv_kernel_file_book_levels);
+    put(w, layer->sealed ? fkv_kernel_file_sealed_page : fkv_kernel_file_book_page);
     put(w, heads_per_kv(layer) <= 4 ? fkv_kernel_file_sealed_rows4 : fkv_kernel_file_sealed_rows8);
     put(w, fkv_kernel_file_decode_sealed);
 }
@@ -249,7 +260,10 @@ static void put_plain_tile(writer *w) {
 
 static void put_decode(writer *w, fkv_kernel_device device, const fkv_attn_layer *layer) {
     if (has_mma(device, layer)) {
-        put_mma(w);
+        if (has_book_walk(layer))
+            put_sealed_mma(w, layer);
+        else
+            put_mma(w);
         if (device == FKV_KERNEL_HOST && !fkv_prefill_has_warpgroups(layer)) put_plain_tile(w); /* prefill stands behind it */
     } else if (has_simdgroup_decode(device, layer)) {
         put(w, fkv_kernel_file_simdgroup_metal);
@@ -318,7 +332,7 @@ uint32_t fkv_decode_blocks(const fkv_attn_layer *layer, uint32_t decode_rows) {
     const fkv_codec *codec = layer->block.codec;
     uint32_t bytes = codec[FKV_SIDE_K].row_bytes[FKV_PART_CODES] + codec[FKV_SIDE_V].row_bytes[FKV_PART_CODES];
     uint32_t warps = decode_rows > 8 ? 8 : decode_rows > 4 || 8 * bytes <= 12 * layer->head_dim ? 12 : 16;
-    if (layer->sealed) warps = layer->head_dim <= SLAB ? 12 : decode_rows > 8 ? 8 : 16;
+    if (layer->sealed || has_book_walk(layer)) warps = layer->head_dim <= SLAB ? 12 : decode_rows > 8 ? 8 : 16;
     return fkv_max_u32(1, warps * WARP / decode_threads(FKV_KERNEL_CUDA, layer));
 }
 

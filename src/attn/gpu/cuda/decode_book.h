@@ -19,65 +19,20 @@
  *      -     -  60.7  the same with 3, values of 2 bits as y (y y + 71), y = 2 code - 3, instead of permutes: more to issue
  *      -     -  54.6  every other four channels so
  */
-/* Four bytes of a table. */
-FKV_FN fkv_u32 dc_table_word(int a, int b, int c, int d) {
-    return ((fkv_u32)a & 255u) | ((fkv_u32)b & 255u) << 8 | ((fkv_u32)c & 255u) << 16 | (fkv_u32)d << 24;
-}
-
-/* 16 codes as nibbles: those in even places, or in odd ones. high: their high bits, where they have three. */
-FKV_FN fkv_u32 dc_book_nibbles(fkv_u32 low, fkv_u32 high, int bits, int odd) {
-    if (bits == 2) return low >> 2 * odd & 0x33333333u;
-    fkv_u32 spread = fkv_permute_or_sign(0x04000400u, 0x44404440u, high >> odd & 0x7777u); /* bits 0 and 2 to 2 and 6 */
-    return fkv_mask_or(low >> 2 * odd, 0x33333333u, spread);
-}
-
-/* ---- keys ---- */
-
-/* Entry c of a table; of 4 bits that of codes below 8, whose bytes have a sign. */
-FKV_FN int dc_key_level(int c) {
-    const int values[] = {FKV_K_BOOK_VALUES};
-    return dc_k::bits == 4 ? values[c] - values[c + 8] - 1 : values[c];
-}
-FKV_FN int dc_key_upper_level(int c) {
-    const int values[] = {FKV_K_BOOK_VALUES};
-    return values[c + 8] + 1;
-}
-
-/* What four nibbles stand for, as bytes with sign. */
-FKV_FN fkv_u32 dc_key_levels(fkv_u32 nibbles) {
-    fkv_u32 first = dc_table_word(dc_key_level(0), dc_key_level(1), dc_key_level(2), dc_key_level(3));
-    fkv_u32 second = dc_table_word(dc_key_level(4), dc_key_level(5), dc_key_level(6), dc_key_level(7));
-    return fkv_permute_or_sign(first, second, nibbles);
-}
-FKV_FN fkv_u32 dc_key_upper_levels(fkv_u32 nibbles) {
-    fkv_u32 first = dc_table_word(dc_key_upper_level(0), dc_key_upper_level(1), dc_key_upper_level(2), dc_key_upper_level(3));
-    fkv_u32 second = dc_table_word(dc_key_upper_level(4), dc_key_upper_level(5), dc_key_upper_level(6), dc_key_upper_level(7));
-    return fkv_permute_or_sign(first, second, nibbles);
-}
-
 /* The words of a token for one product step of a unit: see dc_key_operand(). */
 FKV_FN void dc_book_operand(const fkv_u32 *unit, int step, fkv_u32 (&to)[dc_k::terms][2]) {
     if constexpr (dc_k::bits == 4) {
-        fkv_u32 x = unit[step];
-        fkv_u32 lower = x & 0x77777777u;
-        to[0][0] = dc_key_levels(x);
-        to[0][1] = dc_key_levels(x >> 16);
-        to[dc_k::terms - 1][0] = dc_key_upper_levels(lower);
-        to[dc_k::terms - 1][1] = dc_key_upper_levels(lower >> 16);
+        FKV_UNROLL
+        for (int i = 0; i < 4; i++) to[i / 2][i % 2] = dc_levels<dc_k_book>(unit[step] >> i % 2 * 16, i / 2);
     } else {
         fkv_u32 high = unit[dc_k::high_word + step / 4] >> step / 2 % 2 * 16;
         FKV_UNROLL
         for (int odd = 0; odd < 2; odd++)
-            to[0][odd] = dc_key_levels(dc_book_nibbles(unit[step / 2], high, dc_k::bits, odd) >> step % 2 * 16);
+            to[0][odd] = dc_levels<dc_k_book>(dc_book_nibbles(unit[step / 2], high, dc_k::bits, odd) >> step % 2 * 16, 0);
     }
 }
 
 /* ---- values ---- */
-
-FKV_FN int dc_value_level(int c) {
-    const int values[] = {FKV_V_BOOK_VALUES};
-    return values[c];
-}
 
 /* The upper byte of x as a half: a sign, an exponent and two bits behind the first. x: not 0. */
 FKV_FN int dc_upper_byte(int x) {
@@ -89,10 +44,10 @@ FKV_FN int dc_upper_byte(int x) {
 
 /* Entry c of a table; of 4 bits that of codes below 8. */
 FKV_FN int dc_value_entry(int c) {
-    if (dc_v::bits == 2) return dc_upper_byte(dc_value_level(c) / dc_v::unit);
-    return dc_v::bits == 4 ? dc_value_level(c + 8) - dc_value_level(c) : dc_value_level(15) - dc_value_level(c);
+    if (dc_v::bits == 2) return dc_upper_byte(dc_v_book::level(c) / dc_v::unit);
+    return dc_v::bits == 4 ? dc_v_book::level(c + 8) - dc_v_book::level(c) : dc_v_book::level(15) - dc_v_book::level(c);
 }
-FKV_FN int dc_value_upper_entry(int c) { return dc_value_level(15) - dc_value_level(c + 8); }
+FKV_FN int dc_value_upper_entry(int c) { return dc_v_book::level(15) - dc_v_book::level(c + 8); }
 
 FKV_FN fkv_u32 dc_value_bytes(fkv_u32 nibbles) {
     fkv_u32 first = dc_table_word(dc_value_entry(0), dc_value_entry(1), dc_value_entry(2), dc_value_entry(3));
@@ -113,7 +68,7 @@ FKV_FN void dc_value_halves(fkv_u32 bytes, fkv_u32 &first, fkv_u32 &second) {
         first = fkv_permute(bytes, 0u, 0x2404u);
         second = bytes & 0xff00ff00u;
     } else {
-        fkv_u32 top = (0x6400u + (fkv_u32)dc_value_level(15)) * 0x10001u; /* 1024 + the largest */
+        fkv_u32 top = (0x6400u + (fkv_u32)dc_v_book::level(15)) * 0x10001u; /* 1024 + the largest */
         first = fkv_fma_f16x2(fkv_mask_or(bytes, 0x00ff00ffu, 0x64006400u), 0xbc00bc00u, top);
         second = fkv_fma_f16x2(fkv_permute(bytes, 0x64646464u, 0x4341u), 0xbc00bc00u, top);
     }

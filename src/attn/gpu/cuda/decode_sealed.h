@@ -48,6 +48,9 @@ FKV_FN fkv_u32 sd_row_max_bits(fkv_u32 x) {
     return x;
 }
 
+/* Behind the thread's first token. */
+FKV_FN constexpr fkv_u32 sd_token(int i) { return 32 * (fkv_u32)(i / SD_GROUP) + SD_TOKEN_STEP * (fkv_u32)(i % SD_GROUP); }
+
 /* Norms of the thread's tokens. One that the row does not see may be NaN, and is taken as 0. Returns the largest as bits. */
 FKV_FN fkv_u32 sd_norms(const sd_tile &tile, const sd_rows &rows, fkv_u32 token, bool whole, int group, float (&norm)[SD_OWN]) {
     fkv_u32 largest = 0;
@@ -55,7 +58,7 @@ FKV_FN fkv_u32 sd_norms(const sd_tile &tile, const sd_rows &rows, fkv_u32 token,
     for (int i = 0; i < SD_OWN; i++) {
         fkv_u32 pair = tile.norms[i / SD_GROUP][i % SD_GROUP / 2];
         norm[i] = fkv_page_number((i % 2 == 0 ? pair : pair >> 16) & 0x7fffu);
-        if (!whole && !fkv_sees(rows.own[group], token + 32 * (fkv_u32)(i / SD_GROUP) + (fkv_u32)(i % SD_GROUP))) norm[i] = 0.0f;
+        if (!whole && !fkv_sees(rows.own[group], token + sd_token(i))) norm[i] = 0.0f;
         largest = fkv_max_bits(largest, fkv_bits_of(norm[i]));
     }
     return whole ? fkv_warp_max_bits(largest) : sd_row_max_bits(largest); /* of all rows: the same tokens */
@@ -70,8 +73,7 @@ FKV_FN void sd_weigh(const sd_tile &tile, const sd_rows &rows, fkv_u32 token, bo
     FKV_UNROLL
     for (int i = 0; i < SD_OWN; i++) {
         if (FKV_SOFTCAP_BITS != 0) score[i] = fkv_cap(score[i]);
-        if (!whole && !fkv_sees(rows.own[group], token + 32 * (fkv_u32)(i / SD_GROUP) + (fkv_u32)(i % SD_GROUP)))
-            score[i] = dc_minus_infinity();
+        if (!whole && !fkv_sees(rows.own[group], token + sd_token(i))) score[i] = dc_minus_infinity();
         max = fkv_max(max, score[i]);
     }
     max = sd_row_max(max);
@@ -95,7 +97,7 @@ FKV_FN void sd_weigh(const sd_tile &tile, const sd_rows &rows, fkv_u32 token, bo
     state.max[group] = grown;
     state.total[group] = fkv_fma(total, share, fkv_mul(state.total[group], to.shrink));
     if (largest >= 0x7f800000u) state.total[group] = fkv_float_of(DC_NAN);
-    to.worth = fkv_mul(share, fkv_mul(unit, 1.0f / 128.0f)); /* levels are 128ths */
+    to.worth = fkv_mul(share, fkv_mul(unit, SD_LEVEL));
 }
 
 FKV_FN void sd_scale_sums(sd_state &state, int group, float factor) {
@@ -141,7 +143,7 @@ FKV_FN void sd_prepare_rows(const fkv_piece &piece, fkv_u32 head, const void *q,
         if (row < piece.n_rows) dc_load_row(q, dc_row_at(piece, head, row), x, index % 32);
         FKV_UNROLL
         for (int i = 0; i < DC_LANE_CHANNELS; i++)
-            ((FKV_SHARED float *)shared)[row * SD_QUERY_WORDS + index % 32 + 32 * (fkv_u32)i] = x[i];
+            ((FKV_SHARED float *)shared)[row * SD_QUERY_WORDS + sd_query_place(index % 32 + 32 * (fkv_u32)i)] = x[i];
     }
     fkv_sync();
 }
@@ -169,7 +171,7 @@ FKV_FN void sd_load_first(sd_tile &tile, const dc_walk &walk, fkv_u32 n_tiles, F
     tile.page = 0;
     if (i >= n_tiles) return;
     const fkv_u8 *block = dc_page_block(walk, dc_physical_page(walk, i / SD_TURN));
-    sd_copy_lines(lines, block, at);
+    if (!FKV_K_BOOK) sd_copy_lines(lines, block, at);
     sd_load_keys(tile, block, 0, at);
     sd_load_values(tile, block, 0, at);
     if (sd_next(i) < n_tiles) tile.page = dc_physical_page(walk, sd_next(i) / SD_TURN);
@@ -183,13 +185,15 @@ FKV_FN void sd_walk(sd_tile &tile, const dc_walk &walk, fkv_u32 n_tiles, const s
     FKV_SHARED float *given = exchange + at.warp * (SD_GIVEN_WORDS * 32) + at.lane;
     FKV_SHARED const float *taken = exchange + (at.warp ^ 1) * (SD_GIVEN_WORDS * 32) + at.lane; /* of two slabs */
     sd_queries queries = {};
+    if (FKV_K_BOOK) sd_enter_page(lines, shared, at, queries); /* once for all of them */
     fkv_u32 turn = 0;
     for (fkv_u32 i = at.stream * SD_TURN; i < n_tiles; i = sd_next(i)) {
         fkv_u32 next = sd_next(i);
         const fkv_u8 *block = dc_page_block(walk, tile.page);
         fkv_u32 base = dc_logical_page(walk, i / SD_TURN) * FKV_PAGE_TOKENS + sd_slot(i);
-        if (i % SD_TURN == 0) sd_enter_page(lines, shared, at, queries);
-        if (next < n_tiles && next % SD_TURN == 0) sd_copy_lines(lines, block, at);
+        sd_open_tile(tile, at.lane);
+        if (!FKV_K_BOOK && i % SD_TURN == 0) sd_enter_page(lines, shared, at, queries);
+        if (!FKV_K_BOOK && next < n_tiles && next % SD_TURN == 0) sd_copy_lines(lines, block, at);
         sd_scores score;
         sd_score(tile, queries, score);
         if (next < n_tiles) {
@@ -204,7 +208,7 @@ FKV_FN void sd_walk(sd_tile &tile, const dc_walk &walk, fkv_u32 n_tiles, const s
         bool whole = dc_is_whole(rows.first, rows.last, base, SD_TILE);
         FKV_UNROLL
         for (int g = 0; g < SD_WEIGHED; g++)
-            sd_weigh(tile, rows, base + sd_lane_run(at.lane), whole, at.lane, g, score[g], state, weights[g]);
+            sd_weigh(tile, rows, base + sd_first_token(at.lane), whole, at.lane, g, score[g], state, weights[g]);
         if (SD_SHARES) sd_trade_weights(given + SD_OWN * 32, taken + SD_OWN * 32, at, weights);
         FKV_UNROLL
         for (int g = 0; g < SD_GROUPS; g++)
@@ -238,7 +242,7 @@ FKV_FN void sd_finish_sums(sd_state &state, dc_place at, FKV_SHARED float *stats
 /* The streams' sums into one, from the first to the last: [rows, D]. Not unrolled over streams: the code of one is enough to
  * fetch. */
 FKV_FN void sd_fold_streams(const sd_state &state, dc_place at, FKV_SHARED float *sums) {
-    FKV_SHARED float *own = sums + sd_lane_row(at.lane) * FKV_D + at.slab * DC_SLAB + sd_lane_run(at.lane);
+    FKV_SHARED float *own = sums + sd_lane_row(at.lane) * FKV_D + at.slab * DC_SLAB + sd_lane_run(at.lane) * SD_RUN_STEP;
     FKV_NO_UNROLL
     for (fkv_u32 s = 0; s < DC_STREAMS; s++) {
         FKV_UNROLL
@@ -246,7 +250,7 @@ FKV_FN void sd_fold_streams(const sd_state &state, dc_place at, FKV_SHARED float
             int g = i * 4 / (SD_GROUP * SD_UNITS);
             int u = i * 4 / SD_GROUP % SD_UNITS;
             const float *x = state.sums[g][u] + i * 4 % SD_GROUP;
-            FKV_SHARED float *to = own + sd_first_row(g, at) * FKV_D + 32 * u + i * 4 % SD_GROUP;
+            FKV_SHARED float *to = own + sd_first_row(g, at) * FKV_D + SD_UNIT_STEP * (fkv_u32)u + i * 4 % SD_GROUP;
             FKV_UNROLL
             for (int k = 0; k < 4; k++) to[k] = s == 0 ? x[k] : to[k] + x[k];
         }

@@ -34,17 +34,20 @@ FKV_FN void sd_score(const sd_tile &tile, const sd_queries &queries, sd_scores &
         int sums[SD_GROUPS][4];
         FKV_UNROLL
         for (int u = 0; u < SD_UNITS; u++) {
-            const fkv_u32 *x = tile.k[i / 2][u] + i % 2 * 2;
-            const fkv_u32 a[4] = {x[0] & 0x0f0f0f0fu, x[1] & 0x0f0f0f0fu, x[0] >> 4 & 0x0f0f0f0fu, x[1] >> 4 & 0x0f0f0f0fu};
             FKV_UNROLL
-            for (int g = 0; g < SD_GROUPS; g++)
-                fkv_mma_signed(sums[g], a, queries.operand[g][u][0], queries.operand[g][u][1], u == 0 ? none : sums[g]);
+            for (int t = 0; t < SD_K_TERMS; t++) {
+                fkv_u32 a[4];
+                sd_key_operand(tile, i, u, t, a);
+                FKV_UNROLL
+                for (int g = 0; g < SD_GROUPS; g++)
+                    fkv_mma_signed(sums[g], a, queries.operand[g][u][0], queries.operand[g][u][1], u + t == 0 ? none : sums[g]);
+            }
         }
         FKV_UNROLL
         for (int k = 0; k < 2 * SD_GROUPS; k++) {
             int g = k / 2;
             float both = sd_both(sums[g][k % 2 * 2], sums[g][k % 2 * 2 + 1]);
-            score[g][i * 2 + k % 2] = fkv_fma(both, queries.line[g].unit, queries.line[g].bias);
+            score[g][i * 2 + k % 2] = sd_score_of(tile, i * 2 + k % 2, both, queries.line[g]);
         }
     }
 }
@@ -52,12 +55,12 @@ FKV_FN void sd_score(const sd_tile &tile, const sd_queries &queries, sd_scores &
 /* Weights of 16 bits, of 8 tokens of a column: those of thread (2 c, row) and then of thread (2 c + 1, row), in the order of the
  * nibbles of V. */
 FKV_FN void sd_weight_operand(const fkv_u32 *bits, fkv_u32 lane, sd_operand &b) {
-    fkv_u32 from = lane % 4 * 8 + lane / 8; /* thread (2 c, row r / 2) */
+    fkv_u32 from = lane % 4 * SD_WEIGHT_LANES + lane / 8; /* of row r / 2 */
     fkv_u32 pick = lane / 4 % 2 == 0 ? 0x7351u : 0x6240u;
     FKV_UNROLL
     for (int i = 0; i < 2; i++) {
         fkv_u32 pair = fkv_permute(bits[2 * i], bits[2 * i + 1], 0x5410u);
-        b[i] = fkv_permute(fkv_shuffle_bits(pair, from), fkv_shuffle_bits(pair, from + 4), pick);
+        b[i] = fkv_permute(fkv_shuffle_bits(pair, from), fkv_shuffle_bits(pair, from + SD_OTHER_LANE), pick);
     }
 }
 
@@ -65,31 +68,32 @@ FKV_FN void sd_add_values(const sd_tile &tile, const sd_weights (&weights)[SD_GR
     const fkv_u32 ones[4] = {0x01010101u, 0x01010101u, 0x01010101u, 0x01010101u};
     int start[SD_GROUPS][4] = {}; /* sums of the weights */
     FKV_UNROLL
-    for (int k = 0; k < SD_GROUPS * SD_PARTS; k++) {
+    for (int k = 0; k < SD_GROUPS * SD_PARTS && SD_LESS_ONE; k++) {
         const sd_operand &b = weights[k / SD_PARTS].operand[k % SD_PARTS];
         fkv_mma_bytes(start[k / SD_PARTS], ones, b[0], b[1], start[k / SD_PARTS]);
     }
     FKV_UNROLL
-    for (int i = 0; i < 2 * SD_UNITS; i++) { /* 16 channels: 4 r and 4 r + 1 of a unit, or the two behind them */
+    for (int i = 0; i < 2 * SD_UNITS; i++) { /* 16 channels, two of each thread's run */
         int sums[SD_GROUPS][4];
         FKV_UNROLL
         for (int p = 0; p < SD_PARTS; p++) {
-            const fkv_u32 *x = tile.v[p][i / 2] + i % 2 * 2;
-            const fkv_u32 y[2] = {x[0] ^ 0x88888888u, x[1] ^ 0x88888888u};
-            const fkv_u32 plus[4] = {sd_levels(x[0]), sd_levels(x[1]), sd_levels(x[0] >> 16), sd_levels(x[1] >> 16)};
-            const fkv_u32 minus[4] = {sd_minus(y[0]), sd_minus(y[1]), sd_minus(y[0] >> 16), sd_minus(y[1] >> 16)};
             FKV_UNROLL
-            for (int g = 0; g < SD_GROUPS; g++) {
-                const sd_operand &b = weights[g].operand[p];
-                fkv_mma_bytes(sums[g], plus, b[0], b[1], p == 0 ? start[g] : sums[g]);
-                fkv_mma_bytes(sums[g], minus, b[0], b[1], sums[g]);
+            for (int t = 0; t < SD_V_TERMS; t++) {
+                fkv_u32 a[4];
+                sd_value_operand(tile, p, i, t, a);
+                FKV_UNROLL
+                for (int g = 0; g < SD_GROUPS; g++) {
+                    const sd_operand &b = weights[g].operand[p];
+                    fkv_mma_bytes(sums[g], a, b[0], b[1], p + t == 0 ? start[g] : sums[g]);
+                }
             }
         }
         FKV_UNROLL
         for (int k = 0; k < 2 * SD_GROUPS; k++) {
             int g = k / 2;
             float both = sd_both(sums[g][k % 2 * 2], sums[g][k % 2 * 2 + 1]);
-            float &sum = state.sums[g][i / 2][i % 2 * 2 + k % 2];
+            int place = sd_sum_place(i, k % 2);
+            float &sum = state.sums[g][place / SD_GROUP][place % SD_GROUP];
             sum = fkv_fma(both, weights[g].worth, sum);
         }
     }

@@ -42,14 +42,6 @@ constexpr int DC_SHARED_WORDS =
 
 /* ---- what a thread holds ---- */
 
-/* Packed bytes of a tile, loaded while the tile before it is computed. */
-struct sd_tile {
-    fkv_u32 k[SD_PARTS][SD_UNITS][4];      /* tokens 4 r + i, 8 channels each */
-    fkv_u32 v[SD_PARTS][SD_UNITS][4];      /* channels 4 r + i, 8 tokens each */
-    fkv_u32 norms[SD_PARTS][SD_GROUP / 2]; /* of its own tokens */
-    fkv_u32 page;                          /* of the tile behind it */
-};
-
 /* High and low bytes of a group's numbers, of 32 channels or 32 tokens: a thread's part of an operand. */
 typedef fkv_u32 sd_operand[SD_GROUP / 2];
 
@@ -97,30 +89,6 @@ FKV_FN void sd_copy_lines(FKV_SHARED fkv_u32 *lines, const fkv_u8 *block, dc_pla
     fkv_copy16(lines + at.lane * 4, part + at.slab * (DC_SLAB * 2) + at.lane % lanes * 16);
 }
 
-FKV_FN void sd_load_keys(sd_tile &to, const fkv_u8 *block, fkv_u32 slot, dc_place at) {
-    fkv_u32 r = at.lane / 4;
-    const fkv_u8 *codes =
-        block + FKV_K_CODES + (slot / 16 + r / 4) * SD_BLOCK_BYTES + at.slab * (DC_SLAB * 8) + at.lane % 4 * 64 + r % 4 * 16;
-    FKV_UNROLL
-    for (int i = 0; i < SD_PARTS * SD_UNITS; i++)
-        dc_stream(to.k[i / SD_UNITS][i % SD_UNITS], codes + (fkv_u32)(i / SD_UNITS) * (2 * SD_BLOCK_BYTES) + i % SD_UNITS * 256,
-                  16);
-}
-
-FKV_FN void sd_load_values(sd_tile &to, const fkv_u8 *block, fkv_u32 slot, dc_place at) {
-    fkv_u32 r = at.lane / 4;
-    fkv_u32 c = at.lane % 4;
-    const fkv_u8 *codes = block + FKV_V_CODES + (slot / 16 + c / 2) * SD_BLOCK_BYTES + at.slab * (DC_SLAB * 8) + r / 4 * 128 +
-                          c % 2 * 64 + r % 4 * 16;
-    FKV_UNROLL
-    for (int i = 0; i < SD_PARTS * SD_UNITS; i++)
-        dc_stream(to.v[i / SD_UNITS][i % SD_UNITS], codes + (fkv_u32)(i / SD_UNITS) * (2 * SD_BLOCK_BYTES) + i % SD_UNITS * 256,
-                  16);
-    FKV_UNROLL
-    for (int p = 0; p < SD_PARTS; p++)
-        dc_stream(to.norms[p], block + FKV_V_SCALES + (slot + 32 * (fkv_u32)p + sd_lane_run(at.lane)) * 2, 2 * SD_GROUP);
-}
-
 /* ---- what both layouts of rows need ---- */
 
 FKV_FN float sd_line_number(const fkv_words4 &x, int i) {
@@ -160,8 +128,12 @@ FKV_FN void sd_scale_queries(FKV_SHARED const fkv_u32 *lines, FKV_SHARED const f
     }
     FKV_UNROLL
     for (int u = 0; u < N; u++, line += 4) {
-        fkv_words4 scales = fkv_shared16(lines + line * 4);
-        fkv_words4 biases = fkv_shared16(lines + DC_SLAB / 2 + line * 4);
+        fkv_words4 scales = {};
+        fkv_words4 biases = {};
+        if (!FKV_K_BOOK) {
+            scales = fkv_shared16(lines + line * 4);
+            biases = fkv_shared16(lines + DC_SLAB / 2 + line * 4);
+        }
         FKV_UNROLL
         for (int k = 0; k < 2 * SD_GROUPS; k++) {
             int g = k / 2;
@@ -169,7 +141,7 @@ FKV_FN void sd_scale_queries(FKV_SHARED const fkv_u32 *lines, FKV_SHARED const f
             FKV_UNROLL
             for (int i = k % 2 * 4; i < k % 2 * 4 + 4; i++) {
                 float number = fkv_float_of(q.w[i % 4]);
-                to.x[g][u][i] = fkv_mul(number, sd_line_number(scales, i));
+                to.x[g][u][i] = FKV_K_BOOK ? number : fkv_mul(number, sd_line_number(scales, i));
                 to.largest[g] = fkv_max_bits(to.largest[g], fkv_bits_of(fkv_abs(to.x[g][u][i])));
                 to.bias[g] = fkv_fma(number, sd_line_number(biases, i), to.bias[g]);
             }
@@ -191,8 +163,3 @@ FKV_FN float sd_inverse(float unit) { return unit > 1e-35f ? fkv_reciprocal(unit
 
 /* The high and the low sum of a number. */
 FKV_FN float sd_both(int high, int low) { return (float)(high * 256 + low); }
-
-/* Levels of four codes from the lowest nibble on: those without a sign, 0 for the others. And with the signs flipped: -level - 1
- * of those with one, -1 for the others. */
-FKV_FN fkv_u32 sd_levels(fkv_u32 codes) { return fkv_permute_or_sign(fkv_v_levels(0), fkv_v_levels(4), codes); }
-FKV_FN fkv_u32 sd_minus(fkv_u32 flipped) { return fkv_permute_or_sign(~fkv_v_levels(0), ~fkv_v_levels(4), flipped); }
