@@ -1,6 +1,17 @@
 /* Decode of rows of a book (TurboQuant) by the walk of sealed pages: what a thread loads of a tile, and the operands that its
  * codes become. Rows are token by token, so of the values of four tokens each channel's nibbles are brought together first, and
  * then looked up four at a time. A row has one scale, and K's goes into the score.
+ *
+ * Ladder: one query over 131072 tokens on an H200, 8 KV heads of 128, us of calls chained through MLX, one run of each; in
+ * brackets what 2/2 that is rotated took beside it, and instructions of a warp for 64 tokens of 4 bits.
+ *    tq4   tq3   tq2
+ *   63.4  64.8  55.1  as decode_book.h has it (55.6; 1718)
+ *   63.1  63.0  54.2  products of bytes, tiles of 64 tokens (55.6; 1023): so it is not instructions that it waits for
+ *   65.3  66.2     -  the same in tiles of 32 with 4 blocks on a multiprocessor
+ *   60.9     -     -  as decode_book.h has it, the merge without divisions (51.7)
+ *   59.8  56.2  48.7  that merge, products of bytes, a warp's loads are of rows side by side (51.7; 1035)
+ * What is loaded for the next tile shares one counter in the compiled text: keys wait until the values are there, which were
+ * asked for last.
  */
 constexpr int SD_K_TERMS = FKV_K_BITS == 4 ? 2 : 1; /* as sealed_page.h has them */
 constexpr int SD_V_TERMS = FKV_V_BITS == 4 ? 2 : 1;

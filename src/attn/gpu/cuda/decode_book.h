@@ -1,13 +1,7 @@
-/* Decode through matrix units: codes of a book (TurboQuant) to what they stand for, by byte permutes. A nibble of a permute
- * chooses one of eight bytes, so codes become nibbles:
- *
- *   2 bits  every other code of a word, the rest by a shift
- *   3 bits  the same, and a permute spreads the high bits over them
- *   4 bits  as they are. A nibble above 7 gives the sign of the byte that its lower bits choose, so two tables of eight together
- *           make sixteen: what codes below 8 are worth beside those above, and what those above are worth. They are added up
- *
- * Keys are their levels, with sign. Values are bytes without, largest level - level, and halves behind 1024; those of 2 bits are
- * 3 and 10 times 11, which the upper byte of a half can say.
+/* Decode through matrix units: codes of a book (TurboQuant) beside other codes, in heads that are no slab, and with more than
+ * four query heads of a KV head; the rest is book_page.h's. Keys are their levels, with sign (book_levels.h). Values are bytes
+ * without, largest level - level, and halves behind 1024; those of 2 bits are 3 and 10 times 11, which the upper byte of a half
+ * can say.
  *
  * Ladder: one query over 131072 tokens on an H200, 8 KV heads of 128, us of calls chained through MLX, one run of each; 2/2 that
  * is not rotated took 52.6 beside the first two, 49.0 and 48.8 beside the others.

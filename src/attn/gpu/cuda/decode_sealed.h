@@ -1,4 +1,5 @@
-/* Decode through matrix units, of sealed pages of 4 bits. decode_piece.h has the block; docs/page_format.md says where codes lie.
+/* Decode through matrix units, of sealed pages of 4 bits, and of rows of a book by book_page.h. decode_piece.h has the block;
+ * docs/page_format.md says where codes lie.
  *
  * All products are of bytes, and a group of rows is one of their operands, high and low bytes apart. Groups share what is
  * unpacked and nothing else: a row's bits do not depend on how many there are.
