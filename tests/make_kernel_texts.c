@@ -58,6 +58,7 @@ static void put_hopper_prefill(FILE *file, const fkv_attn_layer *layer) {
         fputs(fkv_kernel_file_warpgroup_host, file);
         fputs(fkv_kernel_file_prefill_shape, file);
         fputs(layer->sealed ? fkv_kernel_file_prefill_sealed : fkv_kernel_file_prefill_unpack, file);
+        if (layer->sealed) fputs(fkv_kernel_file_prefill_share, file);
         fputs(fkv_kernel_file_prefill_feed, file);
         fputs(fkv_kernel_file_prefill_wgmma, file);
     } else {
@@ -101,6 +102,11 @@ static const char *host_type_of(const char *name) {
     return strcmp(name, "numbers") == 0 ? "fkv_u16" : "void";
 }
 
+/* What only orders kernels, the last of the inputs. */
+static bool is_ticket(const char *name) {
+    return strcmp(name, "after") == 0 || strcmp(name, "before") == 0 || strcmp(name, "turn") == 0;
+}
+
 /* One kernel of the entry. number: of fkv_kernel, or of kernel_cases.h behind them. */
 static void put_entry(FILE *file, int number, bool sealed) {
     static const char *const metal[N_KERNEL_ENTRIES] = {
@@ -113,7 +119,7 @@ static void put_entry(FILE *file, int number, bool sealed) {
     const char *const *inputs = fkv_kernel_inputs(kernel, sealed);
     fprintf(file, "if (kernel == %d) fkv_host_run(grid, n_threads, [=](fkv_place place) {\n", number);
     if (metal[number] != NULL) fputs(metal[number], file);
-    for (int k = 0; inputs[k] != NULL && strcmp(inputs[k], "after") != 0 && strcmp(inputs[k], "before") != 0; k++) {
+    for (int k = 0; inputs[k] != NULL && !is_ticket(inputs[k]); k++) {
         const char *type = host_type_of(inputs[k]);
         fprintf(file, "const %s *%s = (const %s *)in[%d];\n", type, inputs[k], type, k);
     }

@@ -65,13 +65,14 @@ static void layout_scratch(fkv_carve *carve, const fkv_shape *shape, fkv_cache *
     cache->workers_place = workers;
 }
 
-static fkv_status make_plan(const fkv_shape *shape, const fkv_device *device, fkv_plan *plan) {
+static fkv_status make_plan(const fkv_shape *shape, const fkv_device *device, const void *options, fkv_plan *plan) {
     fkv_carve tables = {0};
     fkv_carve scratch = {0};
     fkv_cache *none = NULL;
     layout_tables(&tables, shape, device, &none);
     layout_scratch(&scratch, shape, NULL);
-    fkv_plan made = {.slab_bytes = fkv_map_rounded(shape->slab.bytes),
+    const uint64_t beside = device->beside_bytes != NULL ? device->beside_bytes(shape, options) : 0;
+    fkv_plan made = {.slab_bytes = fkv_map_rounded(shape->slab.bytes + beside),
                      .tables_bytes = fkv_map_rounded(tables.used),
                      .scratch_bytes = fkv_map_rounded(scratch.used),
                      .stacks_bytes = (uint64_t)(shape->n_threads - 1) * FKV_WORKER_STACK_BYTES,
@@ -109,15 +110,15 @@ static fkv_status make_shape(const fkv_device *device, const fkv_config *config,
     return FKV_OK;
 }
 
-fkv_status fkv_plan_make_on(const fkv_device *device, const fkv_config *config, fkv_plan *plan) {
+fkv_status fkv_plan_make_on(const fkv_device *device, const void *options, const fkv_config *config, fkv_plan *plan) {
     fkv_shape shape;
     FKV_TRY(make_shape(device, config, &shape));
-    return make_plan(&shape, device, plan);
+    return make_plan(&shape, device, options, plan);
 }
 
 fkv_status fkv_plan_make(const fkv_config *config, fkv_plan *plan) {
     FKV_REQUIRE(config != NULL && plan != NULL, FKV_BAD_ARGUMENT, "fkv_plan_make: config or plan is NULL");
-    return fkv_plan_make_on(&fkv_device_host, config, plan);
+    return fkv_plan_make_on(&fkv_device_host, NULL, config, plan);
 }
 
 /* ---- open and close ---- */
@@ -139,19 +140,19 @@ static void say(const fkv_cache *cache, const char *what) {
 }
 
 /* Bytes of the plan of a configuration; UINT64_MAX where it has none. */
-static uint64_t planned_bytes(const fkv_device *device, const fkv_config *config) {
+static uint64_t planned_bytes(const fkv_device *device, const void *options, const fkv_config *config) {
     fkv_plan plan;
-    return fkv_plan_make_on(device, config, &plan) == FKV_OK ? plan.total_bytes : UINT64_MAX;
+    return fkv_plan_make_on(device, options, config, &plan) == FKV_OK ? plan.total_bytes : UINT64_MAX;
 }
 
 /* The most tokens whose plan fits the limit, of a configuration whose own does not; 0: not even one. */
-static uint32_t most_tokens(const fkv_device *device, const fkv_config *config, uint64_t limit) {
+static uint32_t most_tokens(const fkv_device *device, const void *options, const fkv_config *config, uint64_t limit) {
     fkv_config tried = *config;
     uint32_t fits = 0;
     uint32_t exceeds = config->max_tokens;
     while (exceeds - fits > 1) {
         tried.max_tokens = fits + (exceeds - fits) / 2;
-        if (planned_bytes(device, &tried) <= limit)
+        if (planned_bytes(device, options, &tried) <= limit)
             fits = tried.max_tokens;
         else
             exceeds = tried.max_tokens;
@@ -160,16 +161,17 @@ static uint32_t most_tokens(const fkv_device *device, const fkv_config *config, 
 }
 
 /* What to change so that a plan fits the limit. words: [n_words] */
-static void advise(const fkv_shape *shape, const fkv_device *device, uint64_t limit, char *words, size_t n_words) {
+static void advise(const fkv_shape *shape, const fkv_device *device, const void *options, uint64_t limit, char *words,
+                   size_t n_words) {
     const fkv_config *c = &shape->config;
-    uint32_t n_tokens = most_tokens(device, c, limit);
+    uint32_t n_tokens = most_tokens(device, options, c, limit);
     fkv_config least = *c;
     least.max_tokens = 1;
-    uint64_t one_token = planned_bytes(device, &least);
+    uint64_t one_token = planned_bytes(device, options, &least);
     least.n_threads = 1;
     least.max_seqs = 1;
     least.max_step_tokens = 1;
-    uint64_t all_least = planned_bytes(device, &least);
+    uint64_t all_least = planned_bytes(device, options, &least);
     char seqs[32] = ""; /* one cannot be lowered */
     if (c->max_seqs > 1) (void)snprintf(seqs, sizeof seqs, ", max_seqs from %u", c->max_seqs);
     if (n_tokens > 0)
@@ -195,7 +197,7 @@ static fkv_status check_fits(const fkv_shape *shape, const fkv_device *device, c
     }
     if (plan->total_bytes <= limit) return FKV_OK;
     char words[256];
-    advise(shape, device, limit, words, sizeof words);
+    advise(shape, device, options, limit, words, sizeof words);
     return fkv_fail(FKV_NO_MEMORY,
                     "the plan needs %llu bytes (slab %llu, tables %llu, scratch %llu, stacks %llu) and %s allows %llu: %s",
                     (unsigned long long)plan->total_bytes, (unsigned long long)plan->slab_bytes,
@@ -258,7 +260,7 @@ fkv_status fkv_cache_open_on(const fkv_device *device, const void *options, cons
     fkv_shape shape;
     fkv_plan plan = {0};
     FKV_TRY(make_shape(device, config, &shape));
-    FKV_TRY(make_plan(&shape, device, &plan));
+    FKV_TRY(make_plan(&shape, device, options, &plan));
     const fkv_cpu_kernels *kernels = device->on_host ? fkv_cpu_kernels_for(config->isa) : NULL;
     FKV_REQUIRE(kernels != NULL || !device->on_host, FKV_UNSUPPORTED, "this machine does not run %s kernels: choose FKV_ISA_AUTO",
                 fkv_isa_name(config->isa));

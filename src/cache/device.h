@@ -34,6 +34,9 @@ typedef struct fkv_device {
 
     uint64_t (*state_bytes)(const fkv_shape *shape);
 
+    /* Bytes that it takes at open beside the pages, and plans with them; NULL: none. options may be NULL. */
+    uint64_t (*beside_bytes)(const fkv_shape *shape, const void *options);
+
     /* Bytes of pages it could still give, and what bound it. */
     uint64_t (*available)(const void *options, const char **source);
 
@@ -54,7 +57,7 @@ typedef struct fkv_device {
 extern const fkv_device fkv_device_host;
 
 /* fkv_plan_make() and fkv_cache_open() for a device. */
-FKV_SEAM fkv_status fkv_plan_make_on(const fkv_device *device, const fkv_config *config, fkv_plan *plan);
+FKV_SEAM fkv_status fkv_plan_make_on(const fkv_device *device, const void *options, const fkv_config *config, fkv_plan *plan);
 FKV_SEAM fkv_status fkv_cache_open_on(const fkv_device *device, const void *options, const fkv_config *config, fkv_cache **cache);
 
 /* The public checks of a device's own write and attend: the step is open, its cache is of this device, the layer exists (all of

@@ -143,7 +143,7 @@ static fkv_status check_rotation(fkv_codec_config config, fkv_rotate rotate, fkv
     return FKV_OK;
 }
 
-static fkv_status make_layer(const fkv_config *c, const fkv_layer_config *l, fkv_attn_layer *out) {
+fkv_status fkv_shape_attn(const fkv_config *c, const fkv_layer_config *l, fkv_attn_layer *out) {
     fkv_codec k;
     fkv_codec v;
     FKV_TRY(fkv_codec_make(l->k, l->head_dim, c->page_type, &k));
@@ -217,7 +217,7 @@ fkv_status fkv_shape_make(const fkv_config *config, fkv_shape *shape) {
     for (uint32_t i = 0; i < config->n_layers; i++) {
         const fkv_layer_config *l = fkv_shape_layer(config, i);
         fkv_attn_layer attn;
-        FKV_TRY(make_layer(config, l, &attn));
+        FKV_TRY(fkv_shape_attn(config, l, &attn));
         put_slab_layer(shape, &attn, i, layers);
         if (l->sink_logits != NULL) shape->n_sink_logits += l->n_q_heads;
         if (attn.calibrated) shape->n_head_blocks += l->n_kv_heads;
@@ -261,7 +261,7 @@ void fkv_shape_fill_layers(fkv_shape *shape, const fkv_shape_layers *layers) {
     for (uint32_t i = 0; i < shape->n_layers; i++) {
         const fkv_layer_config *l = fkv_shape_layer(c, i);
         fkv_attn_layer *attn = &layers->attn[i];
-        fkv_status status = make_layer(c, l, attn);
+        fkv_status status = fkv_shape_attn(c, l, attn);
         FKV_ASSERT(status == FKV_OK); /* it was when the shape was made */
         (void)status;
         put_slab_layer(shape, attn, i, layers->slab);

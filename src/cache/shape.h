@@ -42,6 +42,9 @@ typedef struct fkv_shape_layers {
 /* Checks every field of the configuration: FKV_BAD_CONFIG, with the value and what would be right. Takes nothing. */
 fkv_status fkv_shape_make(const fkv_config *config, fkv_shape *shape);
 
+/* A layer as attention has it, without pages, rotations and sinks' logits. */
+FKV_SEAM fkv_status fkv_shape_attn(const fkv_config *config, const fkv_layer_config *layer, fkv_attn_layer *attn);
+
 void fkv_shape_carve_layers(fkv_carve *carve, const fkv_shape *shape, fkv_shape_layers *layers);
 
 /* Fills the carved arrays and the slab's offsets. config->layers is read here for the last time. */

@@ -70,17 +70,36 @@ static fkv_status choose_way(fkv_mlx_state *mlx, fkv_mlx_way wanted) {
     return FKV_OK;
 }
 
-/* On a GPU: MLX's own limit, less what is taken of it. */
-static uint64_t mlx_available(const void *options, const char **source) {
-    const fkv_mlx_config *config = options;
+static bool is_on_gpu(const fkv_mlx_config *config) {
     mlx_stream stream = mlx_stream_new();
     bool is_gpu = false;
-    size_t limit = 0;
-    size_t taken = 0;
     fkv_status status = open_stream(config, &stream);
     if (status == FKV_OK) status = is_gpu_stream(stream, &is_gpu);
     (void)mlx_stream_free(stream);
-    if (status != FKV_OK || !is_gpu) return fkv_memory_available(source);
+    return status == FKV_OK && is_gpu;
+}
+
+/* Of the fused way on CUDA: the ring of pages that blocks of prefill unpack for each other, the largest of all layers'. */
+static uint64_t mlx_beside_bytes(const fkv_shape *shape, const void *options) {
+    const fkv_mlx_config usual = fkv_mlx_config_default();
+    const fkv_mlx_config *config = options != NULL ? options : &usual;
+    bool has_metal = false;
+    if (config->way == FKV_MLX_PLAIN || !is_on_gpu(config) || mlx_metal_is_available(&has_metal) != 0 || has_metal) return 0;
+    uint64_t most = 0;
+    for (uint32_t l = 0; l < shape->n_layers; l++) {
+        fkv_attn_layer attn;
+        if (fkv_shape_attn(&shape->config, fkv_shape_layer(&shape->config, l), &attn) != FKV_OK || attn.calibrated) return 0;
+        const uint64_t bytes = fkv_prefill_ring_bytes(FKV_KERNEL_CUDA, &attn);
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
+/* On a GPU: MLX's own limit, less what is taken of it. */
+static uint64_t mlx_available(const void *options, const char **source) {
+    size_t limit = 0;
+    size_t taken = 0;
+    if (!is_on_gpu(options)) return fkv_memory_available(source);
     if (mlx_get_memory_limit(&limit) != 0 || mlx_get_active_memory(&taken) != 0) return fkv_memory_available(source);
     if (source != NULL) *source = "MLX's memory limit";
     return limit > taken ? limit - taken : 0;
@@ -179,6 +198,8 @@ static void mlx_close(void *state) {
     fkv_mlx_graph_release(&mlx->graph, 0);
     free_tables(mlx);
     for (size_t i = 0; i < sizeof constants / sizeof constants[0]; i++) let_go(constants[i]);
+    let_go(&mlx->ring);
+    let_go(&mlx->ring_ticket);
     for (uint32_t l = 0; l < mlx->n_pools; l++) {
         fkv_mlx_fused_close(&mlx->layers[l]);
         let_go(&mlx->layers[l].ticket);
@@ -340,6 +361,7 @@ static const fkv_page_store page_store = {.copy = store_copy, .read = store_read
 const fkv_device fkv_device_mlx = {.on_host = false,
                                    .calls = "fkv_mlx_write() and fkv_mlx_attend() of flatkv/mlx.h",
                                    .state_bytes = mlx_state_bytes,
+                                   .beside_bytes = mlx_beside_bytes,
                                    .available = mlx_available,
                                    .open = mlx_open,
                                    .close = mlx_close,
@@ -353,8 +375,7 @@ fkv_mlx_config fkv_mlx_config_default(void) { return (fkv_mlx_config){.way = FKV
 
 fkv_status fkv_mlx_plan_make(const fkv_config *config, const fkv_mlx_config *mlx_config, fkv_plan *plan) {
     FKV_REQUIRE(config != NULL && plan != NULL, FKV_BAD_ARGUMENT, "fkv_mlx_plan_make: config or plan is NULL");
-    (void)mlx_config; /* every stream and way takes the same */
-    return fkv_plan_make_on(&fkv_device_mlx, config, plan);
+    return fkv_plan_make_on(&fkv_device_mlx, mlx_config, config, plan);
 }
 
 fkv_status fkv_mlx_cache_open(const fkv_config *config, const fkv_mlx_config *mlx_config, fkv_cache **cache) {

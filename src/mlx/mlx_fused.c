@@ -124,6 +124,21 @@ static bool same_cut(const fkv_step_cut *a, const fkv_step_cut *b) {
            a->sealed == b->sealed;
 }
 
+/* Of all sealed layers the largest. */
+static void open_ring(fkv_mlx_state *mlx, const fkv_mlx_layer *layer) {
+    fkv_mlx_graph *g = &mlx->graph;
+    const uint64_t bytes = fkv_prefill_ring_bytes(mlx->kernels_for, layer->attn);
+    const int words = (int)fkv_max_u32((uint32_t)(bytes / sizeof(uint32_t)), TICKET_WORDS);
+    if (g->failed || (mlx->ring.ctx != NULL && mlx_array_size(mlx->ring) >= (size_t)words)) return;
+    mlx_array ring = {NULL};
+    if (mlx_zeros(&ring, (const int[]){words}, 1, MLX_UINT32, g->stream) != 0) g->failed = true;
+    ring = fkv_mlx_adopt(g, ring);
+    fkv_mlx_eval_one(g, ring);
+    fkv_mlx_keep(g, &mlx->ring, ring);
+    const uint32_t first[TICKET_WORDS] = {0};
+    fkv_mlx_keep(g, &mlx->ring_ticket, fkv_mlx_adopt(g, mlx_array_new_data(first, (const int[]){TICKET_WORDS}, 1, MLX_UINT32)));
+}
+
 void fkv_mlx_fused_open(fkv_mlx_state *mlx, uint32_t l) {
     fkv_mlx_layer *layer = &mlx->layers[l];
     layer->cut = fkv_step_cut_of(layer->attn, fkv_prefill_queries(mlx->kernels_for, layer->attn));
@@ -135,6 +150,7 @@ void fkv_mlx_fused_open(fkv_mlx_state *mlx, uint32_t l) {
     const uint32_t first[TICKET_WORDS] = {0};
     fkv_mlx_graph *g = &mlx->graph;
     fkv_mlx_keep(g, &layer->ticket, fkv_mlx_adopt(g, mlx_array_new_data(first, (const int[]){TICKET_WORDS}, 1, MLX_UINT32)));
+    if (layer->open != NULL) open_ring(mlx, layer);
     bool in_rows = false;
     if (!g->failed && (_mlx_array_is_row_contiguous(&in_rows, layer->pool) != 0 || !in_rows)) g->failed = true;
 }
@@ -259,11 +275,13 @@ typedef struct attend_inputs {
 
 static void add_input(attend_inputs *to, mlx_array a) { to->at[to->n++] = a; }
 
-static attend_inputs first_inputs(const fkv_mlx_layer *layer, mlx_array q, mlx_array table) {
+/* ring: empty where the kernel has none. */
+static attend_inputs first_inputs(const fkv_mlx_layer *layer, mlx_array q, mlx_array ring, mlx_array table) {
     attend_inputs inputs = {.n = 0};
     add_input(&inputs, q);
     add_input(&inputs, layer->pool);
     if (layer->open != NULL) add_input(&inputs, layer->open->pool);
+    if (ring.ctx != NULL) add_input(&inputs, ring);
     add_input(&inputs, table);
     return inputs;
 }
@@ -293,7 +311,7 @@ static mlx_array decode(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array q) {
                                    .threads = threads_of(mlx, layer, FKV_KERNEL_DECODE),
                                    .out_shape = FKV_MLX_SHAPE((int)fkv_step_parts_floats(attn, words)),
                                    .out_type = MLX_FLOAT32};
-    attend_inputs read = first_inputs(layer, q, shared->table);
+    attend_inputs read = first_inputs(layer, q, (mlx_array){NULL}, shared->table);
     add_tickets(layer, &read);
     fkv_mlx_kernel *kernel = kernel_for(mlx, layer, FKV_KERNEL_DECODE, rows_type(q), rows);
     mlx_array parts = fkv_mlx_kernel_apply(g, kernel, &pieces, read.at);
@@ -320,9 +338,11 @@ static mlx_array prefill(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_array q, 
                                   .threads = threads_of(mlx, layer, which),
                                   .out_shape = shape_of(q),
                                   .out_type = mlx_array_dtype(q)};
-    attend_inputs inputs = first_inputs(layer, q, shared->table);
+    const bool shares = layer->open != NULL;
+    attend_inputs inputs = first_inputs(layer, q, shares ? mlx->ring : (mlx_array){NULL}, shared->table);
     add_input(&inputs, layer->sink_logits);
     if (beside) add_input(&inputs, decoded);
+    if (shares) add_input(&inputs, mlx->ring_ticket);
     add_tickets(layer, &inputs);
     return fkv_mlx_kernel_apply(g, kernel_for(mlx, layer, which, rows_type(q), 0), &tiles, inputs.at);
 }
@@ -346,7 +366,9 @@ fkv_status fkv_mlx_fused_attend(fkv_mlx_state *mlx, fkv_mlx_layer *layer, mlx_ar
     mlx_array answer = {NULL};
     if (words[FKV_STEP_N_ITEMS] > 0) answer = decode(mlx, layer, q);
     if (words[FKV_STEP_N_TILES] > 0 && !g->failed) answer = prefill(mlx, layer, q, answer);
-    keep_ticket(g, layer, ticket_of(mlx, answer));
+    const mlx_array ticket = ticket_of(mlx, answer);
+    keep_ticket(g, layer, ticket);
+    if (layer->open != NULL && words[FKV_STEP_N_TILES] > 0) fkv_mlx_keep(g, &mlx->ring_ticket, ticket);
     fkv_mlx_keep(g, out, answer);
     fkv_mlx_graph_release(g, 0);
     return fkv_mlx_graph_status(g, "fkv_mlx_attend");

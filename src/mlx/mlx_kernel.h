@@ -6,7 +6,7 @@
 
 #include "mlx_graph.h"
 
-enum { FKV_MLX_KERNEL_INPUTS = 8 };
+enum { FKV_MLX_KERNEL_INPUTS = 10 };
 
 typedef struct fkv_mlx_kernel {
     bool is_metal;

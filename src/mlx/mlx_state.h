@@ -86,7 +86,9 @@ typedef struct fkv_mlx_state {
     fkv_mlx_layer *layers; /* [n_pools] */
     mlx_array *tables;     /* [n_groups, max_seqs]: plain way: the page tables of the step's rows; else empty */
     fkv_mlx_constants constants;
-    fkv_device_step step; /* n_rows is 0 between steps */
+    mlx_array ring;        /* the fused way: of pages that blocks of prefill unpack for each other; empty where no layer has it */
+    mlx_array ring_ticket; /* whoever takes it runs after all that touched the ring */
+    fkv_device_step step;  /* n_rows is 0 between steps */
     fkv_mlx_graph graph;
 } fkv_mlx_state;
 

@@ -124,8 +124,9 @@ static void put_layer(writer *w, const fkv_attn_layer *layer) {
     put_number(w, "SEALED", layer->sealed);
     put_number(w, "OPEN_BLOCK_BYTES", layer->open.bytes);
     put_number(w, "OPEN_SPAN", FKV_OPEN_SPAN);
-    put(w, layer->sealed ? "#define FKV_OPEN_POOL , FKV_DEVICE const void *open\n#define FKV_OPEN_GIVEN , open\n"
-                         : "#define FKV_OPEN_POOL\n#define FKV_OPEN_GIVEN\n"); /* one more pool */
+    put(w, layer->sealed ? "#define FKV_OPEN_POOL , FKV_DEVICE const void *open, FKV_DEVICE const void *ring\n"
+                           "#define FKV_OPEN_GIVEN , open, ring\n"
+                         : "#define FKV_OPEN_POOL\n#define FKV_OPEN_GIVEN\n");
     put_number(w, "WINDOW", layer->window);
     put_number(w, "SINKS", layer->window != 0 ? layer->n_sinks : 0);
     put_bits(w, "SCALE_BITS", layer->scale);
@@ -226,6 +227,25 @@ static uint32_t prefill_threads(fkv_kernel_device device, const fkv_attn_layer *
     return layer->sealed && fkv_prefill_has_warpgroups(layer) ? PREFILL_SEALED_THREADS : PREFILL_THREADS;
 }
 
+/* Of pages that blocks unpack for each other (prefill_share.h). An H200 has eight groups and a bit at a time. The host runs one
+ * block after the other: each is a group of its own. */
+enum { SHARERS = 16, RINGS = 12, HOST_RINGS = 2, SLOTS = 16, RING_WORDS = 64 };
+
+uint64_t fkv_prefill_ring_bytes(fkv_kernel_device device, const fkv_attn_layer *layer) {
+    if (device == FKV_KERNEL_METAL || !layer->sealed || !fkv_prefill_has_warpgroups(layer) || layer->window != 0) return 0;
+    const uint64_t rings = device == FKV_KERNEL_HOST ? HOST_RINGS : RINGS;
+    const uint64_t row = fkv_ceil_div(layer->head_dim, 64) * 128; /* bytes, of a key or of 64 values */
+    const uint64_t image = fkv_ceil_div((uint32_t)((PREFILL_KEYS + 8 + PREFILL_KEYS) * row + 16), 128) * 128;
+    return (1 + rings) * RING_WORDS * sizeof(uint32_t) + rings * SLOTS * image;
+}
+
+static void put_ring(writer *w, fkv_kernel_device device, const fkv_attn_layer *layer) {
+    put_number(w, "PREFILL_SHARERS", device == FKV_KERNEL_HOST ? 1 : SHARERS);
+    put_number(w, "PREFILL_RINGS", device == FKV_KERNEL_HOST ? HOST_RINGS : RINGS);
+    put_number(w, "PREFILL_SLOTS", SLOTS);
+    put_number(w, "PREFILL_RING_BYTES", (uint32_t)fkv_prefill_ring_bytes(device, layer));
+}
+
 static bool is_prefill(fkv_kernel kernel) { return kernel == FKV_KERNEL_PREFILL || kernel == FKV_KERNEL_PREFILL_BESIDE; }
 
 uint32_t fkv_kernel_shared_bytes(fkv_kernel_device device, fkv_kernel kernel) {
@@ -279,6 +299,7 @@ static void put_warpgroup_prefill(writer *w, const char *warpgroup, bool sealed)
     put(w, warpgroup);
     put(w, fkv_kernel_file_prefill_shape);
     put(w, sealed ? fkv_kernel_file_prefill_sealed : fkv_kernel_file_prefill_unpack);
+    if (sealed) put(w, fkv_kernel_file_prefill_share);
     put(w, fkv_kernel_file_prefill_feed);
     put(w, fkv_kernel_file_prefill_wgmma);
 }
@@ -409,6 +430,7 @@ size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_
     put_number(&w, "LAUNCH_THREADS", fkv_kernel_threads(device, kernel, layer));
     put_number(&w, "LAUNCH_BLOCKS", kernel == FKV_KERNEL_DECODE ? fkv_decode_blocks(layer, decode_rows) : 1);
     if (kernel == FKV_KERNEL_DECODE) put_number(&w, "ITEM_ROWS", decode_rows);
+    if (layer->sealed) put_ring(&w, device, layer);
     if (is_prefill(kernel)) {
         put_number(&w, "PREFILL_ROWS", fkv_prefill_rows(device, layer));
         put_number(&w, "PREFILL_THREADS", prefill_threads(device, layer));
@@ -469,7 +491,8 @@ size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_
      [FKV_KERNEL_PREFILL] = place shared PREFILL(pools),                                                                         \
      [FKV_KERNEL_PREFILL_BESIDE] = place shared PREFILL_BESIDE(pools),                                                           \
      [FKV_KERNEL_SEAL] = place SEAL}
-#define BOTH_SOURCES(place, shared) {SOURCES(place, shared, DECODE, "pool"), SOURCES(place, shared, SEALED_DECODE, "pool, open")}
+#define BOTH_SOURCES(place, shared)                                                                                              \
+    {SOURCES(place, shared, DECODE, "pool"), SOURCES(place, shared, SEALED_DECODE, "pool, open, ring")}
 
 const char *fkv_kernel_source(fkv_kernel_device device, fkv_kernel kernel, bool sealed) {
     /* NOLINTBEGIN(bugprone-suspicious-missing-comma): they are meant to be one string */
@@ -487,13 +510,14 @@ const char *fkv_kernel_source(fkv_kernel_device device, fkv_kernel kernel, bool 
                                                                                        "before", "after", NULL}
 
 const char *const *fkv_kernel_inputs(fkv_kernel kernel, bool sealed) {
-    static const char *const names[2][FKV_N_KERNELS][9] = {
+    static const char *const names[2][FKV_N_KERNELS][11] = {
         {NAMES_OF_ALL, [FKV_KERNEL_DECODE] = {"q", "pool", "table", "after", NULL},
          [FKV_KERNEL_PREFILL] = {"q", "pool", "table", "sink_logits", "after", NULL},
          [FKV_KERNEL_PREFILL_BESIDE] = {"q", "pool", "table", "sink_logits", "decoded", "after", NULL}},
         {NAMES_OF_ALL, [FKV_KERNEL_DECODE] = {"q", "pool", "open", "table", "before", "after", NULL},
-         [FKV_KERNEL_PREFILL] = {"q", "pool", "open", "table", "sink_logits", "before", "after", NULL},
-         [FKV_KERNEL_PREFILL_BESIDE] = {"q", "pool", "open", "table", "sink_logits", "decoded", "before", "after", NULL}}};
+         [FKV_KERNEL_PREFILL] = {"q", "pool", "open", "ring", "table", "sink_logits", "turn", "before", "after", NULL},
+         [FKV_KERNEL_PREFILL_BESIDE] = {"q", "pool", "open", "ring", "table", "sink_logits", "decoded", "turn", "before", "after",
+                                        NULL}}};
     return names[sealed][kernel];
 }
 

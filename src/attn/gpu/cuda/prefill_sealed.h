@@ -1,12 +1,11 @@
 /* Prefill on warpgroups, second part, of sealed pages of 4 bits: in place of prefill_unpack.h. A tile is a page.
  *
- * K. A dword is 8 channels of one token: one unit of eight halves. What goes there is scale . (code - 8), rounded once: the
- * offset of the channel is left out, so the rounding is 2^-13 of the channel's range. Where a few channels are 20 times larger,
- * as real keys' are, that would still be too much: so of each unit the channel with the largest scale is picked, and what its
- * halves leave is one product of 16 channels more, with those channels of q. The offsets, bias + 8 scale, are two more keys of
- * the tile: their score is what all scores of the page have in common. All is under a power of two for the page that keeps it in
- * the halves' range. So a sum needs no scaling: the power of two goes into the factor of the exponent, the offset into its
- * offset. A warp has all tokens of its units and works out their scales by itself: no warp waits for another.
+ * K. A dword is 8 channels of one token: one unit of eight halves. What goes there is scale . (code - 8), which is exact: scales
+ * have seven bits. (Pages of older files may have more: then it is rounded once, to 2^-13 of the channel's range.) The offsets,
+ * bias + 8 scale, are two more keys of the tile: their score is what all scores of the page have in common. All is under a power
+ * of two for the page that keeps it in the halves' range. So a sum needs no scaling: the power of two goes into the factor of the
+ * exponent, the offset into its offset. A warp has all tokens of its units and works out their scales by itself: no warp waits
+ * for another.
  *
  * V. A dword is 8 tokens of one channel: rows in shared memory are channels, and a product runs along them. Levels are looked up
  * by byte permutes, with their signs: as halves they are in units of 2^-24, which the norm, 2^15 times as large, makes up
@@ -37,16 +36,11 @@ FKV_FN pf_words4 *pf_value_at(fkv_shared s, fkv_u32 at, fkv_u32 channel, fkv_u32
     return (pf_words4 *)(s.base + at + channel * 128 + (eight ^ (channel % 8)) * 16);
 }
 
-/* The keys behind the tile's stay zeroes, but for those of the offsets. What picked channels leave is a row for each unit, with
- * keys along it; behind the slices of all stages are zeroes, for the keys behind the tile's. By all threads, before the first
- * tile. */
+/* The keys behind the tile's stay zeroes, but for those of the offsets. By all threads, before the first tile. */
 FKV_FN void pf_clear_stages(fkv_shared s) {
     constexpr fkv_u32 of_tile = PF_MORE_KEYS * (PF_DP / 8);
     for (fkv_u32 i = s.index; i < (PF_STAGES + 1) * of_tile; i += PF_THREADS)
         *pf_key_at(s, PF_AT_K + i / of_tile * PF_K_BYTES, PF_KEYS + i % 8, i % of_tile / 8) = pf_words4{{0, 0, 0, 0}};
-    if (s.index < 48) s.base[PF_AT_PICKS + s.index] = 0; /* of open pages, whose rests are zeroes */
-    for (fkv_u32 i = s.index; i < PF_ALL_RESTS_BYTES / 16; i += PF_THREADS)
-        *(pf_words4 *)(s.base + PF_AT_RESTS + i * 16) = pf_words4{{0, 0, 0, 0}};
 }
 
 /* ---- keys ---- */
@@ -55,13 +49,12 @@ constexpr fkv_u32 PF_SPLIT = PF_UNITS <= 8 ? 2 : 1; /* warps that share a unit's
 constexpr fkv_u32 PF_QUADS = 2 / PF_SPLIT;          /* of tokens, of a thread */
 
 /* What a thread unpacks: quads of tokens of one unit, 32 tokens apart. Neither reads nor stores of eight lanes meet in a bank.
- * Places are in bytes, of a page, a tile, a slice of rests; the swizzle of the next keys is an exclusive or with 16, 32, 48. */
+ * Places are in bytes, of a page and a tile; the swizzle of the next keys is an exclusive or with 16, 32, 48. */
 struct pf_key_share {
     fkv_u32 number; /* of the thread's channel in its unit: eight lanes have the same unit, and each of them one channel of it */
-    fkv_u32 codes_at; /* of the first token */
-    fkv_u32 unit_at;  /* scales of the unit */
-    fkv_u32 tile_at;  /* the unit of the first token */
-    fkv_u32 rests_at;
+    fkv_u32 codes_at;  /* of the first token */
+    fkv_u32 unit_at;   /* scales of the unit */
+    fkv_u32 tile_at;   /* the unit of the first token */
     fkv_u32 offset_at; /* the channel in the tile's first key more */
     bool any, first;   /* threads without a unit repeat the first; of two that have the same channel, the first puts its offset */
 };
@@ -75,7 +68,6 @@ FKV_FN pf_key_share pf_keys_of(fkv_shared s) {
             FKV_K_CODES + key / 16 * (16 * FKV_K_ROW_BYTES) + unit * 64 + key % 16 * 4,
             unit * 16,
             half + key * 128 + ((unit % 8) ^ (key % 8)) * 16,
-            unit * 128 + ((key / 8) ^ (unit % 8)) * 16 + key % 8 * 2,
             half + PF_KEYS * 128 + unit % 8 * 16 + pf_k_channel(number) * 2,
             of < PF_UNITS,
             of < PF_UNITS && warp % PF_SPLIT == 0};
@@ -138,76 +130,54 @@ FKV_FN fkv_u32 pf_page_exponent(const pf_taken_keys &k) {
  */
 constexpr float PF_OFF_LOW = 1032.0f, PF_OFF_HIGH = 72.0f;
 
+/* Whether what is put there is for other blocks too. */
+template <class TO> struct pf_lends {
+    static constexpr bool value = true;
+};
+template <> struct pf_lends<fkv_shared> {
+    static constexpr bool value = false;
+};
+
 /* By how much the channel's halves are off that way; a multiple of the scale's last bit, and no larger than the scale. */
 FKV_FN float pf_channel_error(float scale, fkv_u32 channel) {
     float off = channel % 8 < 4 ? PF_OFF_LOW : PF_OFF_HIGH;
     return fkv_fma(off, scale, fkv_f16_to_f32(fkv_f32_to_f16(-off * scale)));
 }
 
-/* Of the unit's channels, the one with the largest scale, of equals the first: its number among them. Scales have at most 11
- * bits, so the lowest four of a float are free. */
-struct pf_pick {
-    fkv_u32 number;
-    float scale;
-};
-FKV_FN pf_pick pf_pick_channel(float scale, fkv_u32 channel) {
-    fkv_u32 best = (fkv_bits_of(fkv_abs(scale)) & ~15u) | (7 - channel % 8) << 1 | (scale < 0.0f);
-    FKV_UNROLL for (fkv_u32 m = 4; m < 32; m *= 2) best = fkv_max_bits(best, fkv_shuffle_xor_bits(best, m));
-    return {7 - (best >> 1 & 7u), fkv_float_of((best & ~15u) | best << 31)};
-}
-
-/* Four tokens of a unit. */
-FKV_FN void pf_put_unit(fkv_shared s, fkv_u32 at, const fkv_u32 *codes, const fkv_u32 *scale, const fkv_u32 *off) {
+/* Four tokens of a unit. TO: shared memory, or an image of a page (prefill_share.h). */
+template <class TO> FKV_FN void pf_put_unit(TO to, fkv_u32 at, const fkv_u32 *codes, const fkv_u32 *scale, const fkv_u32 *off) {
     FKV_UNROLL for (fkv_u32 n = 0; n < 4; n++) {
         fkv_u32 c = codes[n], d = c >> 8;
-        fkv_put16(s, (at ^ n * 16) + n * 128, fkv_fma_f16x2(fkv_mask_or(c, 0x000f000fu, 0x64006400u), scale[0], off[0]),
+        fkv_put16(to, (at ^ n * 16) + n * 128, fkv_fma_f16x2(fkv_mask_or(c, 0x000f000fu, 0x64006400u), scale[0], off[0]),
                   fkv_fma_f16x2(fkv_mask_or(d, 0x000f000fu, 0x64006400u), scale[1], off[1]),
                   fkv_fma_f16x2(fkv_mask_or(c, 0x00f000f0u, 0x64006400u), scale[2], off[2]),
                   fkv_fma_f16x2(fkv_mask_or(d, 0x00f000f0u, 0x64006400u), scale[3], off[3]));
     }
 }
 
-/* Of a unit's picked channel, what its halves leave of scale . (code - 8): exact. */
-FKV_FN void pf_put_rests(fkv_shared s, fkv_u32 at, const pf_taken_keys &k, const pf_pick &pick) {
-    fkv_u32 halves = pick.number % 4 < 2 ? 0x5410u : 0x7632u, shift = pick.number % 2 * 8 + pick.number / 4 * 4;
-    fkv_u32 scale = fkv_pack_f16(pick.scale, pick.scale), less = scale ^ 0x80008000u;
-    float error = -pf_channel_error(pick.scale, pick.number);
-    fkv_u32 errors = fkv_pack_f16(error, error);
-    FKV_UNROLL for (fkv_u32 i = 0; i < PF_QUADS; i++) {
-        fkv_u32 rests[2];
-        FKV_UNROLL for (int n = 0; n < 2; n++) {
-            fkv_u32 two = fkv_permute(k.codes[i][2 * n], k.codes[i][2 * n + 1], halves) >> shift;
-            two = fkv_fma_f16x2(fkv_mask_or(two, 0x000f000fu, 0x64006400u), 0x3c003c00u, 0xe408e408u); /* code - 8 */
-            rests[n] = fkv_fma_f16x2(two, scale, fkv_fma_f16x2(two, less, errors));
-        }
-        fkv_put8(s, at ^ i * 64, rests[0], rests[1]);
-    }
-}
-
-/* The thread's channel as a key: its offset, and what the halves of all other keys are off. That of a picked channel is in its
- * rests. */
-FKV_FN void pf_put_offset(fkv_shared s, int stage, const pf_key_share &own, float scale, float bias, const pf_pick &pick) {
-    fkv_u32 at = (fkv_u32)(PF_AT_K + stage * PF_K_BYTES) + own.offset_at;
-    bias = fkv_fma(8.0f, scale, bias);
-    if (pick.number != own.number) bias -= pf_channel_error(scale, own.number);
+/* The thread's channel as a key: its offset, less what the halves of all other keys are off. */
+template <class TO> FKV_FN void pf_put_offset(TO to, fkv_u32 at, const pf_key_share &own, float scale, float bias) {
+    bias = fkv_fma(8.0f, scale, bias) - pf_channel_error(scale, own.number);
     fkv_u32 high = fkv_f32_to_f16(bias);
-    fkv_put2(s, at, high);
-    fkv_put2(s, (at ^ 16) + 128, fkv_f32_to_f16(bias - fkv_f16_to_f32(high)));
-    if (own.number == 0) s.base[PF_AT_PICKS + (fkv_u32)stage * 16 + own.unit_at / 16] = (fkv_u8)(2 * pf_k_channel(pick.number));
+    fkv_put2(to, at + own.offset_at, high);
+    fkv_put2(to, ((at + own.offset_at) ^ 16) + 128, fkv_f32_to_f16(bias - fkv_f16_to_f32(high)));
 }
 
-FKV_FN void pf_put_sealed_keys(fkv_shared s, int stage, const pf_key_share &own, const pf_taken_keys &k) {
+/* Keys of a page from `at` on, and its unit. */
+template <class TO>
+FKV_FN void pf_put_sealed_keys(fkv_shared s, TO to, fkv_u32 at, fkv_u32 unit_at, const pf_key_share &own,
+                               const pf_taken_keys &k) {
     fkv_u32 exponent = pf_page_exponent(k);
     float up = fkv_float_of((268 - exponent) << 23); /* biases below 2^15, scales below 2^5 */
     if (s.index / 32 == 3) {
-        fkv_u32 norm = pf_norm_unit(fkv_warp_max_bits(pf_larger_norm(pf_norms_of(k.norms))));
-        if (s.index == 96) ((pf_page_unit *)(s.base + PF_AT_UNITS))[stage] = {fkv_float_of((exponent - 14) << 23), norm};
+        fkv_u32 norms = pf_norms_of(k.norms);
+        fkv_u32 norm = pf_norm_unit(fkv_warp_max_bits(pf_larger_norm(norms)));
+        bool odd = fkv_any((norms & 0x7fffu) >= 0x7c00u || norms >= 0x7c000000u);
+        fkv_u32 sum = pf_lends<TO>::value && odd ? 0x7fc00000u : (exponent - 14) << 23; /* all rows of all blocks see the page */
+        if (s.index == 96) fkv_put8(to, unit_at, sum, norm);
     }
-    float scale = fkv_page_number(k.scale) * up;
-    pf_pick pick = pf_pick_channel(scale, own.number);
     if (!own.any) return;
-    if (own.first) pf_put_offset(s, stage, own, scale, fkv_page_number(k.bias) * up, pick);
-    pf_put_rests(s, (fkv_u32)(PF_AT_RESTS + stage * PF_RESTS_BYTES) + own.rests_at, k, pick);
+    if (own.first) pf_put_offset(to, at, own, fkv_page_number(k.scale) * up, fkv_page_number(k.bias) * up);
     fkv_u32 scales[4], off[4];
     FKV_UNROLL for (int n = 0; n < 4; n++) { /* channels n % 2 + n / 2 * 4 and that + 2 */
         float times = n < 2 ? up : up * 0.0625f;
@@ -216,8 +186,7 @@ FKV_FN void pf_put_sealed_keys(fkv_shared s, int stage, const pf_key_share &own,
                                  fkv_page_number(k.scales[n / 2 * 2 + 1] >> part & 0xffffu) * times);
         off[n] = pf_times(scales[n], n < 2 ? 0xe408e408u : 0xe480e480u); /* - 1032, - 1152 */
     }
-    FKV_UNROLL for (fkv_u32 i = 0; i < PF_QUADS; i++)
-        pf_put_unit(s, (fkv_u32)(PF_AT_K + stage * PF_K_BYTES) + own.tile_at + i * (32 * 128), k.codes[i], scales, off);
+    FKV_UNROLL for (fkv_u32 i = 0; i < PF_QUADS; i++) pf_put_unit(to, at + own.tile_at + i * (32 * 128), k.codes[i], scales, off);
 }
 
 FKV_FN void pf_put_open_keys(fkv_shared s, int stage, int packed) {
@@ -236,13 +205,13 @@ FKV_FN void pf_put_open_keys(fkv_shared s, int stage, int packed) {
         *pf_key_at(s, PF_AT_LOW, key, unit) = low;
     }
     if (s.index < 2 * PF_UNITS) *pf_key_at(s, at, PF_KEYS + s.index % 2, s.index / 2) = pf_words4{{0, 0, 0, 0}};
-    *(pf_words4 *)(s.base + PF_AT_RESTS + stage * PF_RESTS_BYTES + s.index * 16) = pf_words4{{0, 0, 0, 0}};
     if (s.index == 0) ((pf_page_unit *)(s.base + PF_AT_UNITS))[stage] = {1.0f, 0};
 }
 
 FKV_FN void pf_put_keys(fkv_shared s, const pf_item &x, fkv_u32 tile, int stage, int packed, const pf_key_share &own,
                         const pf_taken_keys &k) {
-    if (!pf_is_open(x, pf_first_key(x, tile) / FKV_PAGE_TOKENS)) return pf_put_sealed_keys(s, stage, own, k);
+    if (!pf_is_open(x, pf_first_key(x, tile) / FKV_PAGE_TOKENS))
+        return pf_put_sealed_keys(s, s, (fkv_u32)(PF_AT_K + stage * PF_K_BYTES), (fkv_u32)(PF_AT_UNITS + stage * 16), own, k);
     /* there is one room for what halves leave: the tile before may still be read from it */
     if (tile > 0) fkv_gate_wait(s, pf_gate(PF_K_EMPTY, (int)((tile - 1) % PF_STAGES)), (tile - 1) / PF_STAGES % 2);
     pf_put_open_keys(s, stage, packed);
@@ -298,18 +267,18 @@ FKV_FN void pf_take_values(fkv_shared s, const pf_value_share &own, int packed, 
 }
 
 /* A weight of 0 does not hide a norm that is not finite: it becomes 0, and the rows that do see its token are marked. */
-FKV_FN void pf_hide_odd_norms(fkv_shared s, fkv_u32 first_key, fkv_u32 *norms) {
+template <bool MARK> FKV_FN void pf_hide_odd_norms(fkv_shared s, fkv_u32 first_key, fkv_u32 *norms) {
     fkv_u32 eight = s.index % 8;
     for (fkv_u32 i = 0; i < 8; i++) {
         fkv_u32 part = 0x7c00u << 16 * (i % 2);
         if ((norms[i / 2] & part) != part) continue;
         norms[i / 2] &= ~(0xffffu << 16 * (i % 2));
-        pf_mark_rows(s, first_key + 8 * eight + i);
+        if (MARK) pf_mark_rows(s, first_key + 8 * eight + i);
     }
 }
 
 /* Eight tokens of a channel: levels and signs are halves in units of 2^-24 as they are. */
-FKV_FN void pf_put_eight(fkv_shared s, fkv_u32 at, fkv_u32 x, const fkv_u32 *levels_of, const fkv_u32 *norms) {
+template <class TO> FKV_FN void pf_put_eight(TO out, fkv_u32 at, fkv_u32 x, const fkv_u32 *levels_of, const fkv_u32 *norms) {
     fkv_u32 to[4];
     fkv_u32 signs[2] = {x << 4 & 0x80808080u,
                         x & 0x80808080u}; /* bytes: of the low nibbles, tokens 0 to 3, and of the high ones */
@@ -321,7 +290,7 @@ FKV_FN void pf_put_eight(fkv_shared s, fkv_u32 at, fkv_u32 x, const fkv_u32 *lev
         to[2 + i] = fkv_permute(levels, signs[1], i == 0 ? 0x5341u : 0x7361u);
     }
     FKV_UNROLL for (int i = 0; i < 4; i++) to[i] = pf_times(to[i], norms[i]);
-    fkv_put16(s, at, to[0], to[1], to[2], to[3]);
+    fkv_put16(out, at, to[0], to[1], to[2], to[3]);
 }
 
 FKV_FN void pf_put_open_values(fkv_shared s, fkv_u32 first_key, int stage, int packed) {
@@ -338,15 +307,19 @@ FKV_FN void pf_put_open_values(fkv_shared s, fkv_u32 first_key, int stage, int p
     }
 }
 
+/* Values of a page from `at` on. */
+template <class TO> FKV_FN void pf_put_sealed_values(TO to, fkv_u32 at, const pf_value_share &own, const pf_taken_values &v) {
+    FKV_UNROLL for (fkv_u32 i = 0; i < PF_LINES; i++) {
+        if (own.line + 4 * i >= FKV_D / 16) break;
+        FKV_UNROLL for (fkv_u32 n = 0; n < 4; n++)
+            pf_put_eight(to, ((at + own.tile_at) ^ n * 16) + i * (4 * 16 * 128) + n * 128, v.codes[i][n], own.levels, v.norms);
+    }
+}
+
 FKV_FN void pf_put_values(fkv_shared s, const pf_item &x, fkv_u32 tile, int stage, int packed, const pf_value_share &own,
                           pf_taken_values &v) {
     fkv_u32 key = pf_first_key(x, tile);
     if (pf_is_open(x, key / FKV_PAGE_TOKENS)) return pf_put_open_values(s, key, stage, packed);
-    if (v.odd) pf_hide_odd_norms(s, key, v.norms);
-    fkv_u32 at = (fkv_u32)(PF_AT_V + stage * PF_TILE_BYTES) + own.tile_at;
-    FKV_UNROLL for (fkv_u32 i = 0; i < PF_LINES; i++) {
-        if (own.line + 4 * i >= FKV_D / 16) break;
-        FKV_UNROLL for (fkv_u32 n = 0; n < 4; n++)
-            pf_put_eight(s, (at ^ n * 16) + i * (4 * 16 * 128) + n * 128, v.codes[i][n], own.levels, v.norms);
-    }
+    if (v.odd) pf_hide_odd_norms<true>(s, key, v.norms);
+    pf_put_sealed_values(s, (fkv_u32)(PF_AT_V + stage * PF_TILE_BYTES), own, v);
 }

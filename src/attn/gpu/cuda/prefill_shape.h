@@ -22,14 +22,12 @@ constexpr bool PF_BIASED = PF_Q_HELD && PF_SCALED;                          /* K
 constexpr float PF_SUM_UNIT = 16384.0f / FKV_K_GROUP; /* then: see pf_put_biases() */
 
 constexpr int PF_Q_BYTES = PF_ROWS * PF_DP * 2;
-constexpr int PF_FIXED_BYTES =
-    1024 + PF_PARTS * PF_Q_BYTES + PF_ROWS * 4 + PF_GROUPS * PF_ROWS * 4 + 160 + (FKV_SEALED ? 96 : 0) + PF_ROWS;
+constexpr int PF_FIXED_BYTES = 1024 + PF_PARTS * PF_Q_BYTES + PF_ROWS * 4 + PF_GROUPS * PF_ROWS * 4 + 192 + PF_ROWS +
+                               (FKV_SEALED ? 64 + FKV_BLOCK_BYTES : 0);
 constexpr int PF_MORE_KEYS =
     FKV_K_SEALED ? 8 : 0; /* the offsets of a sealed page's channels are two more keys; keys go by eight */
 constexpr int pf_tile_bytes(int keys) { return keys * PF_DP * 2; }
 constexpr int pf_low_bytes(int keys) { return FKV_K_SEALED ? pf_tile_bytes(keys + PF_MORE_KEYS) : 0; } /* of open pages' keys */
-constexpr int PF_RESTS_BYTES = 16 * 128;                                  /* of sealed ones': one stage's */
-constexpr int PF_ALL_RESTS_BYTES = FKV_K_SEALED ? 4 * PF_RESTS_BYTES : 0; /* of three stages, and zeroes */
 constexpr int pf_scales_bytes(int keys) { return PF_SCALED ? PF_GROUPS * keys * (PF_BIASED ? 4 : 8) : 0; }
 constexpr int pf_biases_bytes(int keys) { return PF_BIASED ? keys * 128 : 0; }
 constexpr int pf_packed_bytes(int keys) {
@@ -41,7 +39,7 @@ constexpr int pf_packed_bytes(int keys) {
 }
 constexpr bool pf_fits(int keys, int stages, int packed) {
     int stage = pf_tile_bytes(keys + PF_MORE_KEYS) + pf_tile_bytes(keys) + pf_scales_bytes(keys) + pf_biases_bytes(keys);
-    return PF_FIXED_BYTES + pf_low_bytes(keys) + PF_ALL_RESTS_BYTES + stages * stage + packed * pf_packed_bytes(keys) <= PF_ROOM;
+    return PF_FIXED_BYTES + pf_low_bytes(keys) + stages * stage + packed * pf_packed_bytes(keys) <= PF_ROOM;
 }
 constexpr int PF_KEYS = PF_DP > 128 ? (pf_fits(32, 1, 1) ? 32 : 16) : 64;
 constexpr int PF_STAGES = pf_fits(PF_KEYS, 3, 2) ? 3 : pf_fits(PF_KEYS, 2, 1) ? 2 : 1;
@@ -104,19 +102,21 @@ constexpr int PF_PACKED_BYTES = pf_packed_bytes(PF_KEYS);
 constexpr int PF_AT_Q = 0;
 constexpr int PF_AT_K = PF_PARTS * PF_Q_BYTES;
 constexpr int PF_AT_LOW = PF_AT_K + PF_STAGES * PF_K_BYTES; /* what the halves of an open page's keys leave */
-constexpr int PF_AT_RESTS = PF_AT_LOW + pf_low_bytes(PF_KEYS);
-constexpr int PF_AT_V = PF_AT_RESTS + PF_ALL_RESTS_BYTES;
+constexpr int PF_AT_V = PF_AT_LOW + pf_low_bytes(PF_KEYS);
 constexpr int PF_AT_BIASES = PF_AT_V + PF_STAGES * PF_TILE_BYTES;
 constexpr int PF_AT_SCALES = PF_AT_BIASES + PF_STAGES * PF_BIASES_BYTES;
 constexpr int PF_AT_PACKED = PF_AT_SCALES + PF_STAGES * PF_SCALES_BYTES;
-constexpr int PF_AT_FACTORS = PF_AT_PACKED + PF_PACKED * PF_PACKED_BYTES; /* [rows]: of the scores */
-constexpr int PF_AT_SUMS = PF_AT_FACTORS + PF_ROWS * 4;                   /* [groups, rows]: of q */
+constexpr int PF_AT_FACTORS = /* [rows]: of the scores; before it the packed page that is unpacked for others */
+    PF_AT_PACKED + PF_PACKED * PF_PACKED_BYTES + (FKV_SEALED ? FKV_BLOCK_BYTES : 0);
+constexpr int PF_AT_SUMS = PF_AT_FACTORS + PF_ROWS * 4; /* [groups, rows]: of q */
 constexpr int PF_AT_GATES = PF_AT_SUMS + PF_GROUPS * PF_ROWS * 4;
-constexpr int PF_AT_ODD = PF_AT_GATES + 144;     /* [rows], bytes: 1 where a row sees values that are not finite */
+constexpr int PF_AT_ODD = PF_AT_GATES + 176;     /* [rows], bytes: 1 where a row sees values that are not finite */
 constexpr int PF_AT_WHERE = PF_AT_ODD + PF_ROWS; /* {position, first_row, n_rows} of the item: see pf_mark_rows() */
 constexpr int PF_AT_UNITS = PF_AT_WHERE + 16;    /* [stages] of pf_page_unit: of sealed pages */
-constexpr int PF_AT_PICKS = PF_AT_UNITS + 32;    /* [stages, 16], bytes: where the picked channel of each unit lies in it */
-constexpr int PF_AT_END = PF_AT_PICKS + 48;
+constexpr int PF_AT_TURN = PF_AT_UNITS + 48;     /* words of prefill_share.h: the block's number */
+constexpr int PF_AT_READY = PF_AT_TURN + 4;      /* shared tiles that are known to be there */
+constexpr int PF_AT_THROUGH = PF_AT_TURN + 8;    /* and those that were multiplied */
+constexpr int PF_AT_END = PF_AT_TURN + 16;
 constexpr int PF_OUT_STRIDE = FKV_D + 4; /* floats; out's rows take the place of everything else */
 constexpr int PF_OUT_BYTES = PF_ROWS * PF_OUT_STRIDE * 4;
 constexpr int PF_USED_BYTES = PF_AT_END;
@@ -125,8 +125,9 @@ static_assert(PF_SHARED_BYTES <= PF_ROOM, "does not fit");
 static_assert(PF_OUT_BYTES <= PF_AT_ODD, "the marks outlive the products");
 static_assert(PF_THREADS / 32 * FKV_D * 4 <= PF_AT_FACTORS - PF_AT_K, "the rows on their way into q");
 
-/* PF_FULL: the keys of a tile are there, and the values of the tile before. PF_TURN: of a warpgroup, to make scores. */
-enum { PF_FULL, PF_K_EMPTY, PF_V_EMPTY, PF_PACKED_FULL, PF_PACKED_EMPTY, PF_TURN };
+/* PF_FULL: the keys of a tile are there, and the values of the tile before. PF_TURN: of a warpgroup, to make scores.
+ * PF_LENT_FULL: the packed page that is unpacked for others. */
+enum { PF_FULL, PF_K_EMPTY, PF_V_EMPTY, PF_PACKED_FULL, PF_PACKED_EMPTY, PF_TURN, PF_LENT_FULL };
 FKV_FN fkv_u32 pf_gate(int kind, int stage) { return (fkv_u32)(PF_AT_GATES + (kind * 3 + stage) * 8); }
 
 /* One block's share of the step: rows of queries, and the tiles of keys that they meet. */
@@ -138,6 +139,10 @@ struct pf_item {
     const fkv_u8 *open;
     const fkv_u32 *open_pages;
     fkv_u32 n_open_fixed, n_open_ring;
+    fkv_u8 *ring; /* of pages that blocks unpack for each other: see prefill_share.h */
+    const fkv_u32 *table;
+    fkv_u32 number;     /* of the table's tile */
+    fkv_u32 shared_end; /* tiles from 1 to before it are unpacked once for several blocks; 1: none */
 #endif
     fkv_u32 first_token; /* of the step: row 0's */
     fkv_u32 head;
@@ -169,6 +174,10 @@ FKV_FN pf_item pf_item_at(const fkv_u8 *pool FKV_OPEN_POOL, const fkv_u32 *table
     x.open_pages = table + row[FKV_ROW_OPEN_PAGES];
     x.n_open_fixed = row[FKV_ROW_OPEN_FIXED];
     x.n_open_ring = row[FKV_ROW_OPEN_RING];
+    x.ring = (fkv_u8 *)ring;
+    x.table = table;
+    x.number = tile_number;
+    x.shared_end = 1;
 #endif
     x.first_token = tile[FKV_TILE_FIRST_TOKEN];
     x.head = head;
@@ -222,7 +231,7 @@ FKV_FN void pf_clear_marks(fkv_shared s, const pf_item &x) {
 }
 
 /* Sums over a page's keys are in units of `sum`. Its values are in units of 2^norm, and so its weights in 2^-norm. */
-struct alignas(8) pf_page_unit {
+struct alignas(16) pf_page_unit {
     float sum;
     fkv_u32 norm;
 };

@@ -36,12 +36,14 @@
  *   3769 us   one warpgroup unpacks keys and values: all wait for it
  *   3363 us   one for keys and one for values, scales shared out over the threads, no product with 2^15 for each value
  *   2632 us   a warp of keys has all tokens of its channels, and waits for no other; a logic operation and one fused multiply-add
- *             for two codes; rests four tokens at a time; places kept in registers
- * Of these 2632 us: with keys left as they are in shared memory 2245, with values 2403, with both 2051; then 1798 without rests
- * and with 64 keys instead of 72. Both sides are busy: warps that unpack keys wait for a tenth of the time, warps that multiply
- * for a sixth, and half of the issue slots are taken. Not taken over: 2434 us without rests alone; then 2462 to 2516 with rings
- * and gates of keys and values apart, 2580 to 2886 with two pages at a time, 3432 in clusters of two blocks that share their
- * pages.
+ *             for two codes; places kept in registers
+ *   2434 us   scales of seven bits: no product for what halves leave
+ *   2828 us   pages unpacked once for 16 blocks (prefill_share.h), one thread that asks, brings and tells
+ *   2143 us   a thread for each of the three
+ *   2118 us   keys and values brought by two
+ * With nobody unpacking 1862, with nothing brought 1782; but then the numbers are zeroes, which take less power. With real ones
+ * the device lowers its clock from 1980 to 1750 MHz: it is power that this waits for now. Four stages: 2077 to 2121 us. Two
+ * blocks in a cluster, with pages brought once for both: 3725, since too few pairs of multiprocessors are free at a time.
  */
 /* ---- queries and outputs ---- */
 
@@ -198,7 +200,6 @@ struct pf_rows {
     float sums[2][2];                        /* of q, by group */
     fkv_u32 sum_halves[PF_BIASED ? 4 : 1];   /* the same, as q of the biases */
     fkv_u32 held[PF_Q_HELD ? FKV_D / 4 : 1]; /* q */
-    fkv_u32 pick_at[2];                      /* of sealed pages: where the thread's units of q lie */
     fkv_u32 p[PF_KEYS / 4];
     float o[PF_COLS / 2];
 };
@@ -355,28 +356,10 @@ FKV_FN void pf_weigh(float *x, const pf_tile_unit &u, pf_row_state *row, const f
 }
 
 #if FKV_SEALED
-/* q of the picked channels of the page: of this thread's rows, those of four units. */
-FKV_FN void pf_load_picked(fkv_shared s, int stage, const pf_rows &r, fkv_u32 *picked) {
-    const fkv_u8 *picks = s.base + PF_AT_PICKS + stage * 16 + s.index % 4 * 2;
-    FKV_UNROLL for (fkv_u32 half = 0; half < 2; half++) {
-        bool any = half == 0 || FKV_D % 128 == 0 || 8 + s.index % 4 * 2 < FKV_D / 8;
-        fkv_u32 two = *(const fkv_u16 *)(picks + half * 8);
-        const fkv_u8 *low = s.base + r.pick_at[0] + half * (PF_ROWS * 128) + (two & 255u);
-        const fkv_u8 *high = s.base + r.pick_at[1] + half * (PF_ROWS * 128) + (two >> 8);
-        FKV_UNROLL for (fkv_u32 i = 0; i < 2; i++) {
-            picked[2 * half + i] = 0;
-            if (any) picked[2 * half + i] = *(const fkv_u16 *)(low + i * 1024) | *(const fkv_u16 *)(high + i * 1024) * 0x10000u;
-        }
-    }
-}
-
 /* x: sums of one tile's keys, and of the offsets behind them. Of an open page, what all its halves leave is a product more. */
-FKV_FN void pf_score(fkv_shared s, const pf_item &item, fkv_u32 key, int stage, const pf_rows &r, const fkv_u32 *picked,
-                     float *x) {
+FKV_FN void pf_score(fkv_shared s, const pf_item &item, fkv_u32 key, int stage, const pf_rows &r, float *x) {
     fkv_wg_begin();
-    fkv_u32 rests = (fkv_u32)(stage * PF_RESTS_BYTES);
-    fkv_wg_scores_across<PF_K_ROWS>(s, x, picked, s.unit + (PF_AT_RESTS + rests) / 16, (3 * PF_RESTS_BYTES - rests) / 16);
-    pf_issue_products<true>(s, 0, pf_keys_at(s, stage), r, x);
+    pf_issue_products<false>(s, 0, pf_keys_at(s, stage), r, x);
     fkv_wg_wait<0>();
     fkv_wg_settle<PF_K_ROWS / 2>(x);
     if (!pf_is_open(item, key / FKV_PAGE_TOKENS)) return;
@@ -434,8 +417,6 @@ FKV_FN void pf_meet(fkv_shared s, const pf_item &item, fkv_u32 tile, int stage, 
     fkv_u32 key = pf_first_key(item, tile);
     fkv_u32 v_at = r.v_at + (fkv_u32)last_stage * (PF_TILE_BYTES / 16);
 #if FKV_SEALED
-    fkv_u32 picked[4];
-    pf_load_picked(s, stage, r, picked);
     pf_page_unit unit = ((const pf_page_unit *)(s.base + PF_AT_UNITS))[stage];
 #else
     pf_scales scales;
@@ -447,7 +428,7 @@ FKV_FN void pf_meet(fkv_shared s, const pf_item &item, fkv_u32 tile, int stage, 
     if (!PF_Q_HELD) fkv_wg_settle_bits<1>(&r.q_at); /* places are worked out anew: kept, they would spill */
     fkv_gate_wait(s, pf_gate(PF_TURN, r.group), (tile + 1 + (fkv_u32)r.group) % 2);
 #if FKV_SEALED
-    pf_score(s, item, key, stage, r, picked, x);
+    pf_score(s, item, key, stage, r, x);
 #else
     pf_score(s, stage, r, scales, x);
 #endif
@@ -506,9 +487,6 @@ FKV_FN void pf_begin_rows(fkv_shared s, const pf_item &x, fkv_u32 row, pf_rows &
             float high = fkv_f16_to_f32(fkv_f32_to_f16(sum));
             r.sum_halves[i] = fkv_pack_f16(high, sum - high);
         }
-    if (FKV_SEALED)
-        FKV_UNROLL for (fkv_u32 i = 0; i < 2; i++) r.pick_at[i] =
-            (fkv_u32)((fkv_u8 *)pf_query_at(s, row, (s.index % 4 * 2 + i) * 8) - s.base);
     FKV_UNROLL for (int i = 0; i < PF_COLS / 2; i++) r.o[i] = 0;
     if (PF_Q_HELD) FKV_UNROLL for (int i = 0; i < FKV_D / 4; i++) {
             fkv_u32 place = (fkv_u32)(i / 4 * 16 + i / 2 % 2 * 8 + lane % 4 * 2);
@@ -563,8 +541,14 @@ FKV_FN void pf_multiply(fkv_shared s, const pf_item &x, const float *sink_logits
 FKV_FN void fkv_attend_prefill(fkv_place place, fkv_u32 *shared, const void *q, const void *pool FKV_OPEN_POOL,
                                const fkv_u32 *table, const float *sink_logits, void *out) {
     fkv_shared s = fkv_shared_make(shared, place.index);
+#if FKV_SEALED
+    place = pf_take_turn(s, place, ring, table);
+#endif
     pf_item x = pf_item_at((const fkv_u8 *)pool FKV_OPEN_GIVEN, table, place.x, place.y, place.z);
     if (x.n_rows == 0) return;
+#if FKV_SEALED
+    x.shared_end = pf_shared_end(x);
+#endif
     if ((int)s.index == 0) {
         for (int stage = 0; stage < PF_STAGES; stage++) {
             fkv_gate_make(s, pf_gate(PF_FULL, stage), 4 * PF_FEEDERS);
@@ -576,6 +560,7 @@ FKV_FN void fkv_attend_prefill(fkv_place place, fkv_u32 *shared, const void *q, 
             fkv_gate_make(s, pf_gate(PF_PACKED_FULL, stage), 1);
             fkv_gate_make(s, pf_gate(PF_PACKED_EMPTY, stage), 4 * PF_FEEDERS);
         }
+        if (FKV_SEALED) fkv_gate_make(s, pf_gate(PF_LENT_FULL, 0), 1);
         fkv_gates_made();
         pf_bring_first(s, x);
     }
@@ -594,4 +579,7 @@ FKV_FN void fkv_attend_prefill(fkv_place place, fkv_u32 *shared, const void *q, 
     }
     fkv_sync();
     pf_store_outputs(s, x, out);
+#if FKV_SEALED
+    pf_end_turn(s, x);
+#endif
 }

@@ -107,14 +107,6 @@ template <int KEYS, bool ADD> FKV_FN void fkv_wg_scores_held(fkv_shared, float *
                      : "r"(q[0]), "r"(q[1]), "r"(q[2]), "r"(q[3]), "l"(b));
 }
 
-template <int KEYS> FKV_FN void fkv_wg_scores_across(fkv_shared, float *d, const fkv_u32 *q, fkv_u32 k_at, fkv_u32 block) {
-    static_assert(KEYS == 72, "no other tiles have rests");
-    fkv_u64 b = FKV_WG_DESCRIPTOR(k_at + (block << 16));
-    asm volatile("wgmma.mma_async.sync.aligned.m64n72k16.f32.f16.f16 {" FKV_REGS36 "}, {%36,%37,%38,%39}, %40, 0, 1, 1, 1;"
-                 : FKV_ACC36("=f", d, 0)
-                 : "r"(q[0]), "r"(q[1]), "r"(q[2]), "r"(q[3]), "l"(b));
-}
-
 template <int KEYS, int COLS> FKV_FN void fkv_wg_values(fkv_shared, float *d, const fkv_u32 *p, fkv_u32 v_at) {
     constexpr fkv_u32 block = KEYS * 128 / 16;
     constexpr int width = COLS % 128 == 0 ? 128 : 64;
@@ -193,6 +185,9 @@ FKV_FN void fkv_gate_make(fkv_shared s, fkv_u32 at, fkv_u32 n) {
 FKV_FN void fkv_gate_arrive(fkv_shared s, fkv_u32 at) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(s.address + at) : "memory");
 }
+FKV_FN void fkv_gate_arrive_often(fkv_shared s, fkv_u32 at, fkv_u32 n) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(s.address + at), "r"(n) : "memory");
+}
 FKV_FN void fkv_gate_wait(fkv_shared s, fkv_u32 at, fkv_u32 phase) {
     asm volatile(
         "{\n.reg .pred p;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra DONE;\nbra AGAIN;\nDONE:\n}\n" ::
@@ -214,3 +209,48 @@ FKV_FN void fkv_bring_end(fkv_shared, fkv_u32) {}
 /* Stores of this thread become visible to the products of others that a gate lets pass after them. */
 FKV_FN void fkv_publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 FKV_FN void fkv_gates_made() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+/* ---- between blocks ---- */
+
+/* Numbers of device memory that only grow. */
+FKV_FN fkv_u32 fkv_take_number(fkv_u32 *word) {
+    fkv_u32 x;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(x) : "l"(word) : "memory");
+    return x;
+}
+FKV_FN void fkv_tell_number(fkv_u32 *word, fkv_u32 x) {
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(word), "r"(x) : "memory");
+}
+FKV_FN void fkv_await_number(fkv_u32 *word, fkv_u32 least) {
+    fkv_u32 x;
+    for (;;) {
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(word) : "memory");
+        if (x >= least) return;
+        __nanosleep(400);
+    }
+}
+/* The same in shared memory, `at` bytes from the base. */
+FKV_FN void fkv_tell_near(fkv_shared s, fkv_u32 at, fkv_u32 x) {
+    asm volatile("st.release.cta.shared::cta.u32 [%0], %1;" ::"r"(s.address + at), "r"(x) : "memory");
+}
+FKV_FN void fkv_await_near(fkv_shared s, fkv_u32 at, fkv_u32 least) {
+    fkv_u32 x;
+    for (;;) {
+        asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];" : "=r"(x) : "r"(s.address + at) : "memory");
+        if (x >= least) return;
+        __nanosleep(50);
+    }
+}
+
+/* A page in device memory, unpacked: places are in bytes from its base. What a thread put there is seen by the copy engine of
+ * others, who await a number that is told behind fkv_publish_image(), and then call fkv_see_image(). */
+struct fkv_image {
+    fkv_u8 *base;
+};
+FKV_FN void fkv_put16(fkv_image to, fkv_u32 at, fkv_u32 a, fkv_u32 b, fkv_u32 c, fkv_u32 d) {
+    *(uint4 *)(to.base + at) = make_uint4(a, b, c, d);
+}
+FKV_FN void fkv_put8(fkv_image to, fkv_u32 at, fkv_u32 a, fkv_u32 b) { *(uint2 *)(to.base + at) = make_uint2(a, b); }
+FKV_FN void fkv_put2(fkv_image to, fkv_u32 at, fkv_u32 x) { *(fkv_u16 *)(to.base + at) = (fkv_u16)x; }
+FKV_FN void fkv_publish_image() { asm volatile("fence.acq_rel.gpu;\nfence.proxy.async;" ::: "memory"); }
+FKV_FN void fkv_see_image() { asm volatile("fence.proxy.async;" ::: "memory"); }

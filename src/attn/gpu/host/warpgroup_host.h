@@ -56,19 +56,6 @@ template <int KEYS, bool ADD> FKV_FN void fkv_wg_scores_held(fkv_shared s, float
     }
 }
 
-/* d = q . k over 16 channels, each of them a row, with keys along it: 64 of them, and `block` further on the next. */
-template <int KEYS> FKV_FN void fkv_wg_scores_across(fkv_shared s, float *d, const fkv_u32 *q, fkv_u32 k_at, fkv_u32 block) {
-    const fkv_host_given *all = fkv_host_exchange(q, 4);
-    fkv_u32 lane = s.index % 32;
-    for (int i = 0; i < KEYS / 2; i++) {
-        fkv_u32 key = fkv_host_column(lane, i);
-        d[i] = 0;
-        for (fkv_u32 k = 0; k < 16; k++)
-            d[i] += fkv_host_held(all, fkv_host_row(lane, i), k) *
-                    fkv_host_half(s, (k_at + key / 64 * block) * 16 + k * 128 + key % 64 * 2);
-    }
-}
-
 /* d += p . v over 16 keys: p in registers, v: 16 rows of each block of 64 channels. d: [COLS / 2]. */
 template <int KEYS, int COLS> FKV_FN void fkv_wg_values(fkv_shared s, float *d, const fkv_u32 *p, fkv_u32 v_at) {
     const fkv_host_given *all = fkv_host_exchange(p, 4);
@@ -132,9 +119,33 @@ FKV_FN void fkv_gate_arrive(fkv_shared, fkv_u32 at) {
     gate.left = gate.n;
     fkv_host_turn(gate.phase, gate.phase ^ 1);
 }
+FKV_FN void fkv_gate_arrive_often(fkv_shared s, fkv_u32 at, fkv_u32 n) {
+    for (fkv_u32 i = 0; i < n; i++) fkv_gate_arrive(s, at);
+}
 FKV_FN void fkv_gate_wait(fkv_shared, fkv_u32 at, fkv_u32 phase) { fkv_host_await(fkv_host_gate_at(at).phase, phase); }
 
 FKV_FN void fkv_bring_begin(fkv_shared, fkv_u32, fkv_u32) {}
 FKV_FN void fkv_bring(fkv_shared s, fkv_u32, fkv_u32 at, const fkv_u8 *from, fkv_u32 bytes) { memcpy(s.base + at, from, bytes); }
 FKV_FN void fkv_bring_end(fkv_shared s, fkv_u32 gate) { fkv_gate_arrive(s, gate); }
 FKV_FN void fkv_publish() {}
+
+FKV_FN fkv_host_word &fkv_host_number(fkv_u32 *word) { return *reinterpret_cast<fkv_host_word *>(word); }
+FKV_FN fkv_u32 fkv_take_number(fkv_u32 *word) { return fkv_host_number(word).fetch_add(1); }
+FKV_FN void fkv_tell_number(fkv_u32 *word, fkv_u32 x) { fkv_host_turn(fkv_host_number(word), x); }
+FKV_FN void fkv_await_number(fkv_u32 *word, fkv_u32 least) {
+    for (fkv_u32 x = fkv_host_number(word); x < least; x = fkv_host_number(word)) fkv_host_await(fkv_host_number(word), x);
+}
+
+FKV_FN void fkv_tell_near(fkv_shared s, fkv_u32 at, fkv_u32 x) { fkv_tell_number((fkv_u32 *)(s.base + at), x); }
+FKV_FN void fkv_await_near(fkv_shared s, fkv_u32 at, fkv_u32 least) { fkv_await_number((fkv_u32 *)(s.base + at), least); }
+
+struct fkv_image {
+    fkv_u8 *base;
+};
+FKV_FN void fkv_put16(fkv_image to, fkv_u32 at, fkv_u32 a, fkv_u32 b, fkv_u32 c, fkv_u32 d) {
+    fkv_put16(fkv_shared{to.base, 0, 0}, at, a, b, c, d);
+}
+FKV_FN void fkv_put8(fkv_image to, fkv_u32 at, fkv_u32 a, fkv_u32 b) { fkv_put8(fkv_shared{to.base, 0, 0}, at, a, b); }
+FKV_FN void fkv_put2(fkv_image to, fkv_u32 at, fkv_u32 x) { fkv_put2(fkv_shared{to.base, 0, 0}, at, x); }
+FKV_FN void fkv_publish_image() {}
+FKV_FN void fkv_see_image() {}
