@@ -79,20 +79,25 @@ static bool is_on_gpu(const fkv_mlx_config *config) {
     return status == FKV_OK && is_gpu;
 }
 
-/* Of the fused way on CUDA: the ring of pages that blocks of prefill unpack for each other, the largest of all layers'. */
+/* On a GPU MLX gives whole pages of memory for an array. The fused way on CUDA has a ring of pages that blocks of prefill unpack
+ * for each other, the largest of all layers'. */
 static uint64_t mlx_beside_bytes(const fkv_shape *shape, const void *options) {
+    enum { MLX_PAGE_BYTES = 16384 };
     const fkv_mlx_config usual = fkv_mlx_config_default();
     const fkv_mlx_config *config = options != NULL ? options : &usual;
     bool has_metal = false;
-    if (config->way == FKV_MLX_PLAIN || !is_on_gpu(config) || mlx_metal_is_available(&has_metal) != 0 || has_metal) return 0;
+    if (!is_on_gpu(config)) return 0;
+    const uint64_t rounding = (uint64_t)shape->slab.n_layers * MLX_PAGE_BYTES;
+    if (config->way == FKV_MLX_PLAIN || mlx_metal_is_available(&has_metal) != 0 || has_metal) return rounding;
     uint64_t most = 0;
     for (uint32_t l = 0; l < shape->n_layers; l++) {
         fkv_attn_layer attn;
-        if (fkv_shape_attn(&shape->config, fkv_shape_layer(&shape->config, l), &attn) != FKV_OK || attn.calibrated) return 0;
+        if (fkv_shape_attn(&shape->config, fkv_shape_layer(&shape->config, l), &attn) != FKV_OK || attn.calibrated)
+            return rounding;
         const uint64_t bytes = fkv_prefill_ring_bytes(FKV_KERNEL_CUDA, &attn);
         most = bytes > most ? bytes : most;
     }
-    return most;
+    return rounding + most;
 }
 
 /* On a GPU: MLX's own limit, less what is taken of it. */
