@@ -54,7 +54,7 @@ static const attn_case kernel_cases[] = {
     {{8, 1, 256}, 13, 32, 0, 0, 0, FKV_ROTATE_KV, FKV_BF16, FKV_BF16, true, 2, {{70, 1}, {31, 2}}, .sinks = 4},
     {{7, 1, 512}, 15, 16, 0, 0, 30, FKV_ROTATE_KV, FKV_F16, FKV_F32, true, 1, {{77, 1}}},
     /* sealed layers: items over the end of a page, several pieces, windows, heads of half a line, values that code rows */
-    {{4, 1, 128}, 18, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 3, {{130, 1}, {61, 5}, {700, 1}}, .opens = true},
+    {{4, 1, 128}, 18, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 3, {{1290, 1}, {61, 5}, {700, 1}}, .opens = true},
     {{16, 1, 256}, 18, 32, 0, 0, 0, FKV_ROTATE_V, FKV_BF16, FKV_BF16, true, 2, {{100, 1}, {31, 2}}, .sinks = 2, .opens = true},
     {{8, 1, 64}, 18, 64, 150, 70, 30, FKV_ROTATE_KV, FKV_F16, FKV_F32, false, 2, {{700, 1}, {63, 3}}, .opens = true},
     {{5, 1, 80}, 19, 16, 40, 3, 0, FKV_ROTATE_V, FKV_F16, FKV_F16, true, 2, {{70, 1}, {31, 2}}, .opens = true},

@@ -5,8 +5,8 @@
  * unpacked and nothing else: a row's bits do not depend on how many there are.
  *
  * K. score = sum over ch of (q scale) code, + sum over ch of q bias. When a stream comes to a page it makes the operands for it:
- * q scale as 16 bits, in units of the largest of the row and slab. A dword of the page is 8 channels of one token: the lower
- * nibbles are four bytes of an operand, the upper ones four more.
+ * q scale as 16 bits, in units of the largest of the row and slab; where that is large, what they leave is 16 more. A dword of
+ * the page is 8 channels of one token: the lower nibbles are four bytes of an operand, the upper ones four more.
  *
  * V. A dword is 8 tokens of one channel. A byte permute looks up the levels of four of them, and gives 0 for a code with a sign;
  * with the signs flipped, one of -level - 1 gives -1 for a code without. Both together are level - 1, so the sum of the weights
@@ -32,6 +32,57 @@ FKV_FN void sd_enter_page(FKV_SHARED const fkv_u32 *lines, FKV_SHARED const fkv_
     int step = ((int)sd_first_row(1, at) - first) * SD_QUERY_WORDS;
     sd_enter_groups(lines, shared + first * SD_QUERY_WORDS + at.slab * DC_SLAB, step, at.lane, to);
     fkv_sync_warp(); /* the lines of the next page may come */
+    bool coarse = false;
+    FKV_UNROLL
+    for (int g = 0; g < SD_GROUPS; g++) coarse = coarse || to.line[g].unit > SD_MOST_UNIT;
+    to.coarse = !FKV_K_BOOK && fkv_any(coarse);
+}
+
+/* What the operands of a page leave of q scale: half a unit at most, in units of its own. 0 for rows whose unit is small: their
+ * bits do not depend on the other rows. */
+FKV_FN void sd_enter_rest(FKV_SHARED const fkv_u32 *lines, FKV_SHARED const fkv_u32 *shared, dc_place at, const sd_queries &page,
+                          sd_queries &to) {
+    FKV_UNROLL
+    for (int g = 0; g < SD_GROUPS; g++) {
+        FKV_SHARED const fkv_u32 *query =
+            shared + (sd_first_row(g, at) + sd_made_row(at.lane)) * SD_QUERY_WORDS + at.slab * DC_SLAB;
+        float unit = sd_to_made(page.line[g].unit, at.lane);
+        float inverse = sd_inverse(unit);
+        float finer = unit > SD_MOST_UNIT ? fkv_mul(inverse, 65024.0f) : 0.0f;
+        FKV_UNROLL
+        for (int i = 0; i < 2 * SD_MADE_UNITS; i++) {
+            fkv_u32 line = sd_made_line(at.lane) + 4 * (fkv_u32)(i / 2);
+            fkv_words4 scales = fkv_shared16(lines + line * 4);
+            fkv_words4 q = fkv_shared16(query + line * 8 + i % 2 * 4);
+            float x[4];
+            FKV_UNROLL
+            for (int k = 0; k < 4; k++) {
+                x[k] = fkv_mul(fkv_float_of(q.w[k]), sd_line_number(scales, i % 2 * 4 + k));
+                x[k] = fkv_fma(fkv_fma(x[k], inverse, SD_WHOLE) - SD_WHOLE, -unit, x[k]);
+            }
+            sd_put_bytes(sd_bytes_of(x, finer), i, at.lane, to.operand[g]);
+        }
+        to.line[g] = {page.line[g].unit > SD_MOST_UNIT ? fkv_mul(page.line[g].unit, 1.0f / 65024.0f) : 0.0f, 0.0f};
+    }
+    fkv_sync_warp(); /* as in sd_enter_page() */
+}
+
+/* Scores of both. The sums lie in memory meanwhile: else they would be there in every tile, for this one's sake. */
+FKV_FN void sd_score_finely(const sd_tile &tile, FKV_SHARED const fkv_u32 *lines, FKV_SHARED const fkv_u32 *shared, dc_place at,
+                            const sd_queries &page, sd_state &state, sd_scores &score) {
+    constexpr int n = SD_GROUPS * SD_UNITS * SD_GROUP;
+    volatile float aside[n];
+    FKV_UNROLL
+    for (int i = 0; i < n; i++) aside[i] = state.sums[i / SD_GROUP / SD_UNITS][i / SD_GROUP % SD_UNITS][i % SD_GROUP];
+    sd_queries rest;
+    sd_scores more;
+    sd_score(tile, page, score);
+    sd_enter_rest(lines, shared, at, page, rest);
+    sd_score(tile, rest, more);
+    FKV_UNROLL
+    for (int i = 0; i < SD_GROUPS * SD_OWN; i++) score[i / SD_OWN][i % SD_OWN] += more[i / SD_OWN][i % SD_OWN];
+    FKV_UNROLL
+    for (int i = 0; i < n; i++) state.sums[i / SD_GROUP / SD_UNITS][i / SD_GROUP % SD_UNITS][i % SD_GROUP] = aside[i];
 }
 
 /* ---- softmax ---- */
@@ -194,13 +245,21 @@ FKV_FN void sd_walk(sd_tile &tile, const dc_walk &walk, fkv_u32 n_tiles, const s
         fkv_u32 base = dc_logical_page(walk, i / SD_TURN) * FKV_PAGE_TOKENS + sd_slot(i);
         sd_open_tile(tile, at.lane);
         if (!FKV_K_BOOK && i % SD_TURN == 0) sd_enter_page(lines, shared, at, queries);
-        if (!FKV_K_BOOK && next < n_tiles && next % SD_TURN == 0) sd_copy_lines(lines, block, at);
+        bool last = !FKV_K_BOOK && next < n_tiles && next % SD_TURN == 0; /* of the page */
         sd_scores score;
-        sd_score(tile, queries, score);
-        if (next < n_tiles) {
-            sd_load_keys(tile, block, sd_slot(next), at);
-            if (sd_next(next) < n_tiles) tile.page = dc_physical_page(walk, sd_next(next) / SD_TURN);
+        if (queries.coarse) { /* values come again: their registers are taken */
+            dc_place again = at;
+            again.lane = fkv_anew(at.lane);
+            sd_score_finely(tile, lines, shared, again, queries, state, score);
+            sd_load_values(tile, dc_page_block(walk, dc_physical_page(walk, i / SD_TURN)), sd_slot(i), again);
+            if (last) sd_copy_lines(lines, block, at);
+            if (next < n_tiles) sd_load_keys(tile, block, sd_slot(next), at);
+        } else {
+            if (last) sd_copy_lines(lines, block, at);
+            sd_score(tile, queries, score);
+            if (next < n_tiles) sd_load_keys(tile, block, sd_slot(next), at);
         }
+        if (sd_next(next) < n_tiles) tile.page = dc_physical_page(walk, sd_next(next) / SD_TURN);
         if (SD_SHARES)
             sd_trade_scores(given, taken, at, score);
         else if (DC_SLABS > 1)

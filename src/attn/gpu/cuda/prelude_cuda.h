@@ -174,6 +174,12 @@ FKV_FN void fkv_await_copies() {
     __syncwarp();
 }
 
+/* x, as a number that is not known before: what is worked out of it is not kept over a loop. */
+FKV_FN fkv_u32 fkv_anew(fkv_u32 x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 /* A byte that several threads may set at once. */
 FKV_FN void fkv_mark(fkv_u8 *at) { *at = 1; }
 

@@ -3,25 +3,35 @@
  * A operand: 16 tokens, or 16 channels. A thread has the scores of tokens 32 p + 4 r + i of its row c and the sums of channels 32
  * u + 4 r + i.
  */
-/* Operands of a page. Threads 2 c and 2 c + 1 have row c, one its high bytes and one its low ones: each makes both for half of
- * the units, and they exchange. step: words from a group's queries to the next one's. */
+/* Threads 2 c and 2 c + 1 have row c of operands, one its high bytes and one its low ones: each makes both for half of the units,
+ * and they exchange. */
+constexpr int SD_MADE_UNITS = SD_UNITS / 2;
+FKV_FN fkv_u32 sd_made_row(fkv_u32 lane) { return lane / 8; }
+FKV_FN fkv_u32 sd_made_line(fkv_u32 lane) { return 4 * (lane / 4 % 2 != 0 ? SD_MADE_UNITS : 0) + lane % 4; }
+
+/* A row's number as its threads have it, to those that make its operand. */
+FKV_FN float sd_to_made(float x, fkv_u32 lane) { return fkv_shuffle(x, lane / 8); }
+
+/* The i-th bytes that a thread makes. */
+FKV_FN void sd_put_bytes(sd_bytes bytes, int i, fkv_u32 lane, sd_operand (&to)[SD_UNITS]) {
+    bool odd = lane / 4 % 2 != 0;
+    fkv_u32 other = fkv_shuffle_xor_bits(odd ? bytes.high : bytes.low, 4);
+    to[i / 2][i % 2] = odd ? other : bytes.high;
+    to[SD_MADE_UNITS + i / 2][i % 2] = odd ? bytes.low : other;
+}
+
+/* Operands of a page. step: words from a group's queries to the next one's. */
 FKV_FN void sd_enter_groups(FKV_SHARED const fkv_u32 *lines, FKV_SHARED const fkv_u32 *queries, int step, fkv_u32 lane,
                             sd_queries &to) {
-    constexpr int half = SD_UNITS / 2;
-    bool odd = lane / 4 % 2 != 0;
-    sd_scaled<half> scaled;
-    sd_scale_queries(lines, queries + lane / 8 * SD_QUERY_WORDS, step, 4 * (odd ? half : 0) + lane % 4, scaled);
+    sd_scaled<SD_MADE_UNITS> scaled;
+    sd_scale_queries(lines, queries + sd_made_row(lane) * SD_QUERY_WORDS, step, sd_made_line(lane), scaled);
     FKV_UNROLL
     for (int g = 0; g < SD_GROUPS; g++) {
         sd_line line = sd_line_of<8>(scaled.largest[g], scaled.bias[g]);
         float inverse = sd_inverse(line.unit);
         FKV_UNROLL
-        for (int i = 0; i < 2 * half; i++) {
-            sd_bytes bytes = sd_bytes_of(scaled.x[g][i / 2] + i % 2 * 4, inverse);
-            fkv_u32 other = fkv_shuffle_xor_bits(odd ? bytes.high : bytes.low, 4);
-            to.operand[g][i / 2][i % 2] = odd ? other : bytes.high;
-            to.operand[g][half + i / 2][i % 2] = odd ? bytes.low : other;
-        }
+        for (int i = 0; i < 2 * SD_MADE_UNITS; i++)
+            sd_put_bytes(sd_bytes_of(scaled.x[g][i / 2] + i % 2 * 4, inverse), i, lane, to.operand[g]);
         fkv_u32 from = lane % 4 * 8; /* row c is that of threads r = 2 c */
         to.line[g] = {fkv_shuffle(line.unit, from), fkv_shuffle(line.bias, from)};
     }

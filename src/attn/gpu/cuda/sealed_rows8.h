@@ -3,21 +3,28 @@
  * or 8 channels. A thread has the scores of tokens 32 p + 8 c + i of its row r and the sums of channels 32 u + 8 c + i; its
  * weights are its own part of the next A operand.
  */
+/* As sealed_rows4.h has them: a thread makes what it has. */
+constexpr int SD_MADE_UNITS = SD_UNITS;
+FKV_FN fkv_u32 sd_made_row(fkv_u32 lane) { return lane / 4; }
+FKV_FN fkv_u32 sd_made_line(fkv_u32 lane) { return lane % 4; }
+FKV_FN float sd_to_made(float x, fkv_u32) { return x; }
+FKV_FN void sd_put_bytes(sd_bytes bytes, int i, fkv_u32, sd_operand (&to)[SD_UNITS]) {
+    to[i / 2][i % 2 * 2] = bytes.high;
+    to[i / 2][i % 2 * 2 + 1] = bytes.low;
+}
+
 /* Operands of a page. step: words from a group's queries to the next one's. */
 FKV_FN void sd_enter_groups(FKV_SHARED const fkv_u32 *lines, FKV_SHARED const fkv_u32 *queries, int step, fkv_u32 lane,
                             sd_queries &to) {
-    sd_scaled<SD_UNITS> scaled;
-    sd_scale_queries(lines, queries + lane / 4 * SD_QUERY_WORDS, step, lane % 4, scaled);
+    sd_scaled<SD_MADE_UNITS> scaled;
+    sd_scale_queries(lines, queries + sd_made_row(lane) * SD_QUERY_WORDS, step, sd_made_line(lane), scaled);
     FKV_UNROLL
     for (int g = 0; g < SD_GROUPS; g++) {
         to.line[g] = sd_line_of<4>(scaled.largest[g], scaled.bias[g]);
         float inverse = sd_inverse(to.line[g].unit);
         FKV_UNROLL
-        for (int i = 0; i < 2 * SD_UNITS; i++) {
-            sd_bytes bytes = sd_bytes_of(scaled.x[g][i / 2] + i % 2 * 4, inverse);
-            to.operand[g][i / 2][i % 2 * 2] = bytes.high;
-            to.operand[g][i / 2][i % 2 * 2 + 1] = bytes.low;
-        }
+        for (int i = 0; i < 2 * SD_MADE_UNITS; i++)
+            sd_put_bytes(sd_bytes_of(scaled.x[g][i / 2] + i % 2 * 4, inverse), i, lane, to.operand[g]);
     }
 }
 

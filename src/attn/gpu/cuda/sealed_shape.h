@@ -55,6 +55,7 @@ struct sd_line {
 struct sd_queries {
     sd_operand operand[SD_GROUPS][SD_UNITS];
     sd_line line[SD_GROUPS]; /* of the thread's own row */
+    bool coarse;             /* a row of the warp has more than SD_MOST_UNIT */
 };
 
 /* What a group's tile adds up to: weights, what a unit of their sums is worth, and what was added up so far. */
@@ -101,14 +102,20 @@ struct sd_bytes {
     fkv_u32 low;
 };
 
+constexpr float SD_WHOLE = 12583040.0f; /* 1.5 * 2^23 + 128: a number of units that is added to it is rounded */
+
 FKV_FN sd_bytes sd_bytes_of(const float *x, float inverse) {
     fkv_u32 bits[4];
     FKV_UNROLL
-    for (int i = 0; i < 4; i++) bits[i] = fkv_bits_of(fkv_fma(x[i], inverse, 12583040.0f)); /* 1.5 * 2^23 + 128 */
+    for (int i = 0; i < 4; i++) bits[i] = fkv_bits_of(fkv_fma(x[i], inverse, SD_WHOLE));
     fkv_u32 front = fkv_permute(bits[0], bits[1], 0x5410u);
     fkv_u32 back = fkv_permute(bits[2], bits[3], 0x5410u);
     return {fkv_permute(front, back, 0x7531u), fkv_permute(front, back, 0x6420u) ^ 0x80808080u};
 }
+
+/* Above it what 16 bits leave of q scale counts: a row's largest channel moves scores by more than 15, in powers of two, within
+ * the page, and what is rounded off in all channels moves them by about 1e-3. */
+constexpr float SD_MOST_UNIT = 1.0f / 32512.0f;
 
 /* A thread's share of a page's queries: q scale of N units of each group's row. */
 template <int N> struct sd_scaled {

@@ -153,6 +153,8 @@ FKV_FN fkv_u32 fkv_permute_or_sign(fkv_u32 a, fkv_u32 b, fkv_u32 order) {
     return x;
 }
 
+FKV_FN fkv_u32 fkv_anew(fkv_u32 x) { return x; }
+
 FKV_FN fkv_u32 fkv_mask_or(fkv_u32 x, fkv_u32 mask, fkv_u32 bits) { return (x & mask) | bits; }
 
 /* One rounding: the product of two halves is exact in a float, and so is its sum with a third in a double. */
