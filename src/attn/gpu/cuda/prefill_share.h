@@ -16,7 +16,7 @@
 constexpr bool PF_SHARES = FKV_WINDOW == 0 && FKV_R <= PF_ROWS;
 constexpr fkv_u32 PF_SHARERS = FKV_PREFILL_SHARERS, PF_RINGS = FKV_PREFILL_RINGS, PF_SLOTS = FKV_PREFILL_SLOTS;
 constexpr fkv_u32 PF_RING_WORDS = 64, PF_THROUGH_AT = 32;
-constexpr fkv_u32 PF_TAG = 1u << 22;                          /* more than there are pages */
+constexpr fkv_u32 PF_TAG = 1u << 20, PF_TAGS = 4096;          /* pages, and turns at a ring, that a word tells apart */
 constexpr fkv_u32 PF_IMAGE_UNIT = PF_K_BYTES + PF_TILE_BYTES; /* where pf_page_unit lies in an image: behind keys and values */
 constexpr fkv_u32 PF_IMAGE_BYTES = (PF_IMAGE_UNIT + 16 + 127) / 128 * 128;
 constexpr fkv_u32 PF_IMAGES_AT = (1 + PF_RINGS) * PF_RING_WORDS * 4;
@@ -35,8 +35,15 @@ struct pf_share {
 
 FKV_FN fkv_u32 pf_members(fkv_u32 n_tiles, fkv_u32 first) { return n_tiles - first < PF_SHARERS ? n_tiles - first : PF_SHARERS; }
 
+FKV_FN fkv_u32 pf_groups(fkv_u32 n_tiles) { return (n_tiles + PF_SHARERS - 1) / PF_SHARERS; } /* of a head */
+
+/* Whether the launch shares pages: not where a group could not run at once, or there are more groups than tags. */
+FKV_FN bool pf_takes_turns(const fkv_u32 *table) {
+    return PF_SHARES && fkv_processors() >= PF_SHARERS && pf_groups(table[FKV_STEP_N_TILES]) < PF_RINGS * (PF_TAGS - 2) / FKV_G;
+}
+
 FKV_FN pf_share pf_share_of(const pf_item &x) {
-    fkv_u32 n_tiles = x.table[FKV_STEP_N_TILES], groups = (n_tiles + PF_SHARERS - 1) / PF_SHARERS; /* of a head */
+    fkv_u32 n_tiles = x.table[FKV_STEP_N_TILES], groups = pf_groups(n_tiles);
     fkv_u32 group = x.head * groups + x.number / PF_SHARERS, ring = group % PF_RINGS;
     fkv_u32 *words = (fkv_u32 *)x.ring + (1 + ring) * PF_RING_WORDS;
     pf_share share;
@@ -52,7 +59,7 @@ FKV_FN pf_share pf_share_of(const pf_item &x) {
 
 /* The block's place, by the order in which blocks begin. */
 FKV_FN fkv_place pf_take_turn(fkv_shared s, fkv_place place, const void *ring, const fkv_u32 *table) {
-    if (!PF_SHARES) return place;
+    if (!pf_takes_turns(table)) return place;
     fkv_u32 *turn = (fkv_u32 *)(s.base + PF_AT_TURN);
     if (s.index == 0) turn[0] = fkv_take_number((fkv_u32 *)ring), turn[1] = 0, turn[2] = 0;
     fkv_sync();
@@ -61,14 +68,14 @@ FKV_FN fkv_place pf_take_turn(fkv_shared s, fkv_place place, const void *ring, c
     return place;
 }
 
-/* Tiles from 1 to before it are the same for all blocks of the group, and sealed. Few are not worth the waiting. */
+/* Tiles from 1 to before it are the same for all blocks of the group, and sealed. */
 FKV_FN fkv_u32 pf_shared_end(const pf_item &x) {
-    if (!PF_SHARES) return 1;
+    if (!pf_takes_turns(x.table)) return 1;
     fkv_u32 first = x.number - x.number % PF_SHARERS, n = pf_members(x.table[FKV_STEP_N_TILES], first);
     const fkv_u32 *tile = x.table + x.table[FKV_STEP_TILES] + first * FKV_TILE_WORDS;
     if (tile[FKV_TILE_ROW] != tile[(n - 1) * FKV_TILE_WORDS + FKV_TILE_ROW] || (n == 1 && PF_SHARERS > 1)) return 1;
     fkv_u32 page = tile[FKV_TILE_POSITION] / FKV_PAGE_TOKENS;
-    return page < FKV_OPEN_SPAN ? 1 : page - page % FKV_OPEN_SPAN;
+    return page < FKV_OPEN_SPAN || page > PF_TAG - PF_SLOTS ? 1 : page - page % FKV_OPEN_SPAN;
 }
 
 /* Shared page j, tile j + 1, on its way to the room behind the packed tiles. By one thread. */
@@ -168,7 +175,7 @@ FKV_FN void pf_borrow_values(fkv_shared s, const pf_item &x) {
 
 /* The last lines of a block, by all threads. */
 FKV_FN void pf_end_turn(fkv_shared s, const pf_item &x) {
-    if (!PF_SHARES) return;
+    if (!pf_takes_turns(x.table)) return;
     fkv_u32 *turn = (fkv_u32 *)(s.base + PF_AT_TURN), *words = (fkv_u32 *)x.ring;
     if (s.index == 0) {
         pf_share share = pf_share_of(x);

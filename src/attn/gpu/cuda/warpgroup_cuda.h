@@ -212,6 +212,13 @@ FKV_FN void fkv_gates_made() { asm volatile("fence.mbarrier_init.release.cluster
 
 /* ---- between blocks ---- */
 
+/* Multiprocessors of the device, or of the share that the process has of it. */
+FKV_FN fkv_u32 fkv_processors() {
+    fkv_u32 n;
+    asm("mov.u32 %0, %%nsmid;" : "=r"(n));
+    return n;
+}
+
 /* Numbers of device memory that only grow. */
 FKV_FN fkv_u32 fkv_take_number(fkv_u32 *word) {
     fkv_u32 x;

@@ -129,6 +129,7 @@ FKV_FN void fkv_bring(fkv_shared s, fkv_u32, fkv_u32 at, const fkv_u8 *from, fkv
 FKV_FN void fkv_bring_end(fkv_shared s, fkv_u32 gate) { fkv_gate_arrive(s, gate); }
 FKV_FN void fkv_publish() {}
 
+FKV_FN fkv_u32 fkv_processors() { return 1; }
 FKV_FN fkv_host_word &fkv_host_number(fkv_u32 *word) { return *reinterpret_cast<fkv_host_word *>(word); }
 FKV_FN fkv_u32 fkv_take_number(fkv_u32 *word) { return fkv_host_number(word).fetch_add(1); }
 FKV_FN void fkv_tell_number(fkv_u32 *word, fkv_u32 x) { fkv_host_turn(fkv_host_number(word), x); }
