@@ -343,7 +343,8 @@ static void prefill(uint32_t i, way how, const fkv_attn_layer *layer, const fkv_
                layer->sealed ? (const void *const[]){q, layer->pages, layer->open_pages, ring, table, layer->sink_logits, decoded}
                              : (const void *const[]){q, layer->pages, table, layer->sink_logits, decoded},
                out);
-    for (uint32_t k = 0; k < 3 * 64 && ring_bytes > 0; k++) report(ring[k] == 0, i, how.name, "the ring is not as it was", k);
+    for (uint32_t k = 0; k < fkv_prefill_ring_words(FKV_KERNEL_HOST) && ring_bytes > 0; k++)
+        report(ring[k] == 0, i, how.name, "the ring is not as it was", k);
     free(ring);
     free(table);
 }

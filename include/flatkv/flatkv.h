@@ -199,7 +199,7 @@ FKV_API fkv_config fkv_config_default(void);
  * max_tokens. */
 typedef struct fkv_plan {
     uint64_t total_bytes;
-    uint64_t slab_bytes;    /* the pages */
+    uint64_t slab_bytes;    /* the pages, and what a device takes beside them */
     uint64_t tables_bytes;  /* page tables, pool, prefix tree */
     uint64_t scratch_bytes; /* tiles and partial results of the workers */
     uint64_t stacks_bytes;  /* of the workers */

@@ -54,8 +54,9 @@ FKV_API fkv_mlx_config fkv_mlx_config_default(void);
 FKV_API fkv_status fkv_mlx_register(void);
 
 /* As fkv_plan_make(). total_bytes is what flatkv takes, of which slab_bytes are MLX's (they show in its active memory from open
- * to close). What MLX takes for the intermediate results of a step is not in it: it does not depend on the context length.
- * mlx_config may be NULL: the default. */
+ * to close): the pages, and on a GPU what their arrays are rounded up to and, on CUDA with sealed layers, a ring of unpacked
+ * pages that prefill has. What MLX takes for the intermediate results of a step is not in it: it does not depend on the context
+ * length. mlx_config may be NULL: the default. */
 FKV_API fkv_status fkv_mlx_plan_make(const fkv_config *config, const fkv_mlx_config *mlx_config, fkv_plan *plan);
 
 /* The most that MLX has in use at once for the intermediate results of one layer's write and attend, beside the rows and the
@@ -82,7 +83,8 @@ FKV_API fkv_status fkv_mlx_step_pending(fkv_step *step, mlx_vector_array arrays)
  *
  * MLX's compile builds a graph once and replays it with other arrays. Steps of equal form make the same graph out of their rows
  * and these arrays: the tables, which say where the step's tokens are, and the tickets, which order its kernels after all that
- * touched the pools before. A graph is traced by putting placeholders in their place, and its tickets are results of it. */
+ * touched the pools before. A graph is traced by putting placeholders in their place, and its tickets are results of it. Steps
+ * that prefill sealed layers are not kept: FKV_UNSUPPORTED. */
 
 enum { FKV_MLX_FORM_WORDS = 7 }; /* of one table */
 

@@ -97,7 +97,7 @@ static uint64_t mlx_beside_bytes(const fkv_shape *shape, const void *options) {
         const uint64_t bytes = fkv_prefill_ring_bytes(FKV_KERNEL_CUDA, &attn);
         most = bytes > most ? bytes : most;
     }
-    return rounding + most;
+    return rounding + most + MLX_PAGE_BYTES;
 }
 
 /* On a GPU: MLX's own limit, less what is taken of it. */
@@ -380,6 +380,7 @@ fkv_mlx_config fkv_mlx_config_default(void) { return (fkv_mlx_config){.way = FKV
 
 fkv_status fkv_mlx_plan_make(const fkv_config *config, const fkv_mlx_config *mlx_config, fkv_plan *plan) {
     FKV_REQUIRE(config != NULL && plan != NULL, FKV_BAD_ARGUMENT, "fkv_mlx_plan_make: config or plan is NULL");
+    fkv_mlx_catch_errors();
     return fkv_plan_make_on(&fkv_device_mlx, mlx_config, config, plan);
 }
 
@@ -477,6 +478,10 @@ fkv_status fkv_mlx_step_state(fkv_step *step, mlx_vector_array arrays, uint32_t 
     *n_tables = 0;
     for (uint32_t l = 0; l < mlx->n_layers; l++) {
         const fkv_mlx_layer *layer = &mlx->layers[l];
+        FKV_REQUIRE(
+            layer->open == NULL || mlx->layers[layer->table_of].header[FKV_STEP_N_TILES] == 0, FKV_UNSUPPORTED,
+            "fkv_mlx_step_state: a step that prefills sealed layers is not kept: keep steps of up to %d tokens a sequence",
+            FKV_ITEM_QUERIES);
         if (layer->table_of != l) continue;
         FKV_REQUIRE(*n_tables < room, FKV_BAD_ARGUMENT, "fkv_mlx_step_state: there is room for %u tables", room);
         fkv_mlx_fused_form(mlx, layer, form + (size_t)*n_tables * FKV_MLX_FORM_WORDS);

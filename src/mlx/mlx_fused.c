@@ -6,7 +6,7 @@
  * is never overwritten while somebody still reads it. MLX runs kernels that share no such array in any order, or at once.
  *
  * A sealed layer has two pools and a chain for each; whoever touches both takes both tickets, and what it makes is the next of
- * both.
+ * both. Prefill of sealed layers also writes into a ring that all layers have together, with a ticket of its own.
  *
  * A step's table goes up once, shared by all layers that cut their histories alike. Kernels are made at their first use, one text
  * for each shape of layer, and stay.

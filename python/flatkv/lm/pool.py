@@ -231,16 +231,18 @@ class Pool(MlxCache):
         step, rows, self._step, self._rows = self._step, self._rows, None, []
         if step is not None:
             texts = [(text, n) for text, n in ((ref(), n) for ref, n in rows) if text is not None]
-            for text, _ in texts:
-                text.adding = 0
-            whole = len(self._wrote) == len(self.layers)
-            if whole:
-                with step:
-                    self._waits = [] if self.fused else step.pending()
-            else:
-                step.abort()
-            for text, n in texts:
-                text.length += n if whole else 0
+            whole = False
+            try:
+                if len(self._wrote) == len(self.layers):
+                    with step:
+                        self._waits = [] if self.fused else step.pending()
+                    whole = True
+                else:
+                    step.abort()
+            finally:
+                for text, n in texts:  # the length first: who reads both without the lock never sees a text that is too short
+                    text.length += n if whole else 0
+                    text.adding = 0
         self._close_dropped()
 
     @property

@@ -231,17 +231,20 @@ static uint32_t prefill_threads(fkv_kernel_device device, const fkv_attn_layer *
  * block after the other: each is a group of its own. */
 enum { SHARERS = 16, RINGS = 12, HOST_RINGS = 2, SLOTS = 16, RING_WORDS = 64 };
 
+static uint32_t rings_of(fkv_kernel_device device) { return device == FKV_KERNEL_HOST ? HOST_RINGS : RINGS; }
+
+uint32_t fkv_prefill_ring_words(fkv_kernel_device device) { return (1 + rings_of(device)) * RING_WORDS; }
+
 uint64_t fkv_prefill_ring_bytes(fkv_kernel_device device, const fkv_attn_layer *layer) {
     if (device == FKV_KERNEL_METAL || !layer->sealed || !fkv_prefill_has_warpgroups(layer) || layer->window != 0) return 0;
-    const uint64_t rings = device == FKV_KERNEL_HOST ? HOST_RINGS : RINGS;
     const uint64_t row = fkv_ceil_div(layer->head_dim, 64) * 128; /* bytes, of a key or of 64 values */
     const uint64_t image = fkv_ceil_div((uint32_t)((PREFILL_KEYS + 8 + PREFILL_KEYS) * row + 16), 128) * 128;
-    return (1 + rings) * RING_WORDS * sizeof(uint32_t) + rings * SLOTS * image;
+    return fkv_prefill_ring_words(device) * sizeof(uint32_t) + (uint64_t)rings_of(device) * SLOTS * image;
 }
 
 static void put_ring(writer *w, fkv_kernel_device device, const fkv_attn_layer *layer) {
     put_number(w, "PREFILL_SHARERS", device == FKV_KERNEL_HOST ? 1 : SHARERS);
-    put_number(w, "PREFILL_RINGS", device == FKV_KERNEL_HOST ? HOST_RINGS : RINGS);
+    put_number(w, "PREFILL_RINGS", rings_of(device));
     put_number(w, "PREFILL_SLOTS", SLOTS);
     put_number(w, "PREFILL_RING_BYTES", (uint32_t)fkv_prefill_ring_bytes(device, layer));
 }

@@ -35,6 +35,7 @@ FKV_SEAM uint32_t fkv_prefill_queries(fkv_kernel_device device, const fkv_attn_l
 bool fkv_prefill_has_warpgroups(const fkv_attn_layer *layer);
 
 /* Bytes of device memory, zeroes at first, that all launches of prefill over such layers have, one after the other; 0: none. */
+uint32_t fkv_prefill_ring_words(fkv_kernel_device device); /* the first of them, zeroes between launches */
 FKV_SEAM uint64_t fkv_prefill_ring_bytes(fkv_kernel_device device, const fkv_attn_layer *layer);
 
 /* Bytes of shared memory that the launch must ask for, beside what the text itself declares. */

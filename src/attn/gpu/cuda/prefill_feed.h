@@ -41,6 +41,7 @@ FKV_FN void pf_feed_keys(fkv_shared s, const pf_item &x) {
     for (fkv_u32 i = 0; i < pf_n_own(x); i++) {
         if (i == 1 && x.shared_end > 1) {
             pf_lend_pages(s, x, own);
+            fkv_sync_warp();
             fkv_sync_team(3, 256); /* gates tell two phases apart, no more: until those of the last tiles are on */
         }
         fkv_u32 tile = pf_own_tile(x, i), phase = tile / PF_STAGES % 2;
@@ -72,6 +73,7 @@ FKV_FN void pf_feed_values(fkv_shared s, const pf_item &x) {
             if (s.index == 224) pf_borrow_values(s, x);
             if (s.index == 160) pf_watch_pages(s, x);
             if (s.index == 192) pf_return_pages(s, x);
+            fkv_sync_warp();
             fkv_sync_team(3, 256);
         }
         fkv_u32 tile = pf_own_tile(x, i), phase = tile / PF_STAGES % 2;

@@ -116,6 +116,7 @@ FKV_FN void pf_lend_pages(fkv_shared s, const pf_item &x, const pf_key_share &ke
         for (fkv_u32 i = s.index; i < (PF_MORE_KEYS - 2) * (PF_DP / 8); i += 128) /* the keys behind the offsets */
             fkv_put16(to, i % (PF_DP / 64) * (PF_K_ROWS * 128) + (PF_KEYS + 2) * 128 + i / (PF_DP / 64) * 16, 0, 0, 0, 0);
         fkv_publish_image();
+        fkv_sync_warp();
         fkv_sync_team(2, 128);
         if (s.index != 0) continue;
         fkv_tell_number(share.ready + j % PF_SLOTS, share.tag + j + 1);

@@ -2,7 +2,8 @@
  * hand, on the host. Blocks: (tile of the step table, KV head, slice of FKV_PREFILL_ROWS rows: queries x heads). No score ever
  * leaves the block.
  *
- * Three warpgroups. The first unpacks (prefill_unpack.h). The other two multiply and do the softmax, 64 rows each (heads beyond
+ * Three warpgroups. The first unpacks (prefill_unpack.h); of sealed pages two do, or bring what other blocks unpacked
+ * (prefill_sealed.h, prefill_share.h). The last two multiply and do the softmax, 64 rows each (heads beyond
  * 256: the same 64 rows, half of V's channels each). Products run beside their threads: while the weights of one tile of keys are
  * worked out, the values of the tile before are summed and the other warpgroup's scores are made. The two take turns at that.
  *

@@ -1,4 +1,4 @@
-/* Decode through matrix units, of sealed pages of 4 bits, first part: shapes and loads. See decode_sealed.h for the whole.
+/* Decode through matrix units, of sealed pages of 4 bits, first part: shapes. See decode_sealed.h for the whole.
  */
 /* Rows go in groups, of four or of eight: sealed_rows4.h and sealed_rows8.h. The layer decides. A thread has as many tokens of
  * 32, and as many channels of 32, in a run. */
