@@ -126,9 +126,7 @@ static mlx_array signs_of(fkv_mlx_graph *g, const fkv_rotation *rotation) {
 /* Of H numbers, and 8 at least: Metal takes what has fewer for a constant. */
 static mlx_array sink_logits_of(fkv_mlx_graph *g, const fkv_attn_layer *attn) {
     const int n = (int)fkv_max_u32(attn->n_q_heads, 8);
-    mlx_array zeroes = {NULL};
-    if (!g->failed && mlx_zeros(&zeroes, &n, 1, MLX_FLOAT32, g->stream) != 0) g->failed = true;
-    zeroes = fkv_mlx_adopt(g, zeroes);
+    const mlx_array zeroes = fkv_mlx_zeros(g, FKV_MLX_SHAPE(n), MLX_FLOAT32);
     if (attn->sink_logits == NULL) return zeroes;
     mlx_array given =
         fkv_mlx_adopt(g, mlx_array_new_data(attn->sink_logits, (const int[]){(int)attn->n_q_heads}, 1, MLX_FLOAT32));
@@ -137,10 +135,8 @@ static mlx_array sink_logits_of(fkv_mlx_graph *g, const fkv_attn_layer *attn) {
 
 static void open_layer(fkv_mlx_graph *g, fkv_mlx_layer *layer, uint32_t n_pages) {
     const fkv_attn_layer *attn = layer->attn;
-    const int shape[] = {(int)n_pages, (int)attn->n_kv_heads, (int)(layer->block->bytes / 2)};
-    mlx_array pool = {NULL};
-    if (!g->failed && mlx_zeros(&pool, shape, 3, MLX_UINT16, g->stream) != 0) g->failed = true;
-    pool = fkv_mlx_adopt(g, pool);
+    const mlx_array pool =
+        fkv_mlx_zeros(g, FKV_MLX_SHAPE((int)n_pages, (int)attn->n_kv_heads, (int)(layer->block->bytes / 2)), MLX_UINT16);
     fkv_mlx_eval_one(g, pool); /* committed from here on */
     fkv_mlx_keep(g, &layer->pool, pool);
     fkv_mlx_keep(g, &layer->sink_logits, sink_logits_of(g, attn));

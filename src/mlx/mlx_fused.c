@@ -124,19 +124,21 @@ static bool same_cut(const fkv_step_cut *a, const fkv_step_cut *b) {
            a->sealed == b->sealed;
 }
 
+static mlx_array first_ticket(fkv_mlx_graph *g) {
+    const uint32_t words[TICKET_WORDS] = {0};
+    return fkv_mlx_adopt(g, mlx_array_new_data(words, (const int[]){TICKET_WORDS}, 1, MLX_UINT32));
+}
+
 /* Of all sealed layers the largest. */
 static void open_ring(fkv_mlx_state *mlx, const fkv_mlx_layer *layer) {
     fkv_mlx_graph *g = &mlx->graph;
     const uint64_t bytes = fkv_prefill_ring_bytes(mlx->kernels_for, layer->attn);
     const int words = (int)fkv_max_u32((uint32_t)(bytes / sizeof(uint32_t)), TICKET_WORDS);
     if (g->failed || (mlx->ring.ctx != NULL && mlx_array_size(mlx->ring) >= (size_t)words)) return;
-    mlx_array ring = {NULL};
-    if (mlx_zeros(&ring, (const int[]){words}, 1, MLX_UINT32, g->stream) != 0) g->failed = true;
-    ring = fkv_mlx_adopt(g, ring);
+    const mlx_array ring = fkv_mlx_zeros(g, FKV_MLX_SHAPE(words), MLX_UINT32);
     fkv_mlx_eval_one(g, ring);
     fkv_mlx_keep(g, &mlx->ring, ring);
-    const uint32_t first[TICKET_WORDS] = {0};
-    fkv_mlx_keep(g, &mlx->ring_ticket, fkv_mlx_adopt(g, mlx_array_new_data(first, (const int[]){TICKET_WORDS}, 1, MLX_UINT32)));
+    fkv_mlx_keep(g, &mlx->ring_ticket, first_ticket(g));
 }
 
 void fkv_mlx_fused_open(fkv_mlx_state *mlx, uint32_t l) {
@@ -147,9 +149,8 @@ void fkv_mlx_fused_open(fkv_mlx_state *mlx, uint32_t l) {
     layer->table_of = 0;
     while (mlx->layers[layer->table_of].group != layer->group || !same_cut(&mlx->layers[layer->table_of].cut, &layer->cut))
         layer->table_of++;
-    const uint32_t first[TICKET_WORDS] = {0};
     fkv_mlx_graph *g = &mlx->graph;
-    fkv_mlx_keep(g, &layer->ticket, fkv_mlx_adopt(g, mlx_array_new_data(first, (const int[]){TICKET_WORDS}, 1, MLX_UINT32)));
+    fkv_mlx_keep(g, &layer->ticket, first_ticket(g));
     if (layer->open != NULL) open_ring(mlx, layer);
     bool in_rows = false;
     if (!g->failed && (_mlx_array_is_row_contiguous(&in_rows, layer->pool) != 0 || !in_rows)) g->failed = true;

@@ -203,6 +203,13 @@ mlx_array fkv_mlx_hadamard(fkv_mlx_graph *g, mlx_array a, float scale) {
 
 mlx_array fkv_mlx_number(fkv_mlx_graph *g, float value) { return fkv_mlx_adopt(g, mlx_array_new_float32(value)); }
 
+mlx_array fkv_mlx_zeros(fkv_mlx_graph *g, fkv_mlx_shape shape, mlx_dtype type) {
+    mlx_array out = {NULL};
+    if (g->failed) return out;
+    int code = mlx_zeros(&out, shape.at, (size_t)shape.n, type, g->stream);
+    return made(g, code, out);
+}
+
 static const int ONES[FKV_MLX_MAX_DIMS] = {1, 1, 1, 1};
 
 mlx_array fkv_mlx_slice(fkv_mlx_graph *g, mlx_array a, fkv_mlx_shape start, fkv_mlx_shape stop) {

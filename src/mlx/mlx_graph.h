@@ -96,6 +96,7 @@ mlx_array fkv_mlx_slice(fkv_mlx_graph *g, mlx_array a, fkv_mlx_shape start, fkv_
 mlx_array fkv_mlx_slice_update(fkv_mlx_graph *g, mlx_array a, mlx_array update, fkv_mlx_shape start, fkv_mlx_shape stop);
 
 mlx_array fkv_mlx_number(fkv_mlx_graph *g, float value);
+mlx_array fkv_mlx_zeros(fkv_mlx_graph *g, fkv_mlx_shape shape, mlx_dtype type);
 
 /* x: [rows, n] -> [rows, 1]: sums in 16 lanes, number j in lane j % 16, from first to last; then from lane to lane. */
 mlx_array fkv_mlx_sum_in_lanes(fkv_mlx_graph *g, mlx_array x, int rows, int n);

@@ -84,7 +84,7 @@ static jinja_value count_items(jinja_context *c, const jinja_list *list, const j
     return fkv_jinja_int(n);
 }
 
-/* The list, with those items behind its own; it may be extended by itself. */
+/* list.extend(more), returning the list. `more` may be the list itself, so its length is read once. */
 static jinja_value joined_items(jinja_context *c, jinja_value list, const jinja_list *more) {
     size_t n = more->n_items;
     for (size_t i = 0; i < n && !c->failed; i++) fkv_jinja_append(c, list, more->items[i]);
