@@ -72,7 +72,7 @@ static fkv_status open_kernel(const fkv_mlx_state *mlx, const fkv_attn_layer *la
     const fkv_mlx_kernel_text text = {.name = name,
                                       .header = as_file ? line : header,
                                       .source = fkv_kernel_source(mlx->kernels_for, which, layer->sealed),
-                                      .shared_bytes = (int)fkv_kernel_shared_bytes(mlx->kernels_for, which),
+                                      .shared_bytes = (int)fkv_kernel_shared_bytes(mlx->kernels_for, which, layer, decode_rows),
                                       .inputs = fkv_kernel_inputs(which, layer->sealed),
                                       .outputs = fkv_kernel_outputs(which)};
     fkv_status status = fkv_mlx_kernel_open(kernel, mlx->kernels_for == FKV_KERNEL_METAL, &text);

@@ -207,8 +207,10 @@ enum {
     PREFILL_ROWS = 128,
     PREFILL_WIDE_ROWS = 64, /* of heads whose sums take two warpgroups */
     WIDE_HEAD = 256,
-    PREFILL_SHARED_BYTES = 227 * 1024, /* all that a block can have */
-    METAL_THREADS = 128                /* four simdgroups */
+    ALL_SHARED_BYTES = 228 * 1024, /* of a multiprocessor; of each block the system has some */
+    SYSTEM_SHARED_BYTES = 1024,
+    PREFILL_SHARED_BYTES = ALL_SHARED_BYTES - SYSTEM_SHARED_BYTES, /* all that a block can have */
+    METAL_THREADS = 128                                            /* four simdgroups */
 };
 
 /* Metal has simdgroups, whose rows are what fits its threadgroup memory; a CUDA device that is no Hopper has plain loops, under
@@ -251,8 +253,11 @@ static void put_ring(writer *w, fkv_kernel_device device, const fkv_attn_layer *
 
 static bool is_prefill(fkv_kernel kernel) { return kernel == FKV_KERNEL_PREFILL || kernel == FKV_KERNEL_PREFILL_BESIDE; }
 
-uint32_t fkv_kernel_shared_bytes(fkv_kernel_device device, fkv_kernel kernel) {
-    return device == FKV_KERNEL_CUDA && is_prefill(kernel) ? PREFILL_SHARED_BYTES : 0;
+uint32_t fkv_kernel_shared_bytes(fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer, uint32_t decode_rows) {
+    if (device != FKV_KERNEL_CUDA) return 0;
+    if (layer->sealed && kernel == FKV_KERNEL_DECODE)
+        return ALL_SHARED_BYTES / fkv_decode_blocks(layer, decode_rows) - SYSTEM_SHARED_BYTES;
+    return is_prefill(kernel) ? PREFILL_SHARED_BYTES : 0;
 }
 
 static void put_mma(writer *w) {
@@ -388,6 +393,7 @@ static void put_sealed(writer *w, fkv_kernel_device device, fkv_kernel kernel, c
         if (has_mma(device, layer))
             put(w, "#undef FKV_DECODE_SHARED\n#define FKV_DECODE_SHARED (DC_SHARED_WORDS > opened::DC_SHARED_WORDS ? "
                    "DC_SHARED_WORDS : opened::DC_SHARED_WORDS)\n");
+        if (device == FKV_KERNEL_CUDA) put(w, "static_assert(FKV_DECODE_SHARED * 4 <= FKV_SHARED_BYTES);\n");
     } else if (is_prefill(kernel) && device == FKV_KERNEL_METAL) {
         put_simdgroup_prefill(w);
         put(w, fkv_kernel_file_prefill_beside);
@@ -434,6 +440,7 @@ size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_
     put_number(&w, "LAUNCH_BLOCKS", kernel == FKV_KERNEL_DECODE ? fkv_decode_blocks(layer, decode_rows) : 1);
     if (kernel == FKV_KERNEL_DECODE) put_number(&w, "ITEM_ROWS", decode_rows);
     if (layer->sealed) put_ring(&w, device, layer);
+    if (layer->sealed) put_number(&w, "SHARED_BYTES", fkv_kernel_shared_bytes(device, kernel, layer, decode_rows));
     if (is_prefill(kernel)) {
         put_number(&w, "PREFILL_ROWS", fkv_prefill_rows(device, layer));
         put_number(&w, "PREFILL_THREADS", prefill_threads(device, layer));
@@ -467,7 +474,6 @@ size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_
     "FKV_SHARED_ARRAY(float, shared, FKV_SEAL_SHARED);\n"                                                                        \
     "fkv_seal(place, shared, open, pool, table, ticket);\n"
 #define SEALED_DECODE                                                                                                            \
-    "FKV_SHARED_ARRAY(fkv_u32, shared, FKV_DECODE_SHARED);\n"                                                                    \
     "if (fkv_piece_at(place, table).words[FKV_PIECE_OPEN] != 0)\n"                                                               \
     "    opened::fkv_attend_decode(place, shared, q, open, table, parts);\n"                                                     \
     "else\n"                                                                                                                     \
@@ -478,6 +484,7 @@ size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_
 
 #define CUDA_SHARED "extern __shared__ fkv_u32 shared[];\n"
 #define OTHER_SHARED "FKV_SHARED_ARRAY(fkv_u32, shared, FKV_PREFILL_SHARED);\n"
+#define OTHER_DECODE_SHARED "FKV_SHARED_ARRAY(fkv_u32, shared, FKV_DECODE_SHARED);\n"
 #define PREFILL(pools) "fkv_attend_prefill(place, shared, q, " pools ", table, sink_logits, out);\n"
 #define PREFILL_BESIDE(pools)                                                                                                    \
     "if (fkv_carries(place, table))\n"                                                                                           \
@@ -494,14 +501,15 @@ size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_
      [FKV_KERNEL_PREFILL] = place shared PREFILL(pools),                                                                         \
      [FKV_KERNEL_PREFILL_BESIDE] = place shared PREFILL_BESIDE(pools),                                                           \
      [FKV_KERNEL_SEAL] = place SEAL}
-#define BOTH_SOURCES(place, shared)                                                                                              \
-    {SOURCES(place, shared, DECODE, "pool"), SOURCES(place, shared, SEALED_DECODE, "pool, open, ring")}
+#define BOTH_SOURCES(place, shared, decode_shared)                                                                               \
+    {SOURCES(place, shared, DECODE, "pool"), SOURCES(place, shared, decode_shared SEALED_DECODE, "pool, open, ring")}
 
 const char *fkv_kernel_source(fkv_kernel_device device, fkv_kernel kernel, bool sealed) {
     /* NOLINTBEGIN(bugprone-suspicious-missing-comma): they are meant to be one string */
-    static const char *const sources[][2][FKV_N_KERNELS] = {[FKV_KERNEL_CUDA] = BOTH_SOURCES(CUDA_PLACE, CUDA_SHARED),
-                                                            [FKV_KERNEL_METAL] = BOTH_SOURCES(METAL_PLACE, OTHER_SHARED),
-                                                            [FKV_KERNEL_HOST] = BOTH_SOURCES(HOST_PLACE, OTHER_SHARED)};
+    static const char *const sources[][2][FKV_N_KERNELS] = {
+        [FKV_KERNEL_CUDA] = BOTH_SOURCES(CUDA_PLACE, CUDA_SHARED, CUDA_SHARED),
+        [FKV_KERNEL_METAL] = BOTH_SOURCES(METAL_PLACE, OTHER_SHARED, OTHER_DECODE_SHARED),
+        [FKV_KERNEL_HOST] = BOTH_SOURCES(HOST_PLACE, OTHER_SHARED, OTHER_DECODE_SHARED)};
     /* NOLINTEND(bugprone-suspicious-missing-comma) */
     return sources[device][sealed][kernel];
 }

@@ -39,7 +39,8 @@ uint32_t fkv_prefill_ring_words(fkv_kernel_device device); /* the first of them,
 FKV_SEAM uint64_t fkv_prefill_ring_bytes(fkv_kernel_device device, const fkv_attn_layer *layer);
 
 /* Bytes of shared memory that the launch must ask for, beside what the text itself declares. */
-FKV_SEAM uint32_t fkv_kernel_shared_bytes(fkv_kernel_device device, fkv_kernel kernel);
+FKV_SEAM uint32_t fkv_kernel_shared_bytes(fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer,
+                                          uint32_t decode_rows);
 
 /* Threads of a block. */
 FKV_SEAM uint32_t fkv_kernel_threads(fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer);

@@ -37,7 +37,7 @@ struct sd_tile {
     fkv_u32 loaded[2][2];               /* of K and of V: scales of two of the thread's tokens */
     fkv_u32 scales[SD_PARTS][2];        /* of K, of all of them */
     fkv_u32 norms[SD_PARTS][2];         /* of V */
-    fkv_u32 page;                       /* of the tile behind it */
+    fkv_u32 page;                       /* as sd_page_of() takes it */
 };
 
 /* N channels from channel d on, of ROWS rows in each part, side by side in a warp. rows: the first. */
@@ -62,7 +62,7 @@ FKV_FN void sd_load_scales(fkv_u32 (&to)[2], const fkv_u8 *scales, fkv_u32 slot,
 }
 
 /* And get those of the others. */
-FKV_FN void sd_open_tile(sd_tile &tile, fkv_u32 lane) {
+FKV_FN void sd_open_tile(sd_tile &tile, fkv_u32, FKV_SHARED fkv_u32 *, fkv_u32 lane) {
     fkv_u32 own[2];
     FKV_UNROLL
     for (int s = 0; s < 2; s++) own[s] = fkv_permute(tile.loaded[s][0], tile.loaded[s][1], 0x5410u);
@@ -73,13 +73,18 @@ FKV_FN void sd_open_tile(sd_tile &tile, fkv_u32 lane) {
     }
 }
 
-FKV_FN void sd_load_keys(sd_tile &to, const fkv_u8 *block, fkv_u32 slot, dc_place at) {
+FKV_FN void sd_take_keys(sd_tile &, int) {}
+FKV_FN void sd_take_values(sd_tile &, int) {}
+
+FKV_FN void sd_load_keys(sd_tile &to, const fkv_u8 *block, fkv_u32 n, FKV_SHARED fkv_u32 *, dc_place at) {
+    fkv_u32 slot = sd_slot(n);
     sd_load_codes<FKV_K_BITS, 32>(to.k, block + FKV_K_CODES + (slot + at.lane / 4) * FKV_K_ROW_BYTES,
                                   at.slab * DC_SLAB + at.lane % 4 * 32);
     sd_load_scales(to.loaded[0], block + FKV_K_SCALES, slot, at.lane);
 }
 
-FKV_FN void sd_load_values(sd_tile &to, const fkv_u8 *block, fkv_u32 slot, dc_place at) {
+FKV_FN void sd_load_values(sd_tile &to, const fkv_u8 *block, fkv_u32 n, FKV_SHARED fkv_u32 *, dc_place at) {
+    fkv_u32 slot = sd_slot(n);
     sd_load_codes<FKV_V_BITS, 16>(to.v, block + FKV_V_CODES + (slot + at.lane % 4) * FKV_V_ROW_BYTES,
                                   at.slab * DC_SLAB + at.lane / 4 * 16);
     sd_load_scales(to.loaded[1], block + FKV_V_SCALES, slot, at.lane);

@@ -21,13 +21,16 @@
  *    57    87    61  blocks of 8 rows of 256 channels, of 4 of 512: more warps
  *    55    76    60  one sum for levels of both signs; eight rows as the A operand; streams folded by code that is there once
  *    52    70    64  two slabs share a softmax; scales of a page read once for all groups (the last column is noise: no change)
- * Tiles of 32 tokens with 12, 16 and 20 warps on a multiprocessor: 62, 57, 61. Tiles of 64 with 16 spill: 119.
+ *    58    72    61  what 16 bits leave of large channels: where the rare path loads, every tile waits for the next one's keys
+ *    53    65    54  pages copied past the registers: nothing waits for what was asked for later
+ * Tiles of 32 tokens with 12, 16 and 20 warps on a multiprocessor: 62, 57, 61. Tiles of 64 with 16 spill: 119; copied past the
+ * registers, with 16 and 20 warps: 55, 61. Values so copied and keys in registers: 55, 62, 64. Since the last row a stream's page
+ * numbers come 32 at a time and streams are folded at once: not timed apart.
  */
 /* ---- a page's queries ---- */
 
-/* lines: copied, or on their way. */
+/* lines: {scales, biases}, which are there. */
 FKV_FN void sd_enter_page(FKV_SHARED const fkv_u32 *lines, FKV_SHARED const fkv_u32 *shared, dc_place at, sd_queries &to) {
-    fkv_await_copies();
     int first = (int)sd_first_row(0, at);
     int step = ((int)sd_first_row(1, at) - first) * SD_QUERY_WORDS;
     sd_enter_groups(lines, shared + first * SD_QUERY_WORDS + at.slab * DC_SLAB, step, at.lane, to);
@@ -67,22 +70,15 @@ FKV_FN void sd_enter_rest(FKV_SHARED const fkv_u32 *lines, FKV_SHARED const fkv_
     fkv_sync_warp(); /* as in sd_enter_page() */
 }
 
-/* Scores of both. The sums lie in memory meanwhile: else they would be there in every tile, for this one's sake. */
-FKV_FN void sd_score_finely(const sd_tile &tile, FKV_SHARED const fkv_u32 *lines, FKV_SHARED const fkv_u32 *shared, dc_place at,
-                            const sd_queries &page, sd_state &state, sd_scores &score) {
-    constexpr int n = SD_GROUPS * SD_UNITS * SD_GROUP;
-    volatile float aside[n];
-    FKV_UNROLL
-    for (int i = 0; i < n; i++) aside[i] = state.sums[i / SD_GROUP / SD_UNITS][i / SD_GROUP % SD_UNITS][i % SD_GROUP];
+/* And scores of that, added. */
+FKV_FN void sd_add_rest(sd_tile &tile, FKV_SHARED const fkv_u32 *lines, FKV_SHARED const fkv_u32 *shared, dc_place at,
+                        const sd_queries &page, sd_scores &score) {
     sd_queries rest;
     sd_scores more;
-    sd_score(tile, page, score);
     sd_enter_rest(lines, shared, at, page, rest);
     sd_score(tile, rest, more);
     FKV_UNROLL
     for (int i = 0; i < SD_GROUPS * SD_OWN; i++) score[i / SD_OWN][i % SD_OWN] += more[i / SD_OWN][i % SD_OWN];
-    FKV_UNROLL
-    for (int i = 0; i < n; i++) state.sums[i / SD_GROUP / SD_UNITS][i / SD_GROUP % SD_UNITS][i % SD_GROUP] = aside[i];
 }
 
 /* ---- softmax ---- */
@@ -213,57 +209,57 @@ FKV_FN sd_rows sd_rows_of(const fkv_piece &piece, dc_place at) {
     return rows;
 }
 
-FKV_FN fkv_u32 sd_next(fkv_u32 i) { return (i + 1) % SD_TURN != 0 ? i + 1 : i + 1 + (DC_STREAMS - 1) * SD_TURN; }
+/* The stream's n-th tile, of all of the piece. */
+FKV_FN fkv_u32 sd_tile_at(fkv_u32 n, dc_place at) { return (n / SD_TURN * DC_STREAMS + at.stream) * SD_TURN + n % SD_TURN; }
 
-FKV_FN fkv_u32 sd_slot(fkv_u32 i) { return i % SD_TURN * SD_TILE; }
-
-/* The stream's first tile, on its way while the queries are prepared. */
-FKV_FN void sd_load_first(sd_tile &tile, const dc_walk &walk, fkv_u32 n_tiles, FKV_SHARED fkv_u32 *lines, dc_place at) {
-    fkv_u32 i = at.stream * SD_TURN;
-    tile.page = 0;
-    if (i >= n_tiles) return;
-    const fkv_u8 *block = dc_page_block(walk, dc_physical_page(walk, i / SD_TURN));
-    if (!FKV_K_BOOK) sd_copy_lines(lines, block, at);
-    sd_load_keys(tile, block, 0, at);
-    sd_load_values(tile, block, 0, at);
-    if (sd_next(i) < n_tiles) tile.page = dc_physical_page(walk, sd_next(i) / SD_TURN);
+/* Numbers of 32 pages of the stream, the first of them that of its n-th tile: one in each thread. */
+FKV_FN fkv_u32 sd_page_numbers(const dc_walk &walk, fkv_u32 n, fkv_u32 n_tiles, dc_place at) {
+    fkv_u32 i = (n / SD_TURN + at.lane) * DC_STREAMS + at.stream;
+    return i * SD_TURN < n_tiles ? dc_physical_page(walk, i) : 0;
 }
 
-/* The stream's tiles, one after the other. Each part of the next one is asked for when its registers are free, page numbers two
- * tiles ahead. */
+FKV_FN const fkv_u8 *sd_page_of(const dc_walk &walk, const sd_tile &tile, fkv_u32 n) {
+    return dc_page_block(walk, fkv_shuffle_bits(tile.page, n / SD_TURN % 32));
+}
+
+/* The stream's first tile, on its way while the queries are prepared. */
+FKV_FN void sd_load_first(sd_tile &tile, const dc_walk &walk, fkv_u32 n_tiles, FKV_SHARED fkv_u32 *room, dc_place at) {
+    tile.page = sd_page_numbers(walk, 0, n_tiles, at);
+    if (sd_tile_at(0, at) >= n_tiles) return;
+    const fkv_u8 *block = sd_page_of(walk, tile, 0);
+    sd_load_keys(tile, block, 0, room, at);
+    fkv_end_copies();
+    sd_load_values(tile, block, 0, room, at);
+    fkv_end_copies();
+}
+
+/* The stream's tiles, one after the other. Keys of the next one are asked for when this one's are scored, values when they are
+ * added up: each wait leaves the younger ones on their way. */
 FKV_FN void sd_walk(sd_tile &tile, const dc_walk &walk, fkv_u32 n_tiles, const sd_rows &rows, FKV_SHARED fkv_u32 *shared,
-                    FKV_SHARED fkv_u32 *lines, dc_place at, sd_state &state) {
-    FKV_SHARED float *exchange = (FKV_SHARED float *)shared + SD_AT_REST;
+                    FKV_SHARED fkv_u32 *room, dc_place at, sd_state &state) {
+    FKV_SHARED float *exchange = (FKV_SHARED float *)shared + SD_AT_EXCHANGE;
     FKV_SHARED float *given = exchange + at.warp * (SD_GIVEN_WORDS * 32) + at.lane;
     FKV_SHARED const float *taken = exchange + (at.warp ^ 1) * (SD_GIVEN_WORDS * 32) + at.lane; /* of two slabs */
     sd_queries queries = {};
-    if (FKV_K_BOOK) sd_enter_page(lines, shared, at, queries); /* once for all of them */
-    fkv_u32 turn = 0;
-    for (fkv_u32 i = at.stream * SD_TURN; i < n_tiles; i = sd_next(i)) {
-        fkv_u32 next = sd_next(i);
-        const fkv_u8 *block = dc_page_block(walk, tile.page);
-        fkv_u32 base = dc_logical_page(walk, i / SD_TURN) * FKV_PAGE_TOKENS + sd_slot(i);
-        sd_open_tile(tile, at.lane);
-        if (!FKV_K_BOOK && i % SD_TURN == 0) sd_enter_page(lines, shared, at, queries);
-        bool last = !FKV_K_BOOK && next < n_tiles && next % SD_TURN == 0; /* of the page */
+    if (FKV_K_BOOK) sd_enter_page(room, shared, at, queries); /* once for all of them */
+    for (fkv_u32 n = 0; sd_tile_at(n, at) < n_tiles; n++) {
+        fkv_u32 base = dc_logical_page(walk, sd_tile_at(n, at) / SD_TURN) * FKV_PAGE_TOKENS + sd_slot(n);
+        bool more = sd_tile_at(n + 1, at) < n_tiles;
+        fkv_await_copies_but_last();
+        sd_open_tile(tile, n, room, at.lane);
+        if (!FKV_K_BOOK && n % SD_TURN == 0) sd_enter_page(room, shared, at, queries);
         sd_scores score;
-        if (queries.coarse) { /* values come again: their registers are taken */
-            dc_place again = at;
-            again.lane = fkv_anew(at.lane);
-            sd_score_finely(tile, lines, shared, again, queries, state, score);
-            sd_load_values(tile, dc_page_block(walk, dc_physical_page(walk, i / SD_TURN)), sd_slot(i), again);
-            if (last) sd_copy_lines(lines, block, at);
-            if (next < n_tiles) sd_load_keys(tile, block, sd_slot(next), at);
-        } else {
-            if (last) sd_copy_lines(lines, block, at);
-            sd_score(tile, queries, score);
-            if (next < n_tiles) sd_load_keys(tile, block, sd_slot(next), at);
+        sd_score(tile, queries, score);
+        if (queries.coarse) sd_add_rest(tile, room, shared, at, queries, score);
+        if (more) {
+            if ((n + 1) % (32 * SD_TURN) == 0) tile.page = sd_page_numbers(walk, n + 1, n_tiles, at);
+            sd_load_keys(tile, sd_page_of(walk, tile, n + 1), n + 1, room, at);
         }
-        if (sd_next(next) < n_tiles) tile.page = dc_physical_page(walk, sd_next(next) / SD_TURN);
+        fkv_end_copies();
         if (SD_SHARES)
             sd_trade_scores(given, taken, at, score);
         else if (DC_SLABS > 1)
-            dc_add_slabs(exchange + turn++ % SD_EXCHANGES * SD_EXCHANGE_WORDS, SD_EXCHANGES == 1, at, score);
+            dc_add_slabs(exchange + n % SD_EXCHANGES * SD_EXCHANGE_WORDS, SD_EXCHANGES == 1, at, score);
         sd_weights weights[SD_GROUPS];
         bool whole = dc_is_whole(rows.first, rows.last, base, SD_TILE);
         FKV_UNROLL
@@ -273,8 +269,10 @@ FKV_FN void sd_walk(sd_tile &tile, const dc_walk &walk, fkv_u32 n_tiles, const s
         FKV_UNROLL
         for (int g = 0; g < SD_GROUPS; g++)
             if (fkv_any(weights[g].shrink != 1.0f)) sd_scale_sums(state, g, weights[g].shrink);
+        fkv_await_copies_but_last();
         sd_add_values(tile, weights, state);
-        if (next < n_tiles) sd_load_values(tile, block, sd_slot(next), at);
+        if (more) sd_load_values(tile, sd_page_of(walk, tile, n + 1), n + 1, room, at);
+        fkv_end_copies();
     }
 }
 
@@ -289,7 +287,7 @@ FKV_FN void sd_finish_sums(sd_state &state, dc_place at, FKV_SHARED float *stats
         stats[(at.stream * DC_ROWS + row) * 2] = state.max[g];
         stats[(at.stream * DC_ROWS + row) * 2 + 1] = state.total[g];
     }
-    fkv_sync(); /* also: nobody exchanges scores any more */
+    fkv_sync(); /* also: nobody walks any more */
     FKV_UNROLL
     for (int g = 0; g < SD_GROUPS; g++) {
         fkv_u32 row = sd_first_row(g, at) + sd_lane_row(at.lane);
@@ -299,22 +297,30 @@ FKV_FN void sd_finish_sums(sd_state &state, dc_place at, FKV_SHARED float *stats
     }
 }
 
-/* The streams' sums into one, from the first to the last: [rows, D]. Not unrolled over streams: the code of one is enough to
- * fetch. */
-FKV_FN void sd_fold_streams(const sd_state &state, dc_place at, FKV_SHARED float *sums) {
-    FKV_SHARED float *own = sums + sd_lane_row(at.lane) * FKV_D + at.slab * DC_SLAB + sd_lane_run(at.lane) * SD_RUN_STEP;
-    FKV_NO_UNROLL
-    for (fkv_u32 s = 0; s < DC_STREAMS; s++) {
+/* The streams' sums side by side: [streams, rows, D]. */
+FKV_FN void sd_put_sums(const sd_state &state, dc_place at, FKV_SHARED float *sums) {
+    FKV_SHARED float *own = sums + (at.stream * DC_ROWS + sd_lane_row(at.lane)) * SD_SUM_WORDS + at.slab * DC_SLAB +
+                            sd_lane_run(at.lane) * SD_RUN_STEP;
+    FKV_UNROLL
+    for (int i = 0; i < SD_GROUPS * SD_UNITS * SD_GROUP / 4; i++) {
+        int g = i * 4 / (SD_GROUP * SD_UNITS);
+        int u = i * 4 / SD_GROUP % SD_UNITS;
+        const float *x = state.sums[g][u] + i * 4 % SD_GROUP;
+        FKV_SHARED float *to = own + sd_first_row(g, at) * SD_SUM_WORDS + SD_UNIT_STEP * (fkv_u32)u + i * 4 % SD_GROUP;
+        *(FKV_SHARED fkv_words4 *)to = {{fkv_bits_of(x[0]), fkv_bits_of(x[1]), fkv_bits_of(x[2]), fkv_bits_of(x[3])}};
+    }
+    fkv_sync();
+}
+
+/* Added up, from the first stream to the last, to where the merge finds them. */
+FKV_FN void sd_store_sums(const fkv_piece &piece, fkv_place place, FKV_SHARED const float *sums, float *parts) {
+    float *to = parts + dc_first_row(piece, place) * FKV_D;
+    for (fkv_u32 i = place.index; i < piece.n_rows * FKV_D; i += DC_THREADS) {
+        FKV_SHARED const float *x = sums + i / FKV_D * SD_SUM_WORDS + i % FKV_D;
+        float sum = x[0];
         FKV_UNROLL
-        for (int i = 0; i < SD_GROUPS * SD_UNITS * SD_GROUP / 4 && s == at.stream; i++) {
-            int g = i * 4 / (SD_GROUP * SD_UNITS);
-            int u = i * 4 / SD_GROUP % SD_UNITS;
-            const float *x = state.sums[g][u] + i * 4 % SD_GROUP;
-            FKV_SHARED float *to = own + sd_first_row(g, at) * FKV_D + SD_UNIT_STEP * (fkv_u32)u + i * 4 % SD_GROUP;
-            FKV_UNROLL
-            for (int k = 0; k < 4; k++) to[k] = s == 0 ? x[k] : to[k] + x[k];
-        }
-        fkv_sync();
+        for (int s = 1; s < DC_STREAMS; s++) sum += x[s * (DC_ROWS * SD_SUM_WORDS)];
+        to[i] = sum;
     }
 }
 
@@ -326,19 +332,20 @@ FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, const
     if (piece.n_rows == 0) return;
     fkv_u32 n_tiles = (piece.words[FKV_PIECE_N_TOKENS] + SD_TILE - 1) / SD_TILE;
     dc_walk walk = dc_walk_of(piece, place.y, pool, table);
-    FKV_SHARED fkv_u32 *lines = shared + SD_AT_LINES + at.warp * DC_SLAB;
+    FKV_SHARED fkv_u32 *room = shared + SD_AT_ROOMS + at.warp * SD_ROOM_WORDS;
     sd_tile tile;
-    sd_load_first(tile, walk, n_tiles, lines, at);
+    sd_load_first(tile, walk, n_tiles, room, at);
     sd_prepare_rows(piece, place.y, q, shared, place.index);
 
     sd_state state = {};
     FKV_UNROLL
     for (int g = 0; g < SD_WEIGHED; g++) state.max[g] = dc_minus_infinity();
-    sd_walk(tile, walk, n_tiles, sd_rows_of(piece, at), shared, lines, at, state);
+    sd_walk(tile, walk, n_tiles, sd_rows_of(piece, at), shared, room, at, state);
 
     FKV_SHARED float *stats = (FKV_SHARED float *)shared + SD_AT_STATS;
-    FKV_SHARED float *sums = (FKV_SHARED float *)shared + SD_AT_REST;
+    FKV_SHARED float *sums = (FKV_SHARED float *)shared + SD_AT_ROOMS;
     sd_finish_sums(state, at, stats);
-    sd_fold_streams(state, at, sums);
-    dc_store(piece, place, stats, sums, table, parts);
+    sd_put_sums(state, at, sums);
+    sd_store_sums(piece, place, sums, parts);
+    dc_store_stats(piece, place, stats, table, parts);
 }

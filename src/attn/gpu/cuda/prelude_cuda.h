@@ -164,20 +164,16 @@ FKV_FN fkv_words4 fkv_shared16(const fkv_u32 *at) {
     return x;
 }
 
-/* 16 bytes of a page to shared memory, on their way; a warp's are all there after fkv_await_copies(). */
+/* 16 bytes of a page to shared memory, on their way. fkv_end_copies() makes a group of those since the one before it; a warp's
+ * are there after fkv_await_copies_but_last(), all groups but the last one. */
 FKV_FN void fkv_copy16(fkv_u32 *to, const fkv_u8 *at) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"((fkv_u32)__cvta_generic_to_shared(to)), "l"(at)
                  : "memory");
 }
-FKV_FN void fkv_await_copies() {
-    asm volatile("cp.async.wait_all;" ::: "memory");
+FKV_FN void fkv_end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+FKV_FN void fkv_await_copies_but_last() {
+    asm volatile("cp.async.wait_group 1;" ::: "memory");
     __syncwarp();
-}
-
-/* x, as a number that is not known before: what is worked out of it is not kept over a loop. */
-FKV_FN fkv_u32 fkv_anew(fkv_u32 x) {
-    asm volatile("" : "+r"(x));
-    return x;
 }
 
 /* A byte that several threads may set at once. */

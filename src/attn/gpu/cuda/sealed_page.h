@@ -14,38 +14,75 @@ constexpr fkv_u32 SD_WEIGHT_LANES = 8;
 constexpr fkv_u32 SD_OTHER_LANE = 4;
 FKV_FN fkv_u32 sd_first_token(fkv_u32 lane) { return sd_lane_run(lane); }
 
-/* Packed bytes of a tile, loaded while the tile before it is computed. */
+/* Packed bytes of a tile. They come past the registers, while the tile before it is computed: loads into registers share one
+ * counter in the compiled text, and what is needed first would wait for what was asked for last. */
 struct sd_tile {
+    FKV_SHARED const fkv_u32 *codes;       /* the thread's own, in the warp's room */
     fkv_u32 k[SD_PARTS][SD_UNITS][4];      /* tokens 4 r + i, 8 channels each */
     fkv_u32 v[SD_PARTS][SD_UNITS][4];      /* channels 4 r + i, 8 tokens each */
     fkv_u32 norms[SD_PARTS][SD_GROUP / 2]; /* of its own tokens */
-    fkv_u32 page;                          /* of the tile behind it */
+    fkv_u32 page;                          /* as sd_page_of() takes it */
 };
 
-FKV_FN void sd_open_tile(sd_tile &, fkv_u32) {}
+/* Norms of the stream's n-th tile. */
+FKV_FN FKV_SHARED fkv_u32 *sd_norms_at(FKV_SHARED fkv_u32 *room, fkv_u32 n) { return room + SD_AT_NORMS + n % 2 * (SD_TILE / 2); }
 
-FKV_FN void sd_load_keys(sd_tile &to, const fkv_u8 *block, fkv_u32 slot, dc_place at) {
-    fkv_u32 r = at.lane / 4;
-    const fkv_u8 *codes =
-        block + FKV_K_CODES + (slot / 16 + r / 4) * SD_BLOCK_BYTES + at.slab * (DC_SLAB * 8) + at.lane % 4 * 64 + r % 4 * 16;
+/* The stream's n-th tile, whose keys and norms are there. */
+FKV_FN void sd_open_tile(sd_tile &tile, fkv_u32 n, FKV_SHARED fkv_u32 *room, fkv_u32 lane) {
+    tile.codes = room + lane * 4;
     FKV_UNROLL
-    for (int i = 0; i < SD_PARTS * SD_UNITS; i++)
-        dc_stream(to.k[i / SD_UNITS][i % SD_UNITS], codes + (fkv_u32)(i / SD_UNITS) * (2 * SD_BLOCK_BYTES) + i % SD_UNITS * 256,
-                  16);
+    for (int i = 0; i < SD_PARTS * (SD_GROUP / 4); i++) {
+        FKV_SHARED const fkv_u32 *norms = sd_norms_at(room, n) + sd_lane_run(lane) / 2 + i / (SD_GROUP / 4) * 16;
+        fkv_words2 x = ((FKV_SHARED const fkv_words2 *)norms)[i % (SD_GROUP / 4)];
+        FKV_UNROLL
+        for (int k = 0; k < 2; k++) tile.norms[i / (SD_GROUP / 4)][i % (SD_GROUP / 4) * 2 + k] = x.w[k];
+    }
 }
 
-FKV_FN void sd_load_values(sd_tile &to, const fkv_u8 *block, fkv_u32 slot, dc_place at) {
-    fkv_u32 r = at.lane / 4;
-    fkv_u32 c = at.lane % 4;
-    const fkv_u8 *codes = block + FKV_V_CODES + (slot / 16 + c / 2) * SD_BLOCK_BYTES + at.slab * (DC_SLAB * 8) + r / 4 * 128 +
-                          c % 2 * 64 + r % 4 * 16;
+/* Codes of a unit, into registers. */
+FKV_FN void sd_take(fkv_u32 (&to)[4], FKV_SHARED const fkv_u32 *codes, int p, int u) {
+    fkv_words4 x = fkv_shared16(codes + (p * SD_UNITS + u) * 128);
+    FKV_UNROLL
+    for (int k = 0; k < 4; k++) to[k] = x.w[k];
+}
+
+/* Keys of a part, and values of a unit, where there is one. */
+FKV_FN void sd_take_keys(sd_tile &tile, int p) {
+    FKV_UNROLL
+    for (int u = 0; u < SD_UNITS && p < SD_PARTS; u++) sd_take(tile.k[p][u], tile.codes + SD_AT_KEYS, p, u);
+}
+
+FKV_FN void sd_take_values(sd_tile &tile, int u) {
+    FKV_UNROLL
+    for (int p = 0; p < SD_PARTS && u < SD_UNITS; p++) sd_take(tile.v[p][u], tile.codes + SD_AT_VALUES, p, u);
+}
+
+/* codes: the thread's first of the tile. */
+FKV_FN void sd_copy_codes(FKV_SHARED fkv_u32 *to, const fkv_u8 *codes, fkv_u32 lane) {
     FKV_UNROLL
     for (int i = 0; i < SD_PARTS * SD_UNITS; i++)
-        dc_stream(to.v[i / SD_UNITS][i % SD_UNITS], codes + (fkv_u32)(i / SD_UNITS) * (2 * SD_BLOCK_BYTES) + i % SD_UNITS * 256,
-                  16);
-    FKV_UNROLL
-    for (int p = 0; p < SD_PARTS; p++)
-        dc_stream(to.norms[p], block + FKV_V_SCALES + (slot + 32 * (fkv_u32)p + sd_lane_run(at.lane)) * 2, 2 * SD_GROUP);
+        fkv_copy16(to + i * 128 + lane * 4, codes + (fkv_u32)(i / SD_UNITS) * (2 * SD_BLOCK_BYTES) + i % SD_UNITS * 256);
+}
+
+/* Of the stream's n-th tile; with its norms, and with what is the same for all keys of a page. */
+FKV_FN void sd_load_keys(sd_tile &, const fkv_u8 *block, fkv_u32 n, FKV_SHARED fkv_u32 *room, dc_place at) {
+    fkv_u32 r = at.lane / 4;
+    fkv_u32 slot = sd_slot(n);
+    if (slot == 0) sd_copy_lines(room, block, at);
+    sd_copy_codes(room + SD_AT_KEYS,
+                  block + FKV_K_CODES + (slot / 16 + r / 4) * SD_BLOCK_BYTES + at.slab * (DC_SLAB * 8) + at.lane % 4 * 64 +
+                      r % 4 * 16,
+                  at.lane);
+    if (at.lane < SD_TILE / 8) fkv_copy16(sd_norms_at(room, n) + at.lane * 4, block + FKV_V_SCALES + slot * 2 + at.lane * 16);
+}
+
+FKV_FN void sd_load_values(sd_tile &, const fkv_u8 *block, fkv_u32 n, FKV_SHARED fkv_u32 *room, dc_place at) {
+    fkv_u32 r = at.lane / 4;
+    fkv_u32 c = at.lane % 4;
+    sd_copy_codes(room + SD_AT_VALUES,
+                  block + FKV_V_CODES + (sd_slot(n) / 16 + c / 2) * SD_BLOCK_BYTES + at.slab * (DC_SLAB * 8) + r / 4 * 128 +
+                      c % 2 * 64 + r % 4 * 16,
+                  at.lane);
 }
 
 /* Where channel d of a slab lies among the queries in shared memory. */

@@ -37,10 +37,12 @@ FKV_FN void sd_enter_groups(FKV_SHARED const fkv_u32 *lines, FKV_SHARED const fk
     }
 }
 
-FKV_FN void sd_score(const sd_tile &tile, const sd_queries &queries, sd_scores &score) {
+FKV_FN void sd_score(sd_tile &tile, const sd_queries &queries, sd_scores &score) {
     const int none[4] = {};
+    sd_take_keys(tile, 0);
     FKV_UNROLL
     for (int i = 0; i < 2 * SD_PARTS; i++) { /* 16 tokens: 4 r and 4 r + 1 of a part, or the two behind them */
+        if (i % 2 == 0) sd_take_keys(tile, i / 2 + 1);
         int sums[SD_GROUPS][4];
         FKV_UNROLL
         for (int u = 0; u < SD_UNITS; u++) {
@@ -74,9 +76,10 @@ FKV_FN void sd_weight_operand(const fkv_u32 *bits, fkv_u32 lane, sd_operand &b) 
     }
 }
 
-FKV_FN void sd_add_values(const sd_tile &tile, const sd_weights (&weights)[SD_GROUPS], sd_state &state) {
+FKV_FN void sd_add_values(sd_tile &tile, const sd_weights (&weights)[SD_GROUPS], sd_state &state) {
     const fkv_u32 ones[4] = {0x01010101u, 0x01010101u, 0x01010101u, 0x01010101u};
     int start[SD_GROUPS][4] = {}; /* sums of the weights */
+    sd_take_values(tile, 0);
     FKV_UNROLL
     for (int k = 0; k < SD_GROUPS * SD_PARTS && SD_LESS_ONE; k++) {
         const sd_operand &b = weights[k / SD_PARTS].operand[k % SD_PARTS];
@@ -84,6 +87,7 @@ FKV_FN void sd_add_values(const sd_tile &tile, const sd_weights (&weights)[SD_GR
     }
     FKV_UNROLL
     for (int i = 0; i < 2 * SD_UNITS; i++) { /* 16 channels, two of each thread's run */
+        if (i % 2 == 0) sd_take_values(tile, i / 2 + 1);
         int sums[SD_GROUPS][4];
         FKV_UNROLL
         for (int p = 0; p < SD_PARTS; p++) {

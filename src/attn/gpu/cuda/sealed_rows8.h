@@ -28,10 +28,12 @@ FKV_FN void sd_enter_groups(FKV_SHARED const fkv_u32 *lines, FKV_SHARED const fk
     }
 }
 
-FKV_FN void sd_score(const sd_tile &tile, const sd_queries &queries, sd_scores &score) {
+FKV_FN void sd_score(sd_tile &tile, const sd_queries &queries, sd_scores &score) {
     const int none[4] = {};
+    sd_take_keys(tile, 0);
     FKV_UNROLL
     for (int i = 0; i < 4 * SD_PARTS; i++) { /* 8 tokens: 4 r + i of a part */
+        if (i % 4 == 0) sd_take_keys(tile, i / 4 + 1);
         int sums[SD_GROUPS][4];
         FKV_UNROLL
         for (int u = 0; u < SD_UNITS; u++) {
@@ -62,14 +64,16 @@ FKV_FN void sd_weight_operand(const fkv_u32 *bits, fkv_u32, sd_operand &a) {
     }
 }
 
-FKV_FN void sd_add_values(const sd_tile &tile, const sd_weights (&weights)[SD_GROUPS], sd_state &state) {
+FKV_FN void sd_add_values(sd_tile &tile, const sd_weights (&weights)[SD_GROUPS], sd_state &state) {
     int start[SD_GROUPS][4] = {}; /* sums of the weights */
+    sd_take_values(tile, 0);
     FKV_UNROLL
     for (int k = 0; k < SD_GROUPS * SD_PARTS; k++)
         fkv_mma_weights(start[k / SD_PARTS], weights[k / SD_PARTS].operand[k % SD_PARTS], 0x01010101u, 0x01010101u,
                         start[k / SD_PARTS]);
     FKV_UNROLL
     for (int i = 0; i < 4 * SD_UNITS; i++) { /* 8 channels: 4 r + i of a unit */
+        if (i % 4 == 0) sd_take_values(tile, i / 4 + 1);
         int sums[SD_GROUPS][4];
         FKV_UNROLL
         for (int p = 0; p < SD_PARTS; p++) {

@@ -132,7 +132,8 @@ FKV_FN fkv_u32 fkv_stream1(const fkv_u8 *at) { return *at; }
 FKV_FN fkv_words4 fkv_shared16(const fkv_u32 *at) { return fkv_host_load<fkv_words4>((const fkv_u8 *)at); }
 
 FKV_FN void fkv_copy16(fkv_u32 *to, const fkv_u8 *at) { memcpy(to, __builtin_assume_aligned(at, 16), 16); }
-FKV_FN void fkv_await_copies() { fkv_sync_warp(); }
+FKV_FN void fkv_end_copies() {}
+FKV_FN void fkv_await_copies_but_last() { fkv_sync_warp(); }
 
 FKV_FN void fkv_mark(fkv_u8 *at) { __atomic_store_n(at, 1, __ATOMIC_RELAXED); }
 
@@ -152,8 +153,6 @@ FKV_FN fkv_u32 fkv_permute_or_sign(fkv_u32 a, fkv_u32 b, fkv_u32 order) {
     }
     return x;
 }
-
-FKV_FN fkv_u32 fkv_anew(fkv_u32 x) { return x; }
 
 FKV_FN fkv_u32 fkv_mask_or(fkv_u32 x, fkv_u32 mask, fkv_u32 bits) { return (x & mask) | bits; }
 
