@@ -10,8 +10,12 @@
  *   65.3  66.2     -  the same in tiles of 32 with 4 blocks on a multiprocessor
  *   60.9     -     -  as decode_book.h has it, the merge without divisions (51.7)
  *   59.8  56.2  48.7  that merge, products of bytes, a warp's loads are of rows side by side (51.7; 1035)
- * What is loaded for the next tile shares one counter in the compiled text: keys wait until the values are there, which were
- * asked for last.
+ *   57.0  56.5  48.0  the same on another day (50.1; 1029, of which 683, 709 and 529 are shifts, logic and permutes)
+ *   55.5  52.3     -  halves of words by the units of products
+ *   54.6  51.0  43.3  all right shifts by them (1031; 539, 521 and 380)
+ *   56.2  51.0     -  the same, codes copied past the registers as sealed pages are; with 4 blocks on a multiprocessor 56.8, 53.2
+ * The units of shifts, logic and permutes take a warp in two turns, and are what it waits for. On that day before the last three:
+ * copies alone, without arithmetic, 50.9 at 4 bits; all pages from the second cache 58.0.
  */
 constexpr int SD_K_TERMS = FKV_K_BITS == 4 ? 2 : 1; /* as sealed_page.h has them */
 constexpr int SD_V_TERMS = FKV_V_BITS == 4 ? 2 : 1;
@@ -107,8 +111,8 @@ FKV_FN void sd_key_operand(const sd_tile &tile, int i, int u, int term, fkv_u32 
         if constexpr (FKV_K_BITS == 4)
             nibbles = x[u];
         else
-            nibbles = dc_book_nibbles(x[u / 2], x[SD_K_WORDS - 1] >> u / 2 * 16, FKV_K_BITS, u % 2);
-        a[k] = dc_levels<dc_k_book>(nibbles >> k / 2 * 16, term);
+            nibbles = dc_book_nibbles(x[u / 2], dc_half(x[SD_K_WORDS - 1], u / 2), FKV_K_BITS, u % 2);
+        a[k] = dc_levels<dc_k_book>(nibbles, k / 2, term);
     }
 }
 
@@ -122,8 +126,8 @@ FKV_FN float sd_score_of(const sd_tile &tile, int i, float both, sd_line line) {
 /* Nibbles of four tokens, those of a channel side by side: of two channels in each of four words. */
 FKV_FN fkv_u32 sd_turned(fkv_u32 a, fkv_u32 b, fkv_u32 c, fkv_u32 d, int k) {
     constexpr fkv_u32 low = 0x0f0f0f0fu;
-    fkv_u32 front = k < 2 ? (a & low) | (b << 4 & ~low) : (a >> 4 & low) | (b & ~low);
-    fkv_u32 back = k < 2 ? (c & low) | (d << 4 & ~low) : (c >> 4 & low) | (d & ~low);
+    fkv_u32 front = k < 2 ? (a & low) | (b << 4 & ~low) : (fkv_shifted_right<4>(a) & low) | (b & ~low);
+    fkv_u32 back = k < 2 ? (c & low) | (d << 4 & ~low) : (fkv_shifted_right<4>(c) & low) | (d & ~low);
     return fkv_permute(front, back, k % 2 == 0 ? 0x5140u : 0x7362u);
 }
 
@@ -135,7 +139,7 @@ FKV_FN constexpr int sd_turned_place(int k, int second) { return k / 2 + k % 2 *
 FKV_FN fkv_u32 sd_turned_high(fkv_u32 ac, fkv_u32 bd, int k) {
     constexpr fkv_u32 low = 0x0f0f0f0fu;
     fkv_u32 even = (ac & low) | (bd << 4 & ~low);
-    fkv_u32 odd = (ac >> 4 & low) | (bd & ~low);
+    fkv_u32 odd = (fkv_shifted_right<4>(ac) & low) | (bd & ~low);
     return fkv_permute(even, odd, k == 0 ? 0x6420u : 0x7531u);
 }
 
@@ -143,16 +147,19 @@ FKV_FN fkv_u32 sd_turned_high(fkv_u32 ac, fkv_u32 bd, int k) {
 FKV_FN fkv_u32 sd_value_nibbles(const fkv_u32 (&v)[8][SD_V_WORDS], int first, int i) {
     const fkv_u32 *x[4] = {v[first], v[first + 1], v[first + 2], v[first + 3]};
     if constexpr (FKV_V_BITS == 4) return sd_turned(x[0][i / 4], x[1][i / 4], x[2][i / 4], x[3][i / 4], i % 4);
-    fkv_u32 low = sd_turned(x[0][0], x[1][0], x[2][0], x[3][0], i % 4) >> i / 4 * 2;
+    fkv_u32 low = sd_turned(x[0][0], x[1][0], x[2][0], x[3][0], i % 4);
+    if (i >= 4) low = fkv_shifted_right<2>(low);
     if constexpr (FKV_V_BITS == 2) return low & 0x33333333u;
     constexpr int h = SD_V_WORDS - 1;
-    fkv_u32 high = sd_turned_high(x[0][h] | x[2][h] << 16, x[1][h] | x[3][h] << 16, i % 2) >> i / 4 & 0x55555555u;
+    fkv_u32 high = sd_turned_high(x[0][h] | x[2][h] << 16, x[1][h] | x[3][h] << 16, i % 2);
+    if (i >= 4) high = fkv_shifted_right<1>(high);
+    high &= 0x55555555u;
     return (low & 0x33333333u) | ((i % 4 < 2 ? high << 2 : high) & ~0x33333333u);
 }
 
 FKV_FN void sd_value_operand(const sd_tile &tile, int p, int i, int term, fkv_u32 (&a)[4]) {
     FKV_UNROLL
-    for (int k = 0; k < 4; k++) a[k] = dc_levels<dc_v_book>(sd_value_nibbles(tile.v[p], k / 2 * 4, i) >> k % 2 * 16, term);
+    for (int k = 0; k < 4; k++) a[k] = dc_levels<dc_v_book>(sd_value_nibbles(tile.v[p], k / 2 * 4, i), k % 2, term);
 }
 
 FKV_FN constexpr int sd_sum_place(int i, int k) {

@@ -17,12 +17,12 @@
 FKV_FN void dc_book_operand(const fkv_u32 *unit, int step, fkv_u32 (&to)[dc_k::terms][2]) {
     if constexpr (dc_k::bits == 4) {
         FKV_UNROLL
-        for (int i = 0; i < 4; i++) to[i / 2][i % 2] = dc_levels<dc_k_book>(unit[step] >> i % 2 * 16, i / 2);
+        for (int i = 0; i < 4; i++) to[i / 2][i % 2] = dc_levels<dc_k_book>(unit[step], i % 2, i / 2);
     } else {
-        fkv_u32 high = unit[dc_k::high_word + step / 4] >> step / 2 % 2 * 16;
+        fkv_u32 high = dc_half(unit[dc_k::high_word + step / 4], step / 2 % 2);
         FKV_UNROLL
         for (int odd = 0; odd < 2; odd++)
-            to[0][odd] = dc_levels<dc_k_book>(dc_book_nibbles(unit[step / 2], high, dc_k::bits, odd) >> step % 2 * 16, 0);
+            to[0][odd] = dc_levels<dc_k_book>(dc_book_nibbles(unit[step / 2], high, dc_k::bits, odd), step % 2, 0);
     }
 }
 
@@ -81,8 +81,8 @@ FKV_FN void dc_book_quad(const fkv_u32 *a, const fkv_u32 *b, int quad, fkv_u32 *
         constexpr int high = dc_v::high_word;
         FKV_UNROLL
         for (int odd = 0; odd < 2; odd++) {
-            fkv_u32 x = dc_book_nibbles(a[quad / 4], a[high + quad / 8] >> quad / 4 % 2 * 16, dc_v::bits, odd);
-            fkv_u32 y = dc_book_nibbles(b[quad / 4], b[high + quad / 8] >> quad / 4 % 2 * 16, dc_v::bits, odd);
+            fkv_u32 x = dc_book_nibbles(a[quad / 4], dc_half(a[high + quad / 8], quad / 4 % 2), dc_v::bits, odd);
+            fkv_u32 y = dc_book_nibbles(b[quad / 4], dc_half(b[high + quad / 8], quad / 4 % 2), dc_v::bits, odd);
             dc_value_halves(dc_value_bytes(fkv_permute(x, y, (fkv_u32)((4 + quad % 4) * 16 + quad % 4))), to[odd], to[2 + odd]);
         }
     }

@@ -148,6 +148,18 @@ FKV_FN fkv_u32 fkv_mask_or(fkv_u32 x, fkv_u32 mask, fkv_u32 bits) {
     return y;
 }
 
+/* x >> 16, and x >> N, by the units of products: where codes are unpacked, those of shifts and logic are what is waited for. */
+FKV_FN fkv_u32 fkv_upper_half(fkv_u32 x) {
+    fkv_u32 y;
+    asm("dp2a.lo.u32.u32 %0, %1, %2, %3;" : "=r"(y) : "r"(x), "r"(0x100u), "r"(0u));
+    return y;
+}
+template <int N> FKV_FN fkv_u32 fkv_shifted_right(fkv_u32 x) {
+    fkv_u32 y;
+    asm("mul.hi.u32 %0, %1, %2;" : "=r"(y) : "r"(x), "n"(1u << (32 - N)));
+    return y;
+}
+
 /* Two halves at a time: a * b + c. */
 FKV_FN fkv_u32 fkv_fma_f16x2(fkv_u32 a, fkv_u32 b, fkv_u32 c) {
     fkv_u32 x;

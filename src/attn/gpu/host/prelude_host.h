@@ -137,6 +137,9 @@ FKV_FN void fkv_await_copies_but_last() { fkv_sync_warp(); }
 
 FKV_FN void fkv_mark(fkv_u8 *at) { __atomic_store_n(at, 1, __ATOMIC_RELAXED); }
 
+FKV_FN fkv_u32 fkv_upper_half(fkv_u32 x) { return x >> 16; }
+template <int N> FKV_FN fkv_u32 fkv_shifted_right(fkv_u32 x) { return x >> N; }
+
 FKV_FN fkv_u32 fkv_permute(fkv_u32 a, fkv_u32 b, fkv_u32 order) {
     fkv_u64 both = (fkv_u64)b << 32 | a;
     fkv_u32 x = 0;
