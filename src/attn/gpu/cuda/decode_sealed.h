@@ -24,8 +24,9 @@
  *    58    72    61  what 16 bits leave of large channels: where the rare path loads, every tile waits for the next one's keys
  *    53    65    54  pages copied past the registers: nothing waits for what was asked for later
  * Tiles of 32 tokens with 12, 16 and 20 warps on a multiprocessor: 62, 57, 61. Tiles of 64 with 16 spill: 119; copied past the
- * registers, with 16 and 20 warps: 55, 61. Values so copied and keys in registers: 55, 62, 64. Since the last row a stream's page
- * numbers come 32 at a time and streams are folded at once: not timed apart.
+ * registers, with 16 and 20 warps: 55, 61. Values so copied and keys in registers: 55, 62, 64. The last row was timed before
+ * each thread copied its own 16 bytes, page numbers came 32 at a time, streams were folded at once and slabs of 512 had a barrier
+ * less: not timed apart.
  */
 /* ---- a page's queries ---- */
 
