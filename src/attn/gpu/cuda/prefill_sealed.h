@@ -2,14 +2,15 @@
  *
  * K. A dword is 8 channels of one token: one unit of eight halves. What goes there is scale . (code - 8), which is exact: scales
  * have seven bits. (Pages of older files may have more: then it is rounded once, to 2^-13 of the channel's range.) The offsets,
- * bias + 8 scale, are two more keys of the tile: their score is what all scores of the page have in common. All is under a power
- * of two for the page that keeps it in the halves' range. So a sum needs no scaling: the power of two goes into the factor of the
- * exponent, the offset into its offset. A warp has all tokens of its units and works out their scales by itself: no warp waits
- * for another.
+ * bias + 8 scale, are two keys more: their score is what all scores of the page have in common. Eight keys are one product, so
+ * those of four shared pages are made at once. All is under a power of two for the page that keeps it in the halves' range. So a
+ * sum needs no scaling: the power of two goes into the factor of the exponent, the offset into its offset. A warp has all tokens
+ * of its units and works out their scales by itself: no warp waits for another.
  *
  * V. A dword is 8 tokens of one channel: rows in shared memory are channels, and a product runs along them. Levels are looked up
- * by byte permutes, with their signs: as halves they are in units of 2^-24, which the norm, 2^15 times as large, makes up
- * for. What remains of it is PF_VALUE_UNIT. Norms from 2 on are under a power of two for the page, which the weights take over.
+ * by byte permutes, with their signs: as halves they are in units of 2^-24. The norm of a token goes into its weight: levels have
+ * seven bits, their product with a norm has eleven, and halves of fewer bits take less power to multiply. Norms from 2 on are
+ * under a power of two for the page, which the levels take over.
  *
  * Open pages, the first and those of the queries' span, are read number by number: K as two halves, in two products, V as one.
  */
@@ -29,19 +30,18 @@ FKV_FN void pf_bring_tile(fkv_shared s, const pf_item &x, fkv_u32 key, fkv_u32 p
 FKV_FN const fkv_u8 *pf_packed_page(fkv_shared s, int packed) { return s.base + PF_AT_PACKED + packed * PF_PACKED_BYTES; }
 
 /* Where unit `unit` of a key lies in a tile of keys; and unit `eight` (of tokens) of a channel in one of values. */
-FKV_FN pf_words4 *pf_key_at(fkv_shared s, fkv_u32 at, fkv_u32 key, fkv_u32 unit) {
-    return (pf_words4 *)(s.base + at + unit / 8 * (PF_K_ROWS * 128) + key * 128 + ((unit % 8) ^ (key % 8)) * 16);
+template <int ROWS> FKV_FN pf_words4 *pf_key_at(fkv_shared s, fkv_u32 at, fkv_u32 key, fkv_u32 unit) {
+    return (pf_words4 *)(s.base + at + unit / 8 * (ROWS * 128) + key * 128 + ((unit % 8) ^ (key % 8)) * 16);
 }
 FKV_FN pf_words4 *pf_value_at(fkv_shared s, fkv_u32 at, fkv_u32 channel, fkv_u32 eight) {
     return (pf_words4 *)(s.base + at + channel * 128 + (eight ^ (channel % 8)) * 16);
 }
 
-/* The keys behind the tile's stay zeroes, but for those of the offsets. By all threads, before the first tile. */
-FKV_FN void pf_clear_stages(fkv_shared s) {
-    constexpr fkv_u32 of_tile = PF_MORE_KEYS * (PF_DP / 8);
-    for (fkv_u32 i = s.index; i < (PF_STAGES + 1) * of_tile; i += PF_THREADS)
-        *pf_key_at(s, PF_AT_K + i / of_tile * PF_K_BYTES, PF_KEYS + i % 8, i % of_tile / 8) = pf_words4{{0, 0, 0, 0}};
-}
+/* Weights are in units of 2^-13. Of a token's value, norm . level . 2^-7, the norm goes with the weight and levels are in units
+ * of 2^-24. Numbers of open pages are in units of 4, and their weights make up for that. */
+constexpr fkv_u32 PF_WEIGHT_EXPONENT = 13;
+constexpr float PF_VALUE_UNIT = 16.0f;
+constexpr fkv_u32 PF_OPEN_NORMS = 0x02000200u;
 
 /* ---- keys ---- */
 
@@ -93,10 +93,15 @@ FKV_FN fkv_u32 pf_larger_norm(fkv_u32 two) { /* one that is not finite is no mea
     return fkv_max_bits(low < 0x7c00u ? low : 0u, high < 0x7c00u ? high : 0u);
 }
 
-/* Of the page's largest norm, a half's bits: the power of two that brings it below 2. */
-FKV_FN fkv_u32 pf_norm_unit(fkv_u32 largest) {
-    fkv_u32 exponent = largest >> 10;
-    return exponent < 15 ? 0 : exponent > 30 ? 15 : exponent - 15;
+/* All bits of those norms that are not finite. */
+FKV_FN fkv_u32 pf_odd_norms(fkv_u32 two) {
+    return ((two & 0xffffu) >= 0x7c00u ? 0xffffu : 0u) | (two >= 0x7c000000u ? 0xffff0000u : 0u);
+}
+
+/* Of the page's norms, two to a lane: the power of two that brings the largest below 4. By a warp. */
+FKV_FN fkv_u32 pf_norm_unit(fkv_u32 norms) {
+    fkv_u32 exponent = fkv_warp_max_bits(pf_larger_norm(norms)) >> 10;
+    return exponent < 15 ? 0 : exponent > 29 ? 14 : exponent - 15;
 }
 
 /* Of an open page it takes bytes that nobody uses. */
@@ -155,29 +160,41 @@ template <class TO> FKV_FN void pf_put_unit(TO to, fkv_u32 at, const fkv_u32 *co
     }
 }
 
-/* The thread's channel as a key: its offset, less what the halves of all other keys are off. */
-template <class TO> FKV_FN void pf_put_offset(TO to, fkv_u32 at, const pf_key_share &own, float scale, float bias) {
+/* Where the offsets of a page go: `number`th of four behind the keys at `at`. */
+template <class TO> struct pf_offsets_at {
+    TO to;
+    fkv_u32 at, number;
+};
+
+/* The thread's channel as two keys: its offset, less what the halves of all other keys are off. */
+template <class TO>
+FKV_FN void pf_put_offset(const pf_offsets_at<TO> &offsets, const pf_key_share &own, float scale, float bias) {
     bias = fkv_fma(8.0f, scale, bias) - pf_channel_error(scale, own.number);
-    fkv_u32 high = fkv_f32_to_f16(bias);
-    fkv_put2(to, at + own.offset_at, high);
-    fkv_put2(to, ((at + own.offset_at) ^ 16) + 128, fkv_f32_to_f16(bias - fkv_f16_to_f32(high)));
+    fkv_u32 high = fkv_f32_to_f16(bias), key = 2 * offsets.number, at = offsets.at + own.offset_at;
+    fkv_put2(offsets.to, (at ^ key * 16) + key * 128, high);
+    fkv_put2(offsets.to, (at ^ (key + 1) * 16) + (key + 1) * 128, fkv_f32_to_f16(bias - fkv_f16_to_f32(high)));
+}
+
+/* A weight of 0 does not hide a norm that is not finite: it becomes 0, and the rows that see its token are marked. Of a page for
+ * other blocks too, all do. By a warp. */
+template <class TO> FKV_FN void pf_put_page_unit(fkv_shared s, TO to, fkv_u32 at, fkv_u32 first_key, fkv_u32 sum, fkv_u32 norms) {
+    fkv_u32 lane = s.index % 32, odd = pf_odd_norms(norms), unit = pf_norm_unit(norms);
+    if (pf_lends<TO>::value && fkv_any(odd != 0)) sum = 0x7fc00000u;
+    for (fkv_u32 i = 0; i < 2 && !pf_lends<TO>::value; i++)
+        if ((odd >> 16 * i & 1u) != 0) pf_mark_rows(s, first_key + 2 * lane + i);
+    fkv_put4(to, at + pf_norms_at(lane), pf_times(norms & ~odd, ((15 - unit) << 10) * 0x10001u));
+    if (lane == 0) fkv_put4(to, at, sum);
 }
 
 /* Keys of a page from `at` on, and its unit. */
 template <class TO>
-FKV_FN void pf_put_sealed_keys(fkv_shared s, TO to, fkv_u32 at, fkv_u32 unit_at, const pf_key_share &own,
-                               const pf_taken_keys &k) {
+FKV_FN void pf_put_sealed_keys(fkv_shared s, TO to, fkv_u32 at, fkv_u32 unit_at, const pf_offsets_at<TO> &offsets,
+                               fkv_u32 first_key, const pf_key_share &own, const pf_taken_keys &k) {
     fkv_u32 exponent = pf_page_exponent(k);
     float up = fkv_float_of((268 - exponent) << 23); /* biases below 2^15, scales below 2^5 */
-    if (s.index / 32 == 3) {
-        fkv_u32 norms = pf_norms_of(k.norms);
-        fkv_u32 norm = pf_norm_unit(fkv_warp_max_bits(pf_larger_norm(norms)));
-        bool odd = fkv_any((norms & 0x7fffu) >= 0x7c00u || norms >= 0x7c000000u);
-        fkv_u32 sum = pf_lends<TO>::value && odd ? 0x7fc00000u : (exponent - 14) << 23; /* all rows of all blocks see the page */
-        if (s.index == 96) fkv_put8(to, unit_at, sum, norm);
-    }
+    if (s.index / 32 == 3) pf_put_page_unit(s, to, unit_at, first_key, (exponent - 14) << 23, pf_norms_of(k.norms));
     if (!own.any) return;
-    if (own.first) pf_put_offset(to, at, own, fkv_page_number(k.scale) * up, fkv_page_number(k.bias) * up);
+    if (own.first) pf_put_offset(offsets, own, fkv_page_number(k.scale) * up, fkv_page_number(k.bias) * up);
     fkv_u32 scales[4], off[4];
     FKV_UNROLL for (int n = 0; n < 4; n++) { /* channels n % 2 + n / 2 * 4 and that + 2 */
         float times = n < 2 ? up : up * 0.0625f;
@@ -189,7 +206,7 @@ FKV_FN void pf_put_sealed_keys(fkv_shared s, TO to, fkv_u32 at, fkv_u32 unit_at,
     FKV_UNROLL for (fkv_u32 i = 0; i < PF_QUADS; i++) pf_put_unit(to, at + own.tile_at + i * (32 * 128), k.codes[i], scales, off);
 }
 
-FKV_FN void pf_put_open_keys(fkv_shared s, int stage, int packed) {
+FKV_FN void pf_put_open_keys(fkv_shared s, fkv_u32 unit_at, int stage, int packed) {
     const fkv_u8 *page = pf_packed_page(s, packed);
     fkv_u32 at = (fkv_u32)(PF_AT_K + stage * PF_K_BYTES);
     for (fkv_u32 i = s.index; i < PF_KEYS * PF_UNITS; i += 128) {
@@ -201,43 +218,41 @@ FKV_FN void pf_put_open_keys(fkv_shared s, int stage, int packed) {
             high.w[n] = fkv_pack_f16(x, y);
             low.w[n] = fkv_pack_f16(x - fkv_f16_to_f32(high.w[n] & 0xffffu), y - fkv_f16_to_f32(high.w[n] >> 16));
         }
-        *pf_key_at(s, at, key, unit) = high;
-        *pf_key_at(s, PF_AT_LOW, key, unit) = low;
+        *pf_key_at<PF_K_ROWS>(s, at, key, unit) = high;
+        *pf_key_at<PF_KEYS>(s, PF_AT_LOW, key, unit) = low;
     }
-    if (s.index < 2 * PF_UNITS) *pf_key_at(s, at, PF_KEYS + s.index % 2, s.index / 2) = pf_words4{{0, 0, 0, 0}};
-    if (s.index == 0) ((pf_page_unit *)(s.base + PF_AT_UNITS))[stage] = {1.0f, 0};
+    if (s.index < 2 * PF_UNITS) *pf_key_at<PF_K_ROWS>(s, at, PF_KEYS + s.index % 2, s.index / 2) = pf_words4{{0, 0, 0, 0}};
+    if (s.index == 0) fkv_put4(s, unit_at, 0x3f800000u);
+    if (s.index < 32) fkv_put4(s, unit_at + pf_norms_at(s.index), PF_OPEN_NORMS);
 }
 
 FKV_FN void pf_put_keys(fkv_shared s, const pf_item &x, fkv_u32 tile, int stage, int packed, const pf_key_share &own,
                         const pf_taken_keys &k) {
-    if (!pf_is_open(x, pf_first_key(x, tile) / FKV_PAGE_TOKENS))
-        return pf_put_sealed_keys(s, s, (fkv_u32)(PF_AT_K + stage * PF_K_BYTES), (fkv_u32)(PF_AT_UNITS + stage * 16), own, k);
+    fkv_u32 key = pf_first_key(x, tile), at = (fkv_u32)(PF_AT_K + stage * PF_K_BYTES);
+    if (!pf_is_open(x, key / FKV_PAGE_TOKENS))
+        return pf_put_sealed_keys(s, s, at, pf_unit_at(tile), pf_offsets_at<fkv_shared>{s, at, 0}, key, own, k);
     /* there is one room for what halves leave: the tile before may still be read from it */
     if (tile > 0) fkv_gate_wait(s, pf_gate(PF_K_EMPTY, (int)((tile - 1) % PF_STAGES)), (tile - 1) / PF_STAGES % 2);
-    pf_put_open_keys(s, stage, packed);
+    pf_put_open_keys(s, pf_unit_at(tile), stage, packed);
 }
 
 /* ---- values ---- */
 
-constexpr float PF_VALUE_UNIT = 4.0f;
-
 struct pf_taken_values {
     fkv_u32 codes[PF_LINES][4]; /* of four channels of each line, eight tokens */
-    fkv_u32 norms[4];           /* of the eight */
-    bool odd;                   /* of all 64 some norm is not finite */
+    fkv_u32 norms;              /* of two tokens */
 };
 
 /* Where a thread's first line lies in a page and a tile; the next one is 4 further. */
 struct pf_value_share {
     fkv_u32 line;
-    fkv_u32 codes_at, norms_at, tile_at;
+    fkv_u32 codes_at, tile_at;
     fkv_u32 levels[2]; /* kept: as constants they would be moved to registers for each code */
 };
 FKV_FN pf_value_share pf_values_of(fkv_shared s) {
     fkv_u32 line = s.index % 128 / 32, lane = s.index % 32, eight = lane % 8, channel = line * 16 + pf_quad(lane) * 4;
     pf_value_share own = {line,
                           FKV_V_CODES + eight / 2 * (16 * FKV_V_ROW_BYTES) + eight % 2 * 64 + pf_quad(lane) * 16 + line * 128,
-                          FKV_V_SCALES + eight * 16,
                           channel * 128 + (eight ^ (channel % 8)) * 16,
                           {fkv_v_levels(0), fkv_v_levels(4)}};
     own.levels[0] |= fkv_zero(s), own.levels[1] |= fkv_zero(s);
@@ -246,39 +261,14 @@ FKV_FN pf_value_share pf_values_of(fkv_shared s) {
 
 /* Of an open page it takes bytes that nobody uses. */
 FKV_FN void pf_take_values(fkv_shared s, const pf_value_share &own, int packed, pf_taken_values &v) {
-    fkv_u32 page = (fkv_u32)(PF_AT_PACKED + packed * PF_PACKED_BYTES), norms[4];
+    fkv_u32 page = (fkv_u32)(PF_AT_PACKED + packed * PF_PACKED_BYTES);
     FKV_UNROLL for (fkv_u32 i = 0; i < PF_LINES; i++) if (own.line + 4 * i < FKV_D / 16)
         fkv_get16(s, page + own.codes_at + i * (4 * 128), v.codes[i]);
-    fkv_get16(s, page + own.norms_at, norms);
-    fkv_u32 two = 0;
-    FKV_UNROLL for (int i = 0; i < 4; i++) {
-        v.norms[i] = pf_norms_of(norms[i]);
-        two = fkv_max_u16x2(two, v.norms[i]);
-    }
-    fkv_u32 largest = fkv_warp_max_bits(fkv_max_bits(two & 0xffffu, two >> 16));
-    v.odd = largest >= 0x7c00u;
-    if (v.odd) {
-        largest = 0;
-        FKV_UNROLL for (int i = 0; i < 4; i++) largest = fkv_max_bits(largest, pf_larger_norm(v.norms[i]));
-        largest = fkv_warp_max_bits(largest);
-    }
-    fkv_u32 up = ((30 - pf_norm_unit(largest)) << 10) * 0x10001u; /* 2^15 below the unit */
-    FKV_UNROLL for (int i = 0; i < 4; i++) v.norms[i] = pf_times(v.norms[i], up);
-}
-
-/* A weight of 0 does not hide a norm that is not finite: it becomes 0, and the rows that do see its token are marked. */
-template <bool MARK> FKV_FN void pf_hide_odd_norms(fkv_shared s, fkv_u32 first_key, fkv_u32 *norms) {
-    fkv_u32 eight = s.index % 8;
-    for (fkv_u32 i = 0; i < 8; i++) {
-        fkv_u32 part = 0x7c00u << 16 * (i % 2);
-        if ((norms[i / 2] & part) != part) continue;
-        norms[i / 2] &= ~(0xffffu << 16 * (i % 2));
-        if (MARK) pf_mark_rows(s, first_key + 8 * eight + i);
-    }
+    v.norms = fkv_get4(s, page + FKV_V_SCALES + s.index % 32 * 4);
 }
 
 /* Eight tokens of a channel: levels and signs are halves in units of 2^-24 as they are. */
-template <class TO> FKV_FN void pf_put_eight(TO out, fkv_u32 at, fkv_u32 x, const fkv_u32 *levels_of, const fkv_u32 *norms) {
+template <class TO> FKV_FN void pf_put_eight(TO out, fkv_u32 at, fkv_u32 x, const fkv_u32 *levels_of, fkv_u32 up) {
     fkv_u32 to[4];
     fkv_u32 signs[2] = {x << 4 & 0x80808080u,
                         x & 0x80808080u}; /* bytes: of the low nibbles, tokens 0 to 3, and of the high ones */
@@ -289,7 +279,7 @@ template <class TO> FKV_FN void pf_put_eight(TO out, fkv_u32 at, fkv_u32 x, cons
         to[i] = fkv_permute(levels, signs[0], i == 0 ? 0x5240u : 0x7260u);
         to[2 + i] = fkv_permute(levels, signs[1], i == 0 ? 0x5341u : 0x7361u);
     }
-    FKV_UNROLL for (int i = 0; i < 4; i++) to[i] = pf_times(to[i], norms[i]);
+    FKV_UNROLL for (int i = 0; i < 4; i++) to[i] = pf_times(to[i], up);
     fkv_put16(out, at, to[0], to[1], to[2], to[3]);
 }
 
@@ -299,7 +289,7 @@ FKV_FN void pf_put_open_values(fkv_shared s, fkv_u32 first_key, int stage, int p
         fkv_u32 channel = i % FKV_D, eight = i / FKV_D;
         float y[8];
         FKV_UNROLL for (fkv_u32 n = 0; n < 8; n++) {
-            y[n] = opened::fkv_v_at(page, eight * 8 + n, channel) * (1.0f / PF_VALUE_UNIT);
+            y[n] = opened::fkv_v_at(page, eight * 8 + n, channel) * 0.25f;
             if (!(fkv_abs(y[n]) < 65520.0f)) y[n] = 0.0f, pf_mark_rows(s, first_key + eight * 8 + n);
         }
         *pf_value_at(s, (fkv_u32)(PF_AT_V + stage * PF_TILE_BYTES), channel, eight) =
@@ -307,19 +297,19 @@ FKV_FN void pf_put_open_values(fkv_shared s, fkv_u32 first_key, int stage, int p
     }
 }
 
-/* Values of a page from `at` on. */
+/* Values of a page from `at` on, but for their norms. */
 template <class TO> FKV_FN void pf_put_sealed_values(TO to, fkv_u32 at, const pf_value_share &own, const pf_taken_values &v) {
+    fkv_u32 up = ((15 + pf_norm_unit(pf_norms_of(v.norms))) << 10) * 0x10001u;
     FKV_UNROLL for (fkv_u32 i = 0; i < PF_LINES; i++) {
         if (own.line + 4 * i >= FKV_D / 16) break;
         FKV_UNROLL for (fkv_u32 n = 0; n < 4; n++)
-            pf_put_eight(to, ((at + own.tile_at) ^ n * 16) + i * (4 * 16 * 128) + n * 128, v.codes[i][n], own.levels, v.norms);
+            pf_put_eight(to, ((at + own.tile_at) ^ n * 16) + i * (4 * 16 * 128) + n * 128, v.codes[i][n], own.levels, up);
     }
 }
 
 FKV_FN void pf_put_values(fkv_shared s, const pf_item &x, fkv_u32 tile, int stage, int packed, const pf_value_share &own,
-                          pf_taken_values &v) {
+                          const pf_taken_values &v) {
     fkv_u32 key = pf_first_key(x, tile);
     if (pf_is_open(x, key / FKV_PAGE_TOKENS)) return pf_put_open_values(s, key, stage, packed);
-    if (v.odd) pf_hide_odd_norms<true>(s, key, v.norms);
     pf_put_sealed_values(s, (fkv_u32)(PF_AT_V + stage * PF_TILE_BYTES), own, v);
 }

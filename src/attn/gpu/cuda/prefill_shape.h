@@ -23,11 +23,10 @@ constexpr float PF_SUM_UNIT = 16384.0f / FKV_K_GROUP; /* then: see pf_put_biases
 
 constexpr int PF_Q_BYTES = PF_ROWS * PF_DP * 2;
 constexpr int PF_FIXED_BYTES = 1024 + PF_PARTS * PF_Q_BYTES + PF_ROWS * 4 + PF_GROUPS * PF_ROWS * 4 + 192 + PF_ROWS +
-                               (FKV_SEALED ? 64 + FKV_BLOCK_BYTES : 0);
-constexpr int PF_MORE_KEYS =
-    FKV_K_SEALED ? 8 : 0; /* the offsets of a sealed page's channels are two more keys; keys go by eight */
+                               (FKV_SEALED ? 32 + 4 * 144 + FKV_BLOCK_BYTES : 0);
+constexpr int PF_MORE_KEYS = FKV_K_SEALED ? 8 : 0; /* the offsets of four sealed pages' channels, two keys each */
 constexpr int pf_tile_bytes(int keys) { return keys * PF_DP * 2; }
-constexpr int pf_low_bytes(int keys) { return FKV_K_SEALED ? pf_tile_bytes(keys + PF_MORE_KEYS) : 0; } /* of open pages' keys */
+constexpr int pf_low_bytes(int keys) { return FKV_K_SEALED ? pf_tile_bytes(keys) : 0; } /* of open pages' keys */
 constexpr int pf_scales_bytes(int keys) { return PF_SCALED ? PF_GROUPS * keys * (PF_BIASED ? 4 : 8) : 0; }
 constexpr int pf_biases_bytes(int keys) { return PF_BIASED ? keys * 128 : 0; }
 constexpr int pf_packed_bytes(int keys) {
@@ -110,12 +109,12 @@ constexpr int PF_AT_FACTORS = /* [rows]: of the scores; before it the packed pag
     PF_AT_PACKED + PF_PACKED * PF_PACKED_BYTES + (FKV_SEALED ? FKV_BLOCK_BYTES : 0);
 constexpr int PF_AT_SUMS = PF_AT_FACTORS + PF_ROWS * 4; /* [groups, rows]: of q */
 constexpr int PF_AT_GATES = PF_AT_SUMS + PF_GROUPS * PF_ROWS * 4;
-constexpr int PF_AT_ODD = PF_AT_GATES + 176;     /* [rows], bytes: 1 where a row sees values that are not finite */
-constexpr int PF_AT_WHERE = PF_AT_ODD + PF_ROWS; /* {position, first_row, n_rows} of the item: see pf_mark_rows() */
-constexpr int PF_AT_UNITS = PF_AT_WHERE + 16;    /* [stages] of pf_page_unit: of sealed pages */
-constexpr int PF_AT_TURN = PF_AT_UNITS + 48;     /* words of prefill_share.h: the block's number */
-constexpr int PF_AT_READY = PF_AT_TURN + 4;      /* shared tiles that are known to be there */
-constexpr int PF_AT_THROUGH = PF_AT_TURN + 8;    /* and those that were multiplied */
+constexpr int PF_AT_ODD = PF_AT_GATES + 176;      /* [rows], bytes: 1 where a row sees values that are not finite */
+constexpr int PF_AT_WHERE = PF_AT_ODD + PF_ROWS;  /* {position, first_row, n_rows} of the item: see pf_mark_rows() */
+constexpr int PF_AT_UNITS = PF_AT_WHERE + 16;     /* [stages + 1] of pf_page_unit: of sealed pages */
+constexpr int PF_AT_TURN = PF_AT_UNITS + 4 * 144; /* words of prefill_share.h: the block's number */
+constexpr int PF_AT_READY = PF_AT_TURN + 4;       /* shared tiles that are known to be there */
+constexpr int PF_AT_THROUGH = PF_AT_TURN + 8;     /* and those that were multiplied */
 constexpr int PF_AT_END = PF_AT_TURN + 16;
 constexpr int PF_OUT_STRIDE = FKV_D + 4; /* floats; out's rows take the place of everything else */
 constexpr int PF_OUT_BYTES = PF_ROWS * PF_OUT_STRIDE * 4;
@@ -206,6 +205,9 @@ FKV_FN fkv_u32 pf_first_key(const pf_item &x, fkv_u32 tile) {
 FKV_FN bool pf_is_open(const pf_item &x, fkv_u32 logical) { return fkv_sees_open(x.position / FKV_PAGE_TOKENS, logical); }
 #endif
 
+/* Of shared pages the offsets of four lie behind the keys of the first; else a page's own behind its keys. */
+constexpr fkv_u32 PF_FOUR = 4;
+
 FKV_FN fkv_u32 pf_page_at(const pf_item &x, fkv_u32 logical) {
 #if FKV_SEALED
     if (pf_is_open(x, logical))
@@ -230,11 +232,16 @@ FKV_FN void pf_clear_marks(fkv_shared s, const pf_item &x) {
     if (s.index == 0) where[0] = x.position, where[1] = x.first_row, where[2] = x.n_rows;
 }
 
-/* Sums over a page's keys are in units of `sum`. Its values are in units of 2^norm, and so its weights in 2^-norm. */
+/* Of a page. Sums over its keys are in units of `sum`. Weights are multiplied by its tokens' norms, halves, two a word: those of
+ * a thread's keys side by side. They come with the keys and are read while the next ones may come: hence one more than stages. */
 struct alignas(16) pf_page_unit {
     float sum;
-    fkv_u32 norm;
+    alignas(16) fkv_u32 norms[32];
 };
+static_assert(sizeof(pf_page_unit) == 144, "as much as a place has");
+FKV_FN fkv_u32 pf_unit_at(fkv_u32 tile) { return (fkv_u32)PF_AT_UNITS + tile % (PF_STAGES + 1) * (fkv_u32)sizeof(pf_page_unit); }
+/* Where the norms of tokens 2 pair and 2 pair + 1 are in it. */
+FKV_FN fkv_u32 pf_norms_at(fkv_u32 pair) { return 16 + pair % 4 * 32 + pair / 4 * 4; }
 
 struct alignas(16) pf_floats4 {
     float x, y, z, w;

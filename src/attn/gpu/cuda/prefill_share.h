@@ -3,7 +3,8 @@
  * Blocks of the same KV head and neighbouring queries of a sequence meet the same pages, those before the span of the first of
  * them. Up to FKV_PREFILL_SHARERS such blocks, a *group*, take turns: each unpacks every so many-th page into a ring in device
  * memory (it stays in L2), in the form that products want, and all bring it from there by the copy engine. Unpacking beside the
- * products took a fourth of a block's time; this way it takes almost none.
+ * products took a fourth of a block's time; this way it takes almost none. The offsets of PF_FOUR pages lie behind the keys of
+ * the first of them, put there by those who unpack each, and pages go on four at a time.
  *
  * Blocks of a group wait for each other, so all of them must run. A block's place is the number that it takes when it begins,
  * not that of its launch: blocks before it run already, or are done; a group never waits for one behind it. A ring passes from
@@ -18,11 +19,12 @@ constexpr fkv_u32 PF_SHARERS = FKV_PREFILL_SHARERS, PF_RINGS = FKV_PREFILL_RINGS
 constexpr fkv_u32 PF_RING_WORDS = 64, PF_THROUGH_AT = 32;
 constexpr fkv_u32 PF_TAG = 1u << 20, PF_TAGS = 4096;          /* pages, and turns at a ring, that a word tells apart */
 constexpr fkv_u32 PF_IMAGE_UNIT = PF_K_BYTES + PF_TILE_BYTES; /* where pf_page_unit lies in an image: behind keys and values */
-constexpr fkv_u32 PF_IMAGE_BYTES = (PF_IMAGE_UNIT + 16 + 127) / 128 * 128;
+constexpr fkv_u32 PF_IMAGE_BYTES = (PF_IMAGE_UNIT + (int)sizeof(pf_page_unit) + 127) / 128 * 128;
 constexpr fkv_u32 PF_IMAGES_AT = (1 + PF_RINGS) * PF_RING_WORDS * 4;
 static_assert(!PF_SHARES || PF_IMAGES_AT + PF_RINGS * PF_SLOTS * PF_IMAGE_BYTES <= FKV_PREFILL_RING_BYTES,
               "as kernel_text.c has it");
 static_assert(PF_SHARERS <= PF_SLOTS && PF_SLOTS <= PF_THROUGH_AT, "a slot for each block at least");
+static_assert(PF_SLOTS % PF_FOUR == 0 && PF_SLOTS >= PF_FOUR + PF_STAGES, "pages whose offsets lie together are there together");
 
 /* What a block knows of its group. */
 struct pf_share {
@@ -108,13 +110,11 @@ FKV_FN void pf_lend_pages(fkv_shared s, const pf_item &x, const pf_key_share &ke
         pf_await_slot(s, share, j);
         pf_taken_keys k;
         pf_take_keys(s, keys, PF_PACKED, k);
-        pf_put_sealed_keys(s, to, 0, PF_IMAGE_UNIT, keys, k);
+        fkv_image first = {share.images + j / PF_FOUR * PF_FOUR % PF_SLOTS * PF_IMAGE_BYTES};
+        pf_put_sealed_keys(s, to, 0, PF_IMAGE_UNIT, pf_offsets_at<fkv_image>{first, 0, j % PF_FOUR}, 0, keys, k);
         pf_taken_values v;
         pf_take_values(s, values, PF_PACKED, v);
-        if (v.odd) pf_hide_odd_norms<false>(s, 0, v.norms);
         pf_put_sealed_values(to, PF_K_BYTES, values, v);
-        for (fkv_u32 i = s.index; i < (PF_MORE_KEYS - 2) * (PF_DP / 8); i += 128) /* the keys behind the offsets */
-            fkv_put16(to, i % (PF_DP / 64) * (PF_K_ROWS * 128) + (PF_KEYS + 2) * 128 + i / (PF_DP / 64) * 16, 0, 0, 0, 0);
         fkv_publish_image();
         fkv_sync_warp();
         fkv_sync_team(2, 128);
@@ -130,6 +130,7 @@ FKV_FN void pf_watch_pages(fkv_shared s, const pf_item &x) {
     pf_share share = pf_share_of(x);
     for (fkv_u32 j = 0; j + 1 < x.shared_end; j++) {
         fkv_await_number(share.ready + j % PF_SLOTS, share.tag + j + 1);
+        if (j % PF_FOUR != PF_FOUR - 1 && j + 2 != x.shared_end) continue;
         fkv_see_image();
         fkv_tell_near(s, PF_AT_READY, j + 1);
     }
@@ -151,9 +152,12 @@ FKV_FN void pf_borrow_keys(fkv_shared s, const pf_item &x) {
         const fkv_u8 *image = images + (tile - 1) % PF_SLOTS * PF_IMAGE_BYTES;
         fkv_await_near(s, PF_AT_READY, tile);
         fkv_gate_wait(s, pf_gate(PF_K_EMPTY, (int)stage), tile / PF_STAGES % 2 ^ 1);
-        fkv_bring_begin(s, gate, PF_K_BYTES + 16);
-        fkv_bring(s, gate, (fkv_u32)PF_AT_K + stage * PF_K_BYTES, image, PF_K_BYTES);
-        fkv_bring(s, gate, (fkv_u32)PF_AT_UNITS + stage * 16, image + PF_IMAGE_UNIT, 16);
+        bool offsets = tile % PF_FOUR == 1;
+        fkv_bring_begin(s, gate, (offsets ? PF_K_BYTES : PF_TILE_BYTES) + sizeof(pf_page_unit));
+        for (fkv_u32 half = 0; half < PF_DP / 64; half++)
+            fkv_bring(s, gate, (fkv_u32)PF_AT_K + stage * PF_K_BYTES + half * (PF_K_ROWS * 128), image + half * (PF_K_ROWS * 128),
+                      (offsets ? PF_K_ROWS : PF_KEYS) * 128);
+        fkv_bring(s, gate, pf_unit_at(tile), image + PF_IMAGE_UNIT, sizeof(pf_page_unit));
         fkv_bring_end(s, gate);
         fkv_gate_arrive_often(s, gate, 3);
     }

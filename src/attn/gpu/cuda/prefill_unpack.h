@@ -247,7 +247,8 @@ FKV_FN void pf_clear_stages(fkv_shared s) {
         *(pf_words4 *)(s.base + PF_AT_BIASES + at) = pf_words4{{0, 0, 0, 0}};
 }
 
-constexpr float PF_VALUE_UNIT = 1.0f; /* what halves of values are in units of */
+constexpr fkv_u32 PF_WEIGHT_EXPONENT = 0; /* weights are in units of 2^-that */
+constexpr float PF_VALUE_UNIT = 1.0f;     /* what halves of values are in units of */
 
 /* What prefill_feed.h asks for: the packed keys of a tile in registers, then as halves in a stage; and the values. */
 struct pf_taken_keys {

@@ -5,7 +5,8 @@
  * Three warpgroups. The first unpacks (prefill_unpack.h); of sealed pages two do, or bring what other blocks unpacked
  * (prefill_sealed.h, prefill_share.h). The last two multiply and do the softmax, 64 rows each (heads beyond
  * 256: the same 64 rows, half of V's channels each). Products run beside their threads: while the weights of one tile of keys are
- * worked out, the values of the tile before are summed and the other warpgroup's scores are made. The two take turns at that.
+ * worked out, the values of the tile before are summed and the other warpgroup's scores are made. The two take turns at that; of
+ * sealed pages they do not.
  *
  * Scores are exact up to float sums: codes of K are whole numbers, so halves without rounding; a product runs over the codes of
  * one group, and its scale and bias are applied to the float sum:  score = sum over groups of s . (q . codes) + b . sum(q).
@@ -41,10 +42,16 @@
  *   2434 us   scales of seven bits: no product for what halves leave
  *   2828 us   pages unpacked once for 16 blocks (prefill_share.h), one thread that asks, brings and tells
  *   2143 us   a thread for each of the three
- *   2118 us   keys and values brought by two
- * With nobody unpacking 1862, with nothing brought 1782; but then the numbers are zeroes, which take less power. With real ones
- * the device lowers its clock from 1980 to 1750 MHz: it is power that this waits for now. Four stages: 2077 to 2121 us. Two
- * blocks in a cluster, with pages brought once for both: 3725, since too few pairs of multiprocessors are free at a time.
+ *   2096 us   keys and values brought by two (2119 on another day)
+ *   2038 us   no turns, and values issued right behind the scores
+ *   2019 us   a loop of its own for shared pages, which needs no masks and no open pages: a fourth fewer instructions
+ *   2012 us   norms in the weights: halves of seven bits as values
+ *   1984 us   the offsets of four pages in one product: 64 keys for most tiles, where all had 72
+ * It waits for power: with nobody unpacking it took 1862 of 2118, but then the numbers were zeroes; with real ones the device
+ * lowers its clock from 1980 to 1750 MHz. And for instructions: with a loop for tiles with offsets and one for those without, of
+ * 680 instructions in all, 2198 us, of 870 2400. Asking for all slots of a ring at once: no faster. Four stages: 1 % faster, but
+ * with room for one packed page only, which blocks that unpack for themselves need. Two blocks in a cluster, with pages brought
+ * once for both: 3725, since too few pairs of multiprocessors are free at a time.
  */
 /* ---- queries and outputs ---- */
 
@@ -189,6 +196,7 @@ FKV_FN fkv_u32 pf_step_unit(int group, int step) { /* unit of the first of 16 ch
 constexpr int PF_REGS_MULTIPLY = FKV_SEALED ? 192 : 216;
 constexpr int PF_REGS_UNPACK = FKV_SEALED ? 256 - PF_REGS_MULTIPLY : 504 - 2 * PF_REGS_MULTIPLY;
 
+constexpr bool PF_TURNS = !FKV_SEALED; /* the warpgroups take them at their scores */
 constexpr bool PF_SUMS_HELD = PF_SCALED && PF_GROUPS <= 2 && !PF_BIASED;
 
 /* What a multiplying warpgroup keeps from tile to tile. */
@@ -203,25 +211,27 @@ struct pf_rows {
     fkv_u32 held[PF_Q_HELD ? FKV_D / 4 : 1]; /* q */
     fkv_u32 p[PF_KEYS / 4];
     float o[PF_COLS / 2];
+    float offset[2]; /* of the two rows, of one of four pages */
 };
 
-/* Scores of one group of channels of the keys at k_at. ADD: to what acc has. */
-template <bool ADD> FKV_FN void pf_issue_products(fkv_shared s, int group, fkv_u32 k_at, const pf_rows &r, float *acc) {
+/* Scores of one group of channels of KEYS keys at k_at, in a tile of ROWS. ADD: to what acc has. */
+template <int KEYS, int ROWS, bool ADD>
+FKV_FN void pf_issue_products(fkv_shared s, int group, fkv_u32 k_at, const pf_rows &r, float *acc) {
     FKV_UNROLL for (int part = 0; part < PF_PARTS; part++) {
         FKV_UNROLL for (int step = 0; step < PF_GROUP_STEPS; step++) {
             fkv_u32 unit = pf_step_unit(group, step);
-            fkv_u32 k = k_at + unit / 8 * (PF_K_ROWS * 8) + unit % 8;
+            fkv_u32 k = k_at + unit / 8 * (ROWS * 8) + unit % 8;
             if constexpr (PF_Q_HELD) {
                 if (step == 0 && !ADD)
-                    fkv_wg_scores_held<PF_K_ROWS, false>(s, acc, r.held + unit * 2, k);
+                    fkv_wg_scores_held<KEYS, false>(s, acc, r.held + unit * 2, k);
                 else
-                    fkv_wg_scores_held<PF_K_ROWS, true>(s, acc, r.held + unit * 2, k);
+                    fkv_wg_scores_held<KEYS, true>(s, acc, r.held + unit * 2, k);
             } else {
                 fkv_u32 q = r.q_at + (fkv_u32)(part * (PF_Q_BYTES / 16)) + unit / 8 * (PF_ROWS * 8) + unit % 8;
                 if (part + step == 0 && !ADD)
-                    fkv_wg_scores<PF_K_ROWS, false>(s, acc, q, k);
+                    fkv_wg_scores<KEYS, false>(s, acc, q, k);
                 else
-                    fkv_wg_scores<PF_K_ROWS, true>(s, acc, q, k);
+                    fkv_wg_scores<KEYS, true>(s, acc, q, k);
             }
         }
     }
@@ -238,10 +248,10 @@ FKV_FN void pf_issue_group(fkv_shared s, int group, int stage, const pf_rows &r,
         fkv_u32 biases_at = s.unit + (fkv_u32)(PF_AT_BIASES / 16) + (fkv_u32)stage * (PF_BIASES_BYTES / 16);
         if (group == 0) {
             fkv_wg_scores_held<PF_K_ROWS, false>(s, acc, r.sum_halves, biases_at);
-            return pf_issue_products<true>(s, group, pf_keys_at(s, stage), r, acc);
+            return pf_issue_products<PF_KEYS, PF_KEYS, true>(s, group, pf_keys_at(s, stage), r, acc);
         }
     }
-    pf_issue_products<false>(s, group, pf_keys_at(s, stage), r, acc);
+    pf_issue_products<PF_KEYS, PF_KEYS, false>(s, group, pf_keys_at(s, stage), r, acc);
 }
 
 FKV_FN void pf_issue_values(fkv_shared s, fkv_u32 v_at, const fkv_u32 *p, float *o) {
@@ -295,16 +305,14 @@ FKV_FN void pf_fold_group(fkv_shared s, int group, int stage, pf_scales &scales,
 /* What turns a tile's sums into the rows' scores, which are unit . (x + offset): of sealed pages; else x itself. */
 struct pf_tile_unit {
     float unit;
-    fkv_u32 norm;    /* weights are in units of 2^-norm */
     float offset[2]; /* of the two rows */
 };
 
-FKV_FN pf_tile_unit pf_unit_of(fkv_shared s, pf_page_unit of_page, const float *x) {
-    pf_tile_unit u = {of_page.sum, of_page.norm, {0.0f, 0.0f}};
-    if constexpr (FKV_SEALED != 0) { /* the sums of the offsets are with the first lane of four */
-        FKV_UNROLL for (int r = 0; r < 2; r++) u.offset[r] =
-            fkv_shuffle(x[PF_KEYS / 2 + 2 * r] + x[PF_KEYS / 2 + 2 * r + 1], s.index % 32 / 4 * 4);
-    }
+FKV_FN pf_tile_unit pf_unit_of(fkv_shared s, float unit, const pf_rows &r, fkv_u32 of_four) {
+    pf_tile_unit u = {unit, {0.0f, 0.0f}};
+    if (FKV_SEALED)
+        FKV_UNROLL for (int i = 0; i < 2; i++) u.offset[i] =
+            fkv_shuffle(r.offset[i], s.index % 32 / 4 * 4 + of_four); /* a lane of four has one page's */
     return u;
 }
 
@@ -344,30 +352,42 @@ FKV_FN void pf_weigh(float *x, const pf_tile_unit &u, pf_row_state *row, const f
             base = fkv_fma(u.offset[r], u.unit, -row[r].top) * factor;
             factor *= u.unit;
         }
-        if (FKV_SEALED) base += (float)u.norm;
+        base += (float)PF_WEIGHT_EXPONENT;
         float total = 0;
         FKV_UNROLL for (int j = 0; j < PF_KEYS / 8; j++) {
             x[4 * j + 2 * r] = fkv_exp2(fkv_fma(x[4 * j + 2 * r], factor, base));
             x[4 * j + 2 * r + 1] = fkv_exp2(fkv_fma(x[4 * j + 2 * r + 1], factor, base));
             total += x[4 * j + 2 * r] + x[4 * j + 2 * r + 1];
         }
-        if (FKV_SEALED) total *= fkv_float_of((127 - u.norm) << 23);
         row[r].total = fkv_fma(row[r].total, shrink[r], total);
     }
 }
 
 #if FKV_SEALED
-/* x: sums of one tile's keys, and of the offsets behind them. Of an open page, what all its halves leave is a product more. */
-FKV_FN void pf_score(fkv_shared s, const pf_item &item, fkv_u32 key, int stage, const pf_rows &r, float *x) {
+/* Of one page of four for each lane of four. */
+FKV_FN void pf_score_offsets(fkv_shared s, int stage, pf_rows &r) {
+    float sums[4] = {0, 0, 0, 0};
     fkv_wg_begin();
-    pf_issue_products<false>(s, 0, pf_keys_at(s, stage), r, x);
+    pf_issue_products<PF_MORE_KEYS, PF_K_ROWS, false>(s, 0, pf_keys_at(s, stage) + PF_KEYS * 8, r, sums);
     fkv_wg_wait<0>();
-    fkv_wg_settle<PF_K_ROWS / 2>(x);
-    if (!pf_is_open(item, key / FKV_PAGE_TOKENS)) return;
+    fkv_wg_settle<4>(sums);
+    FKV_UNROLL for (int i = 0; i < 2; i++) r.offset[i] = sums[2 * i] + sums[2 * i + 1];
+}
+
+/* x: sums of one tile's keys. Of an open page, what all its halves leave is a product more. Of a shared one, the values of the
+ * tile before are on their way behind them. */
+template <bool SHARED>
+FKV_FN void pf_score(fkv_shared s, const pf_item &item, fkv_u32 key, int stage, fkv_u32 v_at, pf_rows &r, float *x) {
     fkv_wg_begin();
-    pf_issue_products<true>(s, 0, s.unit + PF_AT_LOW / 16, r, x);
+    pf_issue_products<PF_KEYS, PF_K_ROWS, false>(s, 0, pf_keys_at(s, stage), r, x);
+    if (SHARED) pf_issue_values(s, v_at, r.p, r.o);
+    fkv_wg_wait<SHARED ? 1 : 0>();
+    fkv_wg_settle<PF_KEYS / 2>(x);
+    if (SHARED || !pf_is_open(item, key / FKV_PAGE_TOKENS)) return;
+    fkv_wg_begin();
+    pf_issue_products<PF_KEYS, PF_KEYS, true>(s, 0, s.unit + PF_AT_LOW / 16, r, x);
     fkv_wg_wait<0>();
-    fkv_wg_settle<PF_K_ROWS / 2>(x);
+    fkv_wg_settle<PF_KEYS / 2>(x);
 }
 #else
 /* x: sums of one tile's keys, group by group: the products of two groups are under way at a time. */
@@ -408,48 +428,57 @@ FKV_FN void pf_score(fkv_shared s, int stage, const pf_rows &r, pf_scales &scale
  *
  * Reads of shared memory, shuffles and exponentials wait in one queue with the products that were issued before them. So scales
  * are read ahead of the scores, and values are issued behind the shuffles. The warpgroups take turns at the scores: one makes
- * them while the other works out its weights.
+ * them while the other works out its weights. SHARED: of a page that several blocks meet, which all rows see, and is sealed.
  */
-template <bool FIRST>
-FKV_FN void pf_meet(fkv_shared s, const pf_item &item, fkv_u32 tile, int stage, int last_stage, int next_stage,
-                    fkv_u32 next_phase, pf_rows &r) {
-    float x[PF_K_ROWS / 2];
+template <bool FIRST, bool SHARED> FKV_FN void pf_meet(fkv_shared s, const pf_item &item, fkv_u32 tile, pf_rows &r) {
+    const int stage = (int)(tile % PF_STAGES), last_stage = (int)((tile + PF_STAGES - 1) % PF_STAGES);
+    const int next_stage = (int)((tile + 1) % PF_STAGES);
+    const fkv_u32 next_phase = (tile + 1) / PF_STAGES % 2, of_four = SHARED ? (tile - 1) % PF_FOUR : 0;
+    float x[PF_KEYS / 2];
     float shrink[2];
     fkv_u32 key = pf_first_key(item, tile);
     fkv_u32 v_at = r.v_at + (fkv_u32)last_stage * (PF_TILE_BYTES / 16);
 #if FKV_SEALED
-    pf_page_unit unit = ((const pf_page_unit *)(s.base + PF_AT_UNITS))[stage];
+    const fkv_u32 unit_at = pf_unit_at(tile);
+    float unit = fkv_float_of(fkv_get4(s, unit_at));
 #else
     pf_scales scales;
     if (PF_SCALED) pf_load_scales(s, stage, 0, PF_AHEAD, scales);
-    pf_page_unit unit = {1.0f, 0};
+    float unit = 1.0f;
 #endif
     if (!FIRST) fkv_wg_settle_bits<PF_KEYS / 4>(r.p);
     fkv_wg_settle<PF_COLS / 2>(r.o);
     if (!PF_Q_HELD) fkv_wg_settle_bits<1>(&r.q_at); /* places are worked out anew: kept, they would spill */
-    fkv_gate_wait(s, pf_gate(PF_TURN, r.group), (tile + 1 + (fkv_u32)r.group) % 2);
+    if (PF_TURNS) fkv_gate_wait(s, pf_gate(PF_TURN, r.group), (tile + 1 + (fkv_u32)r.group) % 2);
 #if FKV_SEALED
-    pf_score(s, item, key, stage, r, x);
+    if (of_four == 0) pf_score_offsets(s, stage, r);
+    pf_score<SHARED>(s, item, key, stage, v_at, r, x);
 #else
     pf_score(s, stage, r, scales, x);
 #endif
     fkv_sync_warp();
     if (s.index % 32 == 0) {
-        fkv_gate_arrive(s, pf_gate(PF_TURN, 1 - r.group));
+        if (PF_TURNS) fkv_gate_arrive(s, pf_gate(PF_TURN, 1 - r.group));
         fkv_gate_arrive(s, pf_gate(PF_K_EMPTY, stage));
     }
 
-    bool masked =
-        key + PF_KEYS - 1 > r.low || (FKV_WINDOW != 0 && r.high - key + 1 >= FKV_WINDOW + 1 && key + PF_KEYS > FKV_SINKS);
-    pf_tile_unit u = pf_unit_of(s, unit, x);
+    bool masked = !SHARED && (key + PF_KEYS - 1 > r.low ||
+                              (FKV_WINDOW != 0 && r.high - key + 1 >= FKV_WINDOW + 1 && key + PF_KEYS > FKV_SINKS));
+    pf_tile_unit u = pf_unit_of(s, unit, r, of_four);
     pf_follow_top(s, item, x, u, key, masked, r.state, shrink);
-    if (!FIRST) {
+    if (!FIRST && !SHARED) {
         fkv_wg_settle<PF_KEYS / 2>(x);
         fkv_wg_begin();
         pf_issue_values(s, v_at, r.p, r.o);
     }
     pf_weigh(x, u, r.state, shrink);
-    fkv_wg_settle<PF_KEYS / 2>(x);
+    fkv_u32 weights[PF_KEYS / 4];
+    FKV_UNROLL for (int i = 0; i < PF_KEYS / 4; i++) weights[i] = fkv_pack_f16(x[2 * i], x[2 * i + 1]);
+    fkv_wg_settle_bits<PF_KEYS / 4>(weights);
+#if FKV_SEALED
+    fkv_u32 norms[PF_KEYS / 8];
+    FKV_UNROLL for (fkv_u32 i = 0; i < PF_KEYS / 8; i += 4) fkv_get16(s, unit_at + pf_norms_at(s.index % 4) + i * 4, norms + i);
+#endif
     /* Looking for the next keys here keeps ptxas from moving the weights behind the wait for the products that they are to be
      * worked out beside. */
     if (PF_STAGES > 1) fkv_gate_wait(s, pf_gate(PF_FULL, next_stage), next_phase);
@@ -462,7 +491,11 @@ FKV_FN void pf_meet(fkv_shared s, const pf_item &item, fkv_u32 tile, int stage, 
             FKV_UNROLL for (int i = 0; i < PF_COLS / 2; i++) r.o[i] *= shrink[i / 2 % 2];
     }
     if (PF_STAGES == 1) fkv_gate_wait(s, pf_gate(PF_FULL, next_stage), next_phase);
-    FKV_UNROLL for (int i = 0; i < PF_KEYS / 4; i++) r.p[i] = fkv_pack_f16(x[2 * i], x[2 * i + 1]);
+#if FKV_SEALED
+    FKV_UNROLL for (int i = 0; i < PF_KEYS / 4; i++) r.p[i] = pf_times(weights[i], norms[i / 2]);
+#else
+    FKV_UNROLL for (int i = 0; i < PF_KEYS / 4; i++) r.p[i] = weights[i];
+#endif
 }
 
 /* What a multiplying thread begins with. */
@@ -500,7 +533,7 @@ FKV_FN void pf_put_sums(fkv_shared s, const pf_item &x, const float *sink_logits
     fkv_u32 first_col = PF_HALVES ? (fkv_u32)(r.group * PF_COLS) : 0;
     float factor[2];
     FKV_UNROLL for (int i = 0; i < 2; i++) {
-        float total = r.state[i].total;
+        float total = r.state[i].total * (1.0f / (1u << PF_WEIGHT_EXPONENT));
         total += fkv_shuffle_xor(total, 1);
         total += fkv_shuffle_xor(total, 2);
         float top = r.state[i].top * (FKV_SOFTCAP_BITS != 0 ? 1.0f : r.state[i].factor);
@@ -521,19 +554,21 @@ FKV_FN void pf_multiply(fkv_shared s, const pf_item &x, const float *sink_logits
     pf_rows r;
     fkv_u32 row = pf_first_row(s);
     pf_begin_rows(s, x, row, r);
-    int last_stage = 0, stage = 0, next_stage = PF_STAGES == 1 ? 0 : 1;
-    fkv_u32 next_phase = PF_STAGES == 1 ? 1 : 0;
+    fkv_u32 n_tiles = fkv_uniform(x.n_tiles);
+#if FKV_SEALED
+    fkv_u32 shared_end = fkv_uniform(x.shared_end);
+#endif
     fkv_gate_wait(s, pf_gate(PF_FULL, 0), 0);
-    pf_meet<true>(s, x, 0, stage, last_stage, next_stage, next_phase, r);
-    for (fkv_u32 tile = 1; tile < x.n_tiles; tile++) {
-        last_stage = stage, stage = next_stage;
-        if (++next_stage == PF_STAGES) next_stage = 0, next_phase ^= 1;
-        pf_meet<false>(s, x, tile, stage, last_stage, next_stage, next_phase, r);
-    }
+    pf_meet<true, false>(s, x, 0, r);
+    fkv_u32 tile = 1;
+#if FKV_SEALED
+    for (; tile < shared_end; tile++) pf_meet<false, true>(s, x, tile, r);
+#endif
+    for (; tile < n_tiles; tile++) pf_meet<false, false>(s, x, tile, r);
     fkv_wg_settle_bits<PF_KEYS / 4>(r.p);
     fkv_wg_settle<PF_COLS / 2>(r.o);
     fkv_wg_begin();
-    pf_issue_values(s, r.v_at + (fkv_u32)stage * (PF_TILE_BYTES / 16), r.p, r.o);
+    pf_issue_values(s, r.v_at + (tile + PF_STAGES - 1) % PF_STAGES * (PF_TILE_BYTES / 16), r.p, r.o);
     fkv_wg_wait<0>();
     fkv_wg_settle<PF_COLS / 2>(r.o);
     pf_put_sums(s, x, sink_logits, row, r);
@@ -567,7 +602,9 @@ FKV_FN void fkv_attend_prefill(fkv_place place, fkv_u32 *shared, const void *q, 
     }
     fkv_sync_warp();
     pf_load_queries(s, x, q);
+#if !FKV_SEALED
     pf_clear_stages(s);
+#endif
     pf_clear_marks(s, x);
     fkv_publish();
     fkv_sync();

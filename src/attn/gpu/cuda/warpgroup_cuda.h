@@ -14,11 +14,9 @@
 #define FKV_ACC16(how, d, i) FKV_ACC8(how, d, i), FKV_ACC8(how, d, i + 8)
 #define FKV_ACC32(how, d, i) FKV_ACC16(how, d, i), FKV_ACC16(how, d, i + 16)
 #define FKV_ACC64(how, d, i) FKV_ACC32(how, d, i), FKV_ACC32(how, d, i + 32)
-#define FKV_ACC36(how, d, i) FKV_ACC32(how, d, i), how(d[i + 32]), how(d[i + 33]), how(d[i + 34]), how(d[i + 35])
 #define FKV_REGS8 "%0,%1,%2,%3,%4,%5,%6,%7"
 #define FKV_REGS16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define FKV_REGS32 FKV_REGS16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-#define FKV_REGS36 FKV_REGS32 ",%32,%33,%34,%35"
 #define FKV_REGS64                                                                                                               \
     FKV_REGS32                                                                                                                   \
     ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,"          \
@@ -48,14 +46,11 @@ FKV_FN fkv_u32 fkv_uniform(fkv_u32 x) { return __shfl_sync(0xffffffffu, x, 0); }
 template <int KEYS, bool ADD> FKV_FN void fkv_wg_scores(fkv_shared, float *d, fkv_u32 q_at, fkv_u32 k_at) {
     fkv_u64 a = FKV_WG_DESCRIPTOR(q_at);
     fkv_u64 b = FKV_WG_DESCRIPTOR(k_at);
-    if constexpr (KEYS == 72 && ADD)
-        asm volatile("wgmma.mma_async.sync.aligned.m64n72k16.f32.f16.f16 {" FKV_REGS36 "}, %36, %37, 1, 1, 1, 0, 0;"
-                     : FKV_ACC36("+f", d, 0)
-                     : "l"(a), "l"(b));
-    else if constexpr (KEYS == 72)
-        asm volatile("wgmma.mma_async.sync.aligned.m64n72k16.f32.f16.f16 {" FKV_REGS36 "}, %36, %37, 0, 1, 1, 0, 0;"
-                     : FKV_ACC36("=f", d, 0)
-                     : "l"(a), "l"(b));
+    static_assert(KEYS == 8 || KEYS == 16 || KEYS == 32 || KEYS == 64, "no other tiles are");
+    if constexpr (KEYS == 8) /* d has numbers */
+        asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0,%1,%2,%3}, %4, %5, %6, 1, 1, 0, 0;"
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                     : "l"(a), "l"(b), "n"((int)ADD));
     else if constexpr (KEYS == 64 && ADD)
         asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" FKV_REGS32 "}, %32, %33, 1, 1, 1, 0, 0;"
                      : FKV_ACC32("+f", d, 0)
@@ -83,19 +78,15 @@ template <int KEYS, bool ADD> FKV_FN void fkv_wg_scores(fkv_shared, float *d, fk
 }
 
 template <int KEYS, bool ADD> FKV_FN void fkv_wg_scores_held(fkv_shared, float *d, const fkv_u32 *q, fkv_u32 k_at) {
-    static_assert(KEYS == 64 || KEYS == 72 || (KEYS == 128 && ADD), "no other tiles meet rows in registers");
+    static_assert(KEYS == 8 || KEYS == 64 || (KEYS == 128 && ADD), "no other tiles meet rows in registers");
     fkv_u64 b = FKV_WG_DESCRIPTOR(k_at);
-    if constexpr (KEYS == 128)
+    if constexpr (KEYS == 8)
+        asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0,%1,%2,%3}, {%4,%5,%6,%7}, %8, %9, 1, 1, 0;"
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                     : "r"(q[0]), "r"(q[1]), "r"(q[2]), "r"(q[3]), "l"(b), "n"((int)ADD));
+    else if constexpr (KEYS == 128)
         asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" FKV_REGS64 "}, {%64,%65,%66,%67}, %68, 1, 1, 1, 0;"
                      : FKV_ACC64("+f", d, 0)
-                     : "r"(q[0]), "r"(q[1]), "r"(q[2]), "r"(q[3]), "l"(b));
-    else if constexpr (KEYS == 72 && ADD)
-        asm volatile("wgmma.mma_async.sync.aligned.m64n72k16.f32.f16.f16 {" FKV_REGS36 "}, {%36,%37,%38,%39}, %40, 1, 1, 1, 0;"
-                     : FKV_ACC36("+f", d, 0)
-                     : "r"(q[0]), "r"(q[1]), "r"(q[2]), "r"(q[3]), "l"(b));
-    else if constexpr (KEYS == 72)
-        asm volatile("wgmma.mma_async.sync.aligned.m64n72k16.f32.f16.f16 {" FKV_REGS36 "}, {%36,%37,%38,%39}, %40, 0, 1, 1, 0;"
-                     : FKV_ACC36("=f", d, 0)
                      : "r"(q[0]), "r"(q[1]), "r"(q[2]), "r"(q[3]), "l"(b));
     else if constexpr (KEYS == 64 && ADD)
         asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" FKV_REGS32 "}, {%32,%33,%34,%35}, %36, 1, 1, 1, 0;"
@@ -142,13 +133,6 @@ template <int N> FKV_FN void fkv_wg_settle_bits(fkv_u32 *d) {
 template <int N> FKV_FN void fkv_more_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
 template <int N> FKV_FN void fkv_fewer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
 
-/* The larger of each two halves of 16 bits without sign. */
-FKV_FN fkv_u32 fkv_max_u16x2(fkv_u32 a, fkv_u32 b) {
-    fkv_u32 x;
-    asm("max.u16x2 %0, %1, %2;" : "=r"(x) : "r"(a), "r"(b));
-    return x;
-}
-
 /* Numbers of shared memory, `at` bytes from the base. */
 FKV_FN void fkv_get16(fkv_shared s, fkv_u32 at, fkv_u32 *w) {
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -171,8 +155,8 @@ FKV_FN fkv_u32 fkv_get2(fkv_shared s, fkv_u32 at) {
 FKV_FN void fkv_put16(fkv_shared s, fkv_u32 at, fkv_u32 a, fkv_u32 b, fkv_u32 c, fkv_u32 d) {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(s.address + at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
-FKV_FN void fkv_put8(fkv_shared s, fkv_u32 at, fkv_u32 a, fkv_u32 b) {
-    asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(s.address + at), "r"(a), "r"(b) : "memory");
+FKV_FN void fkv_put4(fkv_shared s, fkv_u32 at, fkv_u32 x) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(s.address + at), "r"(x) : "memory");
 }
 FKV_FN void fkv_put2(fkv_shared s, fkv_u32 at, fkv_u32 x) {
     asm volatile("st.shared.u16 [%0], %1;" ::"r"(s.address + at), "h"((fkv_u16)x) : "memory");
@@ -257,7 +241,7 @@ struct fkv_image {
 FKV_FN void fkv_put16(fkv_image to, fkv_u32 at, fkv_u32 a, fkv_u32 b, fkv_u32 c, fkv_u32 d) {
     *(uint4 *)(to.base + at) = make_uint4(a, b, c, d);
 }
-FKV_FN void fkv_put8(fkv_image to, fkv_u32 at, fkv_u32 a, fkv_u32 b) { *(uint2 *)(to.base + at) = make_uint2(a, b); }
+FKV_FN void fkv_put4(fkv_image to, fkv_u32 at, fkv_u32 x) { *(fkv_u32 *)(to.base + at) = x; }
 FKV_FN void fkv_put2(fkv_image to, fkv_u32 at, fkv_u32 x) { *(fkv_u16 *)(to.base + at) = (fkv_u16)x; }
 FKV_FN void fkv_publish_image() { asm volatile("fence.acq_rel.gpu;\nfence.proxy.async;" ::: "memory"); }
 FKV_FN void fkv_see_image() { asm volatile("fence.proxy.async;" ::: "memory"); }

@@ -85,16 +85,8 @@ FKV_FN void fkv_put16(fkv_shared s, fkv_u32 at, fkv_u32 a, fkv_u32 b, fkv_u32 c,
     fkv_u32 w[4] = {a, b, c, d};
     memcpy(s.base + at, w, 16);
 }
-FKV_FN void fkv_put8(fkv_shared s, fkv_u32 at, fkv_u32 a, fkv_u32 b) {
-    fkv_u32 w[2] = {a, b};
-    memcpy(s.base + at, w, 8);
-}
+FKV_FN void fkv_put4(fkv_shared s, fkv_u32 at, fkv_u32 x) { *(fkv_u32 *)(s.base + at) = x; }
 FKV_FN void fkv_put2(fkv_shared s, fkv_u32 at, fkv_u32 x) { *(fkv_u16 *)(s.base + at) = (fkv_u16)x; }
-
-FKV_FN fkv_u32 fkv_max_u16x2(fkv_u32 a, fkv_u32 b) {
-    fkv_u32 low = a << 16 > b << 16 ? a : b, high = a >> 16 > b >> 16 ? a : b;
-    return (high & 0xffff0000u) | (low & 0xffffu);
-}
 
 /* A gate opens each time that n have arrived, and its phase turns from 0 to 1 and back. Waiting for a phase is waiting for its
  * end; the phase before the first counts as ended. */
@@ -146,7 +138,7 @@ struct fkv_image {
 FKV_FN void fkv_put16(fkv_image to, fkv_u32 at, fkv_u32 a, fkv_u32 b, fkv_u32 c, fkv_u32 d) {
     fkv_put16(fkv_shared{to.base, 0, 0}, at, a, b, c, d);
 }
-FKV_FN void fkv_put8(fkv_image to, fkv_u32 at, fkv_u32 a, fkv_u32 b) { fkv_put8(fkv_shared{to.base, 0, 0}, at, a, b); }
+FKV_FN void fkv_put4(fkv_image to, fkv_u32 at, fkv_u32 x) { fkv_put4(fkv_shared{to.base, 0, 0}, at, x); }
 FKV_FN void fkv_put2(fkv_image to, fkv_u32 at, fkv_u32 x) { fkv_put2(fkv_shared{to.base, 0, 0}, at, x); }
 FKV_FN void fkv_publish_image() {}
 FKV_FN void fkv_see_image() {}
