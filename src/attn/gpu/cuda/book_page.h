@@ -41,7 +41,7 @@ struct sd_tile {
     fkv_u32 loaded[2][2];               /* of K and of V: scales of two of the thread's tokens */
     fkv_u32 scales[SD_PARTS][2];        /* of K, of all of them */
     fkv_u32 norms[SD_PARTS][2];         /* of V */
-    fkv_u32 page;                       /* as sd_page_of() takes it */
+    fkv_u32 page;                       /* of the tile behind it */
 };
 
 /* N channels from channel d on, of ROWS rows in each part, side by side in a warp. rows: the first. */
@@ -80,15 +80,13 @@ FKV_FN void sd_open_tile(sd_tile &tile, fkv_u32, FKV_SHARED fkv_u32 *, fkv_u32 l
 FKV_FN void sd_take_keys(sd_tile &, int) {}
 FKV_FN void sd_take_values(sd_tile &, int) {}
 
-FKV_FN void sd_load_keys(sd_tile &to, const fkv_u8 *block, fkv_u32 n, FKV_SHARED fkv_u32 *, dc_place at) {
-    fkv_u32 slot = sd_slot(n);
+FKV_FN void sd_load_keys(sd_tile &to, const fkv_u8 *block, fkv_u32 slot, fkv_u32, FKV_SHARED fkv_u32 *, dc_place at) {
     sd_load_codes<FKV_K_BITS, 32>(to.k, block + FKV_K_CODES + (slot + at.lane / 4) * FKV_K_ROW_BYTES,
                                   at.slab * DC_SLAB + at.lane % 4 * 32);
     sd_load_scales(to.loaded[0], block + FKV_K_SCALES, slot, at.lane);
 }
 
-FKV_FN void sd_load_values(sd_tile &to, const fkv_u8 *block, fkv_u32 n, FKV_SHARED fkv_u32 *, dc_place at) {
-    fkv_u32 slot = sd_slot(n);
+FKV_FN void sd_load_values(sd_tile &to, const fkv_u8 *block, fkv_u32 slot, FKV_SHARED fkv_u32 *, dc_place at) {
     sd_load_codes<FKV_V_BITS, 16>(to.v, block + FKV_V_CODES + (slot + at.lane % 4) * FKV_V_ROW_BYTES,
                                   at.slab * DC_SLAB + at.lane / 4 * 16);
     sd_load_scales(to.loaded[1], block + FKV_V_SCALES, slot, at.lane);

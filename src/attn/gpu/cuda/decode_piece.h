@@ -186,14 +186,11 @@ FKV_FN float dc_piece_max(FKV_SHARED const float *stats, fkv_u32 row) {
     return max;
 }
 
-/* The block's first row, among the sums of all pieces. */
-FKV_FN fkv_u64 dc_first_row(const fkv_piece &piece, fkv_place place) {
-    return ((fkv_u64)piece.number * FKV_G + place.y) * piece.all_rows + piece.first_row;
-}
-
-/* Max and total of the piece's rows to where the merge finds them. */
-FKV_FN void dc_store_stats(const fkv_piece &piece, fkv_place place, FKV_SHARED const float *stats, const fkv_u32 *table,
-                           float *parts) {
+/* Sums, max and total of the piece's rows to where the merge finds them. */
+FKV_FN void dc_store(const fkv_piece &piece, fkv_place place, FKV_SHARED const float *stats, FKV_SHARED const float *sums,
+                     const fkv_u32 *table, float *parts) {
+    fkv_u64 first = ((fkv_u64)piece.number * FKV_G + place.y) * piece.all_rows + piece.first_row;
+    for (fkv_u32 i = place.index; i < piece.n_rows * FKV_D; i += DC_THREADS) parts[first * FKV_D + i] = sums[i];
     if (place.index >= piece.n_rows) return;
     float max = dc_piece_max(stats, place.index);
     float total = 0.0f;
@@ -205,12 +202,4 @@ FKV_FN void dc_store_stats(const fkv_piece &piece, fkv_place place, FKV_SHARED c
     float *to = parts + fkv_stats_at(table, place.y * piece.all_rows + piece.first_row + place.index, piece.number);
     to[0] = max;
     to[1] = total;
-}
-
-/* And their sums. */
-FKV_FN void dc_store(const fkv_piece &piece, fkv_place place, FKV_SHARED const float *stats, FKV_SHARED const float *sums,
-                     const fkv_u32 *table, float *parts) {
-    float *to = parts + dc_first_row(piece, place) * FKV_D;
-    for (fkv_u32 i = place.index; i < piece.n_rows * FKV_D; i += DC_THREADS) to[i] = sums[i];
-    dc_store_stats(piece, place, stats, table, parts);
 }

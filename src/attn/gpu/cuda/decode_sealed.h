@@ -24,9 +24,9 @@
  *    58    72    61  what 16 bits leave of large channels: where the rare path loads, every tile waits for the next one's keys
  *    53    65    54  pages copied past the registers: nothing waits for what was asked for later
  * Tiles of 32 tokens with 12, 16 and 20 warps on a multiprocessor: 62, 57, 61. Tiles of 64 with 16 spill: 119; copied past the
- * registers, with 16 and 20 warps: 55, 61. Values so copied and keys in registers: 55, 62, 64. The last row was timed before
- * each thread copied its own 16 bytes, page numbers came 32 at a time, streams were folded at once and slabs of 512 had a barrier
- * less: not timed apart.
+ * registers, with 16 and 20 warps: 55, 61. Values so copied and keys in registers: 55, 62, 64. Each thread copying the 16 bytes
+ * that it takes itself, page numbers 32 at a time, streams folded at once and a barrier less between slabs of 512: 85, 71, 70 all
+ * together; TurboQuant rows had the middle two as well.
  */
 /* ---- a page's queries ---- */
 
@@ -210,53 +210,57 @@ FKV_FN sd_rows sd_rows_of(const fkv_piece &piece, dc_place at) {
     return rows;
 }
 
-/* The stream's n-th tile, of all of the piece. */
-FKV_FN fkv_u32 sd_tile_at(fkv_u32 n, dc_place at) { return (n / SD_TURN * DC_STREAMS + at.stream) * SD_TURN + n % SD_TURN; }
+FKV_FN fkv_u32 sd_next(fkv_u32 i) { return (i + 1) % SD_TURN != 0 ? i + 1 : i + 1 + (DC_STREAMS - 1) * SD_TURN; }
 
-/* Numbers of 32 pages of the stream, the first of them that of its n-th tile: one in each thread. */
-FKV_FN fkv_u32 sd_page_numbers(const dc_walk &walk, fkv_u32 n, fkv_u32 n_tiles, dc_place at) {
-    fkv_u32 i = (n / SD_TURN + at.lane) * DC_STREAMS + at.stream;
-    return i * SD_TURN < n_tiles ? dc_physical_page(walk, i) : 0;
-}
+FKV_FN fkv_u32 sd_slot(fkv_u32 i) { return i % SD_TURN * SD_TILE; }
 
-FKV_FN const fkv_u8 *sd_page_of(const dc_walk &walk, const sd_tile &tile, fkv_u32 n) {
-    return dc_page_block(walk, fkv_shuffle_bits(tile.page, n / SD_TURN % 32));
+/* The page number of tile i. */
+FKV_FN void sd_load_page(sd_tile &tile, const dc_walk &walk, fkv_u32 i, fkv_u32 n_tiles) {
+    if (i < n_tiles) tile.page = dc_physical_page(walk, i / SD_TURN);
 }
 
 /* The stream's first tile, on its way while the queries are prepared. */
-FKV_FN void sd_load_first(sd_tile &tile, const dc_walk &walk, fkv_u32 n_tiles, FKV_SHARED fkv_u32 *room, dc_place at) {
-    tile.page = sd_page_numbers(walk, 0, n_tiles, at);
-    if (sd_tile_at(0, at) >= n_tiles) return;
-    const fkv_u8 *block = sd_page_of(walk, tile, 0);
-    sd_load_keys(tile, block, 0, room, at);
-    fkv_end_copies();
-    sd_load_values(tile, block, 0, room, at);
-    fkv_end_copies();
+FKV_FN void sd_load_first(sd_tile &tile, const dc_walk &walk, fkv_u32 n_tiles, FKV_SHARED fkv_u32 *lines,
+                          FKV_SHARED fkv_u32 *rooms, dc_place at) {
+    fkv_u32 i = at.stream * SD_TURN;
+    tile.page = 0;
+    if (i >= n_tiles) return;
+    const fkv_u8 *block = dc_page_block(walk, dc_physical_page(walk, i / SD_TURN));
+    if (!FKV_K_BOOK) sd_copy_lines(lines, block, at);
+    sd_load_keys(tile, block, 0, 0, rooms, at);
+    if (!FKV_K_BOOK) fkv_end_copies();
+    sd_load_values(tile, block, 0, rooms, at);
+    if (!FKV_K_BOOK) fkv_end_copies();
+    sd_load_page(tile, walk, sd_next(i), n_tiles);
 }
 
 /* The stream's tiles, one after the other. Keys of the next one are asked for when this one's are scored, values when they are
- * added up: each wait leaves the younger ones on their way. */
+ * added up: each wait leaves the younger ones on their way. Page numbers are asked for two tiles ahead. */
 FKV_FN void sd_walk(sd_tile &tile, const dc_walk &walk, fkv_u32 n_tiles, const sd_rows &rows, FKV_SHARED fkv_u32 *shared,
-                    FKV_SHARED fkv_u32 *room, dc_place at, sd_state &state) {
-    FKV_SHARED float *exchange = (FKV_SHARED float *)shared + SD_AT_EXCHANGE;
+                    FKV_SHARED fkv_u32 *lines, FKV_SHARED fkv_u32 *rooms, dc_place at, sd_state &state) {
+    FKV_SHARED float *exchange = (FKV_SHARED float *)shared + SD_AT_REST;
     FKV_SHARED float *given = exchange + at.warp * (SD_GIVEN_WORDS * 32) + at.lane;
     FKV_SHARED const float *taken = exchange + (at.warp ^ 1) * (SD_GIVEN_WORDS * 32) + at.lane; /* of two slabs */
     sd_queries queries = {};
-    if (FKV_K_BOOK) sd_enter_page(room, shared, at, queries); /* once for all of them */
-    for (fkv_u32 n = 0; sd_tile_at(n, at) < n_tiles; n++) {
-        fkv_u32 base = dc_logical_page(walk, sd_tile_at(n, at) / SD_TURN) * FKV_PAGE_TOKENS + sd_slot(n);
-        bool more = sd_tile_at(n + 1, at) < n_tiles;
-        fkv_await_copies_but_last();
-        sd_open_tile(tile, n, room, at.lane);
-        if (!FKV_K_BOOK && n % SD_TURN == 0) sd_enter_page(room, shared, at, queries);
+    if (FKV_K_BOOK) sd_enter_page(lines, shared, at, queries); /* once for all of them */
+    fkv_u32 n = 0;
+    for (fkv_u32 i = at.stream * SD_TURN; i < n_tiles; i = sd_next(i), n++) {
+        fkv_u32 next = sd_next(i);
+        const fkv_u8 *block = dc_page_block(walk, tile.page);
+        fkv_u32 base = dc_logical_page(walk, i / SD_TURN) * FKV_PAGE_TOKENS + sd_slot(i);
+        if (!FKV_K_BOOK) fkv_await_copies_but_last();
+        if (!FKV_K_BOOK && i % SD_TURN == 0) sd_enter_page(lines, shared, at, queries);
+        sd_open_tile(tile, n, rooms, at.lane);
         sd_scores score;
         sd_score(tile, queries, score);
-        if (queries.coarse) sd_add_rest(tile, room, shared, at, queries, score);
-        if (more) {
-            if ((n + 1) % (32 * SD_TURN) == 0) tile.page = sd_page_numbers(walk, n + 1, n_tiles, at);
-            sd_load_keys(tile, sd_page_of(walk, tile, n + 1), n + 1, room, at);
+        if (queries.coarse) sd_add_rest(tile, lines, shared, at, queries, score);
+        if (next < n_tiles) {
+            if (!FKV_K_BOOK && next % SD_TURN == 0) sd_copy_lines(lines, block, at);
+            if (!FKV_K_BOOK) fkv_sync_warp(); /* all have taken the keys */
+            sd_load_keys(tile, block, sd_slot(next), n + 1, rooms, at);
         }
-        fkv_end_copies();
+        if (!FKV_K_BOOK) fkv_end_copies();
+        if (FKV_K_BOOK) sd_load_page(tile, walk, sd_next(next), n_tiles);
         if (SD_SHARES)
             sd_trade_scores(given, taken, at, score);
         else if (DC_SLABS > 1)
@@ -270,10 +274,12 @@ FKV_FN void sd_walk(sd_tile &tile, const dc_walk &walk, fkv_u32 n_tiles, const s
         FKV_UNROLL
         for (int g = 0; g < SD_GROUPS; g++)
             if (fkv_any(weights[g].shrink != 1.0f)) sd_scale_sums(state, g, weights[g].shrink);
-        fkv_await_copies_but_last();
+        if (!FKV_K_BOOK) fkv_await_copies_but_last();
         sd_add_values(tile, weights, state);
-        if (more) sd_load_values(tile, sd_page_of(walk, tile, n + 1), n + 1, room, at);
-        fkv_end_copies();
+        if (!FKV_K_BOOK) fkv_sync_warp(); /* all have taken the values */
+        if (next < n_tiles) sd_load_values(tile, block, sd_slot(next), rooms, at);
+        if (!FKV_K_BOOK) fkv_end_copies();
+        if (!FKV_K_BOOK) sd_load_page(tile, walk, sd_next(next), n_tiles);
     }
 }
 
@@ -288,7 +294,7 @@ FKV_FN void sd_finish_sums(sd_state &state, dc_place at, FKV_SHARED float *stats
         stats[(at.stream * DC_ROWS + row) * 2] = state.max[g];
         stats[(at.stream * DC_ROWS + row) * 2 + 1] = state.total[g];
     }
-    fkv_sync(); /* also: nobody walks any more */
+    fkv_sync(); /* also: nobody exchanges scores any more */
     FKV_UNROLL
     for (int g = 0; g < SD_GROUPS; g++) {
         fkv_u32 row = sd_first_row(g, at) + sd_lane_row(at.lane);
@@ -298,30 +304,22 @@ FKV_FN void sd_finish_sums(sd_state &state, dc_place at, FKV_SHARED float *stats
     }
 }
 
-/* The streams' sums side by side: [streams, rows, D]. */
-FKV_FN void sd_put_sums(const sd_state &state, dc_place at, FKV_SHARED float *sums) {
-    FKV_SHARED float *own = sums + (at.stream * DC_ROWS + sd_lane_row(at.lane)) * SD_SUM_WORDS + at.slab * DC_SLAB +
-                            sd_lane_run(at.lane) * SD_RUN_STEP;
-    FKV_UNROLL
-    for (int i = 0; i < SD_GROUPS * SD_UNITS * SD_GROUP / 4; i++) {
-        int g = i * 4 / (SD_GROUP * SD_UNITS);
-        int u = i * 4 / SD_GROUP % SD_UNITS;
-        const float *x = state.sums[g][u] + i * 4 % SD_GROUP;
-        FKV_SHARED float *to = own + sd_first_row(g, at) * SD_SUM_WORDS + SD_UNIT_STEP * (fkv_u32)u + i * 4 % SD_GROUP;
-        *(FKV_SHARED fkv_words4 *)to = {{fkv_bits_of(x[0]), fkv_bits_of(x[1]), fkv_bits_of(x[2]), fkv_bits_of(x[3])}};
-    }
-    fkv_sync();
-}
-
-/* Added up, from the first stream to the last, to where the merge finds them. */
-FKV_FN void sd_store_sums(const fkv_piece &piece, fkv_place place, FKV_SHARED const float *sums, float *parts) {
-    float *to = parts + dc_first_row(piece, place) * FKV_D;
-    for (fkv_u32 i = place.index; i < piece.n_rows * FKV_D; i += DC_THREADS) {
-        FKV_SHARED const float *x = sums + i / FKV_D * SD_SUM_WORDS + i % FKV_D;
-        float sum = x[0];
+/* The streams' sums into one, from the first to the last: [rows, D]. Not unrolled over streams: the code of one is enough to
+ * fetch. */
+FKV_FN void sd_fold_streams(const sd_state &state, dc_place at, FKV_SHARED float *sums) {
+    FKV_SHARED float *own = sums + sd_lane_row(at.lane) * FKV_D + at.slab * DC_SLAB + sd_lane_run(at.lane) * SD_RUN_STEP;
+    FKV_NO_UNROLL
+    for (fkv_u32 s = 0; s < DC_STREAMS; s++) {
         FKV_UNROLL
-        for (int s = 1; s < DC_STREAMS; s++) sum += x[s * (DC_ROWS * SD_SUM_WORDS)];
-        to[i] = sum;
+        for (int i = 0; i < SD_GROUPS * SD_UNITS * SD_GROUP / 4 && s == at.stream; i++) {
+            int g = i * 4 / (SD_GROUP * SD_UNITS);
+            int u = i * 4 / SD_GROUP % SD_UNITS;
+            const float *x = state.sums[g][u] + i * 4 % SD_GROUP;
+            FKV_SHARED float *to = own + sd_first_row(g, at) * FKV_D + SD_UNIT_STEP * (fkv_u32)u + i * 4 % SD_GROUP;
+            FKV_UNROLL
+            for (int k = 0; k < 4; k++) to[k] = s == 0 ? x[k] : to[k] + x[k];
+        }
+        fkv_sync();
     }
 }
 
@@ -333,20 +331,20 @@ FKV_FN void fkv_attend_decode(fkv_place place, FKV_SHARED fkv_u32 *shared, const
     if (piece.n_rows == 0) return;
     fkv_u32 n_tiles = (piece.words[FKV_PIECE_N_TOKENS] + SD_TILE - 1) / SD_TILE;
     dc_walk walk = dc_walk_of(piece, place.y, pool, table);
-    FKV_SHARED fkv_u32 *room = shared + SD_AT_ROOMS + at.warp * SD_ROOM_WORDS;
+    FKV_SHARED fkv_u32 *lines = shared + SD_AT_LINES + at.warp * DC_SLAB;
+    FKV_SHARED fkv_u32 *rooms = shared + SD_AT_ROOMS + at.warp * (2 * SD_ROOM_WORDS);
     sd_tile tile;
-    sd_load_first(tile, walk, n_tiles, room, at);
+    sd_load_first(tile, walk, n_tiles, lines, rooms, at);
     sd_prepare_rows(piece, place.y, q, shared, place.index);
 
     sd_state state = {};
     FKV_UNROLL
     for (int g = 0; g < SD_WEIGHED; g++) state.max[g] = dc_minus_infinity();
-    sd_walk(tile, walk, n_tiles, sd_rows_of(piece, at), shared, room, at, state);
+    sd_walk(tile, walk, n_tiles, sd_rows_of(piece, at), shared, lines, rooms, at, state);
 
     FKV_SHARED float *stats = (FKV_SHARED float *)shared + SD_AT_STATS;
-    FKV_SHARED float *sums = (FKV_SHARED float *)shared + SD_AT_ROOMS;
+    FKV_SHARED float *sums = (FKV_SHARED float *)shared + SD_AT_REST;
     sd_finish_sums(state, at, stats);
-    sd_put_sums(state, at, sums);
-    sd_store_sums(piece, place, sums, parts);
-    dc_store_stats(piece, place, stats, table, parts);
+    sd_fold_streams(state, at, sums);
+    dc_store(piece, place, stats, sums, table, parts);
 }

@@ -17,31 +17,43 @@ FKV_FN fkv_u32 sd_first_token(fkv_u32 lane) { return sd_lane_run(lane); }
 /* Packed bytes of a tile. They come past the registers, while the tile before it is computed: loads into registers share one
  * counter in the compiled text, and what is needed first would wait for what was asked for last. */
 struct sd_tile {
-    FKV_SHARED const fkv_u32 *codes;       /* the thread's own, in the warp's room */
+    FKV_SHARED const fkv_u32 *keys;        /* the thread's first, in the warp's rooms */
+    FKV_SHARED const fkv_u32 *values;      /* and of these */
     fkv_u32 k[SD_PARTS][SD_UNITS][4];      /* tokens 4 r + i, 8 channels each */
     fkv_u32 v[SD_PARTS][SD_UNITS][4];      /* channels 4 r + i, 8 tokens each */
     fkv_u32 norms[SD_PARTS][SD_GROUP / 2]; /* of its own tokens */
-    fkv_u32 page;                          /* as sd_page_of() takes it */
+    fkv_u32 page;                          /* of the tile behind it */
 };
 
 /* Norms of the stream's n-th tile. */
-FKV_FN FKV_SHARED fkv_u32 *sd_norms_at(FKV_SHARED fkv_u32 *room, fkv_u32 n) { return room + SD_AT_NORMS + n % 2 * (SD_TILE / 2); }
+FKV_FN FKV_SHARED fkv_u32 *sd_norms_at(FKV_SHARED fkv_u32 *rooms, fkv_u32 n) {
+    return rooms + n % 2 * SD_ROOM_WORDS + SD_AT_NORMS;
+}
 
 /* The stream's n-th tile, whose keys and norms are there. */
-FKV_FN void sd_open_tile(sd_tile &tile, fkv_u32 n, FKV_SHARED fkv_u32 *room, fkv_u32 lane) {
-    tile.codes = room + lane * 4;
+FKV_FN void sd_open_tile(sd_tile &tile, fkv_u32 n, FKV_SHARED fkv_u32 *rooms, fkv_u32 lane) {
+    fkv_u32 r = lane / 4;
+    fkv_u32 c = lane % 4;
+    tile.keys = rooms + r / 4 * SD_CODE_WORDS + c * 16 + (r % 4 ^ c / 2 * 2) * 4;
+    tile.values = rooms + SD_ROOM_WORDS + c / 2 * SD_CODE_WORDS + r / 4 * 32 + c % 2 * 16 + r % 4 * 4;
     FKV_UNROLL
-    for (int i = 0; i < SD_PARTS * (SD_GROUP / 4); i++) {
-        FKV_SHARED const fkv_u32 *norms = sd_norms_at(room, n) + sd_lane_run(lane) / 2 + i / (SD_GROUP / 4) * 16;
-        fkv_words2 x = ((FKV_SHARED const fkv_words2 *)norms)[i % (SD_GROUP / 4)];
-        FKV_UNROLL
-        for (int k = 0; k < 2; k++) tile.norms[i / (SD_GROUP / 4)][i % (SD_GROUP / 4) * 2 + k] = x.w[k];
+    for (int p = 0; p < SD_PARTS; p++) {
+        FKV_SHARED const fkv_u32 *norms = sd_norms_at(rooms, n) + 16 * p + sd_lane_run(lane) / 2;
+        if constexpr (SD_GROUP == 4) {
+            fkv_words2 x = *(FKV_SHARED const fkv_words2 *)norms;
+            FKV_UNROLL
+            for (int k = 0; k < 2; k++) tile.norms[p][k] = x.w[k];
+        } else {
+            fkv_words4 x = fkv_shared16(norms);
+            FKV_UNROLL
+            for (int k = 0; k < 4; k++) tile.norms[p][k] = x.w[k];
+        }
     }
 }
 
 /* Codes of a unit, into registers. */
 FKV_FN void sd_take(fkv_u32 (&to)[4], FKV_SHARED const fkv_u32 *codes, int p, int u) {
-    fkv_words4 x = fkv_shared16(codes + (p * SD_UNITS + u) * 128);
+    fkv_words4 x = fkv_shared16(codes + 2 * p * SD_CODE_WORDS + u * 64);
     FKV_UNROLL
     for (int k = 0; k < 4; k++) to[k] = x.w[k];
 }
@@ -49,40 +61,31 @@ FKV_FN void sd_take(fkv_u32 (&to)[4], FKV_SHARED const fkv_u32 *codes, int p, in
 /* Keys of a part, and values of a unit, where there is one. */
 FKV_FN void sd_take_keys(sd_tile &tile, int p) {
     FKV_UNROLL
-    for (int u = 0; u < SD_UNITS && p < SD_PARTS; u++) sd_take(tile.k[p][u], tile.codes + SD_AT_KEYS, p, u);
+    for (int u = 0; u < SD_UNITS && p < SD_PARTS; u++) sd_take(tile.k[p][u], tile.keys, p, u);
 }
 
 FKV_FN void sd_take_values(sd_tile &tile, int u) {
     FKV_UNROLL
-    for (int p = 0; p < SD_PARTS && u < SD_UNITS; p++) sd_take(tile.v[p][u], tile.codes + SD_AT_VALUES, p, u);
+    for (int p = 0; p < SD_PARTS && u < SD_UNITS; p++) sd_take(tile.v[p][u], tile.values, p, u);
 }
 
-/* codes: the thread's first of the tile. */
-FKV_FN void sd_copy_codes(FKV_SHARED fkv_u32 *to, const fkv_u8 *codes, fkv_u32 lane) {
+/* A warp copies what lies side by side to what lies side by side. place: of the thread's 16 bytes among 32. */
+FKV_FN void sd_copy_codes(FKV_SHARED fkv_u32 *to, const fkv_u8 *codes, fkv_u32 slot, fkv_u32 place, dc_place at) {
+    constexpr int n = DC_SLAB / 64; /* of 512 bytes */
+    codes += slot / 16 * SD_BLOCK_BYTES + at.slab * (DC_SLAB * 8) + at.lane * 16;
     FKV_UNROLL
-    for (int i = 0; i < SD_PARTS * SD_UNITS; i++)
-        fkv_copy16(to + i * 128 + lane * 4, codes + (fkv_u32)(i / SD_UNITS) * (2 * SD_BLOCK_BYTES) + i % SD_UNITS * 256);
+    for (int i = 0; i < 2 * SD_PARTS * n; i++)
+        fkv_copy16(to + i / n * SD_CODE_WORDS + i % n * 128 + place * 4, codes + (fkv_u32)(i / n) * SD_BLOCK_BYTES + i % n * 512);
 }
 
-/* Of the stream's n-th tile; with its norms, and with what is the same for all keys of a page. */
-FKV_FN void sd_load_keys(sd_tile &, const fkv_u8 *block, fkv_u32 n, FKV_SHARED fkv_u32 *room, dc_place at) {
-    fkv_u32 r = at.lane / 4;
-    fkv_u32 slot = sd_slot(n);
-    if (slot == 0) sd_copy_lines(room, block, at);
-    sd_copy_codes(room + SD_AT_KEYS,
-                  block + FKV_K_CODES + (slot / 16 + r / 4) * SD_BLOCK_BYTES + at.slab * (DC_SLAB * 8) + at.lane % 4 * 64 +
-                      r % 4 * 16,
-                  at.lane);
-    if (at.lane < SD_TILE / 8) fkv_copy16(sd_norms_at(room, n) + at.lane * 4, block + FKV_V_SCALES + slot * 2 + at.lane * 16);
+/* Of the stream's n-th tile, with its norms. Lines 2 and 3 of four lie in other banks than 0 and 1. */
+FKV_FN void sd_load_keys(sd_tile &, const fkv_u8 *block, fkv_u32 slot, fkv_u32 n, FKV_SHARED fkv_u32 *rooms, dc_place at) {
+    sd_copy_codes(rooms, block + FKV_K_CODES, slot, at.lane ^ at.lane / 8 % 2 * 2, at);
+    if (at.lane < SD_TILE / 8) fkv_copy16(sd_norms_at(rooms, n) + at.lane * 4, block + FKV_V_SCALES + slot * 2 + at.lane * 16);
 }
 
-FKV_FN void sd_load_values(sd_tile &, const fkv_u8 *block, fkv_u32 n, FKV_SHARED fkv_u32 *room, dc_place at) {
-    fkv_u32 r = at.lane / 4;
-    fkv_u32 c = at.lane % 4;
-    sd_copy_codes(room + SD_AT_VALUES,
-                  block + FKV_V_CODES + (sd_slot(n) / 16 + c / 2) * SD_BLOCK_BYTES + at.slab * (DC_SLAB * 8) + r / 4 * 128 +
-                      c % 2 * 64 + r % 4 * 16,
-                  at.lane);
+FKV_FN void sd_load_values(sd_tile &, const fkv_u8 *block, fkv_u32 slot, FKV_SHARED fkv_u32 *rooms, dc_place at) {
+    sd_copy_codes(rooms + SD_ROOM_WORDS, block + FKV_V_CODES, slot, at.lane, at);
 }
 
 /* Where channel d of a slab lies among the queries in shared memory. */

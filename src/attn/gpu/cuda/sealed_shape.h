@@ -23,8 +23,6 @@ constexpr int SD_TILE = 32 * SD_PARTS;
 constexpr int SD_OWN = SD_GROUP * SD_PARTS;            /* tokens of a thread */
 constexpr fkv_u32 SD_TURN = FKV_PAGE_TOKENS / SD_TILE; /* tiles of a page: a stream takes them all */
 
-FKV_FN fkv_u32 sd_slot(fkv_u32 n) { return n % SD_TURN * SD_TILE; } /* in its page, of a stream's n-th tile */
-
 constexpr fkv_u32 SD_BLOCK_BYTES = 8 * FKV_D; /* of 16 tokens' codes */
 
 /* ---- shared memory, in words ---- */
@@ -32,23 +30,20 @@ constexpr fkv_u32 SD_BLOCK_BYTES = 8 * FKV_D; /* of 16 tokens' codes */
 /* Of a thread: scores for all slabs; or those of the group that the other warp weighs, and the weights of its own. */
 constexpr int SD_GIVEN_WORDS = SD_SHARES ? SD_OWN + SD_PARTS * (SD_GROUP / 2) + 2 : SD_GROUPS * SD_OWN;
 constexpr int SD_EXCHANGE_WORDS = DC_SLABS > 1 ? DC_STREAMS *DC_SLABS *SD_GIVEN_WORDS * 32 : 0;
-constexpr int SD_EXCHANGES = SD_SHARES ? 1 : 2;       /* scores of the slabs, in turn: else there would be a barrier more */
+constexpr int SD_EXCHANGES =
+    SD_SHARES || SD_EXCHANGE_WORDS > 2048 ? 1 : 2;    /* rooms for the slabs' scores, in turn; one needs a barrier more */
 constexpr int SD_QUERY_WORDS = FKV_D + 4;             /* of a row; its neighbour lies in other banks */
-constexpr int SD_AT_STATS = DC_ROWS * SD_QUERY_WORDS; /* behind the queries: [streams, rows, {max, total}] */
+constexpr int SD_AT_LINES = DC_ROWS * SD_QUERY_WORDS; /* behind the queries: {scales, biases} of a page, of each warp */
+constexpr int SD_AT_STATS = SD_AT_LINES + DC_STREAMS * DC_SLABS * DC_SLAB; /* [streams, rows, {max, total}] */
 
-/* Of each warp, of sealed pages: {scales, biases} of a page, codes of a tile's keys and values as the threads take them, norms of
- * two tiles in turn. */
-constexpr int SD_CODE_WORDS = SD_PARTS * SD_UNITS * 128; /* of a side */
-constexpr int SD_AT_KEYS = DC_SLAB;
-constexpr int SD_AT_VALUES = SD_AT_KEYS + SD_CODE_WORDS;
-constexpr int SD_AT_NORMS = SD_AT_VALUES + SD_CODE_WORDS;
-constexpr int SD_ROOM_WORDS = FKV_K_BOOK ? 0 : SD_AT_NORMS + SD_TILE;
+/* Of sealed pages each warp has two rooms: codes of a tile's keys and of its values; behind either, norms of every other tile. */
+constexpr int SD_CODE_WORDS = DC_SLAB * 2 + 8; /* of 16 tokens; the next ones lie in other banks */
+constexpr int SD_AT_NORMS = 2 * SD_PARTS * SD_CODE_WORDS;
+constexpr int SD_ROOM_WORDS = FKV_K_BOOK ? 0 : SD_AT_NORMS + SD_TILE / 2;
 constexpr int SD_AT_ROOMS = SD_AT_STATS + 2 * DC_STREAMS * DC_ROWS;
-constexpr int SD_AT_EXCHANGE = SD_AT_ROOMS + DC_STREAMS * DC_SLABS * SD_ROOM_WORDS;
-constexpr int SD_WALK_WORDS = SD_AT_EXCHANGE + SD_EXCHANGES * SD_EXCHANGE_WORDS;
-constexpr int SD_SUM_WORDS = FKV_D + 4; /* of a row; of all streams, where the rooms were */
-constexpr int SD_END_WORDS = SD_AT_ROOMS + DC_STREAMS * DC_ROWS * SD_SUM_WORDS;
-constexpr int DC_SHARED_WORDS = SD_WALK_WORDS > SD_END_WORDS ? SD_WALK_WORDS : SD_END_WORDS;
+constexpr int SD_AT_REST = SD_AT_ROOMS + 2 * DC_STREAMS * DC_SLABS * SD_ROOM_WORDS; /* exchanged scores, then sums [rows, D] */
+constexpr int DC_SHARED_WORDS =
+    SD_AT_REST + (SD_EXCHANGES * SD_EXCHANGE_WORDS > DC_ROWS * FKV_D ? SD_EXCHANGES * SD_EXCHANGE_WORDS : DC_ROWS * FKV_D);
 #define FKV_DECODE_SHARED DC_SHARED_WORDS
 
 /* ---- what a thread holds ---- */
