@@ -61,6 +61,9 @@ static const attn_case kernel_cases[] = {
     {{4, 2, 64}, 20, 32, 0, 0, 0, FKV_ROTATE_NONE, FKV_BF16, FKV_F32, false, 2, {{100, 1}, {60, 4}}, .opens = true},
     {{8, 1, 512}, 18, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F16, true, 1, {{200, 1}}, .opens = true},
     {{2, 1, 64}, 21, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{140, 2}}, .opens = true},
+    /* queries in registers and three stages over shared pages; shared memory filled to the last byte */
+    {{4, 1, 128}, 18, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F16, true, 1, {{700, 1}}, .opens = true},
+    {{4, 1, 128}, 12, 64, 0, 0, 0, FKV_ROTATE_K, FKV_F16, FKV_F32, false, 1, {{70, 1}}},
 };
 enum { N_KERNEL_CASES = sizeof kernel_cases / sizeof kernel_cases[0] };
 

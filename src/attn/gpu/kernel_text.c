@@ -207,7 +207,7 @@ enum {
     PREFILL_ROWS = 128,
     PREFILL_WIDE_ROWS = 64, /* of heads whose sums take two warpgroups */
     WIDE_HEAD = 256,
-    ALL_SHARED_BYTES = 228 * 1024, /* of a multiprocessor; of each block the system has some */
+    ALL_SHARED_BYTES = 228 * 1024, /* of a Hopper's multiprocessor; of each block the system has some */
     SYSTEM_SHARED_BYTES = 1024,
     PREFILL_SHARED_BYTES = ALL_SHARED_BYTES - SYSTEM_SHARED_BYTES, /* all that a block can have */
     METAL_THREADS = 128                                            /* four simdgroups */
@@ -482,7 +482,7 @@ size_t fkv_kernel_header(fkv_kernel_device device, fkv_kernel kernel, const fkv_
     "FKV_SHARED_ARRAY(float, shared, FKV_MERGE_SHARED);\n"                                                                       \
     "fkv_attend_merge(place, shared, parts, table, sink_logits, out);\n"
 
-#define CUDA_SHARED "extern __shared__ fkv_u32 shared[];\n"
+#define CUDA_SHARED "extern __shared__ __align__(16) fkv_u32 shared[];\n"
 #define OTHER_SHARED "FKV_SHARED_ARRAY(fkv_u32, shared, FKV_PREFILL_SHARED);\n"
 #define OTHER_DECODE_SHARED "FKV_SHARED_ARRAY(fkv_u32, shared, FKV_DECODE_SHARED);\n"
 #define PREFILL(pools) "fkv_attend_prefill(place, shared, q, " pools ", table, sink_logits, out);\n"

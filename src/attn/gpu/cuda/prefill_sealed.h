@@ -41,7 +41,7 @@ FKV_FN pf_words4 *pf_value_at(fkv_shared s, fkv_u32 at, fkv_u32 channel, fkv_u32
  * of 2^-24. Numbers of open pages are in units of 4, and their weights make up for that. */
 constexpr fkv_u32 PF_WEIGHT_EXPONENT = 13;
 constexpr float PF_VALUE_UNIT = 16.0f;
-constexpr fkv_u32 PF_OPEN_NORMS = 0x02000200u;
+constexpr fkv_u32 PF_OPEN_NORMS = 0x02000200u; /* 2^-15 */
 
 /* ---- keys ---- */
 

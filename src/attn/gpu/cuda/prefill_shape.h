@@ -115,7 +115,7 @@ constexpr int PF_AT_UNITS = PF_AT_WHERE + 16;     /* [stages + 1] of pf_page_uni
 constexpr int PF_AT_TURN = PF_AT_UNITS + 4 * 144; /* words of prefill_share.h: the block's number */
 constexpr int PF_AT_READY = PF_AT_TURN + 4;       /* shared tiles that are known to be there */
 constexpr int PF_AT_THROUGH = PF_AT_TURN + 8;     /* and those that were multiplied */
-constexpr int PF_AT_END = PF_AT_TURN + 16;
+constexpr int PF_AT_END = FKV_SEALED ? PF_AT_TURN + 16 : PF_AT_UNITS;
 constexpr int PF_OUT_STRIDE = FKV_D + 4; /* floats; out's rows take the place of everything else */
 constexpr int PF_OUT_BYTES = PF_ROWS * PF_OUT_STRIDE * 4;
 constexpr int PF_USED_BYTES = PF_AT_END;
@@ -207,6 +207,7 @@ FKV_FN bool pf_is_open(const pf_item &x, fkv_u32 logical) { return fkv_sees_open
 
 /* Of shared pages the offsets of four lie behind the keys of the first; else a page's own behind its keys. */
 constexpr fkv_u32 PF_FOUR = 4;
+static_assert(!FKV_SEALED || PF_MORE_KEYS == 2 * PF_FOUR, "two keys of each");
 
 FKV_FN fkv_u32 pf_page_at(const pf_item &x, fkv_u32 logical) {
 #if FKV_SEALED
@@ -238,7 +239,7 @@ struct alignas(16) pf_page_unit {
     float sum;
     alignas(16) fkv_u32 norms[32];
 };
-static_assert(sizeof(pf_page_unit) == 144, "as much as a place has");
+static_assert(sizeof(pf_page_unit) == 144 && PF_STAGES <= 3, "as much as there is room for; so for gates");
 FKV_FN fkv_u32 pf_unit_at(fkv_u32 tile) { return (fkv_u32)PF_AT_UNITS + tile % (PF_STAGES + 1) * (fkv_u32)sizeof(pf_page_unit); }
 /* Where the norms of tokens 2 pair and 2 pair + 1 are in it. */
 FKV_FN fkv_u32 pf_norms_at(fkv_u32 pair) { return 16 + pair % 4 * 32 + pair / 4 * 4; }

@@ -247,7 +247,7 @@ FKV_FN void pf_issue_group(fkv_shared s, int group, int stage, const pf_rows &r,
     if constexpr (PF_BIASED) {
         fkv_u32 biases_at = s.unit + (fkv_u32)(PF_AT_BIASES / 16) + (fkv_u32)stage * (PF_BIASES_BYTES / 16);
         if (group == 0) {
-            fkv_wg_scores_held<PF_K_ROWS, false>(s, acc, r.sum_halves, biases_at);
+            fkv_wg_scores_held<PF_KEYS, false>(s, acc, r.sum_halves, biases_at);
             return pf_issue_products<PF_KEYS, PF_KEYS, true>(s, group, pf_keys_at(s, stage), r, acc);
         }
     }
@@ -428,7 +428,8 @@ FKV_FN void pf_score(fkv_shared s, int stage, const pf_rows &r, pf_scales &scale
  *
  * Reads of shared memory, shuffles and exponentials wait in one queue with the products that were issued before them. So scales
  * are read ahead of the scores, and values are issued behind the shuffles. The warpgroups take turns at the scores: one makes
- * them while the other works out its weights. SHARED: of a page that several blocks meet, which all rows see, and is sealed.
+ * them while the other works out its weights. Of sealed pages they take none. SHARED: of a page that several blocks meet, which
+ * all rows see, and is sealed; its values are issued right behind the scores.
  */
 template <bool FIRST, bool SHARED> FKV_FN void pf_meet(fkv_shared s, const pf_item &item, fkv_u32 tile, pf_rows &r) {
     const int stage = (int)(tile % PF_STAGES), last_stage = (int)((tile + PF_STAGES - 1) % PF_STAGES);

@@ -47,7 +47,7 @@ template <int KEYS, bool ADD> FKV_FN void fkv_wg_scores(fkv_shared, float *d, fk
     fkv_u64 a = FKV_WG_DESCRIPTOR(q_at);
     fkv_u64 b = FKV_WG_DESCRIPTOR(k_at);
     static_assert(KEYS == 8 || KEYS == 16 || KEYS == 32 || KEYS == 64, "no other tiles are");
-    if constexpr (KEYS == 8) /* d has numbers */
+    if constexpr (KEYS == 8) /* d must be set, whether it counts or not */
         asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0,%1,%2,%3}, %4, %5, %6, 1, 1, 0, 0;"
                      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                      : "l"(a), "l"(b), "n"((int)ADD));
