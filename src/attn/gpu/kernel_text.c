@@ -240,7 +240,8 @@ uint32_t fkv_prefill_ring_words(fkv_kernel_device device) { return (1 + rings_of
 uint64_t fkv_prefill_ring_bytes(fkv_kernel_device device, const fkv_attn_layer *layer) {
     if (device == FKV_KERNEL_METAL || !layer->sealed || !fkv_prefill_has_warpgroups(layer) || layer->window != 0) return 0;
     const uint64_t row = fkv_ceil_div(layer->head_dim, 64) * 128; /* bytes, of a key or of 64 values */
-    const uint64_t image = fkv_ceil_div((uint32_t)((PREFILL_KEYS + 8 + PREFILL_KEYS) * row + 144), 128) * 128;
+    const uint32_t unit = 144;                                    /* pf_page_unit; the text asserts that all of it fits */
+    const uint64_t image = fkv_ceil_div((uint32_t)((PREFILL_KEYS + 8 + PREFILL_KEYS) * row + unit), 128) * 128;
     return fkv_prefill_ring_words(device) * sizeof(uint32_t) + (uint64_t)rings_of(device) * SLOTS * image;
 }
 

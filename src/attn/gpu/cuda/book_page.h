@@ -11,11 +11,11 @@
  *   60.9     -     -  as decode_book.h has it, the merge without divisions (51.7)
  *   59.8  56.2  48.7  that merge, products of bytes, a warp's loads are of rows side by side (51.7; 1035)
  *   57.0  56.5  48.0  the same on another day (50.1; 1029, of which 683, 709 and 529 are shifts, logic and permutes)
- *   55.5  52.3     -  halves of words by the units of products
- *   54.6  51.0  43.3  all right shifts by them (1031; 539, 521 and 380)
- *   56.2  51.0     -  the same, codes copied past the registers as sealed pages are; with 4 blocks on a multiprocessor 56.8, 53.2
- * The units of shifts, logic and permutes take a warp in two turns, and are what it waits for. On that day before the last three:
- * copies alone, without arithmetic, 50.9 at 4 bits; all pages from the second cache 58.0.
+ *   55.5  52.3     -  halves of words by the multiply pipe (dp2a)
+ *   54.6  51.0  43.3  all right shifts by it (1031; 539, 521 and 380)
+ *   56.2  51.0     -  the same, codes by cp.async as sealed pages are; with 4 blocks on an SM 56.8, 53.2
+ * The integer ALU pipe (shifts, logic, permutes) takes a warp in two cycles, and is what it waits for. On that day before the
+ * last three: copies alone, without arithmetic, 50.9 at 4 bits; all pages from L2 58.0.
  */
 constexpr int SD_K_TERMS = FKV_K_BITS == 4 ? 2 : 1; /* as sealed_page.h has them */
 constexpr int SD_V_TERMS = FKV_V_BITS == 4 ? 2 : 1;

@@ -17,16 +17,16 @@
  *   128   256   512
  *    94   123   100  halves: q scale and the rest of it, levels with signs; 1636 instructions of a warp for a page
  *    73   118    91  bytes, as above: 958
- *    57    92    63  scales copied past the registers; MLX told the text by name and not in full
+ *    57    92    63  scales by cp.async; MLX told the text by name and not in full
  *    57    87    61  blocks of 8 rows of 256 channels, of 4 of 512: more warps
  *    55    76    60  one sum for levels of both signs; eight rows as the A operand; streams folded by code that is there once
  *    52    70    64  two slabs share a softmax; scales of a page read once for all groups (the last column is noise: no change)
  *    58    72    61  what 16 bits leave of large channels: where the rare path loads, every tile waits for the next one's keys
- *    53    65    54  pages copied past the registers: nothing waits for what was asked for later
- * Tiles of 32 tokens with 12, 16 and 20 warps on a multiprocessor: 62, 57, 61. Tiles of 64 with 16 spill: 119; copied past the
- * registers, with 16 and 20 warps: 55, 61. Values so copied and keys in registers: 55, 62, 64. Each thread copying the 16 bytes
- * that it takes itself, page numbers 32 at a time, streams folded at once and a barrier less between slabs of 512: 85, 71, 70 all
- * together; TurboQuant rows had the middle two as well.
+ *    53    65    54  pages by cp.async: nothing waits for what was asked for later
+ * Tiles of 32 tokens with 12, 16 and 20 warps on an SM: 62, 57, 61. Tiles of 64 with 16 spill: 119. Tiles of 64 by cp.async with
+ * 16 and 20 warps: 55, 61. Values by cp.async and keys in registers: 55, 62, 64. 85, 71, 70 with four changes together: each
+ * thread copies the 16 bytes that it takes itself, page numbers come 32 at a time, streams are folded at once, and slabs of 512
+ * have a barrier less.
  */
 /* ---- a page's queries ---- */
 

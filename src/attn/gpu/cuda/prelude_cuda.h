@@ -148,7 +148,7 @@ FKV_FN fkv_u32 fkv_mask_or(fkv_u32 x, fkv_u32 mask, fkv_u32 bits) {
     return y;
 }
 
-/* x >> 16, and x >> N, by the units of products: where codes are unpacked, those of shifts and logic are what is waited for. */
+/* x >> 16, and x >> N, on the multiply pipe: where codes are unpacked, the integer ALU pipe is what is waited for. */
 FKV_FN fkv_u32 fkv_upper_half(fkv_u32 x) {
     fkv_u32 y;
     asm("dp2a.lo.u32.u32 %0, %1, %2, %3;" : "=r"(y) : "r"(x), "r"(0x100u), "r"(0u));

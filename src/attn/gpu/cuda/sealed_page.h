@@ -14,8 +14,8 @@ constexpr fkv_u32 SD_WEIGHT_LANES = 8;
 constexpr fkv_u32 SD_OTHER_LANE = 4;
 FKV_FN fkv_u32 sd_first_token(fkv_u32 lane) { return sd_lane_run(lane); }
 
-/* Packed bytes of a tile. They come past the registers, while the tile before it is computed: loads into registers share one
- * counter in the compiled text, and what is needed first would wait for what was asked for last. */
+/* Packed bytes of a tile. They come by cp.async, while the tile before it is computed: loads into registers share one scoreboard
+ * in the compiled text, and what is needed first would wait for what was asked for last. */
 struct sd_tile {
     FKV_SHARED const fkv_u32 *keys;        /* the thread's first, in the warp's rooms */
     FKV_SHARED const fkv_u32 *values;      /* and of these */
