@@ -101,6 +101,14 @@ def stalls(r):
     ]
 
 
+def codecs(r):
+    rows = {(row["clients"], row["who"].split()[1]): row for row in r["rows"]}
+    names = sorted({name for _, name in rows})
+    seen = (f"{n} clients: " + ", ".join(f"{name} {ms(rows[n, name]['first_s'])} and {rows[n, name]['tokens_per_s']:.0f} tokens a second" for name in names)
+            for n in sorted({n for n, _ in rows}))
+    return [f"first token behind a shared prefix of {r['prefix_tokens']} tokens, and rate, by codec", "; ".join(seen) + noise(max(r["rows"], key=lambda row: row["others"]))]
+
+
 def cancel(r):
     steps, phases = r["steps_most"], " and ".join(", ".join(r["steps_most"]).rsplit(", ", 1))
     return [
@@ -129,7 +137,7 @@ def kill(r):
     ]
 
 
-LINES = {"mixed": mixed, "overload": overload, "once": once, "warm": warm, "kill": kill, "stalls": stalls, "cancel": cancel, "fair": fair}
+LINES = {"mixed": mixed, "overload": overload, "once": once, "warm": warm, "kill": kill, "stalls": stalls, "cancel": cancel, "fair": fair, "codecs": codecs}
 
 
 def section(machine, table, made_by):

@@ -43,7 +43,8 @@ typedef struct fkv_engine_config {
                                       admitted. Copied; closed by its owner after the engine */
 } fkv_engine_config;
 
-/* 8 answers at once, steps of 100 ms, 256 waiting for at most 120 s, 64 tenants, 1024 new tokens. */
+/* 8 answers at once, steps of 100 ms, 256 waiting for at most 120 s, 64 tenants, 1024 new tokens. K8/V4, whose prefixes are
+ * shared by the page. */
 FKV_API fkv_engine_config fkv_engine_config_default(void);
 
 /* Opens the runner on a thread of its own. The model stays the caller's and is closed after the engine. */

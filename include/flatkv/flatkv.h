@@ -364,7 +364,7 @@ FKV_API fkv_status fkv_step_abort(fkv_step *step);
  * from. The file appears under its name complete or not at all (it is made as path.part, a name that no finished file may have).
  * A regular file at path is replaced; anything else there (a link, device, pipe, socket or folder) is left alone: FKV_IO. FKV_IO
  * can also mean that the file is there but the folder could not be synced. FKV_GONE if a windowed layer has dropped what is
- * needed. */
+ * needed, or if it is sealed by now. */
 FKV_API fkv_status fkv_seq_save(fkv_cache *cache, fkv_seq seq, const uint32_t *tokens, uint32_t n_tokens, const char *path);
 
 /* Opens a sequence and fills it from a file that was verified in full first. config as for fkv_seq_open(); a prompt, where

@@ -238,7 +238,7 @@ typedef struct fkv_runner_config {
     void *log_user;
 } fkv_runner_config;
 
-/* K8/V4 in groups of 64, rotated (some models need it even at 8 bits: docs/results.md), the model's context,
+/* Sealed 4/4, rotated where the codecs want it (some models need it even at 8 bits: docs/results.md), the model's context,
  * one sequence, steps of 512, one row of logits. */
 FKV_API fkv_runner_config fkv_runner_config_default(void);
 

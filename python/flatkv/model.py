@@ -79,7 +79,7 @@ class Model(Owner):
         return Plan._of(made.cache, config)
 
 
-def _runner_config(max_tokens: int, *, codec: str = "8/4", rotate: str | None = "kv", max_seqs: int = 1, max_step_tokens: int = 512,
+def _runner_config(max_tokens: int, *, codec: str = "sealed", rotate: str | None = "kv", max_seqs: int = 1, max_step_tokens: int = 512,
                    max_kv: int = 0, n_sinks: int = 0, n_threads: int = 0, lazy: bool = False, memory_limit: int = 0) -> Any:
     config = host.fkv_runner_config_default()
     where = C.addressof(config)

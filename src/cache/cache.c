@@ -520,8 +520,10 @@ fkv_status fkv_seq_save(fkv_cache *cache, fkv_seq seq, const uint32_t *tokens, u
     if (n_tokens == 0) n_tokens = length;
     FKV_REQUIRE(n_tokens > 0 && n_tokens <= length, FKV_BAD_ARGUMENT, "fkv_seq_save: %u tokens of a sequence that has %u",
                 n_tokens, length);
-    FKV_REQUIRE(fkv_pager_covers(cache->pager, slot, n_tokens), FKV_GONE,
-                "fkv_seq_save: a windowed layer has dropped tokens that token %u sees; save all %u instead", n_tokens, length);
+    FKV_REQUIRE(
+        fkv_pager_covers(cache->pager, slot, n_tokens), FKV_GONE,
+        "fkv_seq_save: token %u would see pages that a windowed layer has dropped, or that are sealed by now; save all %u instead",
+        n_tokens, length);
     fkv_file_identity identity = identity_of(cache);
     return fkv_page_file_save(&identity, &cache->shape.slab, cache->pager, slot, tokens, n_tokens, path, cache->file_buffer);
 }

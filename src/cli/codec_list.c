@@ -45,19 +45,16 @@ static int parse_one(const char *word, codec_choice *codec) {
 }
 
 int codec_list_parse(const char *names, uint32_t most, codec_list *list) {
-    fkv_runner_config usual = fkv_runner_config_default();
-    *list = (codec_list){.named = names != NULL};
-    if (names == NULL) {
-        list->codecs[list->n++] = codec_of_runner(&usual);
-        return EXIT_GOOD;
-    }
+    const codec_choice usual = list->codecs[0];
+    if (names == NULL) return EXIT_GOOD;
+    *list = (codec_list){.named = true};
     for (const char *at = names; *at != 0;) {
         char word[CODEC_NAME];
         size_t length = strcspn(at, ",");
         if (list->n == most && most == 1) return kit_fail(EXIT_USAGE, "--codecs %s: one is enough here", names);
         if (list->n == most) return kit_fail(EXIT_USAGE, "--codecs %s: at most %u codecs", names, most);
         snprintf(word, sizeof word, "%.*s", length < sizeof word ? (int)length : (int)sizeof word, at);
-        list->codecs[list->n] = codec_of_runner(&usual);
+        list->codecs[list->n] = usual; /* its groups, where none are named */
         int code = parse_one(word, &list->codecs[list->n++]);
         if (code != EXIT_GOOD) return code;
         at += length + (at[length] == ',');

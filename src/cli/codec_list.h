@@ -23,7 +23,8 @@ typedef struct codec_list {
     bool named; /* by the user; else it is the usual one */
 } codec_list;
 
-/* names: NULL, or at most `most` of them. Returns an exit code, with a message on failure. */
+/* names: at most `most` of them, or NULL: *list stays. It has the command's usual codec. Returns an exit code, with a message on
+ * failure. */
 int codec_list_parse(const char *names, uint32_t most, codec_list *list);
 
 void codec_apply(const codec_choice *codec, fkv_runner_config *config);

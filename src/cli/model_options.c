@@ -9,19 +9,20 @@
 model_options model_options_default(void) {
     fkv_runner_config runner = fkv_runner_config_default();
     model_options o = {.model = "needle", .n_sinks = 4, .chunk = runner.max_step_tokens, .seed = 1};
-    (void)codec_list_parse(NULL, 1, &o.codecs);
+    o.codecs.codecs[o.codecs.n++] = codec_of_runner(&runner);
     return o;
 }
 
-#define CODECS_NAMES                                                                                                             \
-    "keys/values: 16, 8, 4 or 2 bits each,\n"                                                                                    \
-    "sealed (s4, s3, s2: pages packed again when full), calibrated (c4, c3: keys sealed with bits for\n"                         \
-    "each channel, see flatkv calibrate), TurboQuant (tq4, tq3, tq2);\n"                                                         \
-    "g32 or g128 behind for other groups than 64, :none against rotation (default 8/4)"
-static const char *const CODECS_HELP[] = {
-    "how the cache is stored, as 8/4, sealed or tq4; " CODECS_NAMES,
-    "caches to compare, as 16/16,8/4,sealed,tq4; " CODECS_NAMES,
-};
+static void write_codecs_help(model_options *o) {
+    char name[CODEC_NAME];
+    (void)snprintf(o->codecs_help, sizeof o->codecs_help,
+                   "%s; keys/values: 16, 8, 4 or 2 bits each,\n"
+                   "sealed (s4, s3, s2: pages packed again when full), calibrated (c4, c3: keys sealed with bits for\n"
+                   "each channel, see flatkv calibrate), TurboQuant (tq4, tq3, tq2);\n"
+                   "g32 or g128 behind for other groups than 64, :none against rotation (default %s)",
+                   o->compares ? "caches to compare, as 16/16,8/4,sealed,tq4" : "how the cache is stored, as 8/4, sealed or tq4",
+                   codec_name(&o->codecs.codecs[0], name));
+}
 
 static const char *const MODEL_HELP[] = {
     "a .gguf file, a folder with safetensors, or a name, see flatkv models (default needle,\nwhich knows nothing but planted facts)",
@@ -29,13 +30,14 @@ static const char *const MODEL_HELP[] = {
 };
 
 void model_options_list(model_options *o, kit_option list[N_MODEL_OPTIONS]) {
+    write_codecs_help(o);
     const kit_option options[N_MODEL_OPTIONS] = {
         {"model", 'm', OPTION_TEXT, &o->model, 0, "MODEL", MODEL_HELP[o->model == NULL]},
         {"device", 0, OPTION_CHOICE, &o->device, 0, "cpu|mlx",
          "where the model runs; MLX uses Metal, CUDA or its own CPU code (default cpu)"},
         {"context", 'c', OPTION_U32, &o->context, INT32_MAX, "N",
          "tokens to reserve; 32K is 32768 (K, M and G multiply by 1024)"},
-        {"codecs", 0, OPTION_TEXT, &o->codec_names, 0, o->compares ? "LIST" : "NAME", CODECS_HELP[o->compares]},
+        {"codecs", 0, OPTION_TEXT, &o->codec_names, 0, o->compares ? "LIST" : "NAME", o->codecs_help},
         {"calibration", 0, OPTION_TEXT, &o->calibration, 0, "FILE",
          "for calibrated codecs, what flatkv calibrate wrote (default: the one beside the model)"},
         {"max-kv", 0, OPTION_U32, &o->max_kv, INT32_MAX, "N",

@@ -11,7 +11,8 @@ typedef struct model_options {
     uint32_t context;        /* 0: not said */
     const char *codec_names; /* as --codecs lists them */
     bool compares;           /* --codecs may name several */
-    codec_list codecs;       /* them; where the command does not compare, one */
+    codec_list codecs;       /* them; where the command does not compare, one. Before they are parsed the usual one */
+    char codecs_help[640];
     const char *calibration; /* NULL: the one beside the model */
     uint32_t max_kv;
     uint32_t n_sinks;
@@ -27,7 +28,8 @@ enum { N_MODEL_OPTIONS = 14 };
 
 model_options model_options_default(void);
 
-/* Their table, for model_options_parse(). `compares`, and a model of NULL where one must be named, are set before. */
+/* Their table, for model_options_parse(). `compares`, another usual codec, and a model of NULL where one must
+ * be named, are set before. */
 void model_options_list(model_options *o, kit_option list[N_MODEL_OPTIONS]);
 
 /* Takes one out of it that a command has no use for: --help does not list what does nothing. */

@@ -71,14 +71,19 @@ static void add_estimates(const subject *s, fkv_runner_plan *plan) {
     plan->packed_bytes = weight_bytes(c->n_parameters - (maps ? c->n_mapped : 0), bits);
 }
 
-/* The plan for so many tokens, as asked for or with 16 bits. */
-static fkv_status make_plan(const subject *s, uint32_t n_tokens, bool wide, fkv_runner_plan *plan) {
+/* What a plan is compared with. */
+static const codec_choice HALVES = {.k = {.bits = 16}, .v = {.bits = 16}};
+static const codec_choice BY_ROW = {.k = {.bits = 8, .group = 64}, .v = {.bits = 4, .group = 64}};
+
+/* The plan for so many tokens, as asked for (codec is NULL) or with other codecs. */
+static fkv_status make_plan(const subject *s, uint32_t n_tokens, const codec_choice *codec, fkv_runner_plan *plan) {
     if (s->model == NULL) {
         fkv_config c = s->shape;
         c.max_tokens = n_tokens;
         fkv_layer_config layers[CONFIG_MAX_LAYERS];
-        if (wide) c.layer.k = c.layer.v = (fkv_codec_config){.bits = 16};
-        c.layer.channel_bits = wide ? NULL : s->channel_bits;
+        if (codec != NULL) c.layer.k = codec->k;
+        if (codec != NULL) c.layer.v = codec->v;
+        c.layer.channel_bits = codec != NULL ? NULL : s->channel_bits;
         for (uint32_t i = 0; s->has_config && i < s->shape.n_layers; i++) {
             layers[i] = s->layers[i];
             layers[i].k = c.layer.k;
@@ -95,18 +100,19 @@ static fkv_status make_plan(const subject *s, uint32_t n_tokens, bool wide, fkv_
     fkv_runner_config c = model_options_runner(&s->o->model, n_tokens);
     c.max_seqs = s->o->seqs;
     c.page_tokens = s->o->page;
-    if (wide) c.k = c.v = (fkv_codec_config){.bits = 16};
+    if (codec != NULL) c.k = codec->k;
+    if (codec != NULL) c.v = codec->v;
     return fkv_runner_plan_make(s->model, &c, plan);
 }
 
 /* The longest context whose plan is at most `bytes`; 0 where none is. Plans grow with the context, so halving finds it. */
-static uint32_t longest_context(const subject *s, bool wide, uint64_t bytes) {
+static uint32_t longest_context(const subject *s, const codec_choice *codec, uint64_t bytes) {
     uint32_t fits = 0;
     uint32_t too_long = INT32_MAX;
     while (too_long - fits > 1) {
         fkv_runner_plan plan;
         uint32_t tokens = fits + (too_long - fits) / 2;
-        if (make_plan(s, tokens, wide, &plan) == FKV_OK && plan.total_bytes <= bytes)
+        if (make_plan(s, tokens, codec, &plan) == FKV_OK && plan.total_bytes <= bytes)
             fits = tokens;
         else
             too_long = tokens;
@@ -128,9 +134,9 @@ typedef struct table {
     uint32_t n;
 } table;
 
-static void add_column(table *t, const subject *s, const char *name, uint32_t n_tokens, bool wide) {
+static void add_column(table *t, const subject *s, const char *name, uint32_t n_tokens, const codec_choice *codec) {
     column *c = &t->columns[t->n];
-    if (make_plan(s, n_tokens, wide, &c->plan) != FKV_OK) return;
+    if (make_plan(s, n_tokens, codec, &c->plan) != FKV_OK) return;
     snprintf(c->name, sizeof c->name, "%s", name);
     t->n++;
 }
@@ -192,16 +198,24 @@ static void print_verdict(const subject *s, const fkv_runner_plan *plan, const b
     if (trained != 0 && longest > trained) printf("the model was trained for %u: beyond that its answers get worse\n", trained);
 }
 
+/* Sealed layers keep the pages that sequences are in open: for many short ones that is most of them. */
+static void say_what_is_smaller(const subject *s, const fkv_runner_plan *plan) {
+    fkv_runner_plan by_row;
+    char text[32];
+    if (make_plan(s, s->n_tokens, &BY_ROW, &by_row) == FKV_OK && by_row.total_bytes < plan->total_bytes)
+        printf("--codecs 8/4 would take less for so few tokens: %s without weights\n", kit_bytes(by_row.total_bytes, text));
+}
+
 static void print_table(const subject *s, const budget *b) {
     table t = {0};
-    uint32_t longest = is_bounded(s) ? 0 : longest_context(s, false, b->bytes);
-    uint32_t longest_16 = is_bounded(s) ? 0 : longest_context(s, true, b->bytes);
+    uint32_t longest = is_bounded(s) ? 0 : longest_context(s, NULL, b->bytes);
+    uint32_t longest_16 = is_bounded(s) ? 0 : longest_context(s, &HALVES, b->bytes);
     print_head(s);
-    add_column(&t, s, "this plan", s->n_tokens, false);
-    add_column(&t, s, "16-bit", s->n_tokens, true);
+    add_column(&t, s, "this plan", s->n_tokens, NULL);
+    add_column(&t, s, "16-bit", s->n_tokens, &HALVES);
     char name[24];
     snprintf(name, sizeof name, "%u tokens", longest);
-    if (longest > 0) add_column(&t, s, name, longest, false);
+    if (longest > 0) add_column(&t, s, name, longest, NULL);
     printf("%-22s", "");
     for (uint32_t i = 0; i < t.n; i++) printf(" %16s", t.columns[i].name);
     putchar('\n');
@@ -217,11 +231,12 @@ static void print_table(const subject *s, const budget *b) {
     if (has_weights(s)) print_whole(&t);
     print_line(&t, "one token", offsetof(fkv_runner_plan, cache.token_bytes));
     print_verdict(s, &t.columns[0].plan, b, longest, longest_16);
+    if (!s->o->model.codecs.named) say_what_is_smaller(s, &t.columns[0].plan);
 }
 
 static int print_json(const subject *s, const fkv_runner_plan *plan, const budget *b) {
     fkv_runner_plan wide = {0};
-    (void)make_plan(s, s->n_tokens, true, &wide);
+    (void)make_plan(s, s->n_tokens, &HALVES, &wide);
     kit_json *json = kit_json_begin();
     if (s->model != NULL)
         model_options_json(&s->o->model, fkv_model_about(s->model), json);
@@ -246,8 +261,8 @@ static int print_json(const subject *s, const fkv_runner_plan *plan, const budge
     kit_json_integer(json, "available_bytes", b->bytes);
     kit_json_text(json, "available_source", b->source);
     kit_json_bool(json, "fits", plan->total_bytes <= b->bytes);
-    kit_json_integer(json, "longest_context", is_bounded(s) ? 0 : longest_context(s, false, b->bytes));
-    kit_json_integer(json, "longest_context_16bit", is_bounded(s) ? 0 : longest_context(s, true, b->bytes));
+    kit_json_integer(json, "longest_context", is_bounded(s) ? 0 : longest_context(s, NULL, b->bytes));
+    kit_json_integer(json, "longest_context_16bit", is_bounded(s) ? 0 : longest_context(s, &HALVES, b->bytes));
     return kit_json_print(json);
 }
 
@@ -376,7 +391,7 @@ static int work(subject *s) {
     make_channel_bits(s);
     if (code != EXIT_GOOD) return code;
     fkv_runner_plan plan;
-    fkv_status status = make_plan(s, s->n_tokens, false, &plan);
+    fkv_status status = make_plan(s, s->n_tokens, NULL, &plan);
     if (status != FKV_OK) {
         (void)cli_fail_status(status);
         return EXIT_USAGE;

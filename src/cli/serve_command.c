@@ -164,6 +164,8 @@ int cli_serve(int argc, char **argv) {
                        .drafts = UNSAID,
                        .prefix_disk = UINT64_C(20) << 30};
     kit_option common[N_MODEL_OPTIONS];
+    fkv_engine_config usual = fkv_engine_config_default();
+    o.model.codecs.codecs[0] = codec_of_runner(&usual.runner);
     o.model.model = NULL;
     model_options_list(&o.model, common);
     model_options_drop(common, "seed");

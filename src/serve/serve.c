@@ -421,7 +421,20 @@ static void say_nothing(int severity, const char *message) {
     (void)message;
 }
 
+/* libevent does not say that a name is unknown: errno is then anything. */
+static bool is_known(const char *host) {
+    const struct evutil_addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = EVUTIL_AI_PASSIVE};
+    struct evutil_addrinfo *found = NULL;
+    const bool known = evutil_getaddrinfo(host, NULL, &hints, &found) == 0;
+    if (known)
+        evutil_freeaddrinfo(found);
+    else
+        errno = EINVAL;
+    return known;
+}
+
 static bool listen_on(server *s) {
+    if (!is_known(s->config.host)) return false;
     s->http = evhttp_new(s->base);
     if (s->http == NULL) return false;
     evhttp_set_max_headers_size(s->http, MAX_HEADER_BYTES);

@@ -29,7 +29,7 @@ serve_config serve_config_default(void);
 typedef struct server server;
 
 /* Listens, and answers 503 by a thread of its own until serve_run(): the model may be loaded meanwhile. NULL: the address could
- * not be had; errno says why. */
+ * not be had; errno says why, EINVAL that no such name is known. */
 server *serve_open(const serve_config *config);
 
 typedef struct serve_subject {

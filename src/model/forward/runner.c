@@ -20,8 +20,8 @@ fkv_runner_config fkv_runner_config_default(void) {
     return (fkv_runner_config){.max_seqs = 1,
                                .max_step_tokens = 512,
                                .max_logit_rows = 1,
-                               .k = {8, 64},
-                               .v = {4, 64},
+                               .k = {4, 64, FKV_CODEC_SEALED},
+                               .v = {4, 64, FKV_CODEC_SEALED_V},
                                .rotate = FKV_ROTATE_KV,
                                .page_tokens = 64};
 }
