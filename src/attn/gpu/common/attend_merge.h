@@ -5,6 +5,9 @@
  * are added from first to last. How many pieces there are depends on the query's position, so its sums are always the same sums.
  * Every warp finds the largest max and the total for itself: that is cheaper than a barrier. What takes time here is waiting: so
  * there are many threads with few pieces each, and the first pieces are on their way before it is known what they weigh.
+ * Merged by the last block of a KV head's pieces instead, a warp for each row, without this kernel, on an H200 by turns: 52.2 to
+ * 55.3 us for 50.5 to 53.5 in decode of sealed pages over 131072 tokens, 71.6 to 72.5 for 70.7 to 71.0 in 8/4. That block is
+ * alone with all pieces of its rows; this kernel has one of 512 threads for each row.
  */
 #if FKV_D < 128
 #define FKV_MERGE_THREADS 256
