@@ -54,7 +54,7 @@
  * pages brought once for both: 3725, since too few pairs of multiprocessors are free at a time.
  * Others, all with the same bits, by turns with this text in one process, four times each. After a pause, where this text took
  * 1991 to 2009: places of products in uniform registers, 374 instructions for 414, 1994 to 2014; offsets issued with the scores
- * and waited for with them 2006 to 2018; both 2006 to 2016. Without a pause, where it took 1979 to 2070, which hides differences
+ * and waited for with them 2012 to 2018; both 2006 to 2016. Without a pause, where it took 1979 to 2070, which hides differences
  * below 2 %: maxima of a row in two chains 1973 to 2058; turns from issue to issue 2006 to 2067; four stages with two packed
  * pages, the one that is unpacked for others in the room of PF_AT_LOW, 1975 to 2066. With these four stages blocks that unpack
  * for themselves took 2486 to 2506, with three 2399 to 2420.
