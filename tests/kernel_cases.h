@@ -55,15 +55,21 @@ static const attn_case kernel_cases[] = {
     {{7, 1, 512}, 15, 16, 0, 0, 30, FKV_ROTATE_KV, FKV_F16, FKV_F32, true, 1, {{77, 1}}},
     /* sealed layers: items over the end of a page, several pieces, windows, heads of half a line, values that code rows */
     {{4, 1, 128}, 18, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 3, {{1290, 1}, {61, 5}, {700, 1}}, .opens = true},
-    {{16, 1, 256}, 18, 32, 0, 0, 0, FKV_ROTATE_V, FKV_BF16, FKV_BF16, true, 2, {{100, 1}, {31, 2}}, .sinks = 2, .opens = true},
+    {{16, 1, 256}, 18, 32, 0, 0, 0, FKV_ROTATE_V, FKV_BF16, FKV_BF16, true, 2, {{300, 1}, {31, 2}}, .sinks = 2, .opens = true},
     {{8, 1, 64}, 18, 64, 150, 70, 30, FKV_ROTATE_KV, FKV_F16, FKV_F32, false, 2, {{700, 1}, {63, 3}}, .opens = true},
     {{5, 1, 80}, 19, 16, 40, 3, 0, FKV_ROTATE_V, FKV_F16, FKV_F16, true, 2, {{70, 1}, {31, 2}}, .opens = true},
-    {{4, 2, 64}, 20, 32, 0, 0, 0, FKV_ROTATE_NONE, FKV_BF16, FKV_F32, false, 2, {{100, 1}, {60, 4}}, .opens = true},
-    {{8, 1, 512}, 18, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F16, true, 1, {{200, 1}}, .opens = true},
-    {{2, 1, 64}, 21, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{140, 2}}, .opens = true},
+    {{4, 2, 64}, 20, 32, 0, 0, 0, FKV_ROTATE_NONE, FKV_BF16, FKV_F32, false, 2, {{300, 1}, {60, 4}}, .opens = true},
+    {{8, 1, 512}, 18, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F16, true, 1, {{400, 1}}, .opens = true},
+    {{2, 1, 64}, 21, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{400, 2}}, .opens = true},
     /* queries in registers and three stages over shared pages; shared memory filled to the last byte */
     {{4, 1, 128}, 18, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F16, true, 1, {{700, 1}}, .opens = true},
     {{4, 1, 128}, 12, 64, 0, 0, 0, FKV_ROTATE_K, FKV_F16, FKV_F32, false, 1, {{70, 1}}},
+    /* sealed layers whose decode on Metal is in simdgroups: several queries, wide heads, pages of 16 to 64 tokens, each width */
+    {{8, 1, 128}, 18, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 3, {{700, 1}, {318, 5}, {400, 1}}, .opens = true},
+    {{6, 1, 256}, 19, 64, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F16, true, 2, {{400, 3}, {60, 2}}, .opens = true},
+    {{5, 1, 512}, 20, 16, 0, 0, 30, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{140, 2}}, .opens = true},
+    {{12, 2, 96}, 18, 16, 100, 20, 0, FKV_ROTATE_V, FKV_BF16, FKV_F32, false, 2, {{300, 1}, {126, 8}}, .opens = true},
+    {{7, 1, 64}, 21, 32, 0, 0, 0, FKV_ROTATE_V, FKV_F16, FKV_F32, true, 1, {{300, 2}}, .opens = true},
 };
 enum { N_KERNEL_CASES = sizeof kernel_cases / sizeof kernel_cases[0] };
 
@@ -86,10 +92,11 @@ static inline bool kernel_case_has(uint32_t i, int kernel) {
     enum { WRITE, COPY_PAGES, PUT_NUMBERS, SEAL = KERNEL_SIMDGROUP_DECODE - 1 }; /* of fkv_kernel */
     const attn_shape *shape = &kernel_cases[i].shape;
     if (kernel == SEAL) return kernel_cases[i].opens;
-    if (kernel_cases[i].opens) /* rows are written as those of 8/8 are; Metal's decode is in plain loops */
+    if (kernel == KERNEL_SIMDGROUP_DECODE)
+        return shape->n_q_heads / shape->n_kv_heads > 4 && (i % 2 == 0 || kernel_cases[i].opens);
+    if (kernel_cases[i].opens) /* rows are written as those of 8/8 are */
         return (kernel > PUT_NUMBERS && kernel < SEAL) || kernel == KERNEL_SIMDGROUP_PREFILL ||
                (kernel == KERNEL_PLAIN_PREFILL && i == FIRST_SEALED_CASE);
-    if (kernel == KERNEL_SIMDGROUP_DECODE) return shape->n_q_heads / shape->n_kv_heads > 4 && i % 2 == 0;
     const bool book = attn_codecs[kernel_cases[i].codec].k.kind == FKV_CODEC_TURBO ||
                       attn_codecs[kernel_cases[i].codec].v.kind == FKV_CODEC_TURBO;
     return kernel != KERNEL_PLAIN_PREFILL || (i % 4 == 0 && !book); /* CUDA's prefill of a book is in plain loops already */

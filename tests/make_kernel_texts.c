@@ -25,7 +25,8 @@ static FILE *open_text(const char *folder, uint32_t i, const char *ending) {
     return file;
 }
 
-/* On the host the soft cap is a variable of the program that runs the kernels: one text for every cap. */
+/* On the host the soft cap is a variable of the program that runs the kernels: one text for every cap. Behind the prelude a
+ * namespace without a name begins: texts of several cases are linked together, and classes of one name differ between them. */
 static void put_header(FILE *file, fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer, uint32_t rows) {
     static const char cap[] = "#define FKV_SOFTCAP_BITS ";
     size_t size = fkv_kernel_header(device, kernel, layer, rows, NULL, 0) + 1;
@@ -35,7 +36,10 @@ static void put_header(FILE *file, fkv_kernel_device device, fkv_kernel kernel, 
     if (at == NULL) abort();
     if (device == FKV_KERNEL_HOST) {
         fprintf(file, "extern \"C\" unsigned kernel_softcap_bits;\n%.*s%skernel_softcap_bits\n", (int)(at - text), text, cap);
-        fputs(strchr(at, '\n'), file);
+        char *behind = strstr(at, fkv_kernel_file_step_words);
+        if (behind == NULL) abort();
+        at = strchr(at, '\n');
+        fprintf(file, "%.*snamespace {\n%s", (int)(behind - at), at, behind);
     } else {
         fputs(text, file);
     }
@@ -68,30 +72,28 @@ static void put_hopper_prefill(FILE *file, const fkv_attn_layer *layer) {
     fputs(fkv_kernel_file_prefill_beside, file);
 }
 
-/* Prefill as a Hopper does it; then, in namespaces of their own, decode and prefill as Metal does them, and prefill in plain
- * loops, under Metal's launch. */
-static void put_ways(FILE *file, uint32_t i, const fkv_attn_layer *layer) {
-    put_hopper_prefill(file, layer);
+/* Decode and prefill as Metal does them, in a namespace of their own. */
+static void put_simdgroups(FILE *file, uint32_t i, const fkv_attn_layer *layer) {
     put_prefill_shape(file, FKV_KERNEL_METAL, layer);
-    fprintf(file, "namespace simdgroup {\n%s%s", fkv_kernel_file_simdgroup_host, fkv_kernel_file_simdgroup_walk);
+    fprintf(file, "namespace simdgroup {\n%s%s#undef FKV_PREFILL_SHARED\n%s", fkv_kernel_file_simdgroup_host,
+            fkv_kernel_file_simdgroup_walk, fkv_kernel_file_prefill_simdgroup);
     if (kernel_case_has(i, KERNEL_SIMDGROUP_DECODE)) {
         put_number(file, "ITEM_ROWS", fkv_decode_rows(FKV_KERNEL_METAL, layer, 1));
         fprintf(file, "#undef FKV_DECODE_SHARED\n%s", fkv_kernel_file_decode_simdgroup);
     }
-    fprintf(file, "%s}\n#undef FKV_PREFILL_SHARED\n", fkv_kernel_file_prefill_simdgroup);
-    if (kernel_case_has(i, KERNEL_PLAIN_PREFILL))
-        fprintf(file, "namespace plain {\n%s%s%s}\n", fkv_kernel_file_plain_rows, fkv_kernel_file_plain_tile,
-                fkv_kernel_file_prefill_plain);
+    fputs("}\n#undef FKV_PREFILL_SHARED\n", file);
 }
 
-/* A sealed layer: what decode's text has of its pages is for matrix units, or plain tiles already. */
-static void put_sealed_ways(FILE *file, uint32_t i, const fkv_attn_layer *layer) {
+/* Behind decode's text: prefill as a Hopper does it, both as Metal does them, and prefill in plain loops, under Metal's launch.
+ * What a sealed layer's text has of its pages is for matrix units, or plain tiles already. */
+static void put_ways(FILE *file, uint32_t i, const fkv_attn_layer *layer) {
     put_hopper_prefill(file, layer);
-    fputs(fkv_kernel_file_seal, file);
-    put_prefill_shape(file, FKV_KERNEL_METAL, layer);
-    fprintf(file, "namespace simdgroup {\n%s%s#undef FKV_PREFILL_SHARED\n%s}\n#undef FKV_PREFILL_SHARED\n",
-            fkv_kernel_file_simdgroup_host, fkv_kernel_file_simdgroup_walk, fkv_kernel_file_prefill_simdgroup);
-    if (kernel_case_has(i, KERNEL_PLAIN_PREFILL)) fprintf(file, "namespace plain {\n%s}\n", fkv_kernel_file_prefill_plain);
+    if (layer->sealed) fputs(fkv_kernel_file_seal, file);
+    put_simdgroups(file, i, layer);
+    if (!kernel_case_has(i, KERNEL_PLAIN_PREFILL)) return;
+    fputs("namespace plain {\n", file);
+    if (!layer->sealed) fprintf(file, "%s%s", fkv_kernel_file_plain_rows, fkv_kernel_file_plain_tile);
+    fprintf(file, "%s}\n", fkv_kernel_file_prefill_plain);
 }
 
 static const char *host_type_of(const char *name) {
@@ -119,6 +121,8 @@ static void put_entry(FILE *file, int number, bool sealed) {
     const char *const *inputs = fkv_kernel_inputs(kernel, sealed);
     fprintf(file, "if (kernel == %d) fkv_host_run(grid, n_threads, [=](fkv_place place) {\n", number);
     if (metal[number] != NULL) fputs(metal[number], file);
+    if (number == KERNEL_SIMDGROUP_DECODE && sealed)
+        fputs("namespace opened = simdgroup::opened;\nauto fkv_piece_at = ::fkv_piece_at<FKV_ITEM_ROWS>;\n", file);
     for (int k = 0; inputs[k] != NULL && !is_ticket(inputs[k]); k++) {
         const char *type = host_type_of(inputs[k]);
         fprintf(file, "const %s *%s = (const %s *)in[%d];\n", type, inputs[k], type, k);
@@ -137,13 +141,10 @@ static void write_host(const char *folder, uint32_t i, const fkv_attn_layer *lay
     if (!alone) {
         fputs(fkv_kernel_file_write_rows, file);
         if (!layer->sealed) fputs(fkv_kernel_file_write, file);
-        if (layer->sealed)
-            put_sealed_ways(file, i, layer);
-        else
-            put_ways(file, i, layer);
+        put_ways(file, i, layer);
     }
     fprintf(file,
-            "extern \"C\" void kernel_case_%u%s(int kernel, const fkv_u32 grid[3], fkv_u32 n_threads, const void *const *in, "
+            "}\nextern \"C\" void kernel_case_%u%s(int kernel, const fkv_u32 grid[3], fkv_u32 n_threads, const void *const *in, "
             "void *result) {\n",
             i, alone ? "_alone" : "");
     for (int number = 0; number < N_KERNEL_ENTRIES; number++)

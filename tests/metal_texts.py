@@ -26,6 +26,8 @@ BREAKS = [  # (case, kernel, what stands there, what stands there instead)
     (0, "prefill", "fkv_left_load(FKV_SHARED const float *at", "fkv_left_load(const float *at"),
     (0, "prefill", "typedef metal::simdgroup_float8x8 fkv_sums;", "typedef metal::simdgroup_half8x8 fkv_sums;"),
     (0, "prefill", "FKV_LOCAL const sg_keys &keys", "const sg_keys &keys"),
+    (44, "decode", "FKV_LOCAL const chunk &x", "const chunk &x"),
+    (44, "decode", "typedef sg_side<opened::fkv_v_shape> v;", "typedef sg_side<opened::fkv_v_form> v;"),
     (0, "merge", "fkv_sync();", "fkv_sink();"),
     (0, "write", "(FKV_DEVICE fkv_u8 *)pool", "(FKV_SHARED fkv_u8 *)pool"),
 ]

@@ -23,7 +23,8 @@ static const double KERNEL_TOLERANCE = 1e-3;
 #define EACH_CASE(x)                                                                                                             \
     FIRST_CASES(x)                                                                                                               \
     x(3) x(4) x(5) x(6) x(7) x(8) x(9) x(10) x(11) x(12) x(13) x(14) x(15) x(16) x(17) x(18) x(19) x(20) x(21) x(22) x(23) x(24) \
-        x(25) x(26) x(27) x(28) x(29) x(30) x(31) x(32) x(33) x(34) x(35) x(36) x(37) x(38) x(39) x(40) x(41) x(42) x(43)
+        x(25) x(26) x(27) x(28) x(29) x(30) x(31) x(32) x(33) x(34) x(35) x(36) x(37) x(38) x(39) x(40) x(41) x(42) x(43) x(44)  \
+            x(45) x(46) x(47) x(48)
 #else
 #define EACH_CASE(x) FIRST_CASES(x)
 #endif
@@ -272,6 +273,12 @@ static void check_seal(uint32_t i, const attn_world *w) {
     }
     report(differ == 0, i, "seal", "rows that are not the codec's", (double)differ);
     report(n_sealed == table[FKV_STEP_N_SEALS] && n_sealed > 0 && ticket[0] != 0, i, "seal", "pages were not sealed", n_sealed);
+    free(table);
+    table = table_of(layer, 64, w->rows, w->c.n_rows);
+    uint32_t n_seen = 0;
+    for (uint32_t p = 0; p < table[FKV_STEP_N_PIECES]; p++)
+        n_seen += table[table[FKV_STEP_PIECES] + p * FKV_PIECE_WORDS + FKV_PIECE_OPEN] == 0;
+    report(n_seen > 0, i, "seal", "no query sees a sealed page", n_seen);
     free(pages);
     free(table);
 }

@@ -182,7 +182,7 @@ static bool has_mma(fkv_kernel_device device, const fkv_attn_layer *layer) {
 
 /* Whether decode_simdgroup.h is used: of its eight rows more than half must be there with a single query. */
 static bool has_simdgroup_decode(fkv_kernel_device device, const fkv_attn_layer *layer) {
-    return device == FKV_KERNEL_METAL && !layer->sealed && heads_per_kv(layer) > SIMDGROUP_ROWS / 2;
+    return device == FKV_KERNEL_METAL && heads_per_kv(layer) > SIMDGROUP_ROWS / 2;
 }
 
 uint32_t fkv_decode_rows(fkv_kernel_device device, const fkv_attn_layer *layer, uint32_t item_queries) {
@@ -287,6 +287,12 @@ static void put_plain_tile(writer *w) {
     put(w, fkv_kernel_file_plain_tile);
 }
 
+static void put_simdgroups(writer *w, const char *kernel) {
+    put(w, fkv_kernel_file_simdgroup_metal);
+    put(w, fkv_kernel_file_simdgroup_walk);
+    put(w, kernel);
+}
+
 static void put_decode(writer *w, fkv_kernel_device device, const fkv_attn_layer *layer) {
     if (has_mma(device, layer)) {
         if (has_book_walk(layer))
@@ -295,9 +301,7 @@ static void put_decode(writer *w, fkv_kernel_device device, const fkv_attn_layer
             put_mma(w);
         if (device == FKV_KERNEL_HOST && !fkv_prefill_has_warpgroups(layer)) put_plain_tile(w); /* prefill stands behind it */
     } else if (has_simdgroup_decode(device, layer)) {
-        put(w, fkv_kernel_file_simdgroup_metal);
-        put(w, fkv_kernel_file_simdgroup_walk);
-        put(w, fkv_kernel_file_decode_simdgroup);
+        put_simdgroups(w, fkv_kernel_file_decode_simdgroup);
     } else {
         put_plain_tile(w);
         put(w, fkv_kernel_file_decode_plain);
@@ -318,12 +322,6 @@ static void put_plain_prefill(writer *w) {
     put(w, fkv_kernel_file_prefill_plain);
 }
 
-static void put_simdgroup_prefill(writer *w) {
-    put(w, fkv_kernel_file_simdgroup_metal);
-    put(w, fkv_kernel_file_simdgroup_walk);
-    put(w, fkv_kernel_file_prefill_simdgroup);
-}
-
 static void put_prefill(writer *w, fkv_kernel_device device, const fkv_attn_layer *layer) {
     switch (device) {
     case FKV_KERNEL_CUDA:
@@ -337,7 +335,7 @@ static void put_prefill(writer *w, fkv_kernel_device device, const fkv_attn_laye
         put_plain_prefill(w);
         put(w, "#endif\n");
         break;
-    case FKV_KERNEL_METAL: put_simdgroup_prefill(w); break;
+    case FKV_KERNEL_METAL: put_simdgroups(w, fkv_kernel_file_prefill_simdgroup); break;
     default: put_warpgroup_prefill(w, fkv_kernel_file_warpgroup_host, false);
     }
     put(w, fkv_kernel_file_prefill_beside);
@@ -366,9 +364,20 @@ uint32_t fkv_decode_blocks(const fkv_attn_layer *layer, uint32_t decode_rows) {
     return fkv_max_u32(1, warps * WARP / decode_threads(FKV_KERNEL_CUDA, layer));
 }
 
+/* How rows of numbers and, where attention is asked for, numbers of pages are read. */
+static void put_rows(writer *w, fkv_kernel kernel) {
+    put(w, fkv_kernel_file_rows);
+    if (kernel == FKV_KERNEL_DECODE || is_prefill(kernel)) put(w, fkv_kernel_file_chunks);
+}
+
+/* Whether one walk in simdgroups has both forms of a sealed layer's pages. */
+static bool in_simdgroups(fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer) {
+    return kernel == FKV_KERNEL_DECODE ? has_simdgroup_decode(device, layer) : device == FKV_KERNEL_METAL && is_prefill(kernel);
+}
+
 /* One form of a sealed layer's pages, as decode or prefill meet it. */
 static void put_form(writer *w, fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer, bool open) {
-    if (kernel == FKV_KERNEL_SEAL || (device == FKV_KERNEL_METAL && is_prefill(kernel))) return;
+    if (kernel == FKV_KERNEL_SEAL || in_simdgroups(device, kernel, layer)) return;
     bool mma = kernel == FKV_KERNEL_DECODE && has_mma(device, layer);
     if (mma && open) put_mma(w);
     if (mma && !open) put_sealed_mma(w, layer);
@@ -380,7 +389,7 @@ static void put_form(writer *w, fkv_kernel_device device, fkv_kernel kernel, con
 static void put_sealed(writer *w, fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer) {
     put_block(w, &layer->open, true);
     put(w, "namespace opened {\n");
-    put(w, fkv_kernel_file_rows);
+    put_rows(w, kernel);
     put(w, "}\n");
     put(w, fkv_kernel_file_plain_rows);
     put(w, "namespace opened {\n");
@@ -388,16 +397,16 @@ static void put_sealed(writer *w, fkv_kernel_device device, fkv_kernel kernel, c
     put(w, "}\n");
     put_end_of_block(w);
     put_block(w, &layer->block, layer->window != 0);
-    put(w, fkv_kernel_file_rows);
+    put_rows(w, kernel);
     put_form(w, device, kernel, layer, false);
-    if (kernel == FKV_KERNEL_DECODE) {
+    if (in_simdgroups(device, kernel, layer)) {
+        put_simdgroups(w, is_prefill(kernel) ? fkv_kernel_file_prefill_simdgroup : fkv_kernel_file_decode_simdgroup);
+        if (is_prefill(kernel)) put(w, fkv_kernel_file_prefill_beside);
+    } else if (kernel == FKV_KERNEL_DECODE) {
         if (has_mma(device, layer))
             put(w, "#undef FKV_DECODE_SHARED\n#define FKV_DECODE_SHARED (DC_SHARED_WORDS > opened::DC_SHARED_WORDS ? "
                    "DC_SHARED_WORDS : opened::DC_SHARED_WORDS)\n");
         if (device == FKV_KERNEL_CUDA) put(w, "static_assert(FKV_DECODE_SHARED * 4 <= FKV_SHARED_BYTES);\n");
-    } else if (is_prefill(kernel) && device == FKV_KERNEL_METAL) {
-        put_simdgroup_prefill(w);
-        put(w, fkv_kernel_file_prefill_beside);
     } else if (is_prefill(kernel)) {
         bool warpgroups = device == FKV_KERNEL_CUDA && fkv_prefill_has_warpgroups(layer);
         if (warpgroups) {
@@ -416,7 +425,7 @@ static void put_sealed(writer *w, fkv_kernel_device device, fkv_kernel kernel, c
 
 static void put_kernel(writer *w, fkv_kernel_device device, fkv_kernel kernel, const fkv_attn_layer *layer) {
     put_block(w, &layer->block, layer->window != 0);
-    put(w, fkv_kernel_file_rows);
+    put_rows(w, kernel);
     switch (kernel) {
     case FKV_KERNEL_WRITE:
     case FKV_KERNEL_COPY_PAGES:

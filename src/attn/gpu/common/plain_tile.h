@@ -1,6 +1,7 @@
 /* Attention in plain loops, for any head, codec and device: what decode_plain.h and prefill_plain.h share. One warp meets one
  * tile of keys of one page for a few rows of queries: each lane scores one key against every row; then each lane owns channels
- * lane, lane + 32, ... and adds the values up. Codes are unpacked in registers, one at a time, once for the rows of the warp.
+ * lane, lane + 32, ... and adds the values up. Codes are unpacked in registers, a chunk at a time (chunks.h), once for the rows
+ * of the warp.
  */
 /* n_keys keys, the first of which is `token`, in the slots from `slot` on. queries: [rows, D]; weights: [rows, 32], for nobody
  * else. */
@@ -12,10 +13,15 @@ FKV_FN void fkv_plain_meet(fkv_u32 lane, FKV_SHARED const float *queries, FKV_SH
     FKV_UNROLL
     for (int row = 0; row < ROWS; row++) score[row] = 0.0f;
     if (lane < n_keys) {
-        for (fkv_u32 d = 0; d < FKV_D; d++) {
-            float k = fkv_k_at(block, slot + lane, d);
+        for (fkv_u32 d = 0; d < FKV_D; d += fkv_k_row_shape::CHANNELS) {
+            fkv_k_row_shape::chunk chunk = fkv_k_row_shape::take(block, slot + lane, d);
             FKV_UNROLL
-            for (int row = 0; row < ROWS; row++) score[row] = fkv_fma(queries[(fkv_u32)row * FKV_D + d], k, score[row]);
+            for (int i = 0; i < fkv_k_row_shape::CHANNELS; i++) {
+                float k = fkv_k_row_shape::number(chunk, i);
+                FKV_UNROLL
+                for (int row = 0; row < ROWS; row++)
+                    score[row] = fkv_fma(queries[(fkv_u32)row * FKV_D + d + (fkv_u32)i], k, score[row]);
+            }
         }
     }
     FKV_UNROLL
@@ -34,17 +40,23 @@ FKV_FN void fkv_plain_meet(fkv_u32 lane, FKV_SHARED const float *queries, FKV_SH
         for (int i = 0; i < FKV_PLAIN_CHANNELS; i++) rows.sum[row][i] *= shrink;
     }
     fkv_sync_warp();
-    for (fkv_u32 t = 0; t < n_keys; t++) {
-        bool seen[ROWS]; /* a weight of 0 is not enough: 0 times NaN is NaN */
+    for (fkv_u32 t = 0; t < n_keys; t += fkv_v_column_shape::TOKENS) {
+        fkv_v_column_shape::chunk chunks[FKV_PLAIN_CHANNELS] = {};
         FKV_UNROLL
-        for (int row = 0; row < ROWS; row++) seen[row] = fkv_sees(rows.position[row], token + t);
+        for (int i = 0; i < FKV_PLAIN_CHANNELS; i++)
+            if (lane + 32 * (fkv_u32)i < FKV_D) chunks[i] = fkv_v_column_shape::take(block, slot + t, lane + 32 * (fkv_u32)i);
         FKV_UNROLL
-        for (int i = 0; i < FKV_PLAIN_CHANNELS; i++) {
-            fkv_u32 d = lane + 32 * (fkv_u32)i;
-            float v = d < FKV_D ? fkv_v_at(block, slot + t, d) : 0.0f;
+        for (int n = 0; n < fkv_v_column_shape::TOKENS; n++) {
+            bool seen[ROWS]; /* a weight of 0 is not enough: 0 times NaN is NaN */
             FKV_UNROLL
-            for (int row = 0; row < ROWS; row++)
-                if (seen[row]) rows.sum[row][i] = fkv_fma(weights[(fkv_u32)row * 32 + t], v, rows.sum[row][i]);
+            for (int row = 0; row < ROWS; row++) seen[row] = fkv_sees(rows.position[row], token + t + (fkv_u32)n);
+            FKV_UNROLL
+            for (int i = 0; i < FKV_PLAIN_CHANNELS; i++) {
+                float v = fkv_v_column_shape::number(chunks[i], n);
+                FKV_UNROLL
+                for (int row = 0; row < ROWS; row++)
+                    if (seen[row]) rows.sum[row][i] = fkv_fma(weights[(fkv_u32)row * 32 + t + (fkv_u32)n], v, rows.sum[row][i]);
+            }
         }
     }
     fkv_sync_warp(); /* weights are written again */

@@ -118,20 +118,6 @@ FKV_FN float fkv_value_at(FKV_DEVICE const fkv_u8 *codes, FKV_DEVICE const fkv_u
     return fkv_fma(scale, (float)code, fkv_page_number(((FKV_DEVICE const fkv_u16 *)biases)[d / group]));
 }
 
-/* The code of number d of a slot in sealed codes: docs/page_format.md says where it lies. */
-FKV_FN fkv_u32 fkv_sealed_code(FKV_DEVICE const fkv_u8 *codes, fkv_u32 row_bytes, fkv_u32 slot, fkv_u32 d, fkv_u32 bits,
-                               bool is_k) {
-    FKV_DEVICE const fkv_u8 *of_block = codes + slot / 16 * 16 * row_bytes;
-    fkv_u32 t = slot % 16;
-    fkv_u32 unit = d / 16;
-    fkv_u32 quad = is_k ? d % 16 / 4 : t / 4;
-    fkv_u32 of_line = is_k ? t * 4 + d % 4 : d % 16 * 4 + t % 4;
-    if (bits == 4) return (fkv_u32)of_block[(2 * unit + quad / 2) * 64 + of_line] >> quad % 2 * 4 & 15u;
-    fkv_u32 code = (fkv_u32)of_block[unit * 64 + of_line] >> quad * 2 & 3u;
-    if (bits == 2) return code;
-    return code | ((fkv_u32)of_block[(FKV_D / 16 + unit / 2) * 64 + of_line] >> (unit % 2 * 4 + quad) & 1u) << 2;
-}
-
 /* What a size of a sealed value stands for, in 128ths of the norm. */
 FKV_FN float fkv_v_level(fkv_u32 size) {
     const int levels[] = {FKV_V_LEVELS};
@@ -144,41 +130,28 @@ FKV_FN fkv_u32 fkv_v_levels(int first) {
     return levels[first] | levels[first + 1] << 8 | levels[first + 2] << 16 | levels[first + 3] << 24;
 }
 
-/* Number d of K, or of V, in a slot of a block. */
+/* Number d of K, or of V, in a slot of a block that holds rows. */
+#if !FKV_K_SEALED
 FKV_FN float fkv_k_at(FKV_DEVICE const fkv_u8 *block, fkv_u32 slot, fkv_u32 d) {
-    FKV_DEVICE const fkv_u8 *codes = block + FKV_K_CODES;
-    FKV_DEVICE const fkv_u8 *scales = block + FKV_K_SCALES;
-    FKV_DEVICE const fkv_u8 *biases = block + FKV_K_BIASES;
-#if FKV_K_SEALED
-    float scale = fkv_page_number(((FKV_DEVICE const fkv_u16 *)scales)[d]);
-    fkv_u32 code = fkv_sealed_code(codes, FKV_K_ROW_BYTES, slot, d, FKV_K_BITS, true);
-    return fkv_fma(scale, (float)code, fkv_page_number(((FKV_DEVICE const fkv_u16 *)biases)[d]));
-#else
-    codes += slot * FKV_K_ROW_BYTES;
-    scales += slot * (FKV_D / FKV_K_GROUP * 2);
+    FKV_DEVICE const fkv_u8 *codes = block + FKV_K_CODES + slot * FKV_K_ROW_BYTES;
+    FKV_DEVICE const fkv_u8 *scales = block + FKV_K_SCALES + slot * (FKV_D / FKV_K_GROUP * 2);
+    FKV_DEVICE const fkv_u8 *biases = block + FKV_K_BIASES + slot * (FKV_D / FKV_K_GROUP * 2);
     if (FKV_K_BOOK)
         return fkv_page_number(((FKV_DEVICE const fkv_u16 *)scales)[0]) * fkv_k_book(fkv_book_code(codes, d, FKV_K_BITS));
-    return fkv_value_at(codes, scales, biases + slot * (FKV_D / FKV_K_GROUP * 2), d, FKV_K_BITS, FKV_K_GROUP);
-#endif
+    return fkv_value_at(codes, scales, biases, d, FKV_K_BITS, FKV_K_GROUP);
 }
+#endif
 
+#if !FKV_V_SEALED
 FKV_FN float fkv_v_at(FKV_DEVICE const fkv_u8 *block, fkv_u32 slot, fkv_u32 d) {
-    FKV_DEVICE const fkv_u8 *codes = block + FKV_V_CODES;
-    FKV_DEVICE const fkv_u8 *scales = block + FKV_V_SCALES;
-#if FKV_V_SEALED
-    float norm = fkv_abs(fkv_page_number(((FKV_DEVICE const fkv_u16 *)scales)[slot])) * 0.0078125f;
-    fkv_u32 code = fkv_sealed_code(codes, FKV_V_ROW_BYTES, slot, d, FKV_V_BITS, false);
-    float size = norm * fkv_v_level(code & ((1u << (FKV_V_BITS - 1)) - 1u));
-    return code >> (FKV_V_BITS - 1) != 0 ? -size : size;
-#else
+    FKV_DEVICE const fkv_u8 *codes = block + FKV_V_CODES + slot * FKV_V_ROW_BYTES;
+    FKV_DEVICE const fkv_u8 *scales = block + FKV_V_SCALES + slot * (FKV_D / FKV_V_GROUP * 2);
     FKV_DEVICE const fkv_u8 *biases = block + FKV_V_BIASES + slot * (FKV_D / FKV_V_GROUP * 2);
-    codes += slot * FKV_V_ROW_BYTES;
-    scales += slot * (FKV_D / FKV_V_GROUP * 2);
     if (FKV_V_BOOK)
         return fkv_page_number(((FKV_DEVICE const fkv_u16 *)scales)[0]) * fkv_v_book(fkv_book_code(codes, d, FKV_V_BITS));
     return fkv_value_at(codes, scales, biases, d, FKV_V_BITS, FKV_V_GROUP);
-#endif
 }
+#endif
 
 /* Whether the query at a position sees a token. */
 FKV_FN bool fkv_sees(fkv_u32 position, fkv_u32 token) {

@@ -20,15 +20,15 @@ FKV_FN void fkv_attend_prefill(fkv_place place, FKV_SHARED fkv_u32 *shared, FKV_
     item.position = tile[FKV_TILE_POSITION];
 
     sg_keys keys;
-    keys.blocks = (FKV_DEVICE const fkv_u8 *)pool + (fkv_u64)place.y * FKV_BLOCK_BYTES;
-    keys.pages = table + of_row[FKV_ROW_PAGES];
-    keys.n_fixed = of_row[FKV_ROW_N_FIXED];
-    keys.n_ring = of_row[FKV_ROW_N_RING];
+    keys.in.blocks = (FKV_DEVICE const fkv_u8 *)pool + (fkv_u64)place.y * FKV_BLOCK_BYTES;
+    keys.in.pages = table + of_row[FKV_ROW_PAGES];
+    keys.in.n_fixed = of_row[FKV_ROW_N_FIXED];
+    keys.in.n_ring = of_row[FKV_ROW_N_RING];
 #if FKV_SEALED
-    keys.open_blocks = (FKV_DEVICE const fkv_u8 *)open + (fkv_u64)place.y * FKV_OPEN_BLOCK_BYTES;
-    keys.open_pages = table + of_row[FKV_ROW_OPEN_PAGES];
-    keys.n_open_fixed = of_row[FKV_ROW_OPEN_FIXED];
-    keys.n_open_ring = of_row[FKV_ROW_OPEN_RING];
+    keys.open.blocks = (FKV_DEVICE const fkv_u8 *)open + (fkv_u64)place.y * FKV_OPEN_BLOCK_BYTES;
+    keys.open.pages = table + of_row[FKV_ROW_OPEN_PAGES];
+    keys.open.n_fixed = of_row[FKV_ROW_OPEN_FIXED];
+    keys.open.n_ring = of_row[FKV_ROW_OPEN_RING];
     keys.own = item.position / FKV_PAGE_TOKENS;
 #endif
     fkv_u32 low = sg_position(item, 0);
@@ -40,7 +40,7 @@ FKV_FN void fkv_attend_prefill(fkv_place place, FKV_SHARED fkv_u32 *shared, FKV_
     keys.end = sg_position(item, item.n_rows - 1) + 1 - keys.gap;
 
     FKV_SHARED float *sums = (FKV_SHARED float *)shared;
-    sg_attend<FKV_PREFILL_ROWS>(place, sums, item, keys, q);
+    sg_attend<FKV_PREFILL_ROWS, sg_all_forms>(place, sums, item, keys, q);
     FKV_SHARED const float *stats = sums + SG_AT_FACTORS(FKV_PREFILL_ROWS);
     for (fkv_u32 row = place.index / 32; row < item.n_rows; row += SG_WARPS) {
         fkv_u32 head = place.y * FKV_R + (item.first_row + row) % FKV_R;

@@ -2,8 +2,8 @@
  * is four simdgroups and 8, 16 or 32 rows (queries x heads of a KV head); all of them meet the same tiles of 32 keys, one after
  * the other:
  *
- *   keys     a slab of 64 channels at a time is unpacked into threadgroup memory, 16 channels of one key by each thread; each
- *            simdgroup multiplies 8 of the keys with all rows
+ *   keys     a slab of 64 channels at a time is unpacked into threadgroup memory, 16 numbers by each thread; each simdgroup
+ *            unpacks and multiplies 8 of the keys, with all rows
  *   softmax  scores go through threadgroup memory, since no lane knows which of them it holds; 4, 8 or 16 lanes weigh the keys of
  *            a row
  *   values   unpacked the same way; each simdgroup sums 16 channels of each slab, for all rows
@@ -55,23 +55,30 @@ FKV_FN fkv_u64 sg_row_at(FKV_LOCAL const sg_item &item, fkv_u32 kv_head, fkv_u32
     return ((fkv_u64)(item.first_token + r / FKV_R) * FKV_H + kv_head * FKV_R + r % FKV_R) * FKV_D;
 }
 
-/* The keys that a block meets, numbered as they are met: those from gap_at on are `gap` tokens further than their number. */
-struct sg_keys {
+/* A pool's pages of a sequence, for one KV head. */
+struct sg_pages {
     FKV_DEVICE const fkv_u8 *blocks; /* of (page 0, this KV head) */
     FKV_DEVICE const fkv_u32 *pages;
     fkv_u32 n_fixed;
     fkv_u32 n_ring;
+};
+
+FKV_FN FKV_DEVICE const fkv_u8 *sg_block_at(FKV_LOCAL const sg_pages &pages, fkv_u32 logical, fkv_u32 block_bytes) {
+    fkv_u32 at = logical < pages.n_fixed ? logical : pages.n_fixed + (logical - pages.n_fixed) % pages.n_ring;
+    return pages.blocks + (fkv_u64)pages.pages[at] * (FKV_G * (fkv_u64)block_bytes);
+}
+
+/* The keys that a block meets, numbered as they are met: those from gap_at on are `gap` tokens further than their number. */
+struct sg_keys {
+    sg_pages in;
     fkv_u32 first;
     fkv_u32 end;
     fkv_u32 gap_at;
     fkv_u32 gap;
     fkv_u32 begin; /* the first token that the window of the first row shows */
 #if FKV_SEALED
-    FKV_DEVICE const fkv_u8 *open_blocks;
-    FKV_DEVICE const fkv_u32 *open_pages;
-    fkv_u32 n_open_fixed;
-    fkv_u32 n_open_ring;
-    fkv_u32 own; /* the page that all rows are in */
+    sg_pages open; /* where a walk meets both forms */
+    fkv_u32 own;   /* the page that all rows are in */
 #endif
 };
 
@@ -79,162 +86,114 @@ FKV_FN fkv_u32 sg_token(FKV_LOCAL const sg_keys &keys, fkv_u32 number) {
     return number < keys.gap_at ? number : number + keys.gap;
 }
 
-/* Where a key lies. One that no row sees has no weight, but its page may be anybody's by now: the last one takes its place. */
-struct sg_key {
+/* Where the eight keys of a simdgroup lie: side by side in one page. */
+struct sg_eight {
     FKV_DEVICE const fkv_u8 *block;
-    fkv_u32 slot;
-    bool open; /* of a sealed layer: the block is one of its open pool */
+    fkv_u32 slot; /* of the first */
+    bool open;    /* where a walk meets both forms */
 };
 
-FKV_FN sg_key sg_key_at(FKV_LOCAL const sg_keys &keys, fkv_u32 number) {
+/* Eight that no row sees have no weight, but their page may be anybody's by now: the last ones take their place. */
+template <class FORM> FKV_FN sg_eight sg_eight_at(FKV_LOCAL const sg_keys &keys, fkv_u32 number) {
     fkv_u32 token = sg_token(keys, number);
-    if (number >= keys.end || (FKV_WINDOW != 0 && token < keys.begin && token + 1 >= FKV_SINKS + 1))
-        token = sg_token(keys, keys.end - 1);
+    if (number >= keys.end || (FKV_WINDOW != 0 && token + 8 <= keys.begin && token + 1 >= FKV_SINKS + 1))
+        token = sg_token(keys, keys.end - 1) / 8 * 8;
     fkv_u32 logical = token / FKV_PAGE_TOKENS;
-    sg_key key;
-    key.slot = token % FKV_PAGE_TOKENS;
-    key.open = false;
+    sg_eight eight;
+    eight.slot = token % FKV_PAGE_TOKENS;
+    eight.open = false;
 #if FKV_SEALED
-    if (fkv_sees_open(keys.own, logical)) {
-        fkv_u32 of_open =
-            logical < keys.n_open_fixed ? logical : keys.n_open_fixed + (logical - keys.n_open_fixed) % keys.n_open_ring;
-        key.open = true;
-        key.block = keys.open_blocks + (fkv_u64)keys.open_pages[of_open] * (FKV_G * (fkv_u64)FKV_OPEN_BLOCK_BYTES);
-        return key;
+    if (FORM::IS_BOTH && fkv_sees_open(keys.own, logical)) {
+        eight.open = true;
+        eight.block = sg_block_at(keys.open, logical, FKV_OPEN_BLOCK_BYTES);
+        return eight;
     }
 #endif
-    fkv_u32 at = logical < keys.n_fixed ? logical : keys.n_fixed + (logical - keys.n_fixed) % keys.n_ring;
-    key.block = keys.blocks + (fkv_u64)keys.pages[at] * (FKV_G * (fkv_u64)FKV_BLOCK_BYTES);
-    return key;
+    eight.block = sg_block_at(keys.in, logical, FORM::BLOCK_BYTES);
+    return eight;
 }
 
 /* ---- from packed pages to floats in shared memory ---- */
 
+/* What a lane takes of a slab of its simdgroup's eight keys, of K or V: 16 numbers of the shape that the side has (chunks.h). */
+template <class SHAPE> struct sg_side {
+    typedef typename SHAPE::chunk chunk;
+    enum { LANES = SG_SLAB / SHAPE::CHANNELS }; /* of a token */
+    FKV_FN fkv_u32 token(fkv_u32 lane) { return lane / LANES * SHAPE::TOKENS; }
+    FKV_FN fkv_u32 channel(fkv_u32 lane) { return lane % LANES * SHAPE::CHANNELS; }
+    /* Behind the head's channels there is nothing to take, and nothing is put. */
+    FKV_FN chunk take(sg_eight eight, fkv_u32 lane, fkv_u32 slab) {
+        fkv_u32 d = slab + channel(lane);
+        chunk x = {};
+        if (d < FKV_D) x = SHAPE::take(eight.block, eight.slot + token(lane), d);
+        return x;
+    }
+    /* to: the eight's rows of the slab. finite: what is not becomes 0. */
+    FKV_FN void put(FKV_LOCAL const chunk &x, sg_eight, fkv_u32 lane, fkv_u32 slab, bool finite, FKV_SHARED float *to) {
+        if (slab + channel(lane) >= FKV_D) return;
+        to += token(lane) * SG_SLAB_ROW + channel(lane);
+        FKV_UNROLL
+        for (int i = 0; i < 16; i++) {
+            float number = SHAPE::number(x, i);
+            to[i / SHAPE::CHANNELS * SG_SLAB_ROW + i % SHAPE::CHANNELS] = finite && !fkv_is_finite(number) ? 0.0f : number;
+        }
+    }
+    /* A bit for each of the eight of which this lane has a number that is not finite. */
+    FKV_FN fkv_u32 odd(FKV_LOCAL const chunk &x, sg_eight, fkv_u32 lane) {
+        fkv_u32 bits = 0;
+        FKV_UNROLL
+        for (int i = 0; i < 16; i++) bits |= (fkv_is_finite(SHAPE::number(x, i)) ? 0u : 1u) << i / SHAPE::CHANNELS;
+        return bits << token(lane);
+    }
+};
+
+/* The form of a walk's pages. */
+struct sg_own_form {
+    enum { BLOCK_BYTES = FKV_BLOCK_BYTES, IS_BOTH = 0 };
+    typedef sg_side<fkv_k_shape> k;
+    typedef sg_side<fkv_v_shape> v;
+};
+
 #if FKV_SEALED
-/* 16 channels of a key, of a page of either form. */
-struct sg_numbers {
-    float x[16];
-};
-typedef sg_numbers sg_k_chunk;
-typedef sg_numbers sg_v_chunk;
-FKV_FN sg_k_chunk sg_take_k(sg_key key, fkv_u32 d) {
-    sg_k_chunk chunk = {};
-    FKV_UNROLL
-    for (fkv_u32 i = 0; i < 16; i++)
-        if (d + i < FKV_D)
-            chunk.x[i] = key.open ? opened::fkv_k_at(key.block, key.slot, d + i) : fkv_k_at(key.block, key.slot, d + i);
-    return chunk;
-}
-FKV_FN sg_v_chunk sg_take_v(sg_key key, fkv_u32 d) {
-    sg_v_chunk chunk = {};
-    FKV_UNROLL
-    for (fkv_u32 i = 0; i < 16; i++)
-        if (d + i < FKV_D)
-            chunk.x[i] = key.open ? opened::fkv_v_at(key.block, key.slot, d + i) : fkv_v_at(key.block, key.slot, d + i);
-    return chunk;
-}
-FKV_FN float sg_k_number(FKV_LOCAL const sg_k_chunk &chunk, int i) { return chunk.x[i]; }
-FKV_FN float sg_v_number(FKV_LOCAL const sg_v_chunk &chunk, int i) { return chunk.x[i]; }
-#else
-/* 16 channels of a key on their way: all of one group. */
-template <int BITS> struct sg_chunk {
-    fkv_u32 w[BITS == 3 ? 2 : BITS / 2]; /* of 3 bits: a word of the low plane, 16 bits of the high one */
-    fkv_u32 scale;
-    fkv_u32 bias;
+struct sg_open_form {
+    enum { BLOCK_BYTES = FKV_OPEN_BLOCK_BYTES, IS_BOTH = 0 };
+    typedef sg_side<opened::fkv_k_shape> k;
+    typedef sg_side<opened::fkv_v_shape> v;
 };
 
-/* The same of a book's codes. */
-template <int BITS> FKV_FN sg_chunk<BITS> sg_take_book(sg_key key, fkv_u32 codes, fkv_u32 scales, fkv_u32 d) {
-    sg_chunk<BITS> chunk = {};
-    if (d >= FKV_D) return chunk;
-    FKV_DEVICE const fkv_u8 *row = key.block + codes + key.slot * (FKV_D * BITS / 8);
-    FKV_DEVICE const fkv_u32 *from = (FKV_DEVICE const fkv_u32 *)(row + d * (BITS == 4 ? 4 : 2) / 8);
-    chunk.w[0] = from[0];
-    if (BITS == 4) chunk.w[BITS / 4] = from[1];
-    if (BITS == 3) chunk.w[BITS / 3] = *(FKV_DEVICE const fkv_u16 *)(row + FKV_D / 4 + d / 8);
-    chunk.scale = ((FKV_DEVICE const fkv_u16 *)(key.block + scales))[key.slot];
-    return chunk;
-}
-
-template <int BITS> FKV_FN fkv_u32 sg_book_code(FKV_LOCAL const sg_chunk<BITS> &chunk, int i) {
-    if (BITS == 4) return chunk.w[i / 8] >> (i * 4 % 32) & 15u;
-    fkv_u32 code = chunk.w[0] >> (2 * i) & 3u;
-    return BITS == 3 ? code | (chunk.w[BITS / 3] >> i & 1u) << 2 : code;
-}
-
-/* codes, scales, biases: offsets in a block. Behind the head's channels there is nothing to take, and nothing is put. */
-template <int BITS, int GROUP>
-FKV_FN sg_chunk<BITS> sg_take(sg_key key, fkv_u32 codes, fkv_u32 scales, fkv_u32 biases, fkv_u32 d) {
-    sg_chunk<BITS> chunk = {};
-    if (d >= FKV_D) return chunk;
-    FKV_DEVICE const fkv_u32 *from =
-        (FKV_DEVICE const fkv_u32 *)(key.block + codes + key.slot * (FKV_D * BITS / 8) + d * BITS / 8);
-    FKV_UNROLL
-    for (int i = 0; i < BITS / 2; i++) chunk.w[i] = from[i];
-    if (BITS != 16) {
-        fkv_u32 group = key.slot * (FKV_D / GROUP) + d / GROUP;
-        chunk.scale = ((FKV_DEVICE const fkv_u16 *)(key.block + scales))[group];
-        chunk.bias = ((FKV_DEVICE const fkv_u16 *)(key.block + biases))[group];
+/* A side of pages of either form: the eight say which. */
+template <class OPEN, class OWN> struct sg_either {
+    union chunk {
+        typename OPEN::chunk open;
+        typename OWN::chunk own;
+    };
+    FKV_FN chunk take(sg_eight eight, fkv_u32 lane, fkv_u32 slab) {
+        chunk x;
+        if (eight.open)
+            x.open = OPEN::take(eight, lane, slab);
+        else
+            x.own = OWN::take(eight, lane, slab);
+        return x;
     }
-    return chunk;
-}
-
-typedef sg_chunk<FKV_K_BITS> sg_k_chunk;
-typedef sg_chunk<FKV_V_BITS> sg_v_chunk;
-FKV_FN sg_k_chunk sg_take_k(sg_key key, fkv_u32 d) {
-#if FKV_K_BOOK
-    return sg_take_book<FKV_K_BITS>(key, FKV_K_CODES, FKV_K_SCALES, d);
-#else
-    return sg_take<FKV_K_BITS, FKV_K_GROUP>(key, FKV_K_CODES, FKV_K_SCALES, FKV_K_BIASES, d);
-#endif
-}
-FKV_FN sg_v_chunk sg_take_v(sg_key key, fkv_u32 d) {
-#if FKV_V_BOOK
-    return sg_take_book<FKV_V_BITS>(key, FKV_V_CODES, FKV_V_SCALES, d);
-#else
-    return sg_take<FKV_V_BITS, FKV_V_GROUP>(key, FKV_V_CODES, FKV_V_SCALES, FKV_V_BIASES, d);
-#endif
-}
-
-template <int BITS> FKV_FN float sg_number(FKV_LOCAL const sg_chunk<BITS> &chunk, int i) {
-    fkv_u32 code = chunk.w[i * BITS / 32] >> (i * BITS % 32) & ((1u << BITS) - 1u);
-    if (BITS == 16) return fkv_page_number(code);
-    return fkv_fma(fkv_page_number(chunk.scale), (float)code, fkv_page_number(chunk.bias));
-}
-
-FKV_FN float sg_k_number(FKV_LOCAL const sg_k_chunk &chunk, int i) {
-#if FKV_K_BOOK
-    return fkv_page_number(chunk.scale) * fkv_k_book(sg_book_code(chunk, i));
-#else
-    return sg_number(chunk, i);
-#endif
-}
-
-FKV_FN float sg_v_number(FKV_LOCAL const sg_v_chunk &chunk, int i) {
-#if FKV_V_BOOK
-    return fkv_page_number(chunk.scale) * fkv_v_book(sg_book_code(chunk, i));
-#else
-    return sg_number(chunk, i);
-#endif
-}
-
-#endif
-
-FKV_FN void sg_put_k(FKV_LOCAL const sg_k_chunk &chunk, FKV_SHARED float *to, fkv_u32 d) {
-    if (d >= FKV_D) return;
-    FKV_UNROLL
-    for (int i = 0; i < 16; i++) to[i] = sg_k_number(chunk, i);
-}
-
-/* FINITE: what is not becomes 0. */
-template <bool FINITE> FKV_FN void sg_put_v(FKV_LOCAL const sg_v_chunk &chunk, FKV_SHARED float *to, fkv_u32 d) {
-    if (d >= FKV_D) return;
-    FKV_UNROLL
-    for (int i = 0; i < 16; i++) {
-        float x = sg_v_number(chunk, i);
-        to[i] = FINITE && !fkv_is_finite(x) ? 0.0f : x;
+    FKV_FN void put(FKV_LOCAL const chunk &x, sg_eight eight, fkv_u32 lane, fkv_u32 slab, bool finite, FKV_SHARED float *to) {
+        if (eight.open)
+            OPEN::put(x.open, eight, lane, slab, finite, to);
+        else
+            OWN::put(x.own, eight, lane, slab, finite, to);
     }
-}
+    FKV_FN fkv_u32 odd(FKV_LOCAL const chunk &x, sg_eight eight, fkv_u32 lane) {
+        return eight.open ? OPEN::odd(x.open, eight, lane) : OWN::odd(x.own, eight, lane);
+    }
+};
+
+struct sg_all_forms {
+    enum { BLOCK_BYTES = FKV_BLOCK_BYTES, IS_BOTH = 1 };
+    typedef sg_either<sg_open_form::k, sg_own_form::k> k;
+    typedef sg_either<sg_open_form::v, sg_own_form::v> v;
+};
+#else
+typedef sg_own_form sg_all_forms;
+#endif
 
 /* ---- rows ---- */
 
@@ -312,49 +271,35 @@ FKV_FN void sg_weigh(fkv_u32 index, FKV_SHARED float *scores, FKV_SHARED float *
     for (fkv_u32 i = lane; i < 8; i += lanes) factors[index / lanes * 8 + i] = shrink;
 }
 
-/* A thread's share of the tiles: the key that it unpacks, and where. */
-struct sg_share {
-    fkv_u32 of_tile;      /* the key */
-    fkv_u32 channel;      /* its first of each slab */
-    FKV_SHARED float *to; /* in the slab */
-    sg_key key;
-};
-
-/* A tile that some row does not see in full: a weight of 0 would not hide values that are not finite. They become 0 (sg_put_v),
- * and here the key's scores become NaN; sg_weigh() then masks the rows that do not see it. By the four threads of the key. */
-template <int ROWS> FKV_FN void sg_show_odd(FKV_LOCAL const sg_share &own, FKV_SHARED float *scores) {
+/* A tile that some row does not see in full: a weight of 0 would not hide values that are not finite. They become 0 (put), and
+ * here the keys' scores become NaN; sg_weigh() then masks the rows that do not see them. scores: of the simdgroup's eight. */
+template <int ROWS, class FORM> FKV_FN void sg_show_odd(fkv_u32 lane, sg_eight eight, FKV_SHARED float *scores) {
     fkv_u32 odd = 0;
-    for (fkv_u32 d = own.channel; d < FKV_D; d += SG_SLAB) {
-        sg_v_chunk v = sg_take_v(own.key, d);
-        FKV_UNROLL
-        for (int i = 0; i < 16; i++) odd |= fkv_is_finite(sg_v_number(v, i)) ? 0u : 1u;
-    }
-    odd |= fkv_shuffle_xor_bits(odd, 1);
-    odd |= fkv_shuffle_xor_bits(odd, 2);
-    for (fkv_u32 row = own.channel / 16; odd != 0 && row < ROWS; row += 4)
-        scores[row * SG_SCORES_ROW + own.of_tile] = fkv_float_of(0x7fc00000u);
+    for (fkv_u32 d = 0; d < FKV_D; d += SG_SLAB) odd |= FORM::v::odd(FORM::v::take(eight, lane, d), eight, lane);
+    FKV_UNROLL
+    for (fkv_u32 h = 1; h < 32; h *= 2) odd |= fkv_shuffle_xor_bits(odd, h);
+    for (fkv_u32 i = lane; odd != 0 && i < ROWS * 8; i += 32)
+        if ((odd >> i % 8 & 1u) != 0) scores[i / 8 * SG_SCORES_ROW + i % 8] = fkv_float_of(0x7fc00000u);
     fkv_sync();
 }
 
-/* The scores of a tile into shared memory. k: the first slab's, on its way. */
-template <int ROWS> FKV_FN void sg_score(fkv_u32 warp, FKV_SHARED float *shared, FKV_LOCAL const sg_share &own, sg_k_chunk k) {
-    FKV_SHARED float *scores_at = shared + SG_AT_SCORES(ROWS);
+/* The scores of a simdgroup's eight keys into shared memory. k: the first slab's, on its way; slab: the eight's rows of it. */
+template <int ROWS, class FORM>
+FKV_FN void sg_score(fkv_u32 lane, FKV_SHARED const float *queries, sg_eight eight, typename FORM::k::chunk k,
+                     FKV_SHARED float *slab, FKV_SHARED float *scores_at) {
     fkv_sums scores[ROWS / 8];
     FKV_UNROLL
     for (int r = 0; r < ROWS / 8; r++) scores[r] = fkv_sums_zero();
     for (fkv_u32 d = 0; d < FKV_D; d += SG_SLAB) {
-        sg_put_k(k, own.to, d + own.channel);
-        fkv_sync();
-        k = sg_take_k(own.key, d + SG_SLAB + own.channel);
-        sg_add_scores<ROWS>(shared + d, shared + SG_AT_SLAB(ROWS) + warp * 8 * SG_SLAB_ROW,
-                            FKV_D - d < SG_SLAB ? FKV_D - d : SG_SLAB, scores);
-        if (d + SG_SLAB >= FKV_D) {
-            FKV_UNROLL
-            for (int r = 0; r < ROWS / 8; r++)
-                fkv_sums_store(scores[r], scores_at + r * 8 * SG_SCORES_ROW + warp * 8, SG_SCORES_ROW);
-        }
-        fkv_sync();
+        FORM::k::put(k, eight, lane, d, false, slab);
+        fkv_sync_warp();
+        k = FORM::k::take(eight, lane, d + SG_SLAB);
+        sg_add_scores<ROWS>(queries + d, slab, FKV_D - d < SG_SLAB ? FKV_D - d : SG_SLAB, scores);
+        fkv_sync_warp();
     }
+    FKV_UNROLL
+    for (int r = 0; r < ROWS / 8; r++) fkv_sums_store(scores[r], scores_at + r * 8 * SG_SCORES_ROW, SG_SCORES_ROW);
+    fkv_sync();
 }
 
 /* Earlier sums by the rows' factors. */
@@ -371,44 +316,42 @@ template <int ROWS> FKV_FN void sg_shrink(FKV_SHARED const float *factors_at, FK
 }
 
 /* All keys, for queries that lie in shared memory. */
-template <int ROWS>
+template <int ROWS, class FORM>
 FKV_FN void sg_walk(fkv_u32 index, FKV_SHARED float *shared, FKV_LOCAL const sg_item &item, FKV_LOCAL const sg_keys &keys,
                     FKV_LOCAL sg_rows<ROWS> &rows) {
     fkv_u32 low = sg_position(item, 0);
     fkv_u32 high = sg_position(item, item.n_rows - 1);
     fkv_u32 warp = index / 32;
+    fkv_u32 lane = index % 32;
     FKV_SHARED float *slab_at = shared + SG_AT_SLAB(ROWS);
     FKV_SHARED float *scores_at = shared + SG_AT_SCORES(ROWS);
     FKV_SHARED float *factors_at = shared + SG_AT_FACTORS(ROWS);
-    sg_share own;
-    own.of_tile = index / 4;
-    own.channel = index % 4 * 16;
-    own.to = slab_at + own.of_tile * SG_SLAB_ROW + own.channel;
-    own.key = sg_key_at(keys, keys.first + own.of_tile);
-    sg_k_chunk k = sg_take_k(own.key, own.channel);
+    FKV_SHARED float *own_at = slab_at + warp * 8 * SG_SLAB_ROW;
+    sg_eight eight = sg_eight_at<FORM>(keys, keys.first + warp * 8);
+    typename FORM::k::chunk k = FORM::k::take(eight, lane, 0);
     for (fkv_u32 tile = keys.first; tile < keys.end; tile += SG_KEYS) {
-        sg_v_chunk v = sg_take_v(own.key, own.channel);
-        sg_score<ROWS>(warp, shared, own, k);
+        typename FORM::v::chunk v = FORM::v::take(eight, lane, 0);
+        sg_score<ROWS, FORM>(lane, shared, eight, k, own_at, scores_at + warp * 8);
         fkv_u32 first = sg_token(keys, tile);
         fkv_u32 last = sg_token(keys, tile + SG_KEYS - 1);
         bool masked =
             tile + SG_KEYS > keys.end || last > low || (FKV_WINDOW != 0 && high - first + 1 > FKV_WINDOW && last + 1 > FKV_SINKS);
-        if (masked) sg_show_odd<ROWS>(own, scores_at);
+        if (masked) sg_show_odd<ROWS, FORM>(lane, eight, scores_at + warp * 8);
         sg_weigh<ROWS>(index, scores_at, factors_at, keys, tile, masked, rows);
         FKV_UNROLL
         for (int slab = 0; slab < SG_SLABS; slab++) {
             const fkv_u32 d = (fkv_u32)slab * SG_SLAB;
             if (masked)
-                sg_put_v<true>(v, own.to, d + own.channel);
+                FORM::v::put(v, eight, lane, d, true, own_at);
             else
-                sg_put_v<false>(v, own.to, d + own.channel);
+                FORM::v::put(v, eight, lane, d, false, own_at);
             fkv_sync();
             if (slab == 0) sg_shrink<ROWS>(factors_at, rows);
             if (slab + 1 < SG_SLABS) {
-                v = sg_take_v(own.key, d + SG_SLAB + own.channel);
+                v = FORM::v::take(eight, lane, d + SG_SLAB);
             } else {
-                own.key = sg_key_at(keys, tile + SG_KEYS + own.of_tile);
-                k = sg_take_k(own.key, own.channel);
+                eight = sg_eight_at<FORM>(keys, tile + SG_KEYS + warp * 8);
+                k = FORM::k::take(eight, lane, 0);
             }
             sg_add_values<ROWS>(scores_at, slab_at + warp * 16, FKV_D - (int)(d + warp * 16), rows.of[slab]);
             fkv_sync();
@@ -418,7 +361,7 @@ FKV_FN void sg_walk(fkv_u32 index, FKV_SHARED float *shared, FKV_LOCAL const sg_
 
 /* The rows of a block over its keys. Leaves sums in the place of queries, and {max, total} of each row in the first two of its
  * factors. */
-template <int ROWS>
+template <int ROWS, class FORM>
 FKV_FN void sg_attend(fkv_place place, FKV_SHARED float *shared, FKV_LOCAL const sg_item &item, FKV_LOCAL const sg_keys &keys,
                       FKV_DEVICE const void *q) {
     static_assert(SG_SHARED(ROWS) * 4 <= 32768, "threadgroup memory");
@@ -437,7 +380,8 @@ FKV_FN void sg_attend(fkv_place place, FKV_SHARED float *shared, FKV_LOCAL const
             rows.of[slab][r][1] = fkv_sums_zero();
         }
     }
-    sg_walk<ROWS>(place.index, shared, item, keys, rows);
+    fkv_sync();
+    sg_walk<ROWS, FORM>(place.index, shared, item, keys, rows);
     FKV_UNROLL
     for (int slab = 0; slab < SG_SLABS; slab++) {
         fkv_u32 d = (fkv_u32)slab * SG_SLAB + warp * 16;
