@@ -211,7 +211,7 @@ enum { SLICE_TOKENS = 16, SLICE_STEP = 4 /* tokens, or vectors, that meet a bloc
 _Static_assert(SLICE_STEP % BLOCK_TOKENS == 0, "sums are taken for BLOCK_TOKENS tokens at a time");
 
 typedef struct slice {
-    alignas(64) float x[SLICE_TOKENS][FKV_MAX_HEAD_DIM];
+    alignas(64) float x[SLICE_TOKENS][FKV_MAX_HEAD_DIM + 16]; /* rows begin in different sets of L1 */
 } slice;
 
 FKV_INLINE void slice_tokens(int form, int group_units, int n_block, const tile *t, uint32_t token, slice *s, uint32_t at) {
@@ -285,9 +285,9 @@ FKV_INLINE void many_scores_form(int form, int group_units, const tile *t, uint3
     }
 }
 
-/* n_rows rows by n_vecs vectors of numbers (constants), over n tokens of the slice. */
-FKV_INLINE void slice_values(int n_rows, int n_vecs, const slice *s, uint32_t n, uint32_t d, const float *p, float *out,
-                             uint32_t dim) {
+/* n_rows rows by n_vecs vectors of numbers (constants), over n tokens of the slice. p: rows `stride` apart. */
+FKV_INLINE void slice_values(int n_rows, int n_vecs, const slice *s, uint32_t n, uint32_t d, const float *p, size_t stride,
+                             float *out, uint32_t dim) {
     vf sum[MANY_ROWS][SLICE_STEP];
     FKV_UNROLL
     for (int r = 0; r < n_rows; r++) {
@@ -300,7 +300,7 @@ FKV_INLINE void slice_values(int n_rows, int n_vecs, const slice *s, uint32_t n,
         for (int v = 0; v < n_vecs; v++) value[v] = vf_load(&s->x[i][d + (uint32_t)(v * VL)]);
         FKV_UNROLL
         for (int r = 0; r < n_rows; r++) {
-            vf weight = vf_set(p[(size_t)r * FKV_TILE_TOKENS + i]);
+            vf weight = vf_set(p[(size_t)r * stride + i]);
             FKV_UNROLL
             for (int v = 0; v < n_vecs; v++) sum[r][v] = vf_fma(weight, value[v], sum[r][v]);
         }
@@ -312,10 +312,20 @@ FKV_INLINE void slice_values(int n_rows, int n_vecs, const slice *s, uint32_t n,
     }
 }
 
-FKV_INLINE void slice_values_rows(int n_rows, const slice *s, uint32_t n, const float *p, float *out, uint32_t dim) {
+FKV_INLINE void slice_values_rows(int n_rows, const slice *s, uint32_t n, const float *p, size_t stride, float *out,
+                                  uint32_t dim) {
     uint32_t d = 0;
-    for (; d + SLICE_STEP * VL <= dim; d += SLICE_STEP * VL) slice_values(n_rows, SLICE_STEP, s, n, d, p, out, dim);
-    for (; d < dim; d += VL) slice_values(n_rows, 1, s, n, d, p, out, dim);
+    for (; d + SLICE_STEP * VL <= dim; d += SLICE_STEP * VL) slice_values(n_rows, SLICE_STEP, s, n, d, p, stride, out, dim);
+    for (; d < dim; d += VL) slice_values(n_rows, 1, s, n, d, p, stride, out, dim);
+}
+
+FKV_INLINE void slice_values_all(const slice *s, uint32_t n, const float *p, size_t stride, uint32_t n_rows, float *out,
+                                 uint32_t dim) {
+    uint32_t r = 0;
+    for (; r + MANY_ROWS <= n_rows; r += MANY_ROWS)
+        slice_values_rows(MANY_ROWS, s, n, p + r * stride, stride, out + (size_t)r * dim, dim);
+    for (; r + 2 <= n_rows; r += 2) slice_values_rows(2, s, n, p + r * stride, stride, out + (size_t)r * dim, dim);
+    for (; r < n_rows; r++) slice_values_rows(1, s, n, p + r * stride, stride, out + (size_t)r * dim, dim);
 }
 
 FKV_INLINE void many_values_form(int form, int group_units, const tile *t, uint32_t n_tokens, const float *p, uint32_t n_rows,
@@ -325,10 +335,7 @@ FKV_INLINE void many_values_form(int form, int group_units, const tile *t, uint3
         uint32_t n = fkv_min_u32(SLICE_TOKENS, n_tokens - token);
         fkv_fetch_some(t->next, SLICE_TOKENS);
         slice_open(form, group_units, t, token, n, s);
-        uint32_t r = 0;
-        for (; r + MANY_ROWS <= n_rows; r += MANY_ROWS)
-            slice_values_rows(MANY_ROWS, s, n, p + (size_t)r * FKV_TILE_TOKENS + token, out + (size_t)r * dim, dim);
-        for (; r < n_rows; r++) slice_values_rows(1, s, n, p + (size_t)r * FKV_TILE_TOKENS + token, out + (size_t)r * dim, dim);
+        slice_values_all(s, n, p + token, FKV_TILE_TOKENS, n_rows, out, dim);
     }
 }
 

@@ -23,8 +23,6 @@
 #include "few_rows_amx.h"
 #include "turbo_vnni.h"
 
-enum { TILE_BLOCKS = FKV_TILE_TOKENS / FKV_SEALED_TOKENS };
-
 /* When few rows prefetch the next page, as FETCH_SCORES and those beside it: here most with the values' products, which take long
  * and load little. */
 enum {

@@ -1,8 +1,16 @@
 /* Sealed blocks (src/codec/sealed.h) as floats, over the vector primitives that kernels_body.h is written over; included by it.
  *
- * Keys: tokens are the lanes. 16 tokens are decoded once to floats in L1, a vector for each channel, and every row goes over them
- * with one number of the query at a time: no sum over lanes. Values: 16 tokens are decoded to a slice, which the loops of many
- * rows take. For each (row, token) the order of operations does not depend on the rows and tokens beside it.
+ * Keys: the scales of a page go into each query, once, and tokens are the lanes: a code meets one number of each row, and there
+ * is no sum over lanes. Values: norms go into the weights, and a level of the book is a look-up. Few rows (decode) take codes
+ * from bytes to floats in registers; for many rows they are floats in L1. For each (row, token) the order of operations does not
+ * depend on the rows and tokens beside it, nor on where the floats are.
+ *
+ * Ladder: 4 rows on 64 tokens of 4/4, head dimension 128, in L2; thousands of TSC cycles.      AVX2   AVX-512
+ *   keys and values to scaled floats in L1                                                      9.0       7.2
+ *   scales in the queries, norms in the weights; codes by vpshufb, levels looked up             6.3       4.6
+ *   few rows decode in registers; values of four units at once (AVX-512)                        5.5       3.8
+ *   codes counted from their middle, for accuracy                                               5.9       4.0
+ *   (K8/V4                                                                                      7.5       4.9)
  */
 #ifndef FKV_SEALED_BODY_H
 #define FKV_SEALED_BODY_H
@@ -74,99 +82,259 @@ FKV_INLINE const uint8_t *sealed_block(const fkv_codec *codec, const uint8_t *co
 
 /* ---- scores ---- */
 
-/* 16 tokens, a vector of them for each channel. */
-typedef struct sealed_keys {
-    alignas(64) float x[FKV_MAX_HEAD_DIM][FKV_SEALED_TOKENS];
-} sealed_keys;
+enum {
+    TILE_BLOCKS = FKV_TILE_TOKENS / FKV_SEALED_TOKENS,
+    FOLD_ROWS = 48,                         /* rows that have the scales of a page in them at once */
+    MANY_KEY_ROWS = UNIT_VECS == 1 ? 8 : 6, /* go over floats of MANY_KEY_BLOCKS blocks */
+    MANY_KEY_BLOCKS = UNIT_VECS == 1 ? 2 : 1,
+    FEW_KEY_ROWS = 4, /* go over codes, with FEW_KEY_SUMS vectors of sums: more than a product takes */
+    FEW_KEY_SUMS = UNIT_VECS == 4 ? 16 : 8,
+    MOST_KEY_SUMS = 16 /* of rows by blocks */
+};
 
-FKV_INLINE void sealed_keys_open(const fkv_codec *codec, const uint8_t *block, const float *scales, const float *biases,
-                                 sealed_keys *keys) {
-    for (uint32_t unit = 0; unit < codec->dim / 16; unit++) {
-        uint8_t quads[4][FKV_SEALED_LINE];
-        sealed_unit(codec, block, unit, quads);
-        for (uint32_t i = 0; i < 16; i++) {
-            uint32_t c = unit * 16 + i;
-            vf code[UNIT_VECS];
-            vf_load_bits(quads[i / 4], (int)(i % 4) * 8, 255, code);
-            for (int v = 0; v < UNIT_VECS; v++)
-                vf_store(keys->x[c] + v * VL, vf_fma(vf_set(scales[c]), code[v], vf_set(biases[c])));
+/* Rows of queries on a page: score = sum of x_c * code_tc, + bias. */
+typedef struct sealed_queries {
+    alignas(64) float x[FOLD_ROWS][FKV_MAX_HEAD_DIM + 16]; /* q_c * scale_c; rows begin in different sets of L1 */
+    float bias[FOLD_ROWS];                                 /* sum of q_c * bias_c */
+} sealed_queries;
+
+FKV_INLINE void sealed_queries_open(const float *scales, const float *biases, const float *q, uint32_t n_rows, uint32_t dim,
+                                    sealed_queries *queries) {
+    for (uint32_t r = 0; r < n_rows; r++) {
+        vf bias = vf_set(0.0f);
+        for (uint32_t c = 0; c < dim; c += VL) {
+            vf x = vf_load(q + (size_t)r * dim + c);
+            vf_store(queries->x[r] + c, vf_mul(x, vf_load(scales + c)));
+            bias = vf_fma(x, vf_load(biases + c), bias);
+        }
+        queries->bias[r] = vf_reduce_add(bias);
+    }
+}
+
+/* Channels [c, end) with codes of one width, counted from their middle: sums of them are no larger than what scores differ by. */
+typedef struct sealed_span {
+    uint32_t end;
+    uint32_t middle;
+} sealed_span;
+
+FKV_INLINE sealed_span sealed_span_at(const fkv_codec *codec, uint32_t c) {
+    if (codec->channels == NULL) return (sealed_span){codec->dim, 1u << (codec->bits - 1)};
+    uint32_t digits = fkv_channel_digits(codec->channels, c);
+    return (sealed_span){digits > 1 ? codec->channels->n[digits - 1] : codec->dim, 1u << (2 * digits - 1)};
+}
+
+/* The scales and biases of a page, for codes as vf_load_byte() gives them. */
+FKV_INLINE void sealed_lines_open(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], float *restrict scales,
+                                  float *restrict biases) {
+    widen(codec->type, part[FKV_PART_SCALES], codec->dim, scales);
+    widen(codec->type, part[FKV_PART_BIASES], codec->dim, biases);
+    for (uint32_t c = 0; c < codec->dim;) {
+        sealed_span span = sealed_span_at(codec, c);
+        for (; c < span.end; c++) {
+            biases[c] += scales[c] * (float)span.middle;
+            scales[c] *= VF_BYTE_UNIT;
         }
     }
 }
 
-/* n_rows: a constant. */
-FKV_INLINE void sealed_keys_meet(int n_rows, const sealed_keys *keys, const float *q, uint32_t dim, float *scores) {
-    enum { MOST_ROWS = 8 };
-    vf sum[MOST_ROWS][UNIT_VECS];
-    FKV_UNROLL
-    for (int r = 0; r < n_rows; r++) {
-        FKV_UNROLL
-        for (int v = 0; v < UNIT_VECS; v++) sum[r][v] = vf_set(0.0f);
+/* The codes of a block of 16 tokens as signed bytes: quads of channels. */
+typedef uint8_t sealed_bytes[MAX_SEALED_QUADS][FKV_SEALED_LINE];
+
+FKV_INLINE void sealed_bytes_open(const fkv_codec *codec, const uint8_t *block, sealed_bytes bytes) {
+    for (uint32_t unit = 0; unit < codec->dim / 16; unit++) sealed_unit(codec, block, unit, bytes + 4 * unit);
+    for (uint32_t c = 0; c < codec->dim;) {
+        sealed_span span = sealed_span_at(codec, c);
+        uint8_t *end = bytes[span.end / 4];
+        for (uint8_t *at = bytes[c / 4]; at < end; at++) *at = (uint8_t)(*at - span.middle);
+        c = span.end;
     }
-    for (uint32_t c = 0; c < dim; c++) {
-        vf key[UNIT_VECS];
+}
+
+/* The codes of MANY_KEY_BLOCKS blocks as floats. */
+typedef struct sealed_keys {
+    alignas(64) float x[FKV_MAX_HEAD_DIM][MANY_KEY_BLOCKS][FKV_SEALED_TOKENS];
+} sealed_keys;
+
+FKV_INLINE void sealed_keys_open(const sealed_bytes *codes, uint32_t dim, sealed_keys *keys) {
+    for (uint32_t c = 0; c < dim; c += 4) {
         FKV_UNROLL
-        for (int v = 0; v < UNIT_VECS; v++) key[v] = vf_load(keys->x[c] + v * VL);
-        FKV_UNROLL
-        for (int r = 0; r < n_rows; r++) {
-            vf x = vf_set(q[(size_t)r * dim + c]);
+        for (uint32_t i = 0; i < 4 * MANY_KEY_BLOCKS; i++) {
+            vf code[UNIT_VECS];
+            vf_load_byte(codes[i / 4][c / 4], (int)(i % 4), code);
             FKV_UNROLL
-            for (int v = 0; v < UNIT_VECS; v++) sum[r][v] = vf_fma(x, key[v], sum[r][v]);
+            for (int v = 0; v < UNIT_VECS; v++) vf_store(keys->x[c + i % 4][i / 4] + v * VL, code[v]);
+        }
+    }
+}
+
+/* n_rows rows from r on by n_blocks blocks (constants), of `keys`, or where that is NULL of `codes`. Prefetches with every
+ * quarter: more lines at once would fill the buffers that L1 misses wait in. */
+FKV_INLINE void sealed_meet(uint32_t n_rows, uint32_t n_blocks, const sealed_bytes *codes, const sealed_keys *keys,
+                            fkv_fetch *next, const sealed_queries *queries, uint32_t r, uint32_t dim, float *scores) {
+    const uint32_t step = keys == NULL ? 4 : 1;
+    vf sum[MOST_KEY_SUMS][UNIT_VECS];
+    FKV_UNROLL
+    for (uint32_t i = 0; i < n_rows * n_blocks * UNIT_VECS; i++) sum[i / UNIT_VECS][i % UNIT_VECS] = vf_set(0.0f);
+    uint32_t c = 0;
+    for (uint32_t end = dim / 4; end <= dim; end += dim / 4) {
+        fkv_fetch_some(next, n_blocks * FKV_SEALED_TOKENS / 4);
+        for (; c < end; c += step) {
+            FKV_UNROLL
+            for (uint32_t i = 0; i < step * n_blocks; i++) {
+                uint32_t at = c + i / n_blocks;
+                vf key[UNIT_VECS];
+                if (keys == NULL) vf_load_byte(codes[i % n_blocks][c / 4], (int)(i / n_blocks), key);
+                FKV_UNROLL
+                for (int v = 0; keys != NULL && v < UNIT_VECS; v++) key[v] = vf_load(keys->x[at][i % n_blocks] + v * VL);
+                FKV_UNROLL
+                for (uint32_t row = 0; row < n_rows; row++) {
+                    vf x = vf_set(queries->x[r + row][at]);
+                    vf *to = sum[row * n_blocks + i % n_blocks];
+                    FKV_UNROLL
+                    for (int v = 0; v < UNIT_VECS; v++) to[v] = vf_fma(x, key[v], to[v]);
+                }
+            }
         }
     }
     FKV_UNROLL
-    for (int r = 0; r < n_rows; r++) {
+    for (uint32_t row = 0; row < n_rows; row++) {
         FKV_UNROLL
-        for (int v = 0; v < UNIT_VECS; v++) vf_store(scores + r * FKV_TILE_TOKENS + v * VL, sum[r][v]);
+        for (uint32_t i = 0; i < n_blocks * UNIT_VECS; i++)
+            vf_store(scores + (r + row) * FKV_TILE_TOKENS + i * VL,
+                     vf_add(sum[row * n_blocks + i / UNIT_VECS][i % UNIT_VECS], vf_set(queries->bias[r + row])));
     }
+}
+
+/* n_rows: a constant. */
+FKV_INLINE void sealed_few(uint32_t n_rows, const sealed_bytes *codes, fkv_fetch *next, uint32_t n_tokens,
+                           const sealed_queries *queries, uint32_t r, uint32_t dim, float *scores) {
+    const uint32_t most = FEW_KEY_SUMS / UNIT_VECS / n_rows;
+    const uint32_t n_blocks = most >= 4 ? 4 : most >= 2 ? 2 : 1;
+    for (uint32_t token = 0; token < n_tokens; token += n_blocks * FKV_SEALED_TOKENS, codes += n_blocks)
+        sealed_meet(n_rows, n_blocks, codes, NULL, next, queries, r, dim, scores + token);
+}
+
+/* Returns how many rows it served. */
+FKV_INLINE uint32_t sealed_many(const sealed_bytes *codes, fkv_fetch *next, uint32_t n_tokens, const sealed_queries *queries,
+                                uint32_t n_rows, uint32_t dim, float *scores) {
+    fkv_fetch nothing = {.n_ranges = 0};
+    sealed_keys keys;
+    uint32_t n = n_rows / MANY_KEY_ROWS * MANY_KEY_ROWS;
+    for (uint32_t token = 0; token < n_tokens; token += MANY_KEY_BLOCKS * FKV_SEALED_TOKENS, codes += MANY_KEY_BLOCKS) {
+        sealed_keys_open(codes, dim, &keys);
+        for (uint32_t r = 0; r < n; r += MANY_KEY_ROWS)
+            sealed_meet(MANY_KEY_ROWS, MANY_KEY_BLOCKS, NULL, &keys, r == 0 ? next : &nothing, queries, r, dim, scores + token);
+    }
+    return n;
 }
 
 static void sealed_scores(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
                           const float *q, const void *prepared, uint32_t n_rows, float *scores) {
     (void)prepared;
-    enum { MANY = UNIT_VECS == 1 ? 8 : 4 };
-    sealed_keys keys;
+    fkv_fetch nothing = {.n_ranges = 0};
+    sealed_queries queries;
+    alignas(64) sealed_bytes codes[TILE_BLOCKS];
     alignas(64) float scales[FKV_MAX_HEAD_DIM];
     alignas(64) float biases[FKV_MAX_HEAD_DIM];
-    size_t dim = codec->dim;
-    widen(codec->type, part[FKV_PART_SCALES], codec->dim, scales);
-    widen(codec->type, part[FKV_PART_BIASES], codec->dim, biases);
-    for (uint32_t token = 0; token < n_tokens; token += FKV_SEALED_TOKENS) {
-        fkv_fetch_some(next, FKV_SEALED_TOKENS);
-        sealed_keys_open(codec, sealed_block(codec, part, token), scales, biases, &keys);
-        float *to = scores + token;
+    uint32_t dim = codec->dim;
+    sealed_lines_open(codec, part, scales, biases);
+    for (uint32_t block = 0; block < TILE_BLOCKS; block++) {
+        if (block * FKV_SEALED_TOKENS < n_tokens)
+            sealed_bytes_open(codec, sealed_block(codec, part, block * FKV_SEALED_TOKENS), codes[block]);
+        else /* neighbours may take it along */
+            memset(codes[block], 0, (size_t)dim / 4 * FKV_SEALED_LINE);
+    }
+    for (uint32_t row = 0; row < n_rows; row += FOLD_ROWS, scores += FOLD_ROWS * FKV_TILE_TOKENS, next = &nothing) {
+        uint32_t n = fkv_min_u32(FOLD_ROWS, n_rows - row);
         uint32_t r = 0;
-        for (; r + MANY <= n_rows; r += MANY) sealed_keys_meet(MANY, &keys, q + r * dim, codec->dim, to + r * FKV_TILE_TOKENS);
-        for (; r + 4 <= n_rows; r += 4) sealed_keys_meet(4, &keys, q + r * dim, codec->dim, to + r * FKV_TILE_TOKENS);
-        for (; r < n_rows; r++) sealed_keys_meet(1, &keys, q + r * dim, codec->dim, to + r * FKV_TILE_TOKENS);
+        sealed_queries_open(scales, biases, q + (size_t)row * dim, n, dim, &queries);
+        if (n >= 2 * MANY_KEY_ROWS) {
+            r = sealed_many(codes, next, n_tokens, &queries, n, dim, scores);
+            next = &nothing;
+        }
+        for (; r + FEW_KEY_ROWS <= n; r += FEW_KEY_ROWS, next = &nothing)
+            sealed_few(FEW_KEY_ROWS, codes, next, n_tokens, &queries, r, dim, scores);
+        if (n - r == 3) sealed_few(3, codes, next, n_tokens, &queries, r, dim, scores);
+        if (n - r == 2) sealed_few(2, codes, next, n_tokens, &queries, r, dim, scores);
+        if (n - r == 1) sealed_few(1, codes, next, n_tokens, &queries, r, dim, scores);
     }
 }
 
 /* ---- values ---- */
 
-/* What each code stands for, in 128ths of the norm, and 128 more: a byte without a sign. */
-FKV_INLINE void sealed_levels(uint32_t bits, uint8_t levels[16]) {
+enum { FEW_VALUE_UNITS = UNIT_VECS == 1 ? 4 : 1 }; /* of four tokens: half the registers */
+
+/* What each code of a width stands for, in 128ths of the norm. */
+FKV_INLINE vf_book16 sealed_levels(uint32_t bits) {
     const fkv_sealed_book *book = fkv_sealed_book_of(bits);
     uint32_t sign = 1u << (bits - 1);
+    float levels[16];
     for (uint32_t code = 0; code < 16; code++) {
-        uint32_t level = book->level[code & (sign - 1)];
-        levels[code] = (uint8_t)((code & sign) != 0 ? 128 - level : 128 + level);
+        float level = (float)book->level[code & (sign - 1)];
+        levels[code] = (code & sign) != 0 ? -level : level;
+    }
+    return vf_book16_make(levels);
+}
+
+/* The norms of a tile without signs, in 128ths; 0 behind n_tokens, whatever the slots hold. */
+FKV_INLINE void sealed_norms_open(const fkv_codec *codec, const uint8_t *from, uint32_t n_tokens, float norms[FKV_TILE_TOKENS]) {
+    uint32_t width = (uint32_t)fkv_align_up(n_tokens, FKV_SEALED_TOKENS);
+    widen(codec->type, from, width, norms);
+    for (uint32_t t = 0; t < width; t++) norms[t] = t < n_tokens ? fabsf(norms[t]) * 0x1p-7f : 0.0f;
+}
+
+/* weights[r][t] = p * norm for the 16 tokens of a block. */
+typedef float sealed_weights[FKV_SEALED_TOKENS];
+FKV_INLINE void sealed_weigh_rows(const float *norms, const float *p, uint32_t n_rows, sealed_weights *weights) {
+    for (uint32_t r = 0; r < n_rows; r++)
+        for (uint32_t t = 0; t < FKV_SEALED_TOKENS; t += VL)
+            vf_store(weights[r] + t, vf_mul(vf_load(p + r * FKV_TILE_TOKENS + t), vf_load(norms + t)));
+}
+
+/* n_units units of four tokens (a constant), every row. quads: of the first unit; the next are four behind. */
+FKV_INLINE void sealed_quad_values(uint32_t n_units, const vf_book16 *levels, const uint8_t (*quads)[FKV_SEALED_LINE],
+                                   const float *weights, uint32_t n_rows, float *out, uint32_t dim) {
+    vf level[FEW_VALUE_UNITS][4][UNIT_VECS];
+    FKV_UNROLL
+    for (uint32_t u = 0; u < n_units; u++) vf_look_up16(levels, quads[4 * u], level[u]);
+    for (uint32_t r = 0; r < n_rows; r++, weights += FKV_SEALED_TOKENS, out += dim) {
+        vf sum[FEW_VALUE_UNITS * UNIT_VECS];
+        FKV_UNROLL
+        for (uint32_t v = 0; v < n_units * UNIT_VECS; v++) sum[v] = vf_load(out + v * VL);
+        FKV_UNROLL
+        for (int t = 0; t < 4; t++) {
+            vf weight = vf_set(weights[t]);
+            FKV_UNROLL
+            for (uint32_t v = 0; v < n_units * UNIT_VECS; v++)
+                sum[v] = vf_fma(weight, level[v / UNIT_VECS][t][v % UNIT_VECS], sum[v]);
+        }
+        FKV_UNROLL
+        for (uint32_t v = 0; v < n_units * UNIT_VECS; v++) vf_store(out + v * VL, sum[v]);
     }
 }
 
-/* 16 tokens, n of them with their norms. */
-FKV_INLINE void sealed_slice(const fkv_codec *codec, const uint8_t *block, const uint8_t levels[16], const float *norms,
-                             uint32_t n, slice *s) {
+/* n_units units from `unit` on (a constant) of a block of 16 tokens. */
+FKV_INLINE void sealed_few_values(uint32_t n_units, const fkv_codec *codec, const vf_book16 *levels, const uint8_t *block,
+                                  fkv_fetch *next, uint32_t unit, const sealed_weights *weights, uint32_t n_rows, float *out) {
+    uint8_t quads[4 * FEW_VALUE_UNITS][FKV_SEALED_LINE];
+    fkv_fetch_some(next, fkv_ceil_div(n_units * FKV_SEALED_TOKENS, codec->dim / 16));
+    for (uint32_t u = 0; u < n_units; u++) sealed_unit(codec, block, unit + u, quads + 4 * u);
+    for (uint32_t q = 0; q < 4; q++)
+        sealed_quad_values(n_units, levels, (const uint8_t(*)[FKV_SEALED_LINE])quads + q, weights[0] + 4 * q, n_rows,
+                           out + unit * 16, codec->dim);
+}
+
+FKV_INLINE void sealed_slice(const fkv_codec *codec, const vf_book16 *levels, const uint8_t *block, slice *s) {
     for (uint32_t unit = 0; unit < codec->dim / 16; unit++) {
         uint8_t quads[4][FKV_SEALED_LINE];
         sealed_unit(codec, block, unit, quads);
-        for (int q = 0; q < 4; q++) vb_look_up(levels, quads[q]);
-        for (uint32_t t = 0; t < n; t++) {
-            vf level[UNIT_VECS];
-            vf_load_bits(quads[t / 4], (int)(t % 4) * 8, 255, level);
-            vf norm = vf_set(fabsf(norms[t]) * 0x1p-7f);
-            for (int v = 0; v < UNIT_VECS; v++)
-                vf_store(s->x[t] + unit * 16 + (uint32_t)(v * VL), vf_mul(vf_sub(level[v], vf_set(128.0f)), norm));
+        FKV_UNROLL
+        for (uint32_t q = 0; q < 4; q++) {
+            vf level[4][UNIT_VECS];
+            vf_look_up16(levels, quads[q], level);
+            FKV_UNROLL
+            for (uint32_t i = 0; i < 4 * UNIT_VECS; i++)
+                vf_store(s->x[4 * q + i / UNIT_VECS] + unit * 16 + i % UNIT_VECS * VL, level[i / UNIT_VECS][i % UNIT_VECS]);
         }
     }
 }
@@ -174,19 +342,24 @@ FKV_INLINE void sealed_slice(const fkv_codec *codec, const uint8_t *block, const
 FKV_INLINE void sealed_values(const fkv_codec *codec, const uint8_t *const part[FKV_N_PARTS], fkv_fetch *next, uint32_t n_tokens,
                               const float *p, uint32_t n_rows, float *out) {
     slice s;
-    uint8_t levels[16];
+    vf_book16 levels = sealed_levels(codec->bits);
     alignas(64) float norms[FKV_TILE_TOKENS];
-    size_t dim = codec->dim;
-    sealed_levels(codec->bits, levels);
-    widen(codec->type, part[FKV_PART_SCALES], (uint32_t)fkv_align_up(n_tokens, 16), norms);
+    alignas(64) sealed_weights weights[FKV_MAX_TILE_ROWS];
+    uint32_t n_units = codec->dim / 16;
+    sealed_norms_open(codec, part[FKV_PART_SCALES], n_tokens, norms);
     for (uint32_t token = 0; token < n_tokens; token += FKV_SEALED_TOKENS) {
-        uint32_t n = fkv_min_u32(FKV_SEALED_TOKENS, n_tokens - token);
-        fkv_fetch_some(next, FKV_SEALED_TOKENS);
-        sealed_slice(codec, sealed_block(codec, part, token), levels, norms + token, n, &s);
-        uint32_t r = 0;
-        for (; r + MANY_ROWS <= n_rows; r += MANY_ROWS)
-            slice_values_rows(MANY_ROWS, &s, n, p + (size_t)r * FKV_TILE_TOKENS + token, out + r * dim, codec->dim);
-        for (; r < n_rows; r++) slice_values_rows(1, &s, n, p + (size_t)r * FKV_TILE_TOKENS + token, out + r * dim, codec->dim);
+        const uint8_t *block = sealed_block(codec, part, token);
+        sealed_weigh_rows(norms + token, p + token, n_rows, weights);
+        if (n_rows >= LEAST_MANY) {
+            fkv_fetch_some(next, FKV_SEALED_TOKENS);
+            sealed_slice(codec, &levels, block, &s);
+            slice_values_all(&s, FKV_SEALED_TOKENS, weights[0], FKV_SEALED_TOKENS, n_rows, out, codec->dim);
+            continue;
+        }
+        uint32_t unit = 0;
+        for (; unit + FEW_VALUE_UNITS <= n_units; unit += FEW_VALUE_UNITS)
+            sealed_few_values(FEW_VALUE_UNITS, codec, &levels, block, next, unit, weights, n_rows, out);
+        for (; unit < n_units; unit++) sealed_few_values(1, codec, &levels, block, next, unit, weights, n_rows, out);
     }
 }
 

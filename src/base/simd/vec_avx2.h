@@ -65,6 +65,44 @@ FKV_INLINE void vf_load_bits(const uint8_t *p, int shift, uint32_t mask, vf out[
     }
 }
 
+static const float VF_BYTE_UNIT = 0x1p-24f;
+FKV_INLINE void vf_load_byte(const uint8_t *p, int byte, vf out[UNIT_VECS]) {
+    __m128i lane = _mm_setr_epi32(0x00808080, 0x04808080, 0x08808080, 0x0c808080); /* 0x80: a byte of 0 */
+    __m256i to_high = _mm256_broadcastsi128_si256(_mm_add_epi32(lane, _mm_set1_epi32(byte << 24)));
+    for (int i = 0; i < UNIT_VECS; i++)
+        out[i] = _mm256_cvtepi32_ps(_mm256_shuffle_epi8(_mm256_loadu_si256((const __m256i *)(p + 32 * i)), to_high));
+}
+
+/* As bfloat16: low and high bytes. */
+typedef struct vf_book16 {
+    __m256i low;
+    __m256i high;
+} vf_book16;
+
+FKV_INLINE vf_book16 vf_book16_make(const float number[16]) {
+    __m256i first = _mm256_srli_epi32(_mm256_castps_si256(vf_load(number)), 16);
+    __m256i second = _mm256_srli_epi32(_mm256_castps_si256(vf_load(number + 8)), 16);
+    __m256i halves = _mm256_permute4x64_epi64(_mm256_packus_epi32(first, second), 0xd8);
+    __m256i bytes = _mm256_packus_epi16(_mm256_and_si256(halves, _mm256_set1_epi16(255)), _mm256_srli_epi16(halves, 8));
+    return (vf_book16){_mm256_permute4x64_epi64(bytes, 0x88), _mm256_permute4x64_epi64(bytes, 0xdd)};
+}
+
+FKV_INLINE void vf_look_up16(const vf_book16 *book, const uint8_t *p, vf out[4][UNIT_VECS]) {
+    const __m256i pairs = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
+    const __m256i upper = _mm256_set1_epi32((int)0xffff0000);
+    for (int i = 0; i < UNIT_VECS; i++) {
+        __m256i codes = _mm256_shuffle_epi8(_mm256_loadu_si256((const __m256i *)(p + 32 * i)), pairs);
+        __m256i low = _mm256_shuffle_epi8(book->low, codes);
+        __m256i high = _mm256_shuffle_epi8(book->high, codes);
+        __m256i first = _mm256_unpacklo_epi8(low, high); /* of bytes 0 and 1 of each dword */
+        __m256i second = _mm256_unpackhi_epi8(low, high);
+        out[0][i] = _mm256_castsi256_ps(_mm256_slli_epi32(first, 16));
+        out[1][i] = _mm256_castsi256_ps(_mm256_and_si256(first, upper));
+        out[2][i] = _mm256_castsi256_ps(_mm256_slli_epi32(second, 16));
+        out[3][i] = _mm256_castsi256_ps(_mm256_and_si256(second, upper));
+    }
+}
+
 /* 64 bytes below 16, each to table[byte]. */
 FKV_INLINE void vb_look_up(const uint8_t table[16], uint8_t *bytes) {
     __m256i all = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table));

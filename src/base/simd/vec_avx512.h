@@ -59,6 +59,25 @@ FKV_INLINE void vf_load_bits(const uint8_t *p, int shift, uint32_t mask, vf out[
     out[0] = _mm512_cvtepi32_ps(_mm512_and_si512(dwords, _mm512_set1_epi32((int)mask)));
 }
 
+/* One byte of each of 16 dwords, signed, in VF_BYTE_UNIT; the lowest is byte 0. */
+static const float VF_BYTE_UNIT = 0x1p-24f;
+FKV_INLINE void vf_load_byte(const uint8_t *p, int byte, vf out[UNIT_VECS]) {
+    __m512i to_high = _mm512_set4_epi32(0x0c808080, 0x08808080, 0x04808080, 0x00808080); /* 0x80: a byte of 0 */
+    to_high = _mm512_add_epi32(to_high, _mm512_set1_epi32(byte << 24));
+    out[0] = _mm512_cvtepi32_ps(_mm512_shuffle_epi8(_mm512_loadu_si512(p), to_high));
+}
+
+/* A book of 16 numbers; they must be bfloat16, which other instruction sets look up. */
+typedef vf vf_book16;
+FKV_INLINE vf_book16 vf_book16_make(const float number[16]) { return vf_load(number); }
+
+/* What the bytes of 16 dwords stand for, each below 16: out[i] of bytes i. */
+FKV_INLINE void vf_look_up16(const vf_book16 *book, const uint8_t *p, vf out[4][UNIT_VECS]) {
+    __m512i codes = _mm512_loadu_si512(p); /* vpermps reads the low 4 bits of each lane */
+    FKV_UNROLL
+    for (unsigned i = 0; i < 4; i++) out[i][0] = _mm512_permutexvar_ps(_mm512_srli_epi32(codes, 8 * i), *book);
+}
+
 /* 64 bytes below 16, each to table[byte]. */
 FKV_INLINE void vb_look_up(const uint8_t table[16], uint8_t *bytes) {
     __m512i all = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table));

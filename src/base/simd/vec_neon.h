@@ -50,6 +50,39 @@ FKV_INLINE void vf_load_bits(const uint8_t *p, int shift, uint32_t mask, vf out[
     }
 }
 
+static const float VF_BYTE_UNIT = 0x1p-24f;
+FKV_INLINE void vf_load_byte(const uint8_t *p, int byte, vf out[UNIT_VECS]) {
+    static const uint32_t lane[4] = {0x00ffffff, 0x04ffffff, 0x08ffffff, 0x0cffffff}; /* 0xff: a byte of 0 */
+    uint8x16_t to_high = vreinterpretq_u8_u32(vaddq_u32(vld1q_u32(lane), vdupq_n_u32((uint32_t)byte << 24)));
+    for (int i = 0; i < UNIT_VECS; i++) out[i] = vcvtq_f32_s32(vreinterpretq_s32_u8(vqtbl1q_u8(vld1q_u8(p + 16 * i), to_high)));
+}
+
+/* As bfloat16: low and high bytes. */
+typedef struct vf_book16 {
+    uint8x16_t low;
+    uint8x16_t high;
+} vf_book16;
+
+FKV_INLINE vf_book16 vf_book16_make(const float number[16]) {
+    uint8x16x4_t bytes = vld4q_u8((const uint8_t *)number);
+    return (vf_book16){bytes.val[2], bytes.val[3]};
+}
+
+FKV_INLINE void vf_look_up16(const vf_book16 *book, const uint8_t *p, vf out[4][UNIT_VECS]) {
+    static const uint8_t pairs[16] = {0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15};
+    const uint32x4_t upper = vdupq_n_u32(0xffff0000);
+    for (int i = 0; i < UNIT_VECS; i++) {
+        uint8x16_t codes = vqtbl1q_u8(vld1q_u8(p + 16 * i), vld1q_u8(pairs));
+        uint8x16x2_t halves = vzipq_u8(vqtbl1q_u8(book->low, codes), vqtbl1q_u8(book->high, codes));
+        uint32x4_t first = vreinterpretq_u32_u8(halves.val[0]); /* of bytes 0 and 1 of each dword */
+        uint32x4_t second = vreinterpretq_u32_u8(halves.val[1]);
+        out[0][i] = vreinterpretq_f32_u32(vshlq_n_u32(first, 16));
+        out[1][i] = vreinterpretq_f32_u32(vandq_u32(first, upper));
+        out[2][i] = vreinterpretq_f32_u32(vshlq_n_u32(second, 16));
+        out[3][i] = vreinterpretq_f32_u32(vandq_u32(second, upper));
+    }
+}
+
 /* 64 bytes below 16, each to table[byte]. */
 FKV_INLINE void vb_look_up(const uint8_t table[16], uint8_t *bytes) {
     uint8x16_t all = vld1q_u8(table);

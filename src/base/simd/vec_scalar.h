@@ -60,6 +60,25 @@ FKV_INLINE void vf_load_bits(const uint8_t *p, int shift, uint32_t mask, vf out[
     }
 }
 
+static const float VF_BYTE_UNIT = 1.0f;
+FKV_INLINE void vf_load_byte(const uint8_t *p, int byte, vf out[UNIT_VECS]) {
+    for (int i = 0; i < 16; i++) out[i / VL].lane[i % VL] = (float)(int8_t)p[4 * i + byte];
+}
+
+typedef struct vf_book16 {
+    float number[16];
+} vf_book16;
+
+FKV_INLINE vf_book16 vf_book16_make(const float number[16]) {
+    vf_book16 book;
+    memcpy(book.number, number, sizeof book.number);
+    return book;
+}
+
+FKV_INLINE void vf_look_up16(const vf_book16 *book, const uint8_t *p, vf out[4][UNIT_VECS]) {
+    for (int i = 0; i < 64; i++) out[i % 4][i / 4 / VL].lane[i / 4 % VL] = book->number[p[i] & 15];
+}
+
 /* 64 bytes below 16, each to table[byte]. */
 FKV_INLINE void vb_look_up(const uint8_t table[16], uint8_t *bytes) {
     for (int i = 0; i < 64; i++) bytes[i] = table[bytes[i] & 15];
