@@ -479,12 +479,14 @@ template <bool FIRST, bool SHARED> FKV_FN void pf_meet(fkv_shared s, const pf_it
         pf_issue_values(s, v_at, r.p, r.o);
     }
     pf_weigh(x, u, r.state, shrink);
+#if FKV_SEALED
     fkv_u32 weights[PF_KEYS / 4];
     FKV_UNROLL for (int i = 0; i < PF_KEYS / 4; i++) weights[i] = fkv_pack_f16(x[2 * i], x[2 * i + 1]);
     fkv_wg_settle_bits<PF_KEYS / 4>(weights);
-#if FKV_SEALED
     fkv_u32 norms[PF_KEYS / 8];
     FKV_UNROLL for (fkv_u32 i = 0; i < PF_KEYS / 8; i += 4) fkv_get16(s, unit_at + pf_norms_at(s.index % 4) + i * 4, norms + i);
+#else
+    fkv_wg_settle<PF_KEYS / 2>(x); /* packed here they would be where the products under way read the last ones */
 #endif
     /* Looking for the next keys here keeps ptxas from moving the weights behind the wait for the products that they are to be
      * worked out beside. */
@@ -501,7 +503,7 @@ template <bool FIRST, bool SHARED> FKV_FN void pf_meet(fkv_shared s, const pf_it
 #if FKV_SEALED
     FKV_UNROLL for (int i = 0; i < PF_KEYS / 4; i++) r.p[i] = pf_times(weights[i], norms[i / 2]);
 #else
-    FKV_UNROLL for (int i = 0; i < PF_KEYS / 4; i++) r.p[i] = weights[i];
+    FKV_UNROLL for (int i = 0; i < PF_KEYS / 4; i++) r.p[i] = fkv_pack_f16(x[2 * i], x[2 * i + 1]);
 #endif
 }
 
