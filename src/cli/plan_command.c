@@ -71,9 +71,8 @@ static void add_estimates(const subject *s, fkv_runner_plan *plan) {
     plan->packed_bytes = weight_bytes(c->n_parameters - (maps ? c->n_mapped : 0), bits);
 }
 
-/* What a plan is compared with. */
+/* What every plan is compared with. */
 static const codec_choice HALVES = {.k = {.bits = 16}, .v = {.bits = 16}};
-static const codec_choice BY_ROW = {.k = {.bits = 8, .group = 64}, .v = {.bits = 4, .group = 64}};
 
 /* The plan for so many tokens, as asked for (codec is NULL) or with other codecs. */
 static fkv_status make_plan(const subject *s, uint32_t n_tokens, const codec_choice *codec, fkv_runner_plan *plan) {
@@ -100,8 +99,7 @@ static fkv_status make_plan(const subject *s, uint32_t n_tokens, const codec_cho
     fkv_runner_config c = model_options_runner(&s->o->model, n_tokens);
     c.max_seqs = s->o->seqs;
     c.page_tokens = s->o->page;
-    if (codec != NULL) c.k = codec->k;
-    if (codec != NULL) c.v = codec->v;
+    if (codec != NULL) codec_apply(codec, &c);
     return fkv_runner_plan_make(s->model, &c, plan);
 }
 
@@ -200,9 +198,11 @@ static void print_verdict(const subject *s, const fkv_runner_plan *plan, const b
 
 /* Sealed layers keep the pages that sequences are in open: for many short ones that is most of them. */
 static void say_what_is_smaller(const subject *s, const fkv_runner_plan *plan) {
+    const fkv_layer_config usual = fkv_config_default().layer; /* 8/4 */
+    const codec_choice rows = {.k = usual.k, .v = usual.v};
     fkv_runner_plan by_row;
     char text[32];
-    if (make_plan(s, s->n_tokens, &BY_ROW, &by_row) == FKV_OK && by_row.total_bytes < plan->total_bytes)
+    if (make_plan(s, s->n_tokens, &rows, &by_row) == FKV_OK && by_row.total_bytes < plan->total_bytes)
         printf("--codecs 8/4 would take less for so few tokens: %s without weights\n", kit_bytes(by_row.total_bytes, text));
 }
 

@@ -57,8 +57,9 @@ fkv_engine_config fkv_engine_config_default(void) {
                            .ageing_s = 10.0,
                            .output_weight = 2.0};
     /* Not sealed as a runner's: requests take up the prefixes of others at every page, and not at starts of spans alone. */
-    c.runner.k = (fkv_codec_config){8, 64, FKV_CODEC_AUTO};
-    c.runner.v = (fkv_codec_config){4, 64, FKV_CODEC_AUTO};
+    const fkv_layer_config by_page = fkv_config_default().layer;
+    c.runner.k = by_page.k;
+    c.runner.v = by_page.v;
     c.runner.max_seqs = 8;
     c.runner.max_logit_rows = 8;
     return c;

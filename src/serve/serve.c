@@ -426,15 +426,11 @@ static bool is_known(const char *host) {
     const struct evutil_addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = EVUTIL_AI_PASSIVE};
     struct evutil_addrinfo *found = NULL;
     const bool known = evutil_getaddrinfo(host, NULL, &hints, &found) == 0;
-    if (known)
-        evutil_freeaddrinfo(found);
-    else
-        errno = EINVAL;
+    if (known) evutil_freeaddrinfo(found);
     return known;
 }
 
 static bool listen_on(server *s) {
-    if (!is_known(s->config.host)) return false;
     s->http = evhttp_new(s->base);
     if (s->http == NULL) return false;
     evhttp_set_max_headers_size(s->http, MAX_HEADER_BYTES);
@@ -446,7 +442,11 @@ static bool listen_on(server *s) {
     event_set_log_callback(say_nothing);
     s->socket = evhttp_bind_socket_with_handle(s->http, s->config.host, s->config.port);
     event_set_log_callback(NULL);
-    if (s->socket == NULL) return false;
+    if (s->socket == NULL) {
+        const int why = errno;
+        errno = is_known(s->config.host) ? why : EINVAL;
+        return false;
+    }
     const connections_config bounds = {.max = s->config.max_connections,
                                        .max_ahead = s->config.max_body + 2 * MAX_HEADER_BYTES,
                                        .request_s = s->config.request_s};
