@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""flatkv serve, driven over real sockets with the needle model: the two APIs, streams, hostile input, clients that leave, overload, the end.
+"""Tests flatkv serve over real sockets with the needle model: the APIs, streams, hostile input, disconnecting clients, overload and shutdown.
 
-usage: serve_test.py <flatkv> [behaviour...]
+usage: serve_test.py <flatkv> [test...]
 """
 import concurrent.futures
 import contextlib
@@ -10,6 +10,7 @@ import json
 import os
 import random
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -22,17 +23,19 @@ TREE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 with open(os.path.join(TREE, "models/needle/book.txt"), encoding="ascii") as file:
     BOOK = " ".join(file.read().split())
 KEYS = ("first-key-0123456789", "second-key-987654321")
+ADMIN_KEY = "admin-key-5555555555"
+ADMIN = {"Authorization": "Bearer " + ADMIN_KEY}
 
 
 class Server:
-    def __init__(self, *options):
-        self.process = subprocess.Popen([sys.argv[1], "serve", "-m", "needle", "--port", "0", *options], stdout=subprocess.PIPE,
+    def __init__(self, *options, wrapper=()):
+        self.process = subprocess.Popen([*wrapper, sys.argv[1], "serve", "-m", "needle", "--port", "0", *options], stdout=subprocess.PIPE,
                                         stderr=subprocess.PIPE)
         line = self.process.stdout.readline().decode()
         assert line.startswith("listening on "), (line, self.process.stderr.read())
         self.port = int(line.rsplit(":", 1)[1])
 
-    def connect(self, timeout=400):
+    def connect(self, timeout=1500):
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
 
     def raw(self, method, path, body=None, headers=None):
@@ -53,27 +56,27 @@ class Server:
         assert status == 200, status
         return {name: float(value) for name, value in re.findall(r"^flatkv:(\S+) (\S+)$", data.decode(), re.MULTILINE)}
 
-    def until(self, condition, what, seconds=30):
+    def until(self, condition, what, seconds=600):  # generous, because the machine may be busy
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            figures = self.metrics()
-            if condition(figures):
-                return figures
+            metrics = self.metrics()
+            if condition(metrics):
+                return metrics
             time.sleep(0.02)
-        raise AssertionError(f"{what}: {figures}")
+        raise AssertionError(f"{what}: {metrics}")
 
     def stop(self, again=True):
         if again and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(30)
+        code = self.process.wait(600)
         errors = self.process.stderr.read().decode()
         assert code == 0, (code, errors)
         return errors
 
 
 @contextlib.contextmanager
-def serving(*options):
-    server = Server(*options)
+def serving(*options, wrapper=()):
+    server = Server(*options, wrapper=wrapper)
     try:
         yield server
         server.stop()
@@ -85,12 +88,21 @@ def serving(*options):
         server.process.stderr.close()
 
 
+@contextlib.contextmanager
+def admin_key():
+    """Options that set the admin key."""
+    with tempfile.NamedTemporaryFile("w", suffix=".key") as file:
+        file.write(ADMIN_KEY + "\n")
+        file.flush()
+        yield "--admin-key-file", file.name
+
+
 def chat(text, **more):
     return {"messages": [{"role": "user", "content": text}], "max_tokens": 16, "temperature": 0, "ignore_eos": True, **more}
 
 
 def events_of(data):
-    """Server-sent events -> [(name or None, data)]"""
+    """Parses server-sent events into [(name or None, data)]."""
     found = []
     for block in data.decode().split("\n\n"):
         lines = [line for line in block.split("\n") if line and not line.startswith(":")]
@@ -100,14 +112,14 @@ def events_of(data):
     return found
 
 
-def nothing_is_held(figures):
-    return figures["num_requests_running"] == 0 and figures['pages{group="0",state="held"}'] == 0
+def all_pages_released(metrics):
+    return metrics["num_requests_running"] == 0 and metrics['pages{group="0",state="held"}'] == 0
 
 
-# ---- the APIs
+# ---- APIs
 
 
-def openai_answers_whole_and_streamed():
+def openai_complete_and_streamed_responses_agree():
     with serving("-c", "8K") as server:
         whole = server.post("/v1/chat/completions", chat(BOOK[:300]))
         choice = whole["choices"][0]
@@ -145,7 +157,7 @@ def openai_answers_whole_and_streamed():
         parts = [{"type": "text", "text": "x"}] * 5000
         assert "parts" in server.post("/v1/chat/completions", chat(parts), expect=400)["error"]["message"]
         for sent, read in ((r"a\u0000b", "a\ufffdb"), (r"\ud800x", "\ufffdx"), (r"\ud83d\ude00\udc00", "\U0001f600\ufffd"), (r"\\u0000", r"\u0000")):
-            body = b'{"messages": [{"role": "user", "content": "' + sent.encode() + b'"}]}' # as tools send what they read
+            body = b'{"messages": [{"role": "user", "content": "' + sent.encode() + b'"}]}' # escaped NUL and lone surrogates, as some clients send them
             assert server.post("/apply-template", body)["prompt"] == read, (sent, read)
         tokens = server.post("/tokenize", {"content": "a b"})["tokens"]
         assert server.post("/detokenize", {"tokens": tokens})["content"] == "a b"
@@ -164,7 +176,17 @@ def openai_answers_whole_and_streamed():
         assert server.raw("GET", "/health")[0] == 200
 
 
-def anthropic_answers_whole_and_streamed():
+def special_tokens_in_raw_prompts_are_parsed_on_request():
+    with serving("-m", os.path.join(TREE, "tests/data/stories260K.gguf"), "-c", "1K") as server:
+        parsed, plain = (server.post("/tokenize", {"content": "<s>Once</s>", **more})["tokens"] for more in ({}, {"parse_special": False}))
+        assert parsed[0] == 1 and parsed[-1] == 2 and 1 not in plain and 2 not in plain, (parsed, plain)
+        body = {"prompt": "Once</s>", "max_tokens": 1}
+        used = [server.post("/v1/completions", {**body, **more})["usage"]["prompt_tokens"] for more in ({}, {"parse_special": False})]
+        assert used[0] == len(parsed) and used[1] > used[0], (used, parsed)
+        assert "parse_special" in server.post("/v1/completions", {**body, "parse_special": 1}, expect=400)["error"]["message"]
+
+
+def anthropic_complete_and_streamed_responses_agree():
     with serving("-c", "8K") as server:
         ask = {"messages": [{"role": "user", "content": [{"type": "text", "text": BOOK[:200]}]}], "max_tokens": 8, "temperature": 0,
                "system": [{"type": "text", "text": "x-anthropic-billing-header: cch=1\n" + BOOK[300:500]}]}
@@ -172,7 +194,7 @@ def anthropic_answers_whole_and_streamed():
         assert whole["stop_reason"] in ("max_tokens", "end_turn") and whole["usage"]["output_tokens"] <= 8, whole
         ask["system"][0]["text"] = "x-anthropic-billing-header: cch=another\n" + BOOK[300:500]
         again = server.post("/v1/messages", ask)
-        assert again["usage"]["cache_read_input_tokens"] == 384, again # the line that changes is gone
+        assert again["usage"]["cache_read_input_tokens"] == 384, again # the changing line was removed
         assert again["content"] == whole["content"], (whole, again)
         events = events_of(server.raw("POST", "/v1/messages", {**ask, "stream": True})[2])
         names = [name for name, _ in events]
@@ -182,11 +204,11 @@ def anthropic_answers_whole_and_streamed():
         assert server.post("/v1/messages/count_tokens", ask)["input_tokens"] == 401
         long = {"max_tokens": 5, "messages": [{"role": "user", "content": BOOK[:9000]}]}
         error = server.post("/v1/messages", long, expect=400)
-        assert error["type"] == "error" and "room for" in error["error"]["message"], error
+        assert error["type"] == "error" and "limited to" in error["error"]["message"], error
 
 
 def claude_code(turn, *more):
-    """A request as Claude Code 2.1 sends it, with texts of our own: the first block of the system prompt changes every time."""
+    """Returns a request in the form that Claude Code 2.1 sends, with other texts. The first block of the system prompt changes every time."""
     system = [{"type": "text", "text": f"x-anthropic-billing-header: cc_version=2.1.197.{turn:03x}; cc_entrypoint=cli; cch={turn * 7919:05x};"},
               {"type": "text", "text": "You are an agent. " + BOOK[:64], "cache_control": {"type": "ephemeral"}},
               {"type": "text", "text": "\n" + BOOK[1000:1700], "cache_control": {"type": "ephemeral", "scope": "global"}}]
@@ -200,7 +222,7 @@ def claude_code(turn, *more):
             "output_config": {"effort": "high"}, "temperature": 0, "stream": True}
 
 
-def claude_code_is_answered_and_finds_its_prefix():
+def claude_code_requests_reuse_their_prefix():
     headers = {"Content-Type": "application/json", "Accept": "application/json", "anthropic-version": "2023-06-01", "x-api-key": "sk-none",
                "anthropic-beta": "claude-code-20250219,context-1m-2025-08-07,interleaved-thinking-2025-05-14", "x-app": "cli",
                "anthropic-dangerous-direct-browser-access": "true", "User-Agent": "claude-cli/2.1.197 (external, cli)",
@@ -210,7 +232,7 @@ def claude_code_is_answered_and_finds_its_prefix():
         assert status == 200 and data == b"" and int(reply["Content-Length"]) > 1000, (status, reply)
         n_prompt = server.post("/v1/messages/count_tokens?beta=true", claude_code(1), headers)["input_tokens"]
         whole = "You are an agent. " + BOOK[:64] + "\n" + BOOK[1000:1700] + "\n<system-reminder>\nToday\n</system-reminder>\n\nSay hello\n\nAgents: none."
-        assert n_prompt == len(whole), (n_prompt, len(whole)) # the line is gone and all else is there
+        assert n_prompt == len(whole), (n_prompt, len(whole)) # only the changing line was removed
         used = []
         for turn in range(1, 4):
             body = {**claude_code(turn), "stop_sequences": [" "]}
@@ -228,7 +250,7 @@ def claude_code_is_answered_and_finds_its_prefix():
         assert answer["usage"]["cache_read_input_tokens"] >= n_prompt // 64 * 64, answer
 
 
-def responses_answer_whole_and_streamed():
+def responses_api_complete_and_streamed_agree():
     with serving("-c", "8K") as server:
         ask = {"input": [{"role": "user", "content": [{"type": "input_text", "text": BOOK[:300]}]}], "max_output_tokens": 16, "temperature": 0}
         whole = server.post("/v1/responses", ask)
@@ -247,7 +269,7 @@ def responses_answer_whole_and_streamed():
         last = events[-1][1]["response"]
         assert last["output"][0]["content"][0]["text"] == text and last["usage"]["output_tokens"] == 16, last
         for kept in ({"previous_response_id": "resp_1"}, {"background": True}, {"input": [{"type": "item_reference", "id": "x"}]}):
-            assert "kept" in (said := server.post("/v1/responses", {**ask, **kept}, expect=400)["error"]["message"]) or "keeps" in said, said
+            assert "not kept" in (message := server.post("/v1/responses", {**ask, **kept}, expect=400)["error"]["message"]), message
 
 
 def tool_messages_reach_the_template():
@@ -262,17 +284,20 @@ def tool_messages_reach_the_template():
         assert server.post("/v1/messages/count_tokens", ask)["input_tokens"] == len("weather?\nI look.\nrain")
         nameless = {**ask, "tools": [{"input_schema": {"type": "object"}}]}
         assert "function with a name" in server.post("/v1/messages", nameless, expect=400)["error"]["message"]
+        for path, name in (("/v1/chat/completions", "messages"), ("/v1/messages", "messages"), ("/v1/responses", "input")):
+            message = server.post(path, {"max_tokens": 4, name: [{"role": "narrator", "content": "x"}]}, expect=400)["error"]["message"]
+            assert "narrator" in message and "user, assistant or" in message, message
         image = {"max_tokens": 4, "messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}
         assert "image" in server.post("/v1/messages", image, expect=400)["error"]["message"]
 
 
-def the_page_shows_what_there_is():
+def dashboard_fields_exist_in_the_state():
     with serving("-c", "8K") as server:
         status, headers, data = server.raw("GET", "/")
         assert status == 200 and b"<title>flatkv</title>" in data and len(data) < 100000, status
         assert "connect-src 'self'" in headers["Content-Security-Policy"]
-        assert server.raw("GET", "/flatkv/state", headers={"Host": "evil.example:80"})[0] == 403, "another site's name for this machine"
-        assert not re.search(rb"(src|href)=.(https?:)?//", data), "the page asks others"
+        assert server.raw("GET", "/flatkv/state", headers={"Host": "evil.example:80"})[0] == 403, "a foreign Host header must be rejected"
+        assert not re.search(rb"(src|href)=.(https?:)?//", data), "the page loads resources from other hosts"
         server.post("/v1/chat/completions", chat(BOOK[:300]))
         state = json.loads(server.raw("GET", "/flatkv/state")[2])
         asked = set(re.findall(r"\bs\.([a-z_]+)\b(?!\()", data.decode())) | set(re.findall(r'rate\("([a-z_]+)"\)', data.decode()))
@@ -286,54 +311,54 @@ SCHEMA = {"type": "object", "properties": {"kind": {"enum": ["a", "b"]}, "n": {"
           "required": ["kind", "n", "list"], "additionalProperties": False}
 
 
-def forms_of_answers():
-    """With llguidance built in: answers are what the schema says. Without: what asks for a form is refused, and says what to do."""
-    def asking(form, **more):
+def structured_outputs_follow_the_schema():
+    """With llguidance, answers match the schema. Without, requests for a response format are rejected with advice."""
+    def request_with(form, **more):
         return {"messages": [{"role": "user", "content": BOOK[:200]}], "max_tokens": 200, "temperature": 1.5, **form, **more}
 
-    def form_of(schema):
+    def schema_format(schema):
         return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
 
-    def is_right(text):
+    def check_value(text):
         value = json.loads(text)
         assert value["kind"] in "ab" and 3 <= value["n"] <= 12 and 1 <= len(value["list"]) <= 3 and len(value) == 3, value
 
     tools = {"tools": [{"type": "function", "function": {"name": "get"}}], "tool_choice": "required"}
     with serving("-c", "8K", "--draft-tokens", "3") as server:
-        first = server.raw("POST", "/v1/chat/completions", asking(form_of(SCHEMA)))
+        first = server.raw("POST", "/v1/chat/completions", request_with(schema_format(SCHEMA)))
         if b"FKV_LLGUIDANCE" in first[2]:
-            for form, param in ((form_of({}), "response_format"), ({"response_format": {"type": "json_object"}}, "response_format"),
+            for form, param in ((schema_format({}), "response_format"), ({"response_format": {"type": "json_object"}}, "response_format"),
                                 (tools, "tool_choice")):
-                error = server.post("/v1/chat/completions", asking(form), expect=400)["error"]
+                error = server.post("/v1/chat/completions", request_with(form), expect=400)["error"]
                 assert error["param"] == param and "FKV_LLGUIDANCE" in error["message"], error
-            print("this build has no grammars")
+            print("skipped: this build has no grammars")
             return
         for seed in range(4):
-            whole = server.post("/v1/chat/completions", asking(form_of(SCHEMA), seed=seed, n=2))
+            whole = server.post("/v1/chat/completions", request_with(schema_format(SCHEMA), seed=seed, n=2))
             for choice in whole["choices"]:
                 assert choice["finish_reason"] == "stop", whole
-                is_right(choice["message"]["content"])
-            chunks = events_of(server.raw("POST", "/v1/chat/completions", asking(form_of(SCHEMA), seed=seed, stream=True))[2])[:-1]
+                check_value(choice["message"]["content"])
+            chunks = events_of(server.raw("POST", "/v1/chat/completions", request_with(schema_format(SCHEMA), seed=seed, stream=True))[2])[:-1]
             text = "".join(json.loads(data)["choices"][0]["delta"].get("content", "") for _, data in chunks)
             assert text == whole["choices"][0]["message"]["content"], (text, whole)
-        text = server.post("/v1/completions", {"prompt": BOOK[:200], "max_tokens": 200, **form_of(SCHEMA)})["choices"][0]["text"]
-        is_right(text)
-        message = {**asking({}), "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}
-        is_right(server.post("/v1/messages", message)["content"][0]["text"])
+        text = server.post("/v1/completions", {"prompt": BOOK[:200], "max_tokens": 200, **schema_format(SCHEMA)})["choices"][0]["text"]
+        check_value(text)
+        message = {**request_with({}), "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}
+        check_value(server.post("/v1/messages", message)["content"][0]["text"])
         for schema in ({"type": "banana"}, {"not": {}}, {"$ref": "#"}, {"$ref": "http://127.0.0.1/x"}, {"type": "string", "pattern": "("},
                        {"enum": ["x" * 70000]}, {"properties": {str(i): {} for i in range(1000)}}, {"type": "integer", "multipleOf": 999999937}):
-            error = server.post("/v1/chat/completions", asking(form_of(schema)), expect=400)["error"]
+            error = server.post("/v1/chat/completions", request_with(schema_format(schema)), expect=400)["error"]
             assert error["param"] == "response_format" and len(error["message"]) > 20, (schema, error)
-        assert "tool calls" in server.post("/v1/chat/completions", asking(tools), expect=400)["error"]["message"] # needle knows none
-        hard = form_of({"type": "string", "pattern": "(.*a.{20}|.*b.{25})*"}) # may fail on the way: the client's doing
-        assert server.raw("POST", "/v1/chat/completions", asking(hard))[0] in (200, 400)
-        server.until(nothing_is_held, "pages of answers with a form")
+        assert "tool calls" in server.post("/v1/chat/completions", request_with(tools), expect=400)["error"]["message"] # the needle model has no tool syntax
+        hard = schema_format({"type": "string", "pattern": "(.*a.{20}|.*b.{25})*"}) # may exceed the work limit, which is an error of the client
+        assert server.raw("POST", "/v1/chat/completions", request_with(hard))[0] in (200, 400)
+        server.until(all_pages_released, "pages of structured outputs are not released")
 
 
-# ---- who may ask
+# ---- authentication
 
 
-def keys_are_tenants():
+def api_keys_are_separate_tenants():
     with serving("-c", "8K", "--api-key", KEYS[0], "--api-key", KEYS[1]) as server:
         first, second = ({"Authorization": "Bearer " + KEYS[0]}, {"x-api-key": KEYS[1]})
         for wrong in ({}, {"Authorization": "Bearer " + KEYS[0][:-1]}, {"x-api-key": KEYS[0] + "x"}, {"x-api-key": ""}):
@@ -342,19 +367,27 @@ def keys_are_tenants():
         assert server.raw("GET", "/health")[0] == 200
         cached = [server.post("/v1/chat/completions", chat(BOOK[:300]), key)["usage"]["prompt_tokens_details"]["cached_tokens"]
                   for key in (first, second, first, second)]
-        assert cached == [0, 0, 256, 256], cached # the second never sees the first one's pages
+        assert cached == [0, 0, 256, 256], cached # tenants do not share pages
         assert server.raw("POST", "/v1/chat/completions", chat("x"), {**first, "Origin": "http://evil.example"})[0] == 403
+        for path in ("/metrics", "/flatkv/state"):  # no admin key is set
+            status, _, data = server.raw("GET", path, headers=first)
+            assert status == 403 and b"--admin-key-file" in data, (path, status, data)
+    with admin_key() as option, serving("-c", "8K", "--api-key", KEYS[0], *option) as server:
+        for path in ("/metrics", "/flatkv/state"):
+            assert [server.raw("GET", path, headers=h)[0] for h in ({}, first, ADMIN)] == [401, 403, 200], path
+        assert server.post("/v1/chat/completions", chat("x"), ADMIN)["choices"]
+        assert server.post("/v1/chat/completions", chat("x"), first)["choices"]
     done = subprocess.run([sys.argv[1], "serve", "--host", "0.0.0.0", "--port", "0"], capture_output=True, check=False)
     assert done.returncode == 2 and b"--no-auth" in done.stderr, done
-    with serving() as server:  # a port that is taken is told before the model is looked for
+    with serving() as server:  # a port in use is reported before the model is loaded
         done = subprocess.run([sys.argv[1], "serve", "-m", "no-such-model", "--port", str(server.port)], capture_output=True, check=False)
-        assert done.returncode == 1 and b"cannot be listened on" in done.stderr, done
+        assert done.returncode == 1 and b"cannot listen on" in done.stderr, done
 
 
 # ---- hostile input
 
 
-def hostile_requests_are_refused():
+def hostile_requests_are_rejected():
     with serving("-c", "2K", "--queue", "4") as server:
         chats = [b"", b"{", b"[]", b"null", b'"x"', b"\xff\xfe", b'{"messages": []}', b'{"messages": [1]}', b'{"messages": {}}',
                  b'{"messages": [{"role": 1}]}', b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
@@ -380,7 +413,7 @@ def hostile_requests_are_refused():
                 json.loads(data)
         assert server.raw("POST", "/v1/completions", {"prompt": [1, 2, 10 ** 9]})[0] == 400
         assert server.raw("POST", "/v1/completions", {"prompt": ["a", "b"]})[0] == 400
-        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as sock: # too large, said before it is sent
+        with socket.create_connection(("127.0.0.1", server.port), timeout=300) as sock: # rejected by its announced length
             sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000000\r\n\r\n")
             assert b" 413 " in sock.recv(1000).split(b"\r\n")[0]
         random.seed(1)
@@ -388,7 +421,7 @@ def hostile_requests_are_refused():
                        b"POST /v1/completions HTTP/1.1\r\nContent-Length: -5\r\n\r\n", b"GET " + b"/" * 50000 + b" HTTP/1.1\r\n\r\n",
                        b"POST /v1/completions HTTP/1.1\r\nContent-Length: 10\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
                        b"DELETE /v1/completions HTTP/1.1\r\n\r\n", *(random.randbytes(500) for _ in range(30))]:
-            with socket.create_connection(("127.0.0.1", server.port), timeout=20) as sock:
+            with socket.create_connection(("127.0.0.1", server.port), timeout=300) as sock:
                 with contextlib.suppress(OSError):
                     sock.sendall(packet)
                     sock.shutdown(socket.SHUT_WR)
@@ -401,7 +434,7 @@ def hostile_requests_are_refused():
 
 
 def answers_of(sock, n):
-    """The next n answers of a connection, each with a length -> [(status, body)]"""
+    """Reads the next n responses of a connection as [(status, body)]. Each must have a Content-Length."""
     found, data = [], b""
     while len(found) < n:
         head, split, body = data.partition(b"\r\n\r\n")
@@ -416,21 +449,21 @@ def answers_of(sock, n):
     return found
 
 
-def requests_may_come_in_any_pieces():
+def requests_may_arrive_in_any_chunks():
     body = json.dumps({"prompt": BOOK[:100], "max_tokens": 2, "temperature": 0}).encode()
     post = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
     with serving("-c", "2K") as server:
-        truth = server.post("/v1/completions", json.loads(body))["choices"]
-        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as sock: # many behind one another
+        expected = server.post("/v1/completions", json.loads(body))["choices"]
+        with socket.create_connection(("127.0.0.1", server.port), timeout=300) as sock: # pipelined requests
             sock.sendall((post + b"Content-Length: %d\r\n\r\n" % len(body) + body) * 3 + b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
             answers = answers_of(sock, 4)
-            assert [json.loads(b)["choices"] for _, b in answers[:3]] == [truth] * 3 and answers[3][0] == 200, answers
-        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as sock: # in chunks, a byte at a time
+            assert [json.loads(b)["choices"] for _, b in answers[:3]] == [expected] * 3 and answers[3][0] == 200, answers
+        with socket.create_connection(("127.0.0.1", server.port), timeout=300) as sock: # chunked encoding in small packets
             whole = post + b"Transfer-Encoding: chunked\r\n\r\n" + b"".join(b"%x\r\n%s\r\n" % (len(c), c) for c in (body[:7], body[7:])) + b"0\r\n\r\n"
             for i in range(0, len(whole), 16):
                 sock.sendall(whole[i:i + 16])
-            assert json.loads(answers_of(sock, 1)[0][1])["choices"] == truth
-        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as sock: # a body where none is read is no second request
+            assert json.loads(answers_of(sock, 1)[0][1])["choices"] == expected
+        with socket.create_connection(("127.0.0.1", server.port), timeout=300) as sock: # the body of a rejected request is not parsed as a request
             inner = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
             sock.sendall(b"TRACE /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(inner) + inner)
             data = b""
@@ -438,13 +471,13 @@ def requests_may_come_in_any_pieces():
                 while more := sock.recv(65536):
                     data += more
             assert data.count(b"HTTP/1.1 ") == 1, data
-        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as sock: # chunks that never end
+        with socket.create_connection(("127.0.0.1", server.port), timeout=300) as sock: # endless chunks
             with contextlib.suppress(OSError):
                 sock.sendall(post + b"Transfer-Encoding: chunked\r\n\r\n")
                 for _ in range(2000):
                     sock.sendall(b"10000\r\n" + b"x" * 65536 + b"\r\n")
-                raise AssertionError("131 MB were taken")
-        with socket.create_connection(("127.0.0.1", server.port), timeout=5) as sock: # what comes behind a request is not hoarded
+                raise AssertionError("131 MB were accepted")
+        with socket.create_connection(("127.0.0.1", server.port), timeout=300) as sock: # pipelined data is not buffered without limit
             before = server.metrics()["resident_bytes"]
             long = json.dumps({"prompt": BOOK[:50], "max_tokens": 1900, "ignore_eos": True}).encode()
             sock.sendall(post + b"Content-Length: %d\r\n\r\n" % len(long) + long)
@@ -455,45 +488,157 @@ def requests_may_come_in_any_pieces():
             assert server.metrics()["resident_bytes"] < before + (4 << 20)
 
 
-def connections_are_bounded_and_must_ask():
-    with serving("-c", "2K", "--connections", "6", "--request-seconds", "1") as server:
+def ambiguous_requests_are_rejected():
+    """Requests that proxies and servers may read differently. Each is followed by a request that must not be answered."""
+    post = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n"
+    chunked = post + b"Transfer-Encoding: chunked\r\n\r\n"
+    body = b'{"content": "a b"}'
+    length = b"Content-Length: %d\r\n" % len(body)
+    size = b"%x" % len(body)
+    bad = [(400, post + b"Transfer-Encoding : chunked\r\n\r\n"), (400, post + b"Transfer-Encoding\t: chunked\r\n\r\n"),
+           (400, post + length + b"Content-Length: 5\r\n\r\n" + body), (400, post + length + length + b"\r\n" + body),
+           (400, post + length + b"Transfer-Encoding: chunked\r\n\r\n" + body), (400, post + b"Content-Length: +18\r\n\r\n" + body),
+           (400, post + b"Content-Length: 0x12\r\n\r\n" + body), (400, post + b"Content-Length: 18, 18\r\n\r\n" + body),
+           (400, post + b"Content-Length: -1\r\n\r\n"), (400, post + b"Content-Length:\r\n\r\n"),
+           (413, post + b"Content-Length: 99999999999999999999999\r\n\r\n"), (413, chunked + b"7fffffff\r\n"),
+           (400, chunked + b"0x" + size + b"\r\n" + body + b"\r\n0\r\n\r\n"), (400, chunked + b"+" + size + b"\r\n" + body + b"\r\n0\r\n\r\n"),
+           (400, chunked + b" " + size + b"\r\n" + body + b"\r\n0\r\n\r\n"), (400, chunked + b"-1\r\n" + body),
+           (400, chunked + b"\r\n" + body), (400, chunked + b"123456789\r\n" + body), (400, chunked + size + b"\n" + body),
+           (400, chunked + size + b"\r\n" + body + b"0\r\n\r\n"), (400, chunked + size + b"\r\n" + body + b"xx0\r\n\r\n"),
+           (400, chunked + size + b"\r\n" + body + b"\r\n0\r\nbad trailer\r\n\r\n"),
+           (501, post + b"Transfer-Encoding: xchunked\r\n\r\n"), (501, post + b"Transfer-Encoding: chunked, identity\r\n\r\n"),
+           (400, post + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n"),
+           (400, b"POST /tokenize HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n"), (400, post + b"Host: localhost\r\n" + length + b"\r\n" + body),
+           (400, b"GET /health HTTP/1.1\r\n\r\n"), (400, post + b"X: a\0b\r\n\r\n"), (400, post + b"X: a\rb\r\n\r\n"), (400, post + b"X\0: a\r\n\r\n"),
+           (400, post + b" folded: a\r\n\r\n"), (400, post + b"X: a\r\n b\r\n\r\n"), (400, post + b": a\r\n\r\n"), (400, post + b"no colon\r\n\r\n"),
+           (400, post + b"X: a\n\r\n"), (400, b"GET /health HTTP/1.1\nHost: localhost\n\n"), (400, b"GET  /health HTTP/1.1\r\n\r\n"),
+           (400, b"GET /health\r\n\r\n"), (400, b"GET /health HTTP/1.2\r\n\r\n"), (400, b"GET /health http/1.1\r\n\r\n"), (501, b"get /health HTTP/1.1\r\n\r\n"),
+           (400, b"GET /a\x7f HTTP/1.1\r\n\r\n"), (400, b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + length + b"\r\n" + body),
+           (431, post + b"X: " + b"x" * 17000 + b"\r\n\r\n"), (431, post + b"X: x\r\n" * 4000 + b"\r\n"), (417, post + b"Expect: more\r\n\r\n")]
+    good = [post + length + b"\r\n" + body, chunked + size + b"\r\n" + body + b"\r\n0\r\n\r\n",
+            chunked + size.upper() + b";name=value;flag\r\n" + body + b"\r\n0;last\r\n\r\n", chunked + size + b' ; name="a b"\r\n' + body + b"\r\n000\r\n\r\n",
+            chunked + b"".join(b"1\r\n%c\r\n" % c for c in body) + b"0\r\nX-Trailer: a\r\nContent-Length: 7\r\n\r\n",
+            b"\r\n" + post + b"X:\r\nCONTENT-length:  18 \r\n\r\n" + body, post + length + b"Expect: 100-continue\r\n\r\n" + body]
+    follower = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+    def replies_to(server, data, step=0):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=300) as sock:
+            received = b""
+            with contextlib.suppress(OSError):
+                for i in range(0, len(data), step or len(data)):
+                    sock.sendall(data[i:i + (step or len(data))])
+                sock.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(ConnectionResetError):
+                while more := sock.recv(65536):
+                    received += more
+        return received
+
+    with serving("-c", "2K") as server:
+        for status, request in bad:
+            for step in (0, 7):
+                reply = replies_to(server, request + follower, step)
+                head, _, data = reply.partition(b"\r\n\r\n")
+                assert reply.count(b"HTTP/1.1 ") == 1 and head.startswith(b"HTTP/1.1 %d " % status), (status, request[:200], reply[:300])
+                assert json.loads(data)["error"]["message"], (request[:200], reply)
+        for request in good:
+            for step in (0, 1):
+                with socket.create_connection(("127.0.0.1", server.port), timeout=300) as sock:
+                    whole = request + follower
+                    for i in range(0, len(whole), step or len(whole)):
+                        sock.sendall(whole[i:i + (step or len(whole))])
+                    received = b""
+                    while received.count(b"HTTP/1.1 200") < 2:
+                        more = sock.recv(65536)
+                        assert more, (request[:200], received)
+                        received += more
+                    assert b'"count":3' in received, (request[:200], received)
+        with socket.create_connection(("127.0.0.1", server.port), timeout=300) as sock:  # requests before the violation are answered
+            sock.sendall(good[0] + good[1] + bad[0][1] + follower)
+            received = b""
+            while more := sock.recv(65536):
+                received += more
+            assert received.count(b"HTTP/1.1 200") == 2 and received.count(b"HTTP/1.1 400") == 1 and received.count(b"HTTP/1.1 ") == 3, received
+
+
+def connections_are_limited_and_time_out():
+    with serving("-c", "2K", "--connections", "8", "--request-seconds", "1") as server:  # 2 of them are reserved for other addresses
         def connect():
-            return socket.create_connection(("127.0.0.1", server.port), timeout=20)
+            return socket.create_connection(("127.0.0.1", server.port), timeout=300)
         slow = [connect() for _ in range(6)]
-        for sock in slow: # a header without an end
+        for sock in slow: # unterminated header
             sock.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: ")
         refused = []
         for _ in range(4):
             with connect() as sock:
-                sock.settimeout(20)
+                sock.settimeout(300)
                 with contextlib.suppress(ConnectionResetError):
                     refused.append(sock.recv(1000))
         assert refused and all(b" 503 " in r and b"too many connections" in r for r in refused), refused
+        with contextlib.suppress(OSError):  # not every system has a second loopback address
+            other = socket.create_connection(("127.0.0.1", server.port), timeout=300, source_address=("127.0.0.2", 0))
+            with other:
+                other.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert b" 200 " in other.recv(1000).split(b"\r\n")[0], "another address cannot connect"
         start = time.monotonic()
         for sock in slow:
             with contextlib.suppress(OSError):
-                while True: # a byte now and then does not help
-                    assert time.monotonic() < start + 400
+                while True: # sending single bytes does not extend the time limit
+                    assert time.monotonic() < start + 1500
                     sock.sendall(b"x")
                     sock.settimeout(0.1)
                     with contextlib.suppress(TimeoutError):
                         if not sock.recv(100):
                             break
             sock.close()
-        figures = server.metrics()
-        assert figures["refused_connections_total"] >= 4 and figures["connections"] <= 6, figures
-        for i in range(30): # closed ones make room at once
+        metrics = server.metrics()
+        assert metrics["refused_connections_total"] >= 4 and metrics["connections"] <= 8, metrics
+        for i in range(30): # closed connections free their slots immediately
             assert server.raw("GET", "/health")[0] == 200, i
-        connection = server.connect() # one that waits for its answer may be silent
+        connection = server.connect() # a connection waiting for its response does not time out
         connection.request("POST", "/v1/completions", json.dumps({"prompt": BOOK[:50], "max_tokens": 1900, "ignore_eos": True}))
         assert connection.getresponse().status == 200
         connection.close()
 
 
-# ---- clients that leave, and too many of them
+def cpu_seconds(pid):
+    with open(f"/proc/{pid}/stat", encoding="ascii") as stat:
+        fields = stat.read().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def pages_come_back_when_clients_leave():
+def descriptor_exhaustion_pauses_accepting():
+    def connect(server):
+        return socket.create_connection(("127.0.0.1", server.port), timeout=20)
+    def ulimit(option):
+        return "sh", "-c", f'ulimit {option} 64; exec "$0" "$@"'
+    with serving("-c", "2K", "--connections", "104", wrapper=ulimit("-S -n")) as server:  # the server raises a soft limit
+        idle = [connect(server) for _ in range(75)]
+        assert server.raw("GET", "/health")[0] == 200
+        for sock in idle:
+            sock.close()
+    with serving("-c", "2K", wrapper=ulimit("-n")) as server:
+        idle = [connect(server) for _ in range(75)]
+        for sock in idle:
+            sock.close()
+        assert server.raw("GET", "/health")[0] == 200
+        if hasattr(resource, "prlimit"):
+            n_open = len(os.listdir(f"/proc/{server.process.pid}/fd"))
+            resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (n_open + 2, n_open + 2))
+            idle = [connect(server) for _ in range(20)]
+            start = cpu_seconds(server.process.pid)
+            time.sleep(2.5)
+            assert cpu_seconds(server.process.pid) - start < 0.5, "accept() is retried without a pause"
+            for sock in idle:
+                sock.close()
+            assert server.raw("GET", "/health")[0] == 200
+        errors = server.stop()
+        assert "allows 32 connections" in errors and len(errors.splitlines()) < 20, errors[:2000]
+
+
+# ---- disconnects and overload
+
+
+def pages_are_released_when_clients_disconnect():
     with serving("-c", "16K", "--parallel", "2", "--chunk", "64") as server:
         def ask(stream, n_prompt, n_new):
             connection = server.connect()
@@ -504,22 +649,22 @@ def pages_come_back_when_clients_leave():
         for answer in answers:
             assert answer.readline().startswith(b"data: ")
         queued = ask(False, 40, 100)
-        server.until(lambda f: f["num_requests_waiting"] == 1, "one waits")
+        server.until(lambda f: f["num_requests_waiting"] == 1, "no request is queued")
         queued.close()
-        server.until(lambda f: f["num_requests_waiting"] == 0, "a client left the queue")
-        for connection, answer in zip(streams, answers): # in decode
+        server.until(lambda f: f["num_requests_waiting"] == 0, "the request of a disconnected client stays queued")
+        for connection, answer in zip(streams, answers): # during decode
             answer.close()
             connection.close()
-        server.until(nothing_is_held, "clients left in decode")
-        prefill = ask(False, 8000, 10)
-        server.until(lambda f: f["prompt_tokens_computed_total"] > 200, "prefill goes on")
+        server.until(all_pages_released, "pages are held after a disconnect during decode")
+        prefill = ask(False, 15000, 10)
+        server.until(lambda f: f["prompt_tokens_computed_total"] > 200, "prefill does not advance")
         prefill.close()
-        figures = server.until(nothing_is_held, "a client left in prefill")
-        assert figures["prompt_tokens_computed_total"] < 8000 and figures["disconnects_total"] == 4, figures
+        metrics = server.until(all_pages_released, "pages are held after a disconnect during prefill")
+        assert metrics["prompt_tokens_computed_total"] < 15000 and metrics["disconnects_total"] == 4, metrics
         assert server.post("/v1/chat/completions", chat("still there"))["choices"]
 
 
-def overload_is_refused_with_a_time():
+def overload_is_rejected_with_a_retry_time():
     with serving("-c", "16K", "--parallel", "2", "--queue", "3") as server:
         def one(i):
             return server.raw("POST", "/v1/chat/completions", chat(BOOK[i * 7:i * 7 + 200], max_tokens=150))
@@ -530,26 +675,99 @@ def overload_is_refused_with_a_time():
         assert len(good) >= 3 and len(busy) >= 1 and len(good) + len(busy) == 24, [a[0] for a in answers]
         assert all(a["usage"]["completion_tokens"] == 150 for a in good), good
         assert all(int(headers["Retry-After"]) >= 1 and body["error"]["type"] == "rate_limit_error" for headers, body in busy), busy
-        figures = server.until(nothing_is_held, "all pages are back")
-        assert figures['request_success_total{finished_reason="error"}'] == 0, figures
+        metrics = server.until(all_pages_released, "pages are held after all requests")
+        assert metrics['request_success_total{finished_reason="error"}'] == 0, metrics
 
 
-def one_prefix_is_computed_once():
+def shared_prefix_is_computed_once():
     with serving("-c", "32K", "--parallel", "8") as server:
         with concurrent.futures.ThreadPoolExecutor(32) as pool:
             answers = list(pool.map(lambda i: server.post("/v1/chat/completions", chat(BOOK[:2048] + f" {i:02}", max_tokens=4)), range(32)))
         assert len(answers) == 32
-        figures = server.metrics()
-        assert figures["prompt_tokens_computed_total"] == 2051 + 31 * 3, figures
+        metrics = server.metrics()
+        assert metrics["prompt_tokens_computed_total"] == 2051 + 31 * 3, metrics
 
 
-def a_slow_reader_is_dropped():
+def slow_reader_is_disconnected():
     with serving("-c", "64K", "--parallel", "4") as server:
         with socket.create_connection(("127.0.0.1", server.port)) as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
             body = json.dumps(chat("x", max_tokens=4000, n=4, stream=True, logprobs=True, top_logprobs=20)).encode()
             sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-            server.until(lambda f: f["slow_readers_total"] == 1 and nothing_is_held(f), "the reader is dropped", 60)
+            server.until(lambda f: f["slow_readers_total"] == 1 and all_pages_released(f), "the slow reader stays connected")
+
+
+# ---- large requests
+
+
+def many_turns(n):
+    """Returns a body of the Messages API with n user messages, which are merged into one prompt."""
+    return json.dumps({"messages": [{"role": "user", "content": "x" * 20}] * n, "max_tokens": 4}).encode()
+
+
+def large_requests_do_not_delay_other_clients():
+    bodies = (("/v1/messages", many_turns(60000)), ("/v1/chat/completions", json.dumps(chat(" " * 7500000)).encode()),
+              ("/tokenize", json.dumps({"content": "a b " * 200000, "with_pieces": True}).encode()))
+    with serving("-c", "16K") as server:
+        connection = server.connect()
+        connection.request("POST", "/v1/chat/completions", json.dumps(chat("x", max_tokens=12000, stream=True)))
+        stream = connection.getresponse()
+        tokens_at = []
+
+        def read_stream():
+            with contextlib.suppress(OSError, http.client.HTTPException, ValueError, AttributeError):
+                while stream.readline():
+                    tokens_at.append(time.monotonic())
+
+        reader = threading.Thread(target=read_stream)
+        reader.start()
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            for path, body in bodies:
+                start = last = time.monotonic()
+                longest = 0.0
+                large = pool.submit(server.raw, "POST", path, body)
+                while not large.done():
+                    assert server.raw("GET", "/health")[0] == 200
+                    longest = max(longest, time.monotonic() - last)
+                    last = time.monotonic()
+                status, _, data = large.result()
+                took = time.monotonic() - start
+                times = [start] + [t for t in tokens_at if start < t < start + took] + [start + took]
+                gap = max(b - a for a, b in zip(times, times[1:])) if reader.is_alive() else 0.0
+                assert status == (200 if path == "/tokenize" else 400), (path, status, data[:200])
+                # A slow machine has long gaps as well, but not as long as the request itself.
+                assert longest < 5.0 or longest < took / 2, (path, longest, took)
+                assert gap < 5.0 or gap < took / 2, (path, gap, took)
+        assert b"bytes" in server.raw("POST", *bodies[1])[2], "the prompt was tokenized before its length was checked"
+        connection.sock.shutdown(socket.SHUT_RDWR)
+        reader.join()
+        connection.close()
+
+
+def clients_may_disconnect_during_preparation():
+    body = many_turns(100000)
+    head = b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with serving("-c", "8K") as server:
+        for _ in range(8):
+            with socket.create_connection(("127.0.0.1", server.port), timeout=300) as sock:
+                sock.sendall(head + body)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # close with a reset
+        server.until(lambda f: f["num_requests_preparing"] == 0 and all_pages_released(f), "abandoned requests remain")
+        assert server.post("/v1/chat/completions", chat("still there"))["choices"]
+
+
+def sigterm_finishes_requests_in_preparation():
+    with serving("-c", "8K") as server, concurrent.futures.ThreadPoolExecutor(2) as pool:
+        count = pool.submit(server.post, "/v1/messages/count_tokens", many_turns(100000))
+        answer = pool.submit(server.post, "/v1/chat/completions", chat(BOOK[:100], ignored=[0] * 1000000))
+        server.until(lambda f: f["num_requests_preparing"] == 2 or count.done() or answer.done(), "no request is being prepared")
+        server.process.send_signal(signal.SIGTERM)
+        if not count.done() and not answer.done():
+            assert count.result()["input_tokens"] == 22 * 100000 - 2
+            assert answer.result()["usage"]["completion_tokens"] == 16
+        for ask in (count, answer):
+            ask.exception()
+        server.stop(again=False)
 
 
 # ---- prefixes on disk
@@ -561,89 +779,92 @@ def folder():
         yield os.path.join(parent, "prefixes")
 
 
-def prefixes_come_back_after_a_restart():
+def prefixes_survive_a_restart():
     body = chat(BOOK[:900])
     key = [{"Authorization": "Bearer " + k} for k in KEYS]
     with serving("-c", "8K") as server:
-        truth = server.post("/v1/chat/completions", body)["choices"][0]["message"]
-    with folder() as path:
-        options = ("-c", "8K", "--prefix-dir", path, "--prefix-disk", "8M", "--api-key", KEYS[0], "--api-key", KEYS[1])
+        expected = server.post("/v1/chat/completions", body)["choices"][0]["message"]
+    with folder() as path, admin_key() as option:
+        options = ("-c", "8K", *option, "--prefix-dir", path, "--prefix-disk", "8M", "--api-key", KEYS[0], "--api-key", KEYS[1])
         with serving(*options) as server:
-            assert server.post("/v1/chat/completions", body, key[0])["choices"][0]["message"] == truth
+            assert server.post("/v1/chat/completions", body, key[0])["choices"][0]["message"] == expected
         assert all(k not in name for k in KEYS for name in os.listdir(path))
-        with serving(*options[:-4], "--api-key", KEYS[1], "--api-key", KEYS[0]) as server:  # in another order: a key is known by its name
+        with serving(*options[:-4], "--api-key", KEYS[1], "--api-key", KEYS[0]) as server:  # keys in another order keep their prefixes
             answer = server.post("/v1/chat/completions", body, key[0])
             other = server.post("/v1/chat/completions", body, key[1])
             assert other["usage"]["prompt_tokens_details"]["cached_tokens"] == 0, other
-            assert answer["choices"][0]["message"] == other["choices"][0]["message"] == truth
-            figures = server.metrics(key[0])
+            assert answer["choices"][0]["message"] == other["choices"][0]["message"] == expected
+            metrics = server.metrics(ADMIN)
             cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-            assert cached > 500 and figures["prefix_store_read_pages_total"] == cached / 64, (cached, figures)
-            assert 0 < figures["prefix_store_bytes"] <= figures["prefix_store_max_bytes"] == 8 << 20, figures
-            second = subprocess.run([sys.argv[1], "serve", "-m", "needle", "--port", "0", *options], capture_output=True, timeout=60, check=False)
-            assert second.returncode != 0 and b"its own folder" in second.stderr, second
+            assert cached > 500 and metrics["prefix_store_read_pages_total"] == cached / 64, (cached, metrics)
+            assert 0 < metrics["prefix_store_bytes"] <= metrics["prefix_store_max_bytes"] == 8 << 20, metrics
+            second = subprocess.run([sys.argv[1], "serve", "-m", "needle", "--port", "0", *options], capture_output=True, timeout=600, check=False)
+            assert second.returncode != 0 and b"separate folder" in second.stderr, second
 
 
-def killed_servers_leave_nothing_wrong():
+def killed_server_leaves_no_damaged_prefixes():
     rng = random.Random(5)
     prompts = [BOOK[i:i + 700] for i in range(0, 2000, 500)]
     body = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
     with serving("-c", "8K") as server:
-        truth = [server.post("/v1/completions", {"prompt": p, **body})["choices"][0]["text"] for p in prompts]
+        expected = [server.post("/v1/completions", {"prompt": p, **body})["choices"][0]["text"] for p in prompts]
     with folder() as path:
         for _ in range(6):
             with contextlib.suppress(OSError, http.client.HTTPException), serving("-c", "8K", "--prefix-dir", path) as server:
                 timer = threading.Timer(rng.random() * 0.4, server.process.kill)
                 timer.start()
-                for prompt, text in zip(prompts, truth):
+                for prompt, text in zip(prompts, expected):
                     assert server.post("/v1/completions", {"prompt": prompt, **body})["choices"][0]["text"] == text
                 timer.join()
                 server.post("/v1/completions", {"prompt": prompts[0], **body})
-                raise AssertionError("it was not killed")
+                raise AssertionError("the server was not killed")
             timer.join()
         with serving("-c", "8K", "--prefix-dir", path) as server:
-            for prompt, text in zip(prompts, truth):
+            for prompt, text in zip(prompts, expected):
                 assert server.post("/v1/completions", {"prompt": prompt, **body})["choices"][0]["text"] == text
             assert server.metrics()["prefix_store_damaged_pages_total"] == 0
 
 
-# ---- options that meet
+# ---- combined options
 
 
-def small_steps_have_room_for_their_answers():
-    with serving("-c", "8K", "--chunk", "16", "--parallel", "8") as server:  # 8 answers with 3 drafts each are more than a step
+def small_steps_fit_the_drafts_of_all_answers():
+    with serving("-c", "8K", "--chunk", "16", "--parallel", "8") as server:  # 8 answers with 3 drafts each exceed one step
         text = server.post("/v1/chat/completions", chat(BOOK[:100]))["choices"][0]["message"]["content"]
     with serving("-c", "8K", "--draft-tokens", "0") as server:
         assert server.post("/v1/chat/completions", chat(BOOK[:100]))["choices"][0]["message"]["content"] == text
 
 
-# ---- the end
+# ---- shutdown
 
 
-def sigterm_finishes_what_runs():
+def sigterm_finishes_running_requests():
     with serving("-c", "8K") as server:
         with concurrent.futures.ThreadPoolExecutor(3) as pool:
-            asks = [pool.submit(server.post, "/v1/chat/completions", chat(BOOK[i:i + 100], max_tokens=400)) for i in range(3)]
-            server.until(lambda f: f["num_requests_running"] == 3, "all run")
+            asks = [pool.submit(server.post, "/v1/chat/completions", chat(BOOK[i:i + 100], max_tokens=1200)) for i in range(3)]
+            server.until(lambda f: f["num_requests_running"] == 3, "not all requests are running")
             server.process.send_signal(signal.SIGTERM)
-            assert all(a.result()["usage"]["completion_tokens"] == 400 for a in asks)
+            assert all(a.result()["usage"]["completion_tokens"] == 1200 for a in asks)
         errors = server.stop(again=False)
         assert BOOK[:20] not in errors, errors
 
 
-BEHAVIOURS = [value for name, value in list(globals().items())
-              if callable(value) and getattr(value, "__module__", "") == "__main__" and name.islower() and value.__code__.co_argcount == 0
-              and name not in ("serving", "folder")]
+# All functions without parameters, except context managers.
+TESTS = [value for name, value in list(globals().items())
+         if callable(value) and getattr(value, "__module__", "") == "__main__" and name.islower() and value.__code__.co_argcount == 0
+         and not hasattr(value, "__wrapped__")]
 
 
-def run(behaviours):
+def run(tests):
     wanted = sys.argv[2:]
-    for behaviour in behaviours:
-        if not wanted or behaviour.__name__ in wanted:
+    unknown = set(wanted) - {test.__name__ for test in tests}
+    assert not unknown, f"unknown tests: {unknown}"
+    for test in tests:
+        if not wanted or test.__name__ in wanted:
             start = time.monotonic()
-            behaviour()
-            print(f"ok {behaviour.__name__} {time.monotonic() - start:.1f} s", flush=True)
+            test()
+            print(f"ok {test.__name__} {time.monotonic() - start:.1f} s", flush=True)
 
 
 if __name__ == "__main__":
-    run(BEHAVIOURS)
+    run(TESTS)

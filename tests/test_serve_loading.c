@@ -1,4 +1,4 @@
-/* The server before its model is there: the address is taken, and whoever asks hears 503. */
+/* The server while its model is loading: it listens on its address and answers requests with 503. */
 #include "../src/serve/serve.h"
 #include "test.h"
 
@@ -12,7 +12,7 @@ static struct sockaddr_in local(uint16_t port) {
     return (struct sockaddr_in){.sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
 }
 
-/* One that was free a moment ago. */
+/* Returns a port that was free a moment ago. */
 static uint16_t free_port(void) {
     struct sockaddr_in at = local(0);
     socklen_t n = sizeof at;
@@ -35,7 +35,7 @@ static void ask(uint16_t port, const char *request, char *answer, size_t room) {
     (void)close(link);
 }
 
-START_TEST(who_asks_while_the_model_is_loaded_hears_503) {
+START_TEST(requests_during_loading_get_503) {
     char answer[4096];
     serve_config config = serve_config_default();
     config.port = free_port();
@@ -48,20 +48,20 @@ START_TEST(who_asks_while_the_model_is_loaded_hears_503) {
     ck_assert_msg(strstr(answer, " 503 ") != NULL && strstr(answer, "Retry-After: 1") != NULL, "%s", answer);
     ask(config.port, "GET /nothing HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", answer, sizeof answer);
     ck_assert_msg(strstr(answer, " 404 ") != NULL, "%s", answer);
-    ck_assert_ptr_null(serve_open(&config)); /* taken */
+    ck_assert_ptr_null(serve_open(&config)); /* the port is already in use */
     ck_assert_int_eq(errno, EADDRINUSE);
     serve_close(s);
     serve_close(NULL);
 }
 END_TEST
 
-START_TEST(an_address_that_cannot_be_had_is_said_at_once) {
+START_TEST(unavailable_address_is_reported_immediately) {
     serve_config config = serve_config_default();
     config.port = 0;
-    config.host = "192.0.2.1"; /* of nobody */
+    config.host = "192.0.2.1"; /* this address is not assigned to any machine */
     ck_assert_ptr_null(serve_open(&config));
     ck_assert_int_ne(errno, 0);
 }
 END_TEST
 
-TEST_MAIN("serve_loading", who_asks_while_the_model_is_loaded_hears_503, an_address_that_cannot_be_had_is_said_at_once)
+TEST_MAIN("serve_loading", requests_during_loading_get_503, unavailable_address_is_reported_immediately)

@@ -1,4 +1,4 @@
-/* Answers as the two APIs shape them, from parts that no model had to write: text, reasoning and calls. */
+/* API responses, built from text, reasoning and tool calls that the test provides instead of a model. */
 #include "../src/serve/exchange.h"
 #include "test.h"
 
@@ -35,14 +35,14 @@ static void check(json_t *got, const char *expected) {
     json_decref(got);
 }
 
-static void let_go_of(exchange *x) {
+static void free_parts(exchange *x) {
     for (uint32_t i = 0; i < x->answers[0].n_parts; i++) {
         free(x->answers[0].parts[i].name);
         evbuffer_free(x->answers[0].parts[i].bytes);
     }
 }
 
-START_TEST(openai_gets_reasoning_text_and_calls_apart) {
+START_TEST(openai_response_separates_reasoning_text_and_calls) {
     exchange x = answer_with_a_call(API_CHAT);
     check(
         reply_answer(&x),
@@ -52,11 +52,11 @@ START_TEST(openai_gets_reasoning_text_and_calls_apart) {
         "{\"id\":\"call_01_0_1\",\"type\":\"function\",\"function\":{\"name\":\"put\",\"arguments\":\"no JSON\"}}]},"
         "\"logprobs\":null,\"finish_reason\":\"tool_calls\"}],\"usage\":{\"prompt_tokens\":10,\"completion_tokens\":7,"
         "\"total_tokens\":17,\"prompt_tokens_details\":{\"cached_tokens\":4}}}");
-    let_go_of(&x);
+    free_parts(&x);
 }
 END_TEST
 
-START_TEST(anthropic_gets_blocks_in_their_order) {
+START_TEST(anthropic_response_has_blocks_in_order) {
     exchange x = answer_with_a_call(API_MESSAGES);
     check(reply_answer(&x),
           "{\"id\":\"chatcmpl-01\",\"type\":\"message\",\"role\":\"assistant\",\"model\":\"m\",\"content\":["
@@ -65,11 +65,11 @@ START_TEST(anthropic_gets_blocks_in_their_order) {
           "{\"type\":\"tool_use\",\"id\":\"toolu_01_0_1\",\"name\":\"put\",\"input\":{}}],\"stop_reason\":\"tool_use\","
           "\"stop_sequence\":null,\"usage\":{\"input_tokens\":6,\"cache_read_input_tokens\":4,\"cache_creation_input_tokens\":0,"
           "\"output_tokens\":7}}");
-    let_go_of(&x);
+    free_parts(&x);
 }
 END_TEST
 
-START_TEST(conversations_come_out_as_templates_want_them) {
+START_TEST(anthropic_messages_become_a_template_conversation) {
     static const char body[] =
         "\x7b\"system\":\"x-anthropic-billing-header: 1\\nBe kind.\",\"messages\":[{\"role\":\"user\",\"content\":\"a\"},"
         "{\"role\":\"assistant\",\"content\":[{\"type\":\"thinking\",\"thinking\":\"t\"},{\"type\":\"text\",\"text\":\"b\"},"
@@ -90,7 +90,7 @@ START_TEST(conversations_come_out_as_templates_want_them) {
 }
 END_TEST
 
-START_TEST(responses_are_items_in_their_order) {
+START_TEST(responses_api_has_items_in_order) {
     exchange x = answer_with_a_call(API_RESPONSES);
     json_t *got = reply_answer(&x);
     check(
@@ -113,11 +113,11 @@ START_TEST(responses_are_items_in_their_order) {
     got = reply_answer(&x);
     ck_assert_str_eq(json_string_value(json_object_get(got, "status")), "incomplete");
     json_decref(got);
-    let_go_of(&x);
+    free_parts(&x);
 }
 END_TEST
 
-START_TEST(items_of_responses_become_a_conversation) {
+START_TEST(responses_api_items_become_a_conversation) {
     static const char body[] =
         "{\"instructions\":\"Be kind.\",\"max_output_tokens\":9,\"reasoning\":{\"effort\":\"low\"},\"n\":5,\"input\":["
         "{\"role\":\"user\",\"content\":[{\"type\":\"input_text\",\"text\":\"a\"}]},"
@@ -159,6 +159,6 @@ START_TEST(items_of_responses_become_a_conversation) {
 }
 END_TEST
 
-TEST_MAIN("serve_reply", openai_gets_reasoning_text_and_calls_apart, anthropic_gets_blocks_in_their_order,
-          conversations_come_out_as_templates_want_them, responses_are_items_in_their_order,
-          items_of_responses_become_a_conversation)
+TEST_MAIN("serve_reply", openai_response_separates_reasoning_text_and_calls, anthropic_response_has_blocks_in_order,
+          anthropic_messages_become_a_template_conversation, responses_api_has_items_in_order,
+          responses_api_items_become_a_conversation)

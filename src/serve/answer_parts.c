@@ -1,4 +1,4 @@
-/* What the APIs share when they write answers: parts that are kept, events of a stream, names of calls. See exchange.h. */
+/* Helpers shared by all APIs. They collect answer parts, send stream events and name tool calls. See exchange.h. */
 #include "exchange.h"
 
 #include <stdlib.h>
@@ -42,5 +42,5 @@ answer_part *reply_keep(answer_out *a, part_kind kind, const char *bytes, size_t
 
 json_t *reply_part_text(const answer_part *part) {
     size_t n = evbuffer_get_length(part->bytes);
-    return reply_sound_text(n > 0 ? (const char *)evbuffer_pullup(part->bytes, -1) : "", n);
+    return reply_utf8_text(n > 0 ? (const char *)evbuffer_pullup(part->bytes, -1) : "", n);
 }

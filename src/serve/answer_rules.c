@@ -8,20 +8,20 @@
 
 enum { MAX_TOOLS = 128, MAX_NAME = 128, MAX_CALLS = 8, MAX_PIECES = 10, MAX_MEMBERS = 256 };
 
-/* ---- how calls are written ---- */
+/* ---- tool-call syntax ---- */
 
-/* Stand for the name and the arguments in a row of pieces. */
+/* Placeholders for the tool name and the arguments in call_form.pieces. */
 static const char NAME[] = "name";
 static const char ARGUMENTS[] = "arguments";
 
 typedef struct call_form {
     fkv_tool_syntax syntax;
-    const char *needs;   /* a token that the vocabulary must have, or NULL */
-    const char *between; /* two calls; NULL: one call is all there may be */
+    const char *needs;   /* special token that the vocabulary must contain; NULL if none is required */
+    const char *between; /* separator between calls; NULL if the syntax allows only one call */
     const char *pieces[MAX_PIECES];
 } call_form;
 
-/* Those whose arguments are JSON. */
+/* Tool-call syntaxes in which the arguments are JSON. */
 static const call_form FORMS[] = {
     {FKV_TOOLS_JSON,
      NULL,
@@ -37,7 +37,7 @@ static const call_form FORMS[] = {
       "<|tool_call_end|>", "<|tool_calls_section_end|>"}},
 };
 
-static const call_form *form_of(const answer_marks *m) {
+static const call_form *call_form_of(const answer_marks *m) {
     for (size_t i = 0; m->chat && i < sizeof FORMS / sizeof FORMS[0]; i++) {
         const call_form *f = &FORMS[i];
         if (f->syntax == m->syntax.tools && (f->needs == NULL || m->is_token(m->user, f->needs))) return f;
@@ -45,11 +45,11 @@ static const call_form *form_of(const answer_marks *m) {
     return NULL;
 }
 
-/* ---- text of rules ---- */
+/* ---- rule text ---- */
 
-static bool fail(char *error, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static bool rule_error(char *error, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-static bool fail(char *error, const char *format, ...) {
+static bool rule_error(char *error, const char *format, ...) {
     va_list args;
     va_start(args, format);
     (void)vsnprintf(error, GRAMMAR_ERROR_BYTES, format, args);
@@ -57,7 +57,7 @@ static bool fail(char *error, const char *format, ...) {
     return false;
 }
 
-/* As a literal of the grammar, which is a JSON string. */
+/* Writes the text as a grammar literal, which uses JSON string syntax. */
 static void put_literal(FILE *out, const char *text) {
     json_t *string = json_string(text);
     char *quoted = json_dumps(string, JSON_ENCODE_ANY | JSON_ENSURE_ASCII);
@@ -66,7 +66,7 @@ static void put_literal(FILE *out, const char *text) {
     json_decref(string);
 }
 
-/* A special token by its number, anything else as text. */
+/* Writes a special token as its token number, and any other text as a literal. */
 static void put_mark(FILE *out, const answer_marks *m, const char *text) {
     uint32_t token = m->token_of(m->user, text);
     if (token != FKV_NO_TOKEN)
@@ -75,34 +75,37 @@ static void put_mark(FILE *out, const answer_marks *m, const char *text) {
         put_literal(out, text);
 }
 
-/* Rules for optional properties grow with the square of their number. Values are no deeper than the request. */
-static size_t most_members(const json_t *value) {
+/* Returns the number of members of the largest object in the value. The size of the rules for optional properties grows
+ * quadratically with this number. The recursion is bounded by the nesting limit of requests. */
+static size_t max_members(const json_t *value) {
     size_t most = json_object_size(value);
     size_t i;
     const char *key;
     const json_t *inside;
     json_object_foreach((json_t *)value, key, inside) {
-        size_t n = most_members(inside);
+        size_t n = max_members(inside);
         if (n > most) most = n;
     }
     json_array_foreach(value, i, inside) {
-        size_t n = most_members(inside);
+        size_t n = max_members(inside);
         if (n > most) most = n;
     }
     return most;
 }
 
-/* One line of JSON by one way of spacing: models that may choose go on with spaces for ever. */
+/* Writes a rule for JSON on one line with fixed spacing. If arbitrary whitespace were allowed, some models would generate spaces
+ * forever. */
 static bool put_schema(FILE *out, const json_t *schema, bool of_arguments, char *error) {
-    size_t members = most_members(schema);
-    if (members > MAX_MEMBERS) return fail(error, "an object of a schema has %zu members: at most %d", members, MAX_MEMBERS);
+    size_t members = max_members(schema);
+    if (members > MAX_MEMBERS)
+        return rule_error(error, "a schema object has %zu members: at most %d are allowed", members, MAX_MEMBERS);
     json_t *copy = json_copy((json_t *)schema);
     json_t *spacing = json_pack("{s:b, s:s, s:s}", "whitespace_flexible", 0, "item_separator", ", ", "key_separator", ": ");
     if (of_arguments && json_object_get(copy, "type") == NULL) (void)json_object_set_new(copy, "type", json_string("object"));
     bool good = copy != NULL && json_object_set_new(copy, "x-guidance", spacing) == 0;
     char *text = good ? json_dumps(copy, JSON_COMPACT) : NULL;
     if (text != NULL) (void)fprintf(out, " %%json %s\n", text);
-    good = text != NULL || fail(error, "there is no memory for the rules");
+    good = text != NULL || rule_error(error, "out of memory building the grammar");
     free(text);
     json_decref(copy);
     return good;
@@ -110,18 +113,20 @@ static bool put_schema(FILE *out, const json_t *schema, bool of_arguments, char 
 
 /* ---- calls ---- */
 
-static bool sound_name(const char *name) {
+static bool is_valid_tool_name(const char *name) {
     static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.:/";
     return name != NULL && name[0] != 0 && strlen(name) <= MAX_NAME && name[strspn(name, letters)] == 0;
 }
 
-static bool put_call(FILE *out, const answer_marks *m, const call_form *form, const json_t *function, size_t number,
-                     char *error) {
+static bool put_call_rule(FILE *out, const answer_marks *m, const call_form *form, const json_t *function, size_t number,
+                          char *error) {
     const char *name = json_string_value(json_object_get(function, "name"));
     const json_t *parameters = json_object_get(function, "parameters");
-    if (!sound_name(name)) return fail(error, "the name of tool %zu: 1 to %d letters, digits and _-.:/", number, MAX_NAME);
+    if (!is_valid_tool_name(name))
+        return rule_error(error, "invalid name of the tool at index %zu: expected 1 to %d characters (letters, digits and _-.:/)",
+                          number, MAX_NAME);
     if (parameters != NULL && !json_is_object(parameters) && !json_is_null(parameters))
-        return fail(error, "the parameters of tool %s: a JSON schema is expected", name);
+        return rule_error(error, "parameters of tool %s: expected a JSON schema", name);
     (void)fprintf(out, "call_%zu:", number);
     for (int i = 0; i < MAX_PIECES && form->pieces[i] != NULL; i++) {
         if (form->pieces[i] == NAME)
@@ -138,24 +143,26 @@ static bool put_call(FILE *out, const answer_marks *m, const call_form *form, co
     return good;
 }
 
-/* call: one of the tools; calls: as many as may be. */
+/* Writes the rules `call` (a call of one of the tools) and `calls` (one or more calls, if the request allows more than one). */
 static bool put_calls(FILE *out, const api_request *api, const answer_marks *m, char *error) {
     const json_t *tools = json_object_get(api->conversation, "tools");
-    const call_form *form = form_of(m);
+    const call_form *form = call_form_of(m);
     size_t i;
     const json_t *tool;
     size_t n = 0;
-    if (json_array_size(tools) > MAX_TOOLS) return fail(error, "%zu tools: at most %d", json_array_size(tools), MAX_TOOLS);
-    if (form == NULL) return fail(error, "this model has no way of writing tool calls that can be asked for");
+    if (json_array_size(tools) > MAX_TOOLS)
+        return rule_error(error, "%zu tools: at most %d are allowed", json_array_size(tools), MAX_TOOLS);
+    if (form == NULL) return rule_error(error, "tool calls cannot be enforced for this model");
     json_array_foreach(tools, i, tool) {
         const json_t *function = json_object_get(tool, "function");
         const char *name = json_string_value(json_object_get(function, "name"));
         if (api->forced_name != NULL && (name == NULL || strcmp(name, api->forced_name) != 0)) continue;
-        if (!put_call(out, m, form, function, n, error)) return false;
+        if (!put_call_rule(out, m, form, function, n, error)) return false;
         n++;
     }
-    if (n == 0 && api->forced_name != NULL) return fail(error, "there is no tool of the name %.60s", api->forced_name);
-    if (n == 0) return fail(error, "a call is asked for and there are no tools");
+    if (n == 0 && api->forced_name != NULL)
+        return rule_error(error, "unknown tool %.60s: expected a name from tools", api->forced_name);
+    if (n == 0) return rule_error(error, "a tool call is required but tools is empty");
     (void)fprintf(out, "call:");
     for (i = 0; i < n; i++) (void)fprintf(out, "%s call_%zu", i > 0 ? " |" : "", i);
     (void)fprintf(out, "\ncalls: call");
@@ -168,7 +175,7 @@ static bool put_calls(FILE *out, const api_request *api, const answer_marks *m, 
     return true;
 }
 
-/* ---- the whole ---- */
+/* ---- complete grammar ---- */
 
 bool answer_rules_wanted(const api_request *api, const char **param) {
     *param = api->forced_call ? "tool_choice" : "response_format";
@@ -176,11 +183,11 @@ bool answer_rules_wanted(const api_request *api, const char **param) {
 }
 
 static bool put_rules(FILE *out, const api_request *api, const answer_marks *m, char *error) {
-    bool calls = api->forced_call || (json_object_get(api->conversation, "tools") != NULL && form_of(m) != NULL);
+    bool calls = api->forced_call || (json_object_get(api->conversation, "tools") != NULL && call_form_of(m) != NULL);
     bool value = api->schema != NULL && !api->forced_call;
     if (m->syntax.reasoning == FKV_REASONING_HARMONY || m->syntax.tools == FKV_TOOLS_HARMONY)
-        return fail(error, "answers of this model come in channels, for which no form can be asked");
-    if (api->ignore_end) return fail(error, "ignore_eos: an answer of a given form has an end");
+        return rule_error(error, "constrained output is not supported for models that answer in channels");
+    if (api->ignore_end) return rule_error(error, "ignore_eos cannot be combined with constrained output");
     (void)fprintf(out, "start:%s (%s%s%s)\n", m->thinking.open != FKV_NO_TOKEN ? " SPACE?" : "", value ? "value" : "",
                   value && calls ? " | " : "", calls ? "calls" : "");
     if (m->thinking.open != FKV_NO_TOKEN) (void)fprintf(out, "SPACE: /[ \\n]{1,2}/\n");
@@ -195,7 +202,7 @@ char *answer_rules_text(const api_request *api, const answer_marks *marks, char 
     char *text = NULL;
     size_t n = 0;
     FILE *out = open_memstream(&text, &n);
-    if (out == NULL) return fail(error, "there is no memory for the rules"), NULL;
+    if (out == NULL) return rule_error(error, "out of memory building the grammar"), NULL;
     bool good = put_rules(out, api, marks, error);
     good = fclose(out) == 0 && good;
     if (good) return text;
@@ -203,9 +210,9 @@ char *answer_rules_text(const api_request *api, const answer_marks *marks, char 
     return NULL;
 }
 
-/* ---- of a model ---- */
+/* ---- model markup ---- */
 
-/* The one token that this text is, FKV_NO_TOKEN: it is several. */
+/* Returns the token number if the text is a single token, otherwise FKV_NO_TOKEN. */
 static uint32_t one_token(const fkv_model *model, const char *text) {
     uint32_t tokens[2];
     size_t n = 0;
@@ -230,7 +237,7 @@ static bool is_space(const fkv_model *model, uint32_t token) {
     return true;
 }
 
-/* Where the model may think first: as its template leaves it. */
+/* Returns the reasoning markers if the prompt allows the model to reason before the answer. */
 static grammar_thinking thinking_of(const fkv_model *model, fkv_reasoning_syntax syntax, const uint32_t *prompt, size_t n) {
     static const struct {
         fkv_reasoning_syntax syntax;
@@ -246,7 +253,7 @@ static grammar_thinking thinking_of(const fkv_model *model, fkv_reasoning_syntax
         grammar_thinking t = {.open = one_token(model, marks[i].open), .close = one_token(model, marks[i].close)};
         if (t.open == FKV_NO_TOKEN || t.close == FKV_NO_TOKEN) return none;
         t.opened = n > 0 && prompt[n - 1] == t.open;
-        return n > 0 && prompt[n - 1] == t.close ? none : t; /* the template has thought for it */
+        return n > 0 && prompt[n - 1] == t.close ? none : t; /* the template has closed the reasoning block already */
     }
     return none;
 }

@@ -1,8 +1,8 @@
-/* What a request says about the form of its answer, as the rules of a grammar: a JSON schema, a tool call that must be made, or
- * either of them.
+/* Translates the output constraints of a request into grammar rules. A request can require an answer in JSON that follows a
+ * schema, a tool call, or one of the two.
  *
- * A call is written as the model itself writes calls, so that it is read back like any other. Everything from the client is
- * checked or quoted before it becomes part of the rules.
+ * Tool calls use the model's own syntax, so the reply parser needs no special case for constrained calls. All client input is
+ * validated or quoted before it becomes part of the rules.
  */
 #ifndef FKV_SERVE_ANSWER_RULES_H
 #define FKV_SERVE_ANSWER_RULES_H
@@ -10,23 +10,25 @@
 #include "api_request.h"
 #include "grammar.h"
 
-/* How the model at hand marks things. */
+/* Special tokens and chat markup of the loaded model. */
 typedef struct answer_marks {
     fkv_reply_syntax syntax;
     grammar_thinking thinking;
-    bool chat;                                                /* calls are read at all */
-    uint32_t (*token_of)(const void *user, const char *text); /* of a special token with this text, or FKV_NO_TOKEN */
-    bool (*is_token)(const void *user, const char *text);     /* the text is one token, special or not */
+    bool chat;                                                /* the model has a chat template, so tool calls are parsed */
+    uint32_t (*token_of)(const void *user, const char *text); /* returns the special token with this text, or FKV_NO_TOKEN */
+    bool (*is_token)(const void *user, const char *text);     /* returns true if the text is a single token, special or not */
     const void *user;
 } answer_marks;
 
-/* The request needs rules; *param is the field that asks for them. */
+/* Returns true if the request constrains its answer. *param receives the name of the constraining request field. */
 bool answer_rules_wanted(const api_request *api, const char **param);
 
-/* The rules, the caller's. NULL: error[GRAMMAR_ERROR_BYTES] says what cannot be. */
+/* Returns the grammar rules, which the caller frees. Returns NULL with a message in error[GRAMMAR_ERROR_BYTES] if the constraint
+ * is not supported. */
 char *answer_rules_text(const api_request *api, const answer_marks *marks, char *error);
 
-/* The grammar of a request that needs one, to be closed by the caller. */
+/* Compiles the grammar of a constrained request. The caller closes it. Returns NULL with a message in error[GRAMMAR_ERROR_BYTES]
+ * on failure. */
 grammar *answer_rules_open(const grammar_maker *maker, const fkv_model *model, const api_request *api, const uint32_t *prompt,
                            size_t n_prompt, char *error);
 

@@ -1,6 +1,7 @@
 /* See api_request.h. */
 #include "api_request.h"
 
+#include "join_texts.h"
 #include "responses_request.h"
 
 #include <ctype.h>
@@ -10,9 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool wrong(api_request *r, const char *param, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static bool invalid(api_request *r, const char *param, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
-static bool wrong(api_request *r, const char *param, const char *format, ...) {
+static bool invalid(api_request *r, const char *param, const char *format, ...) {
     va_list args;
     va_start(args, format);
     (void)vsnprintf(r->error, sizeof r->error, format, args);
@@ -23,7 +24,7 @@ static bool wrong(api_request *r, const char *param, const char *format, ...) {
 
 /* ---- JSON ---- */
 
-/* Brackets open at once, outside of strings. */
+/* Returns true if brackets outside of strings are nested deeper than API_MAX_DEPTH. */
 static bool too_deep(const char *body, size_t n) {
     int depth = 0;
     bool quoted = false;
@@ -41,8 +42,8 @@ static bool too_deep(const char *body, size_t n) {
     return false;
 }
 
-/* The code unit of four hexadecimal digits; -1: they are none. */
-static int unit_of(const char *digits) {
+/* Parses four hexadecimal digits as a UTF-16 code unit. Returns -1 if a digit is invalid. */
+static int hex_code_unit(const char *digits) {
     int unit = 0;
     for (int i = 0; i < 4; i++) {
         if (!isxdigit((unsigned char)digits[i])) return -1;
@@ -51,15 +52,16 @@ static int unit_of(const char *digits) {
     return unit;
 }
 
-/* A copy in which zeros and halves of surrogate pairs are U+FFFD: JSON can write them, no text can hold them, and a tool that
- * read a binary file sends them on. NULL: there are none. */
-static char *without_halves(const char *body, size_t n) {
+/* Returns a copy of the body in which escaped NULs and unpaired surrogates are replaced with U+FFFD. Returns NULL if the body
+ * contains neither. JSON strings can contain such characters but C strings in UTF-8 cannot. Agents send them after reading binary
+ * files. */
+static char *replace_bad_escapes(const char *body, size_t n) {
     static const char replacement[4] = {'f', 'f', 'f', 'd'};
     char *copy = NULL;
     for (size_t i = 0; i + 6 <= n; i++) {
         if (body[i] != '\\') continue;
-        int unit = body[i + 1] == 'u' ? unit_of(body + i + 2) : -1;
-        int next = i + 12 <= n && body[i + 6] == '\\' && body[i + 7] == 'u' ? unit_of(body + i + 8) : -1;
+        int unit = body[i + 1] == 'u' ? hex_code_unit(body + i + 2) : -1;
+        int next = i + 12 <= n && body[i + 6] == '\\' && body[i + 7] == 'u' ? hex_code_unit(body + i + 8) : -1;
         bool pair = unit >= 0xd800 && unit < 0xdc00 && next >= 0xdc00 && next < 0xe000;
         bool half = unit == 0 || (unit >= 0xd800 && unit < 0xe000 && !pair);
         if (half && copy == NULL) {
@@ -75,39 +77,39 @@ static char *without_halves(const char *body, size_t n) {
 
 json_t *api_json(const char *body, size_t n, char *error, size_t n_error) {
     json_error_t why;
-    if (n == 0) return (void)snprintf(error, n_error, "the body is empty: a JSON object is expected"), NULL;
+    if (n == 0) return (void)snprintf(error, n_error, "the body is empty: expected a JSON object"), NULL;
     if (too_deep(body, n)) return (void)snprintf(error, n_error, "the body is nested deeper than %d levels", API_MAX_DEPTH), NULL;
-    char *copy = without_halves(body, n);
+    char *copy = replace_bad_escapes(body, n);
     json_t *root = json_loadb(copy != NULL ? copy : body, n, JSON_REJECT_DUPLICATES, &why);
     free(copy);
-    if (root == NULL) return (void)snprintf(error, n_error, "the body is not JSON: line %d: %s", why.line, why.text), NULL;
+    if (root == NULL) return (void)snprintf(error, n_error, "the body is not valid JSON (line %d): %s", why.line, why.text), NULL;
     if (json_is_object(root)) return root;
     json_decref(root);
-    return (void)snprintf(error, n_error, "the body is not a JSON object"), NULL;
+    return (void)snprintf(error, n_error, "the body must be a JSON object"), NULL;
 }
 
-/* The field, or NULL where it is missing or null. */
+/* Returns the field, or NULL if it is missing or null. */
 static json_t *field(const json_t *object, const char *name) {
     json_t *value = json_object_get(object, name);
     return json_is_null(value) ? NULL : value;
 }
 
-static bool read_real(api_request *r, const char *name, double least, double most, double *out) {
+static bool read_number(api_request *r, const char *name, double min, double max, double *out) {
     const json_t *value = field(r->root, name);
     if (value == NULL) return true;
     double number = json_number_value(value);
-    if (!json_is_number(value) || !(number >= least && number <= most))
-        return wrong(r, name, "%s: a number from %g to %g is expected", name, least, most);
+    if (!json_is_number(value) || !(number >= min && number <= max))
+        return invalid(r, name, "%s: expected a number from %g to %g", name, min, max);
     *out = number;
     return true;
 }
 
-static bool read_whole(api_request *r, const char *name, json_int_t least, json_int_t most, json_int_t *out) {
+static bool read_integer(api_request *r, const char *name, json_int_t min, json_int_t max, json_int_t *out) {
     const json_t *value = field(r->root, name);
     if (value == NULL) return true;
     json_int_t number = json_integer_value(value);
-    if (!json_is_integer(value) || number < least || number > most)
-        return wrong(r, name, "%s: a whole number from %lld to %lld is expected", name, (long long)least, (long long)most);
+    if (!json_is_integer(value) || number < min || number > max)
+        return invalid(r, name, "%s: expected an integer from %lld to %lld", name, (long long)min, (long long)max);
     *out = number;
     return true;
 }
@@ -115,14 +117,15 @@ static bool read_whole(api_request *r, const char *name, json_int_t least, json_
 static bool read_bool(api_request *r, const char *name, bool *out) {
     const json_t *value = field(r->root, name);
     if (value == NULL) return true;
-    if (!json_is_boolean(value)) return wrong(r, name, "%s: true or false is expected", name);
+    if (!json_is_boolean(value)) return invalid(r, name, "%s: expected true or false", name);
     *out = json_is_true(value);
     return true;
 }
 
 /* ---- messages ---- */
 
-/* Claude Code puts a line into its system prompt that changes with every request: no prefix would ever be found again. */
+/* Removes the billing line that Claude Code adds to its system prompt. The line changes with every request and would defeat the
+ * prefix cache. */
 static json_t *without_billing(const char *text) {
     static const char mark[] = "x-anthropic-billing-header";
     char *out = malloc(strlen(text) + 1);
@@ -142,32 +145,32 @@ static json_t *without_billing(const char *text) {
     return kept;
 }
 
-/* The text of a content: a string, or parts of which only texts are read here. */
+/* Returns the text of a message. The content of the message is a string or an array of text parts. */
 static json_t *content_text(api_request *r, const json_t *content, const char *where) {
     if (content == NULL || json_is_null(content)) return json_string("");
     if (json_is_string(content)) return json_string(json_string_value(content));
-    if (!json_is_array(content)) return (void)wrong(r, "messages", "%s: a text or an array of parts is expected", where), NULL;
+    if (!json_is_array(content)) return (void)invalid(r, "messages", "%s: expected a string or an array of parts", where), NULL;
     if (json_array_size(content) > API_MAX_PARTS)
-        return (void)wrong(r, "messages", "%s: at most %d parts", where, API_MAX_PARTS), NULL;
+        return (void)invalid(r, "messages", "%s: at most %d parts are allowed", where, API_MAX_PARTS), NULL;
     size_t i;
     const json_t *part;
-    json_t *whole = json_string("");
+    json_t *texts = json_array();
     json_array_foreach(content, i, part) {
         const char *kind = json_string_value(json_object_get(part, "type"));
-        const char *text = json_string_value(json_object_get(part, "text"));
-        if (kind == NULL || text == NULL || strstr(kind, "text") == NULL) {
-            json_decref(whole);
-            return (void)wrong(r, "messages", "%s: part %zu is no text; this server reads text only", where, i), NULL;
+        json_t *text = json_object_get(part, "text");
+        if (kind == NULL || !json_is_string(text) || strstr(kind, "text") == NULL) {
+            json_decref(texts);
+            return (void)invalid(r, "messages", "%s: the part at index %zu is not text; only text is supported", where, i), NULL;
         }
-        json_t *longer = json_sprintf("%s%s", json_string_value(whole), text);
-        json_decref(whole);
-        whole = longer;
+        (void)json_array_append(texts, text);
     }
+    json_t *whole = join_texts(texts, "");
+    json_decref(texts);
     return whole;
 }
 
-/* Templates want the arguments of a call as an object; the API sends them as text. */
-static void open_arguments(json_t *calls) {
+/* Parses the arguments of tool calls, which the API sends as a string, into the objects that chat templates expect. */
+static void parse_call_arguments(json_t *calls) {
     size_t i;
     json_t *call;
     json_array_foreach(calls, i, call) {
@@ -181,27 +184,39 @@ static void open_arguments(json_t *calls) {
     }
 }
 
+static bool is_chat_role(const char *role) {
+    static const char *const roles[] = {"system", "developer", "user", "assistant", "tool"};
+    for (size_t i = 0; i < sizeof roles / sizeof roles[0]; i++)
+        if (strcmp(role, roles[i]) == 0) return true;
+    return false;
+}
+
 static bool read_chat_messages(api_request *r, json_t *out) {
     const json_t *messages = field(r->root, "messages");
     size_t i;
     const json_t *message;
     if (!json_is_array(messages) || json_array_size(messages) == 0)
-        return wrong(r, "messages", "messages: an array with at least one message is expected");
+        return invalid(r, "messages", "messages: expected an array with at least one message");
     json_array_foreach(messages, i, message) {
         const char *role = json_string_value(json_object_get(message, "role"));
-        if (role == NULL) return wrong(r, "messages", "messages[%zu]: a role is expected", i);
+        if (role == NULL) return invalid(r, "messages", "messages[%zu]: role is missing", i);
+        if (!is_chat_role(role))
+            return invalid(r, "messages",
+                           "messages[%zu]: unknown role \"%.40s\": expected system, developer, user, assistant or tool", i, role);
         json_t *content = content_text(r, json_object_get(message, "content"), "content");
         if (content == NULL) return false;
         json_t *copy = json_deep_copy(message);
         if (strcmp(role, "developer") == 0) (void)json_object_set_new(copy, "role", json_string("system"));
         (void)json_object_set_new(copy, "content", content);
-        open_arguments(json_object_get(copy, "tool_calls"));
+        parse_call_arguments(json_object_get(copy, "tool_calls"));
         (void)json_array_append_new(out, copy);
     }
     return true;
 }
 
-/* The system prompt of the Anthropic API: a text or blocks, each of which can be or begin with the line that changes. */
+/* Returns the system prompt of an Anthropic request without billing lines. The request contains the system prompt as a string or
+ * as an array of text blocks.
+ */
 static json_t *system_text(api_request *r, json_t *system) {
     if (json_is_string(system)) return without_billing(json_string_value(system));
     size_t i;
@@ -213,28 +228,42 @@ static json_t *system_text(api_request *r, json_t *system) {
     return content_text(r, system, "system");
 }
 
-/* Takes the message over. Turns of the user in a row are one turn there; many templates insist on it. */
+/* Appends a message and takes ownership of it. Consecutive user messages are merged, because many templates require alternating
+ * roles. Until join_merged_turns() is called, the content of a merged message is an array of texts. */
 static bool add_turn(json_t *out, json_t *message) {
     json_t *last = json_array_get(out, json_array_size(out) - 1);
     const char *role = json_string_value(json_object_get(message, "role"));
     const char *before = json_string_value(json_object_get(last, "role"));
     if (message == NULL || before == NULL || strcmp(role, "user") != 0 || strcmp(before, "user") != 0)
         return json_array_append_new(out, message) == 0;
-    json_t *both = json_sprintf("%s\n\n%s", json_string_value(json_object_get(last, "content")),
-                                json_string_value(json_object_get(message, "content")));
+    json_t *content = json_object_get(last, "content");
+    bool good = true;
+    if (!json_is_array(content)) good = json_object_set_new(last, "content", json_pack("[O]", content)) == 0;
+    good = good && json_array_append(json_object_get(last, "content"), json_object_get(message, "content")) == 0;
     json_decref(message);
-    return json_object_set_new(last, "content", both) == 0;
+    return good;
 }
 
-/* One block of an Anthropic message. text: of the message so far. */
+static bool join_merged_turns(json_t *messages) {
+    size_t i;
+    json_t *message;
+    bool good = true;
+    json_array_foreach(messages, i, message) {
+        const json_t *content = json_object_get(message, "content");
+        if (json_is_array(content)) good = good && json_object_set_new(message, "content", join_texts(content, "\n\n")) == 0;
+    }
+    return good;
+}
+
+/* Reads one content block of an Anthropic message. Text, reasoning and tool calls are added to `message`, whose content is an
+ * array of texts; tool results become separate messages in `out`. */
 static bool read_block(api_request *r, const json_t *block, json_t *message, json_t *out) {
     const char *type = json_string_value(json_object_get(block, "type"));
-    if (type == NULL) return wrong(r, "messages", "messages: a block without a type");
+    if (type == NULL) return invalid(r, "messages", "messages: a content block has no type");
     if (strcmp(type, "text") == 0) {
-        const char *before = json_string_value(json_object_get(message, "content"));
-        const char *text = json_string_value(json_object_get(block, "text"));
-        if (text == NULL) return wrong(r, "messages", "messages: a text block without text");
-        return json_object_set_new(message, "content", json_sprintf("%s%s", before != NULL ? before : "", text)) == 0;
+        json_t *text = json_object_get(block, "text");
+        if (!json_is_string(text)) return invalid(r, "messages", "messages: a text block has no text");
+        return json_array_append(json_object_get(message, "content"), text) == 0;
     }
     if (strcmp(type, "thinking") == 0 || strcmp(type, "redacted_thinking") == 0) {
         json_t *text = json_object_get(block, "thinking");
@@ -255,27 +284,30 @@ static bool read_block(api_request *r, const json_t *block, json_t *message, jso
         return json_array_append_new(out, json_pack("{s:s, s:O?, s:o}", "role", "tool", "tool_call_id",
                                                     json_object_get(block, "tool_use_id"), "content", content)) == 0;
     }
-    return wrong(r, "messages", "messages: blocks of type %.40s are not read by this server", type);
+    return invalid(r, "messages", "messages: content blocks of type %.40s are not supported", type);
 }
 
 static bool read_anthropic_message(api_request *r, const json_t *message, json_t *out) {
     const char *role = json_string_value(json_object_get(message, "role"));
     const json_t *content = json_object_get(message, "content");
-    if (role != NULL && strcmp(role, "system") == 0) role = "user"; /* in mid-conversation most templates know no system */
+    if (role != NULL && strcmp(role, "system") == 0) role = "user"; /* most templates allow system messages only at the start */
     if (role == NULL || (strcmp(role, "user") != 0 && strcmp(role, "assistant") != 0))
-        return wrong(r, "messages", "messages: the role of a message is user, assistant or system");
+        return invalid(r, "messages", "messages: unknown role \"%.40s\": expected user, assistant or system",
+                       role != NULL ? role : "");
     if (!json_is_array(content)) {
         json_t *text = content_text(r, content, "content");
         return text != NULL && add_turn(out, json_pack("{s:s, s:o}", "role", role, "content", text));
     }
-    if (json_array_size(content) > API_MAX_PARTS) return wrong(r, "messages", "messages: at most %d blocks", API_MAX_PARTS);
-    json_t *whole = json_pack("{s:s, s:s}", "role", role, "content", "");
+    if (json_array_size(content) > API_MAX_PARTS)
+        return invalid(r, "messages", "messages: at most %d content blocks are allowed", API_MAX_PARTS);
+    json_t *whole = json_pack("{s:s, s:[]}", "role", role, "content");
     size_t i;
     const json_t *block;
     bool good = true;
     json_array_foreach(content, i, block) good = good && read_block(r, block, whole, out);
+    (void)json_object_set_new(whole, "content", join_texts(json_object_get(whole, "content"), ""));
     bool empty = json_string_length(json_object_get(whole, "content")) == 0 && json_object_get(whole, "tool_calls") == NULL;
-    if (good && !empty) return add_turn(out, whole); /* behind the results of tools */
+    if (good && !empty) return add_turn(out, whole); /* the message follows its tool results */
     json_decref(whole);
     return good;
 }
@@ -286,7 +318,7 @@ static bool read_anthropic_messages(api_request *r, json_t *out) {
     size_t i;
     const json_t *message;
     if (!json_is_array(messages) || json_array_size(messages) == 0)
-        return wrong(r, "messages", "messages: an array with at least one message is expected");
+        return invalid(r, "messages", "messages: expected an array with at least one message");
     if (system != NULL) {
         json_t *text = system_text(r, system);
         if (text == NULL) return false;
@@ -295,7 +327,7 @@ static bool read_anthropic_messages(api_request *r, json_t *out) {
         json_decref(text);
     }
     json_array_foreach(messages, i, message) if (!read_anthropic_message(r, message, out)) return false;
-    return true;
+    return join_merged_turns(out);
 }
 
 /* ---- tools ---- */
@@ -306,7 +338,7 @@ static json_t *anthropic_tools(const json_t *tools) {
     const json_t *tool;
     json_array_foreach(tools, i, tool) {
         json_t *schema = json_object_get(tool, "input_schema");
-        if (schema == NULL) continue; /* a tool that the service itself would run */
+        if (schema == NULL) continue; /* a server-side tool, which this server does not support */
         (void)json_array_append_new(out, json_pack("{s:s, s:{s:O?, s:O*, s:O}}", "type", "function", "function", "name",
                                                    json_object_get(tool, "name"), "description",
                                                    json_object_get(tool, "description"), "parameters", schema));
@@ -316,46 +348,46 @@ static json_t *anthropic_tools(const json_t *tools) {
 
 static bool one_of(const char *word, const char *a, const char *b) { return strcmp(word, a) == 0 || strcmp(word, b) == 0; }
 
-/* The words of both APIs. *keep_out: the model is not to hear of the tools. */
-static bool read_tool_choice(api_request *r, bool *keep_out) {
+/* Reads tool_choice in the syntax of either API. Sets *hide_tools if the tools must not appear in the prompt. */
+static bool read_tool_choice(api_request *r, bool *hide_tools) {
     const json_t *choice = field(r->root, "tool_choice");
     const char *word = json_is_object(choice) ? json_string_value(json_object_get(choice, "type")) : json_string_value(choice);
     bool parallel = true;
     if (r->kind != API_MESSAGES && !read_bool(r, "parallel_tool_calls", &parallel)) return false;
     r->one_call = !parallel || json_is_true(json_object_get(choice, "disable_parallel_tool_use"));
     if (choice == NULL) return true;
-    if (word == NULL) return wrong(r, "tool_choice", "tool_choice: a word, or an object with a type is expected");
-    *keep_out = strcmp(word, "none") == 0;
-    if (*keep_out || strcmp(word, "auto") == 0) return true;
+    if (word == NULL) return invalid(r, "tool_choice", "tool_choice: expected a string or an object with a type");
+    *hide_tools = strcmp(word, "none") == 0;
+    if (*hide_tools || strcmp(word, "auto") == 0) return true;
     r->forced_call = true;
     if (one_of(word, "required", "any")) return true;
     const json_t *function = json_object_get(choice, "function");
     r->forced_name = json_string_value(json_object_get(function != NULL ? function : choice, "name"));
     if (!one_of(word, "function", "tool") || r->forced_name == NULL)
-        return wrong(r, "tool_choice", "tool_choice: auto, none, required (any), or the name of a function is expected");
+        return invalid(r, "tool_choice", "tool_choice: expected auto, none, required (any), or a function name");
     return true;
 }
 
-/* Every one is a function with a name: a template that is told of another would write nonsense. */
+/* Checks that every tool is a function with a name, because templates cannot render any other tool correctly. */
 static bool check_tools(api_request *r, const json_t *tools) {
     size_t i;
     const json_t *tool;
     json_array_foreach(tools, i, tool) {
         if (json_string_length(json_object_get(json_object_get(tool, "function"), "name")) > 0) continue;
-        return wrong(r, "tools", "tools: each must be a function with a name");
+        return invalid(r, "tools", "tools: every tool must be a function with a name");
     }
     return true;
 }
 
 static bool read_tools(api_request *r) {
     json_t *tools = field(r->root, "tools");
-    bool keep_out = false;
-    if (!read_tool_choice(r, &keep_out)) return false;
+    bool hide_tools = false;
+    if (!read_tool_choice(r, &hide_tools)) return false;
     if (tools == NULL && r->forced_call)
-        return wrong(r, "tool_choice", "tool_choice: a call is asked for and there are no tools");
+        return invalid(r, "tool_choice", "tool_choice: a tool call is required but tools is missing");
     if (tools == NULL) return true;
-    if (!json_is_array(tools)) return wrong(r, "tools", "tools: an array is expected");
-    if (keep_out) return true;
+    if (!json_is_array(tools)) return invalid(r, "tools", "tools: expected an array");
+    if (hide_tools) return true;
     tools = r->kind == API_MESSAGES ? anthropic_tools(tools) : json_incref(tools);
     bool good = check_tools(r, tools);
     if (good && json_array_size(tools) > 0) return json_object_set_new(r->conversation, "tools", tools) == 0;
@@ -368,15 +400,15 @@ static bool read_conversation(api_request *r) {
     if (!read_bool(r, "add_generation_prompt", &answers)) return false;
     json_t *messages = json_array();
     r->conversation = json_pack("{s:o, s:b}", "messages", messages, "add_generation_prompt", answers);
-    if (r->conversation == NULL) return wrong(r, "messages", "no memory for the conversation");
+    if (r->conversation == NULL) return invalid(r, "messages", "out of memory reading the conversation");
     bool good = r->kind == API_MESSAGES ? read_anthropic_messages(r, messages) : read_chat_messages(r, messages);
     if (!good || !read_tools(r)) return false;
     json_t *more = field(r->root, "chat_template_kwargs");
     if (more != NULL && !json_is_object(more))
-        return wrong(r, "chat_template_kwargs", "chat_template_kwargs: an object is expected");
+        return invalid(r, "chat_template_kwargs", "chat_template_kwargs: expected an object");
     if (more != NULL) (void)json_object_update_missing(r->conversation, more);
     json_t *effort = field(r->root, "reasoning_effort");
-    if (effort == NULL) effort = field(field(r->root, "output_config"), "effort"); /* Anthropic's place */
+    if (effort == NULL) effort = field(field(r->root, "output_config"), "effort"); /* Anthropic API */
     if (json_is_string(effort)) (void)json_object_set(r->conversation, "reasoning_effort", effort);
     const char *thinking = json_string_value(json_object_get(field(r->root, "thinking"), "type"));
     if (thinking != NULL && json_object_get(r->conversation, "enable_thinking") == NULL)
@@ -391,12 +423,12 @@ static bool read_stops(api_request *r) {
     const json_t *stop = field(r->root, name);
     if (stop == NULL) return true;
     size_t n = json_is_array(stop) ? json_array_size(stop) : 1;
-    if (n > FKV_MAX_STOPS) return wrong(r, name, "%s: at most %d texts", name, FKV_MAX_STOPS);
+    if (n > FKV_MAX_STOPS) return invalid(r, name, "%s: at most %d strings are allowed", name, FKV_MAX_STOPS);
     for (size_t i = 0; i < n; i++) {
         const json_t *one = json_is_array(stop) ? json_array_get(stop, i) : stop;
         size_t length = json_string_length(one);
         if (!json_is_string(one) || length == 0 || length > FKV_MAX_STOP_BYTES)
-            return wrong(r, name, "%s: texts of 1 to %d bytes are expected", name, FKV_MAX_STOP_BYTES);
+            return invalid(r, name, "%s: expected strings of 1 to %d bytes", name, FKV_MAX_STOP_BYTES);
         r->stops[r->n_stops++] = json_string_value(one);
     }
     return true;
@@ -406,10 +438,10 @@ static bool read_logprobs(api_request *r) {
     json_int_t n_top = 0;
     if (r->kind == API_CHAT) {
         if (!read_bool(r, "logprobs", &r->logprobs)) return false;
-        if (!read_whole(r, "top_logprobs", 0, FKV_MAX_LOGPROBS, &n_top)) return false;
+        if (!read_integer(r, "top_logprobs", 0, FKV_MAX_LOGPROBS, &n_top)) return false;
     } else if (r->kind == API_COMPLETIONS) {
         n_top = -1;
-        if (!read_whole(r, "logprobs", 0, FKV_MAX_LOGPROBS, &n_top)) return false;
+        if (!read_integer(r, "logprobs", 0, FKV_MAX_LOGPROBS, &n_top)) return false;
         r->logprobs = n_top >= 0;
         if (n_top < 0) n_top = 0;
     }
@@ -417,8 +449,8 @@ static bool read_logprobs(api_request *r) {
     return true;
 }
 
-/* The form of the answer, wherever an API has it: {"type": "json_schema", "json_schema": {"schema": ...}}, or the schema in it.
- */
+/* Reads the requested output format, which is {"type": "json_schema", "json_schema": {"schema": ...}} or has `schema` at the top
+ * level. */
 static bool read_format(api_request *r) {
     bool messages = r->kind == API_MESSAGES;
     const char *name = messages ? "output_config" : "response_format";
@@ -427,41 +459,41 @@ static bool read_format(api_request *r) {
     const char *type = json_string_value(json_object_get(format, "type"));
     if (format == NULL || json_is_null(format)) return true;
     if (type == NULL || (strcmp(type, "text") != 0 && !one_of(type, "json_schema", "json_object")))
-        return wrong(r, name, "%s: an object with the type text, json_object or json_schema is expected", name);
+        return invalid(r, name, "%s: expected an object with type text, json_object or json_schema", name);
     if (strcmp(type, "text") == 0) return true;
     const json_t *inside = json_object_get(format, "json_schema");
     json_t *schema = json_object_get(inside != NULL ? inside : format, "schema");
     bool any = strcmp(type, "json_object") == 0 && schema == NULL;
-    if (!any && !json_is_object(schema)) return wrong(r, name, "%s: json_schema with an object schema is expected", name);
+    if (!any && !json_is_object(schema)) return invalid(r, name, "%s: json_schema requires a schema object", name);
     r->schema = any ? json_pack("{s:s}", "type", "object") : json_incref(schema);
-    return r->schema != NULL || wrong(r, name, "no memory for the schema");
+    return r->schema != NULL || invalid(r, name, "out of memory reading the schema");
 }
 
-/* What would change the answer and is not done here is refused, not forgotten. */
-static bool refuse_what_is_missing(api_request *r) {
+/* Rejects unsupported fields that would change the answer. */
+static bool reject_unsupported(api_request *r) {
     const char *suffix = json_string_value(field(r->root, "suffix"));
-    if (json_is_true(field(r->root, "echo"))) return wrong(r, "echo", "echo: this server does not repeat the prompt");
-    if (suffix != NULL && suffix[0] != 0) return wrong(r, "suffix", "suffix: this server continues a text and inserts none");
-    if (json_integer_value(field(r->root, "best_of")) > 1) return wrong(r, "best_of", "best_of: ask for n and choose");
+    if (json_is_true(field(r->root, "echo"))) return invalid(r, "echo", "echo: not supported");
+    if (suffix != NULL && suffix[0] != 0) return invalid(r, "suffix", "suffix: not supported");
+    if (json_integer_value(field(r->root, "best_of")) > 1) return invalid(r, "best_of", "best_of: not supported; use n");
     return true;
 }
 
-/* {"token": bias}; -100 and below: never. */
-static bool read_bias(api_request *r) {
+/* Reads logit_bias: {"token": bias}. A bias of -100 or less forbids the token. */
+static bool read_logit_bias(api_request *r) {
     const json_t *bias = field(r->root, "logit_bias");
     const char *key;
     const json_t *value;
     r->sampler.bias = r->bias;
     r->sampler.n_bias = 0;
-    if (bias != NULL && (!json_is_object(bias) || json_object_size(bias) > API_MAX_BIAS))
-        return wrong(r, "logit_bias", "logit_bias: an object of at most %d tokens is expected", API_MAX_BIAS);
+    if (bias != NULL && (!json_is_object(bias) || json_object_size(bias) > API_MAX_BIASES))
+        return invalid(r, "logit_bias", "logit_bias: expected an object with at most %d tokens", API_MAX_BIASES);
     json_object_foreach((json_t *)bias, key, value) {
         char *end = NULL;
         unsigned long token = strtoul(key, &end, 10);
         double number = json_number_value(value);
         if (key[0] < '0' || key[0] > '9' || *end != 0 || token > INT32_MAX || !json_is_number(value) ||
-            !(number <= (double)API_MOST_BIAS))
-            return wrong(r, "logit_bias", "logit_bias: numbers of tokens and numbers up to %d are expected", API_MOST_BIAS);
+            !(number <= (double)API_MAX_BIAS_VALUE))
+            return invalid(r, "logit_bias", "logit_bias: expected token numbers with biases up to %d", API_MAX_BIAS_VALUE);
         r->bias[r->sampler.n_bias++] = (fkv_logit_bias){(uint32_t)token, number <= -100.0 ? -INFINITY : (float)number};
     }
     return true;
@@ -470,8 +502,8 @@ static bool read_bias(api_request *r) {
 static bool read_sampler(api_request *r, const fkv_sampler_config *defaults) {
     struct {
         const char *name;
-        double least;
-        double most;
+        double min;
+        double max;
         float *target;
     } reals[] = {{"temperature", 0.0, 100.0, &r->sampler.temperature},
                  {"top_p", 0.0, 1.0, &r->sampler.top_p},
@@ -484,43 +516,47 @@ static bool read_sampler(api_request *r, const fkv_sampler_config *defaults) {
     r->sampler = *defaults;
     for (size_t i = 0; i < sizeof reals / sizeof reals[0]; i++) {
         double number = (double)*reals[i].target;
-        if (!read_real(r, reals[i].name, reals[i].least, reals[i].most, &number)) return false;
+        if (!read_number(r, reals[i].name, reals[i].min, reals[i].max, &number)) return false;
         *reals[i].target = (float)number;
     }
-    if (!read_whole(r, "top_k", -1, INT32_MAX, &top_k) || !read_whole(r, "seed", INT64_MIN, INT64_MAX, &seed)) return false;
+    if (!read_integer(r, "top_k", -1, INT32_MAX, &top_k) || !read_integer(r, "seed", INT64_MIN, INT64_MAX, &seed)) return false;
     r->sampler.top_k = top_k > 0 ? (uint32_t)top_k : 0;
     if (field(r->root, "seed") != NULL) r->sampler.seed = (uint64_t)seed;
-    return read_bias(r);
+    return read_logit_bias(r);
 }
 
 static bool read_lengths(api_request *r) {
     json_int_t max_new = 0;
     json_int_t n = 1;
     json_int_t priority = 0;
-    if (!read_whole(r, "max_tokens", 1, INT32_MAX, &max_new)) return false;
-    if (r->kind == API_CHAT && !read_whole(r, "max_completion_tokens", 1, INT32_MAX, &max_new)) return false;
-    if (r->kind != API_MESSAGES && !read_whole(r, "n", 1, FKV_MAX_ANSWERS, &n)) return false;
-    if (!read_whole(r, "priority", -1000, 1000, &priority) || !read_real(r, "timeout", 0.0, 86400.0, &r->deadline_s))
+    if (!read_integer(r, "max_tokens", 1, INT32_MAX, &max_new)) return false;
+    if (r->kind == API_CHAT && !read_integer(r, "max_completion_tokens", 1, INT32_MAX, &max_new)) return false;
+    if (r->kind != API_MESSAGES && !read_integer(r, "n", 1, FKV_MAX_ANSWERS, &n)) return false;
+    if (!read_integer(r, "priority", -1000, 1000, &priority) || !read_number(r, "timeout", 0.0, 86400.0, &r->deadline_s))
         return false;
-    if (r->kind == API_COMPLETIONS && max_new == 0) max_new = 16; /* the API's own default */
+    if (r->kind == API_COMPLETIONS && max_new == 0) max_new = 16; /* default value of this API */
     r->max_new = (uint32_t)max_new;
     r->n = (uint32_t)n;
     r->priority = (int32_t)priority;
     return true;
 }
 
-static bool read_prompt(api_request *r) {
+static bool read_completion_prompt(api_request *r) {
     r->prompt = field(r->root, "prompt");
     const json_t *only = json_array_size(r->prompt) == 1 ? json_array_get(r->prompt, 0) : NULL;
-    if (json_is_string(only) || json_is_array(only)) r->prompt = json_array_get(r->prompt, 0); /* a list of one prompt */
+    if (json_is_string(only) || json_is_array(only)) r->prompt = json_array_get(r->prompt, 0); /* array with one prompt */
+    r->parse_special = true; /* llama.cpp and vLLM do the same */
+    if (!read_bool(r, "parse_special", &r->parse_special)) return false;
     if (json_is_string(r->prompt)) return true;
     size_t i;
     const json_t *token;
     if (!json_is_array(r->prompt) || json_array_size(r->prompt) == 0)
-        return wrong(r, "prompt", "prompt: a text or an array of tokens is expected");
+        return invalid(r, "prompt", "prompt: expected a string or an array of tokens");
     json_array_foreach(r->prompt, i, token) {
         if (!json_is_integer(token) || json_integer_value(token) < 0 || json_integer_value(token) > INT32_MAX)
-            return wrong(r, "prompt", "prompt: element %zu is no token; several texts in one request are not supported", i);
+            return invalid(
+                r, "prompt",
+                "prompt: the element at index %zu is not a token number; several prompts in one request are not supported", i);
     }
     return true;
 }
@@ -532,11 +568,44 @@ bool api_request_parse(api_kind kind, const char *body, size_t n_bytes, const fk
     const json_t *options = field(r->root, "stream_options");
     r->include_usage = json_is_true(json_object_get(options, "include_usage"));
     return read_bool(r, "stream", &r->stream) && read_bool(r, "ignore_eos", &r->ignore_end) && read_lengths(r) &&
-           read_sampler(r, defaults) && read_stops(r) && read_logprobs(r) && refuse_what_is_missing(r) && read_format(r) &&
-           (kind == API_COMPLETIONS ? read_prompt(r) : read_conversation(r));
+           read_sampler(r, defaults) && read_stops(r) && read_logprobs(r) && reject_unsupported(r) && read_format(r) &&
+           (kind == API_COMPLETIONS ? read_completion_prompt(r) : read_conversation(r));
+}
+
+/* Returns an object with the request fields that a reply of the Responses API repeats. */
+static json_t *echoed_fields(const api_request *r) {
+    static const char *const names[] = {"text", "instructions", "max_output_tokens", "given_tools", "tool_choice", "metadata"};
+    json_t *out = json_object();
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        json_t *value = json_object_get(r->root, names[i]);
+        if (value != NULL) (void)json_object_set(out, names[i], value);
+    }
+    return out;
+}
+
+bool api_request_detach(api_request *r) {
+    size_t n = 1;
+    for (uint32_t i = 0; i < r->n_stops; i++) n += strlen(r->stops[i]) + 1;
+    r->stop_text = malloc(n);
+    char *end = r->stop_text;
+    if (end == NULL) r->n_stops = 0;
+    for (uint32_t i = 0; i < r->n_stops; i++) {
+        size_t length = strlen(r->stops[i]) + 1;
+        r->stops[i] = memcpy(end, r->stops[i], length);
+        end += length;
+    }
+    json_t *kept = r->kind == API_RESPONSES && r->root != NULL ? echoed_fields(r) : NULL;
+    json_decref(r->schema);
+    json_decref(r->conversation);
+    json_decref(r->root);
+    r->schema = r->conversation = r->prompt = NULL;
+    r->root = kept;
+    r->forced_name = NULL;
+    return r->stop_text != NULL;
 }
 
 void api_request_free(api_request *r) {
+    free(r->stop_text);
     json_decref(r->schema);
     json_decref(r->conversation);
     json_decref(r->root);

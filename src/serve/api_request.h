@@ -1,7 +1,8 @@
-/* What a client asked for: the JSON of the OpenAI and Anthropic APIs, read into one form.
+/* Parses request bodies of the OpenAI and Anthropic APIs into one common structure.
  *
- * Bodies are not trusted: size is bounded by the server, depth here, every field by its kind and range. A conversation comes out
- * as chat templates expect it: roles system, user, assistant and tool, contents as text, arguments of calls as objects.
+ * Bodies are untrusted. The server limits their size; this module limits the nesting depth and checks the type and range of every
+ * field. Conversations are normalized for chat templates: the roles are system, user, assistant and tool, contents are strings,
+ * and tool-call arguments are objects.
  */
 #ifndef FKV_SERVE_API_REQUEST_H
 #define FKV_SERVE_API_REQUEST_H
@@ -9,42 +10,50 @@
 #include <flatkv/engine.h>
 #include <jansson.h>
 
-enum { API_MAX_DEPTH = 64, API_MAX_BIAS = 300, API_MOST_BIAS = 1000, API_MAX_PARTS = 4096 };
+enum { API_MAX_DEPTH = 64, API_MAX_BIASES = 300, API_MAX_BIAS_VALUE = 1000, API_MAX_PARTS = 4096 };
 
 typedef enum api_kind { API_CHAT, API_COMPLETIONS, API_MESSAGES, API_RESPONSES } api_kind;
 
 typedef struct api_request {
     api_kind kind;
     json_t *root;
-    json_t *conversation; /* of chats: "messages", "tools" and what the template looks at */
-    json_t *prompt;       /* of completions: a string, or an array of tokens; borrowed from root */
+    json_t *conversation; /* template variables of a chat request, such as "messages" and "tools" */
+    json_t *prompt;       /* prompt of a completion request: a string or an array of tokens, owned by root */
+    bool parse_special;   /* recognize special tokens in the prompt text of a completion request */
     bool stream;
     bool include_usage;
-    uint32_t max_new; /* 0: not said */
+    uint32_t max_new; /* maximum number of new tokens; 0 if the request does not specify it */
     uint32_t n;
     fkv_sampler_config sampler;
-    fkv_logit_bias bias[API_MAX_BIAS];
+    fkv_logit_bias bias[API_MAX_BIASES];
     const char *stops[FKV_MAX_STOPS];
     uint32_t n_stops;
+    char *stop_text; /* copies of the stop strings after api_request_detach() */
     bool logprobs;
     uint32_t n_top;
     bool ignore_end;
     int32_t priority;
     double deadline_s;
-    json_t *schema;          /* what the answer must be, or NULL: any text */
-    bool forced_call;        /* the answer must be a call of a tool */
-    bool one_call;           /* at most one */
-    const char *forced_name; /* of this tool; NULL: any */
-    char param[32];          /* the field that was wrong */
-    char error[240];         /* and why */
+    json_t *schema;          /* JSON schema of the answer; NULL if there is none */
+    bool forced_call;        /* the answer must be a tool call */
+    bool one_call;           /* the answer may contain at most one tool call */
+    const char *forced_name; /* name of the required tool, or NULL if any tool may be called */
+    char param[32];          /* name of the invalid field */
+    char error[240];         /* error message */
 } api_request;
 
-/* False: error says what was wrong. api_request_free() is right in both cases. defaults: of what the request does not say.
- * sampler.bias points into the request, which must not move while it is used. */
+/* Parses a request body. Returns false and sets `error` if the body is invalid; api_request_free() must be called in both cases.
+ * defaults: default sampling options for omitted fields. sampler.bias points into the request, so the request must not be moved
+ * while it is in use. */
 bool api_request_parse(api_kind kind, const char *body, size_t n_bytes, const fkv_sampler_config *defaults, api_request *request);
 void api_request_free(api_request *request);
 
-/* A JSON object; NULL with the reason in error[n_error]. The caller's. */
+/* Frees the parsed JSON, except for the fields that replies repeat. Freeing the JSON of a large request may take long. The
+ * options and stop strings stay valid. Returns false if out of memory. */
+bool api_request_detach(api_request *request);
+
+/* Parses a body that must be a JSON object. The caller owns the result. Returns NULL with a message in error[n_error] on failure.
+ */
 json_t *api_json(const char *body, size_t n_bytes, char *error, size_t n_error);
 
 #endif

@@ -1,8 +1,11 @@
-/* The connections that are open: how many there may be, and how long one may take to send a request.
+/* Limits the number of open connections and the time that a client may take to send a request, and validates all input.
  *
- * evhttp has no bound of its own. Every connection has an entry here from its accept on; beyond the bound a client is told 503
- * and let go before evhttp sees it. One that sends no whole request for `request_s` (slow on purpose, or idle) is closed.
- * Belongs to the loop's thread.
+ * evhttp itself limits neither. Every accepted connection has an entry in this module. Connections beyond the limit are answered
+ * with 503 and closed before evhttp sees them. One client address may use all connections except a reserve for other addresses;
+ * further connections from this address are answered with 503. A connection that sends no complete request within `request_s`, or
+ * no complete header within `header_s`, is closed. Input that violates HTTP (see http_filter.h) is answered with a JSON error. If
+ * accept() fails because descriptors or memory run out, accepting pauses briefly and at most one line per second is logged. All
+ * functions must be called on the event-loop thread.
  */
 #ifndef FKV_SERVE_CONNECTIONS_H
 #define FKV_SERVE_CONNECTIONS_H
@@ -14,25 +17,28 @@
 typedef struct connections connections;
 
 typedef struct connections_config {
-    uint32_t max;     /* open at once */
-    size_t max_ahead; /* bytes of one that are read before evhttp takes them: at least the largest body */
-    double request_s; /* for a whole request, and between two of a connection */
+    uint32_t max;      /* maximum number of open connections */
+    size_t max_header; /* maximum size of a request header, in bytes */
+    size_t max_body;   /* maximum size of a request body, in bytes */
+    double header_s;   /* seconds within which a client must send a complete header */
+    double request_s;  /* seconds within which a client must send a complete request; also the keep-alive timeout */
 } connections_config;
 
-/* NULL: no memory. `http` listens on `socket` already. Closed after `http` is freed and before its base is. */
+/* Starts tracking the connections of `http`, which is already listening on `socket`. Returns NULL if out of memory. The result
+ * must be closed after `http` is freed and before the event base is freed. */
 connections *connections_open(struct event_base *base, struct evhttp *http, struct evhttp_bound_socket *socket,
                               const connections_config *config);
 void connections_close(connections *c);
 
-/* A request came whole, its answer was sent. */
-void connections_asked(connections *c, struct evhttp_request *req);
-void connections_answered(connections *c, struct evhttp_request *req);
+/* Record that a complete request was received, or that its reply was sent. */
+void connections_request_received(connections *c, struct evhttp_request *req);
+void connections_reply_sent(connections *c, struct evhttp_request *req);
 
-/* Nobody else is let in, nor told why. */
+/* Stops accepting and rejecting connections. */
 void connections_stop_listening(connections *c);
 
 uint32_t connections_count(connections *c);
-uint32_t connections_unanswered(connections *c); /* that wait for an answer, or for the rest of one */
-uint64_t connections_refused(const connections *c);
+uint32_t connections_awaiting_reply(connections *c); /* returns the number of connections whose reply is not complete */
+uint64_t connections_rejected(const connections *c);
 
 #endif

@@ -9,33 +9,35 @@
 #include <time.h>
 #include <unistd.h>
 
+enum { LARGE_BODY = 256 << 10 }; /* requests with at least this body size may use only some of the worker threads */
+
 double exchange_now(void) {
     struct timespec t;
     (void)clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* ---- the life of an exchange ---- */
+/* ---- creation and release ---- */
 
-/* Nothing of the connection refers to the exchange any more. */
-static void let_go(exchange *x) {
+/* Removes all callbacks and timers that refer to the exchange. */
+static void detach_connection(exchange *x) {
     if (x->closed != NULL) event_free(x->closed);
     if (x->ping != NULL) event_free(x->ping);
     x->closed = x->ping = NULL;
     if (x->req != NULL) evhttp_connection_set_closecb(evhttp_request_get_connection(x->req), NULL, NULL);
 }
 
-typedef struct reader {
+typedef struct answer_parser {
     exchange *x;
     uint32_t answer;
     fkv_reply *reply;
-} reader;
+} answer_parser;
 
 static void free_exchange(exchange *x) {
-    let_go(x);
+    detach_connection(x);
     for (uint32_t i = 0; i < FKV_MAX_ANSWERS; i++) {
         answer_out *a = &x->answers[i];
-        reader *r = a->reader;
+        answer_parser *r = a->parser;
         for (uint32_t k = 0; k < a->n_parts; k++) {
             free(a->parts[k].name);
             evbuffer_free(a->parts[k].bytes);
@@ -51,27 +53,33 @@ static void free_exchange(exchange *x) {
     x->s->n_open--;
     api_request_free(&x->api);
     grammar_close(x->rules);
-    free(x->mail);
+    free(x->event_bytes);
+    prompt_tokens_free(&x->prompt);
+    if (x->body != NULL) evbuffer_free(x->body);
+    json_decref(x->answer);
+    free(x->text);
     free(x);
 }
 
-/* The client left, or was dropped. */
+/* Handles a closed connection. */
 static void on_close(struct evhttp_connection *connection, void *user) {
     exchange *x = user;
     (void)connection;
     struct evhttp_request *req = x->req;
     x->s->metrics.disconnects++;
     x->req = NULL;
-    let_go(x);
+    detach_connection(x);
     if (evhttp_request_get_connection(req) == NULL)
-        evhttp_send_reply_end(req); /* in the middle of a reply evhttp leaves it to us */
+        evhttp_send_reply_end(req); /* evhttp does not free a partially sent reply itself */
     if (x->in_engine)
         fkv_engine_cancel(x->s->engine, x->job);
+    else if (x->preparing)
+        atomic_store_explicit(&x->abandoned, true, memory_order_relaxed);
     else
         free_exchange(x);
 }
 
-/* evhttp looks for the end of a connection only while it writes; this event tells of it in the queue and in prefill too. */
+/* Detects a disconnect while the request is queued or in prefill. evhttp itself detects it only while writing. */
 static void on_hang_up(evutil_socket_t fd, short what, void *user) {
     exchange *x = user;
     (void)fd, (void)what;
@@ -88,22 +96,31 @@ static void on_ping(evutil_socket_t fd, short what, void *user) {
     evbuffer_free(out);
 }
 
-/* Who does not read gets a second. */
+/* If all requests are finished during shutdown, ends the event loop. If some replies are not completely sent yet, ends it after
+ * one more second. */
 void exchange_end_when_empty(server *s) {
     struct timeval second = {1, 0};
     if (!s->draining || s->n_open > 0) return;
-    if (connections_unanswered(s->connections) == 0)
+    if (connections_awaiting_reply(s->connections) == 0)
         (void)event_base_loopbreak(s->base);
     else
         (void)event_base_loopexit(s->base, &second);
 }
 
-static void finish(exchange *x, fkv_finish reason, const char *message) {
+static void serialize_answer(exchange *x);
+static void start_work(exchange *x, void (*prepare)(exchange *x), bool large);
+
+static void finish_exchange(exchange *x, fkv_finish reason, const char *message) {
+    const bool answered =
+        reason != FKV_FINISH_FAILED && reason != FKV_FINISH_CANCELLED && (reason != FKV_FINISH_DEADLINE || x->n_new > 0);
     metric_add(&x->s->metrics.whole, exchange_now() - x->arrived_at);
+    if (x->req != NULL && answered && !x->streaming && x->api.logprobs) { /* the reply has up to 21 JSON objects per token */
+        x->answer = reply_answer(x);
+        start_work(x, serialize_answer, false);
+        return;
+    }
     if (x->req != NULL) {
-        let_go(x);
-        bool answered =
-            reason != FKV_FINISH_FAILED && reason != FKV_FINISH_CANCELLED && (reason != FKV_FINISH_DEADLINE || x->n_new > 0);
+        detach_connection(x);
         const char *why = message != NULL && *message != 0 ? message
                           : reason == FKV_FINISH_DEADLINE  ? "the request timed out before its first token"
                                                            : "the server is shutting down";
@@ -130,9 +147,9 @@ void exchange_cancel_all(server *s) {
         if (x->in_engine) fkv_engine_cancel(s->engine, x->job);
 }
 
-/* ---- mail: what the engine's thread tells ---- */
+/* ---- engine events ---- */
 
-typedef struct mail_record {
+typedef struct event_record {
     fkv_event_kind kind;
     uint32_t answer;
     uint32_t token;
@@ -144,82 +161,87 @@ typedef struct mail_record {
     float logprob;
     double waited_s;
     double at;
-    size_t n_text; /* behind the record: top, text, stop, message */
+    size_t n_text; /* the arrays top, text, stop and message follow the record */
     size_t n_stop;
     size_t n_message;
-} mail_record;
+} event_record;
 
-static void mail_add(exchange *x, const void *bytes, size_t n) {
+static void append_event_bytes(exchange *x, const void *bytes, size_t n) {
     if (n == 0) return;
-    memcpy(x->mail + x->n_mail, bytes, n);
-    x->n_mail += n;
+    memcpy(x->event_bytes + x->n_event_bytes, bytes, n);
+    x->n_event_bytes += n;
 }
 
-/* On the engine's thread. */
+/* Makes the event loop call exchange_read_events(). The caller holds the lock. */
+static void wake_loop(server *s) {
+    if (!s->wake_pending) s->wake_pending = write(s->wake[1], "", 1) == 1;
+}
+
+/* Queues a copy of the event for the event loop. Runs on the engine thread. */
 static void on_event(void *user, const fkv_event *e) {
     exchange *x = user;
     server *s = x->s;
-    mail_record r = {e->kind,
-                     e->answer,
-                     e->token,
-                     e->reason,
-                     e->n_prompt,
-                     e->n_cached,
-                     e->n_new,
-                     e->n_top,
-                     e->logprob,
-                     e->waited_s,
-                     exchange_now(),
-                     e->n_text,
-                     e->stop != NULL ? strlen(e->stop) : 0,
-                     e->message != NULL ? strlen(e->message) : 0};
+    event_record r = {e->kind,
+                      e->answer,
+                      e->token,
+                      e->reason,
+                      e->n_prompt,
+                      e->n_cached,
+                      e->n_new,
+                      e->n_top,
+                      e->logprob,
+                      e->waited_s,
+                      exchange_now(),
+                      e->n_text,
+                      e->stop != NULL ? strlen(e->stop) : 0,
+                      e->message != NULL ? strlen(e->message) : 0};
     size_t n = sizeof r + r.n_top * sizeof(fkv_logprob) + r.n_text + r.n_stop + r.n_message;
     (void)pthread_mutex_lock(&s->lock);
-    if (x->n_mail + n > x->mail_room) {
-        size_t room = 2 * (x->n_mail + n);
-        char *more = realloc(x->mail, room);
-        if (more == NULL) abort(); /* a lost event would leave a client waiting for ever */
-        x->mail = more;
-        x->mail_room = room;
+    if (x->n_event_bytes + n > x->event_capacity) {
+        size_t room = 2 * (x->n_event_bytes + n);
+        char *more = realloc(x->event_bytes, room);
+        if (more == NULL) abort(); /* a lost event would leave the client waiting forever */
+        x->event_bytes = more;
+        x->event_capacity = room;
     }
-    mail_add(x, &r, sizeof r);
-    mail_add(x, e->top, r.n_top * sizeof(fkv_logprob));
-    mail_add(x, e->text, r.n_text);
-    mail_add(x, e->stop, r.n_stop);
-    mail_add(x, e->message, r.n_message);
-    if (!x->has_mail) {
-        x->has_mail = true;
-        x->next_mailed = s->mailed;
-        s->mailed = x;
+    append_event_bytes(x, &r, sizeof r);
+    append_event_bytes(x, e->top, r.n_top * sizeof(fkv_logprob));
+    append_event_bytes(x, e->text, r.n_text);
+    append_event_bytes(x, e->stop, r.n_stop);
+    append_event_bytes(x, e->message, r.n_message);
+    if (!x->has_events) {
+        x->has_events = true;
+        x->next_with_events = s->with_events;
+        s->with_events = x;
     }
-    if (!s->awake) s->awake = write(s->wake[1], "", 1) == 1;
+    wake_loop(s);
     (void)pthread_mutex_unlock(&s->lock);
 }
 
-static json_t *token_json(const exchange *x, uint32_t token, float logprob) {
+static json_t *logprob_json(const exchange *x, uint32_t token, float logprob) {
     size_t n = 0;
     const char *bytes = fkv_token_text(x->s->model, token, true, &n);
     json_t *list = json_array();
     for (size_t i = 0; i < n; i++) (void)json_array_append_new(list, json_integer((unsigned char)bytes[i]));
-    return json_pack("{s:o, s:f, s:o}", "token", reply_sound_text(bytes, n), "logprob",
+    return json_pack("{s:o, s:f, s:o}", "token", reply_utf8_text(bytes, n), "logprob",
                      isfinite(logprob) ? (double)logprob : -9999.0, "bytes", list);
 }
 
-static void keep_logprobs(exchange *x, const mail_record *r, const char *top) {
+static void keep_logprobs(exchange *x, const event_record *r, const char *top) {
     answer_out *a = &x->answers[r->answer];
-    json_t *one = token_json(x, r->token, r->logprob);
+    json_t *one = logprob_json(x, r->token, r->logprob);
     json_t *list = json_array();
     for (uint32_t i = 0; i < r->n_top; i++) {
         fkv_logprob other;
         memcpy(&other, top + i * sizeof other, sizeof other);
-        (void)json_array_append_new(list, token_json(x, other.token, other.logprob));
+        (void)json_array_append_new(list, logprob_json(x, other.token, other.logprob));
     }
     (void)json_object_set_new(one, "top_logprobs", list);
     if (a->logprobs == NULL) a->logprobs = json_array();
     (void)json_array_append_new(a->logprobs, one);
 }
 
-static void note_times(exchange *x, const mail_record *r) {
+static void note_times(exchange *x, const event_record *r) {
     metrics *m = &x->s->metrics;
     if (r->kind == FKV_EVENT_STARTED) metric_add(&m->queue, r->waited_s);
     if (r->kind != FKV_EVENT_TOKEN) return;
@@ -230,17 +252,17 @@ static void note_times(exchange *x, const mail_record *r) {
     x->last_at = r->at;
 }
 
-static void read_text(exchange *x, const mail_record *r, const char *text) {
-    reader *reads = x->answers[r->answer].reader;
-    if (reads == NULL) {
+static void parse_text(exchange *x, const event_record *r, const char *text) {
+    answer_parser *parser = x->answers[r->answer].parser;
+    if (parser == NULL) {
         if (r->n_text > 0) reply_part(x, r->answer, PART_TEXT, text, r->n_text);
     } else if (r->kind == FKV_EVENT_TOKEN) {
-        (void)fkv_reply_token(reads->reply, r->token);
+        (void)fkv_reply_token(parser->reply, r->token);
     }
 }
 
-/* One record; the exchange is gone after DONE. */
-static void read_record(exchange *x, const mail_record *r, const char *data) {
+/* Processes one event record. A DONE record frees the exchange. */
+static void handle_record(exchange *x, const event_record *r, const char *data) {
     const char *top = data;
     const char *text = top + r->n_top * sizeof(fkv_logprob);
     const char *stop = text + r->n_text;
@@ -251,23 +273,23 @@ static void read_record(exchange *x, const mail_record *r, const char *data) {
     if (r->kind == FKV_EVENT_TOKEN) {
         x->n_new++;
         if (x->api.logprobs) keep_logprobs(x, r, top);
-        read_text(x, r, text);
+        parse_text(x, r, text);
     }
     if (r->kind == FKV_EVENT_ANSWERED) {
         answer_out *a = &x->answers[r->answer];
-        reader *reads = a->reader;
-        read_text(x, r, text);
-        if (reads != NULL) (void)fkv_reply_end(reads->reply);
+        answer_parser *parser = a->parser;
+        parse_text(x, r, text);
+        if (parser != NULL) (void)fkv_reply_end(parser->reply);
         a->reason = r->reason;
         if (r->n_stop > 0) a->stop = strndup(stop, r->n_stop);
-        const bool whole = r->reason == FKV_FINISH_FAILED && x->api.n == 1; /* an error, told with DONE */
-        if (x->req != NULL && !whole && r->reason != FKV_FINISH_CANCELLED) reply_answered(x, r->answer);
+        const bool only_answer = r->reason == FKV_FINISH_FAILED && x->api.n == 1; /* the DONE record reports the failure */
+        if (x->req != NULL && !only_answer && r->reason != FKV_FINISH_CANCELLED) reply_answered(x, r->answer);
     }
     if (r->kind == FKV_EVENT_DONE) {
         char message[512];
         (void)snprintf(message, sizeof message, "%.*s", (int)r->n_message, stop + r->n_stop);
         x->in_engine = false;
-        finish(x, r->reason, message);
+        finish_exchange(x, r->reason, message);
     }
 }
 
@@ -279,81 +301,90 @@ static void drop_slow_reader(exchange *x) {
     evhttp_connection_free(connection); /* calls on_close() */
 }
 
-void exchange_read_mail(server *s) {
+static void finish_preparation(exchange *x);
+
+void exchange_read_events(server *s) {
     (void)pthread_mutex_lock(&s->lock);
-    exchange *x = s->mailed;
-    s->mailed = NULL;
-    s->awake = false;
+    exchange *prepared = s->prepared;
+    exchange *x = s->with_events;
+    s->prepared = NULL;
+    s->with_events = NULL;
+    s->wake_pending = false;
     (void)pthread_mutex_unlock(&s->lock);
     while (x != NULL) {
-        exchange *next = x->next_mailed;
+        exchange *next = x->next_with_events;
         (void)pthread_mutex_lock(&s->lock);
-        char *mail = x->mail;
-        size_t n = x->n_mail;
-        x->mail = NULL;
-        x->n_mail = x->mail_room = 0;
-        x->has_mail = false;
+        char *event_bytes = x->event_bytes;
+        size_t n = x->n_event_bytes;
+        x->event_bytes = NULL;
+        x->n_event_bytes = x->event_capacity = 0;
+        x->has_events = false;
         (void)pthread_mutex_unlock(&s->lock);
-        mail_record r = {.kind = FKV_EVENT_STARTED};
+        event_record r = {.kind = FKV_EVENT_STARTED};
         for (size_t at = 0; at < n;) {
-            memcpy(&r, mail + at, sizeof r);
-            read_record(x, &r, mail + at + sizeof r);
+            memcpy(&r, event_bytes + at, sizeof r);
+            handle_record(x, &r, event_bytes + at + sizeof r);
             at += sizeof r + r.n_top * sizeof(fkv_logprob) + r.n_text + r.n_stop + r.n_message;
         }
-        free(mail);
+        free(event_bytes);
         if (r.kind != FKV_EVENT_DONE && x->req != NULL && x->streaming) drop_slow_reader(x);
         x = next;
     }
+    while (prepared != NULL) {
+        exchange *next = prepared->next_prepared;
+        finish_preparation(prepared);
+        prepared = next;
+    }
 }
 
-/* ---- begin ---- */
+/* ---- new requests ---- */
 
 static void on_reply(void *user, const fkv_reply_event *e) {
     static const part_kind kinds[] = {PART_TEXT, PART_REASONING, PART_CALL, PART_ARGUMENTS, PART_CALL_END};
-    reader *r = user;
-    if (e->kind >= FKV_REPLY_CALL && e->call > 0 && r->x->api.one_call) return; /* the others are not asked for */
+    answer_parser *r = user;
+    if (e->kind >= FKV_REPLY_CALL && e->call > 0 && r->x->api.one_call) return; /* the client allows only one call */
     if (e->n_bytes > 0 || e->kind == FKV_REPLY_CALL || e->kind == FKV_REPLY_CALL_END)
         reply_part(r->x, r->answer, kinds[e->kind], e->bytes, e->n_bytes);
 }
 
-/* Chats of models with a template: text, reasoning and tool calls are told apart. */
-static bool open_readers(exchange *x, const uint32_t *prompt, uint32_t n_prompt) {
+bool exchange_open_parsers(exchange *x) {
     if (x->api.kind == API_COMPLETIONS || !fkv_model_about(x->s->model)->has_chat) return true;
     json_t *tools = json_object_get(x->api.conversation, "tools");
     char *text = tools != NULL ? json_dumps(tools, JSON_COMPACT) : NULL;
     bool good = true;
     for (uint32_t i = 0; i < x->api.n && good; i++) {
-        reader *r = calloc(1, sizeof *r);
+        answer_parser *r = calloc(1, sizeof *r);
         if (r == NULL) return false;
         fkv_reply_config c = fkv_reply_config_default();
-        *r = (reader){.x = x, .answer = i};
+        *r = (answer_parser){.x = x, .answer = i};
         c.tools = text;
         c.n_tools = text != NULL ? strlen(text) : 0;
-        if (text == NULL) c.syntax.tools = FKV_TOOLS_NONE; /* nobody asked for calls */
-        c.prompt = prompt;
-        c.n_prompt = n_prompt;
-        c.stop = x->api.stops; /* its own: the engine's text is without the tokens that mark reasoning and calls */
+        if (text == NULL) c.syntax.tools = FKV_TOOLS_NONE; /* the request has no tools */
+        c.prompt = x->prompt.tokens;
+        c.n_prompt = x->prompt.n;
+        c.stop = x->api.stops; /* the parser also sees the special tokens of reasoning and tool calls */
         c.n_stop = x->api.n_stops;
         c.on_event = on_reply;
         c.user = r;
-        x->answers[i].reader = r;
+        x->answers[i].parser = r;
         good = fkv_reply_open(x->s->model, &c, &r->reply) == FKV_OK;
     }
     free(text);
     return good;
 }
 
-static void refuse(exchange *x, struct evhttp_request *req, fkv_status status, double retry_s) {
+static void reject_request(exchange *x, fkv_status status, double retry_s) {
     char message[512];
     (void)snprintf(message, sizeof message, "%s", fkv_message());
     if (status == FKV_BUSY) {
         char seconds[32];
         (void)snprintf(seconds, sizeof seconds, "%.0f", ceil(retry_s > 1.0 ? retry_s : 1.0));
-        (void)evhttp_add_header(evhttp_request_get_output_headers(req), "Retry-After", seconds);
+        (void)evhttp_add_header(evhttp_request_get_output_headers(x->req), "Retry-After", seconds);
     }
     bool callers = status == FKV_POOL_FULL || status == FKV_BAD_ARGUMENT || status == FKV_SEQ_FULL;
-    exchange_send_error(x->s, req, status == FKV_BUSY ? 429 : callers ? 400 : 500, NULL, "%s", message);
-    free_exchange(x);
+    detach_connection(x);
+    exchange_send_error(x->s, x->req, status == FKV_BUSY ? 429 : callers ? 400 : 500, NULL, "%s", message);
+    x->req = NULL;
 }
 
 static void start_stream(exchange *x) {
@@ -368,30 +399,17 @@ static void start_stream(exchange *x) {
     if (x->ping != NULL) (void)event_add(x->ping, &every);
 }
 
-void exchange_begin(server *s, struct evhttp_request *req, api_request *api, grammar *rules, const uint32_t *prompt,
-                    uint32_t n_prompt, uint64_t tenant) {
-    exchange *x = calloc(1, sizeof *x);
-    if (x == NULL) {
-        api_request_free(api);
-        grammar_close(rules);
-        exchange_send_error(s, req, 503, NULL, "no memory for another request");
-        return;
-    }
+/* Submits a prepared request to the engine. Sends an error reply and returns false if the engine rejects it. */
+static bool submit_exchange(exchange *x) {
+    server *s = x->s;
+    const api_request *api = &x->api;
     static uint64_t number;
-    x->next = s->open;
-    s->open = x;
-    s->n_open++;
-    x->s = s;
-    x->api = *api;
-    x->rules = rules;
-    x->arrived_at = exchange_now();
-    x->created = (int64_t)time(NULL);
     static const char *const prefixes[] = {"chatcmpl", "cmpl", "msg", "resp"};
     (void)snprintf(x->id, sizeof x->id, "%s-%08llx%08llx", prefixes[api->kind], (unsigned long long)x->created,
                    (unsigned long long)++number);
     x->api.sampler.bias = x->api.bias;
-    fkv_request r = {.prompt = prompt,
-                     .n_prompt = n_prompt,
+    fkv_request r = {.prompt = x->prompt.tokens,
+                     .n_prompt = (uint32_t)x->prompt.n,
                      .max_new = api->max_new,
                      .n = api->n,
                      .sampler = x->api.sampler,
@@ -400,25 +418,124 @@ void exchange_begin(server *s, struct evhttp_request *req, api_request *api, gra
                      .ignore_end = api->ignore_end,
                      .logprobs = api->logprobs,
                      .n_top = api->n_top,
-                     .tenant = tenant,
-                     .tenant_name = tenant > 0 ? s->config.keys[tenant - 1] : "",
+                     .tenant = x->tenant,
+                     .tenant_name = x->tenant > 0 ? s->config.keys[x->tenant - 1] : "",
                      .priority = api->priority,
                      .deadline_s = api->deadline_s,
-                     .mask = rules != NULL ? grammar_mask : NULL,
-                     .mask_user = rules,
+                     .mask = x->rules != NULL ? grammar_mask : NULL,
+                     .mask_user = x->rules,
                      .event = on_event,
                      .user = x};
     double retry = 0.0;
-    fkv_status status = open_readers(x, prompt, n_prompt) ? fkv_engine_submit(s->engine, &r, &x->job, &retry) : FKV_NO_MEMORY;
+    fkv_status status = fkv_engine_submit(s->engine, &r, &x->job, &retry);
+    prompt_tokens_free(&x->prompt); /* the engine has a copy */
     if (status != FKV_OK) {
-        refuse(x, req, status, retry);
-        return;
+        reject_request(x, status, retry);
+        return false;
     }
-    x->req = req;
     x->in_engine = true;
-    struct evhttp_connection *connection = evhttp_request_get_connection(req);
-    evhttp_connection_set_closecb(connection, on_close, x);
-    x->closed = event_new(s->base, bufferevent_getfd(evhttp_connection_get_bufferevent(connection)), EV_CLOSED, on_hang_up, x);
+    struct bufferevent *io = evhttp_connection_get_bufferevent(evhttp_request_get_connection(x->req));
+    x->closed = event_new(s->base, bufferevent_getfd(io), EV_CLOSED, on_hang_up, x);
     if (x->closed != NULL) (void)event_add(x->closed, NULL);
     if (x->api.stream) start_stream(x);
+    return true;
+}
+
+static void free_reply_text(const void *data, size_t n, void *user) {
+    (void)n, (void)user;
+    free((void *)data);
+}
+
+/* Sends the reply that the preparation has produced. */
+static void send_prepared(exchange *x) {
+    struct evhttp_request *req = x->req;
+    x->req = NULL;
+    if (x->error.status != 0) {
+        exchange_send_error(x->s, req, x->error.status, x->error.param[0] != 0 ? x->error.param : NULL, "%s", x->error.message);
+        return;
+    }
+    struct evbuffer *out = evbuffer_new();
+    const size_t n = strlen(x->text);
+    x->text[n] = '\n'; /* replaces the null terminator, because the reply is no longer used as a string */
+    (void)evbuffer_add_reference(out, x->text, n + 1, free_reply_text, NULL);
+    x->text = NULL;
+    exchange_send_bytes(x->s, req, 200, "application/json", out);
+}
+
+/* Handles an exchange whose preparation has ended: sends the reply, submits the request to the engine, or frees the exchange if
+ * the client has disconnected. */
+static void finish_preparation(exchange *x) {
+    server *s = x->s;
+    x->preparing = false;
+    s->n_preparing--;
+    if (s->ending && x->error.status == 0 && x->text == NULL) {
+        x->error.status = 503;
+        (void)snprintf(x->error.message, sizeof x->error.message, "the server is shutting down");
+    }
+    const bool replies = x->error.status != 0 || x->text != NULL;
+    if (x->req != NULL && !replies && submit_exchange(x)) return;
+    detach_connection(x);
+    if (x->req != NULL) send_prepared(x);
+    free_exchange(x);
+    exchange_end_when_empty(s);
+}
+
+/* Runs on a worker thread. */
+static void run_preparation(void *user) {
+    exchange *x = user;
+    if (!atomic_load_explicit(&x->abandoned, memory_order_relaxed)) x->prepare(x);
+    if (x->body != NULL) evbuffer_free(x->body); /* freed on this thread, because freeing megabytes takes long */
+    x->body = NULL;
+}
+
+/* Hands a prepared exchange to the event loop. */
+static void on_prepared(void *user) {
+    exchange *x = user;
+    server *s = x->s;
+    (void)pthread_mutex_lock(&s->lock);
+    x->next_prepared = s->prepared;
+    s->prepared = x;
+    wake_loop(s);
+    (void)pthread_mutex_unlock(&s->lock);
+}
+
+static void serialize_answer(exchange *x) {
+    x->text = x->answer != NULL ? json_dumps(x->answer, JSON_COMPACT) : NULL;
+    json_decref(x->answer);
+    x->answer = NULL;
+    if (x->text != NULL) return;
+    x->error.status = 503;
+    (void)snprintf(x->error.message, sizeof x->error.message, "out of memory");
+}
+
+/* Hands the exchange to a worker thread, which owns it until finish_preparation() is called. */
+static void start_work(exchange *x, void (*prepare)(exchange *x), bool large) {
+    x->prepare = prepare;
+    x->preparing = true;
+    x->s->n_preparing++;
+    x->work = (worker_job){.run = run_preparation, .done = on_prepared, .user = x, .large = large};
+    worker_pool_add(x->s->pool, &x->work);
+}
+
+void exchange_begin(server *s, struct evhttp_request *req, void (*prepare)(exchange *x), uint64_t tenant) {
+    exchange *x = calloc(1, sizeof *x);
+    struct evbuffer *body = evbuffer_new();
+    if (x == NULL || body == NULL || evbuffer_add_buffer(body, evhttp_request_get_input_buffer(req)) != 0) {
+        free(x);
+        if (body != NULL) evbuffer_free(body);
+        exchange_send_error(s, req, 503, NULL, "out of memory");
+        return;
+    }
+    x->next = s->open;
+    s->open = x;
+    s->n_open++;
+    x->s = s;
+    x->req = req;
+    x->body = body;
+    x->tenant = tenant;
+    x->seed = s->next_seed++;
+    x->arrived_at = exchange_now();
+    x->created = (int64_t)time(NULL);
+    evhttp_connection_set_closecb(evhttp_request_get_connection(req), on_close, x);
+    start_work(x, prepare, evbuffer_get_length(body) > LARGE_BODY);
 }

@@ -1,7 +1,8 @@
-/* One request and its answer: from the JSON of the client to the last byte sent.
- *
- * An exchange lives from the request until both ends are done with it: the engine (its DONE record was read) and the connection
- * (the reply ended, or the client left). A client that leaves cancels the engine's part at once.
+/* An exchange is one API request together with its reply. A worker thread prepares the exchange: it parses the body, tokenizes
+ * the prompt and compiles the grammar. The event loop then sends the reply or submits the request to the engine. The exchange
+ * exists until three conditions are met: the worker has finished, the DONE record of the engine was read, and the reply has ended
+ * or the client has disconnected. A disconnect cancels the request in the engine immediately. If the request is still being
+ * prepared, the prepared request is discarded when the worker has finished.
  */
 #ifndef FKV_SERVE_EXCHANGE_H
 #define FKV_SERVE_EXCHANGE_H
@@ -10,45 +11,54 @@
 #include "connections.h"
 #include "grammar.h"
 #include "metrics.h"
+#include "prompt_tokens.h"
 #include "serve.h"
+#include "worker_pool.h"
 
 #include <event2/event.h>
 #include <event2/http.h>
 #include <pthread.h>
+#include <stdatomic.h>
 
 typedef struct exchange exchange;
 
 struct server {
-    const fkv_model *model; /* NULL: it is being loaded, and so is what follows */
+    const fkv_model *model; /* NULL while the model is loading; set together with the following fields up to `grammars` */
     fkv_engine *engine;
     const char *model_name;
     uint64_t base_bytes;
-    grammar_maker *grammars; /* NULL: this build has none */
+    grammar_maker *grammars;     /* NULL if the build has no grammar support */
+    uint32_t max_request_tokens; /* maximum number of prompt tokens plus new tokens of one request */
+    size_t max_prompt_bytes;     /* a prompt with more bytes always has more than max_request_tokens tokens */
+    worker_pool *pool;
     serve_config config;
     struct event_base *base;
     struct evhttp *http;
     struct evhttp_bound_socket *socket;
-    int wake[2]; /* a pipe: the engine's thread writes, the loop reads */
+    int wake[2]; /* pipe: the engine thread and the workers write, the event loop reads */
     pthread_mutex_t lock;
-    exchange *mailed; /* those with mail; under the lock */
-    bool awake;       /* a byte is in the pipe; under the lock */
+    exchange *with_events; /* list of exchanges with unread events; protected by the lock */
+    exchange *prepared;    /* list of exchanges whose preparation has ended; protected by the lock */
+    bool wake_pending;     /* true if the pipe contains a byte; protected by the lock */
     metrics metrics;
     uint64_t next_seed;
-    exchange *open; /* all of them */
+    exchange *open; /* list of all exchanges */
     uint32_t n_open;
+    uint32_t n_preparing; /* number of exchanges that are queued for a worker thread or running on one */
     connections *connections;
     bool draining;
-    pthread_t waiting; /* runs the loop until the model is there */
-    bool is_waiting;
+    bool ending;              /* the event loop has ended; remaining requests are answered with 503 */
+    pthread_t loading_thread; /* runs the event loop until the model is loaded */
+    bool is_loading;
 };
 
-/* What an answer is made of. */
+/* Kinds of answer parts. */
 typedef enum part_kind { PART_TEXT, PART_REASONING, PART_CALL, PART_ARGUMENTS, PART_CALL_END } part_kind;
 
 enum { MAX_PARTS = 64 };
 
 typedef struct answer_part {
-    part_kind kind; /* TEXT, REASONING or CALL */
+    part_kind kind; /* PART_TEXT, PART_REASONING or PART_CALL */
     char *name;
     struct evbuffer *bytes;
 } answer_part;
@@ -57,92 +67,112 @@ typedef struct answer_out {
     answer_part parts[MAX_PARTS];
     uint32_t n_parts;
     uint32_t n_calls;
-    json_t *logprobs; /* of tokens that were not sent yet */
+    json_t *logprobs; /* log probabilities of the tokens that are not sent yet */
     fkv_finish reason;
     char *stop;
-    void *reader; /* tells text, reasoning and calls apart; NULL: all is text */
+    void *parser; /* reply parser, which separates text, reasoning and tool calls; NULL if the answer is plain text */
 } answer_out;
 
 struct exchange {
     server *s;
     exchange *next;
-    struct evhttp_request *req; /* NULL: the reply ended or the client left */
+    struct evhttp_request *req; /* NULL after the reply ended or the client disconnected */
     struct event *closed;
     struct event *ping;
+    worker_job work;
+    void (*prepare)(exchange *x); /* runs on a worker thread; see prepare.h */
+    bool preparing;               /* the worker thread owns body, prompt, error, text, api, rules and answers[].parser */
+    _Atomic bool abandoned;       /* the client disconnected while the exchange was being prepared */
+    struct evbuffer *body;
+    prompt_tokens prompt;
+    char *text;     /* complete reply as JSON text; NULL if there is none yet */
+    json_t *answer; /* complete reply that a worker thread will serialize; NULL if there is none */
+    struct {
+        int status; /* HTTP status of the error; 0 if there is none */
+        char param[32];
+        char message[600];
+    } error;
+    uint64_t seed; /* sampling seed, used if the request does not specify one */
+    uint64_t tenant;
+    exchange *next_prepared;
     api_request api;
-    grammar *rules; /* of the answers, or NULL */
+    grammar *rules; /* grammar of the answers; NULL if they are not constrained */
     char id[40];
     int64_t created;
     uint64_t job;
-    bool in_engine; /* until DONE */
-    bool streaming; /* headers are out */
+    bool in_engine; /* the request was submitted and its DONE record was not read yet */
+    bool streaming; /* the response headers of a stream were sent */
     double arrived_at;
-    double last_at; /* of the last token */
+    double last_at; /* time of the last token */
     uint32_t n_prompt;
     uint32_t n_cached;
     uint32_t n_new;
-    int block; /* of a stream, -1: none. Anthropic: the part_kind of the open block; responses: the number of the open part */
+    int block; /* open content block: a part_kind (Messages API) or a part index (Responses API); -1 if none is open */
     uint32_t n_blocks;
-    uint64_t n_events; /* of a stream of responses */
+    uint64_t n_events; /* number of events sent, from which the Responses API derives sequence numbers */
     answer_out answers[FKV_MAX_ANSWERS];
 
-    char *mail; /* under the lock: records of the engine's events */
-    size_t n_mail;
-    size_t mail_room;
-    bool has_mail;
-    exchange *next_mailed;
+    char *event_bytes; /* serialized engine events; protected by the lock */
+    size_t n_event_bytes;
+    size_t event_capacity;
+    bool has_events;
+    exchange *next_with_events;
 };
 
 double exchange_now(void);
 
-/* ---- plain answers (plain_reply.c) */
+/* ---- plain replies (plain_reply.c) ---- */
 
-/* Answers with these bytes, which are taken over; HEAD with their number. */
+/* Sends a complete reply and frees `bytes`. The reply to a HEAD request contains only the headers, including Content-Length. */
 void exchange_send_bytes(server *s, struct evhttp_request *req, int status, const char *type, struct evbuffer *bytes);
 
-/* Answers with one JSON object and its status. Takes the object over. */
+/* Sends a JSON object and releases the reference to it. */
 void exchange_send_json(server *s, struct evhttp_request *req, int status, json_t *object);
 
-/* Errors as the API of the path shapes them. param may be NULL. */
+/* Sends an error in the format of the API that the path belongs to. param: name of the invalid field, or NULL. */
 void exchange_send_error(server *s, struct evhttp_request *req, int status, const char *param, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
 
-json_t *reply_sound_text(const char *bytes, size_t n); /* a JSON string, U+FFFD for what is not UTF-8 */
+/* Returns a JSON string with invalid UTF-8 replaced by U+FFFD. */
+json_t *reply_utf8_text(const char *bytes, size_t n);
 
-/* ---- exchanges (exchange.c) */
+/* ---- exchanges (exchange.c) ---- */
 
-/* Takes a parsed request, its prompt and its grammar (or NULL); answers the client itself where the engine refuses. `api` and
- * `rules` are taken over. */
-void exchange_begin(server *s, struct evhttp_request *req, api_request *api, grammar *rules, const uint32_t *prompt,
-                    uint32_t n_prompt, uint64_t tenant);
+/* Starts preparing a request on a worker thread. prepare: one of the functions in prepare.h. */
+void exchange_begin(server *s, struct evhttp_request *req, void (*prepare)(exchange *x), uint64_t tenant);
 
-/* Reads the mail of every exchange that has some. */
-void exchange_read_mail(server *s);
+/* Opens a reply parser for each answer of a chat, which separates text, reasoning and tool calls. Returns false if out of memory.
+ * Part of the preparation. */
+bool exchange_open_parsers(exchange *x);
 
-/* The engine's part of all of them ends. */
+/* Processes the prepared exchanges and the pending engine events of all exchanges. */
+void exchange_read_events(server *s);
+
+/* Cancels all requests in the engine. */
 void exchange_cancel_all(server *s);
 
-/* Ends the loop of a server that is shutting down once nothing is open and everything was sent. */
+/* During shutdown, ends the event loop once all exchanges are finished and their replies are sent. */
 void exchange_end_when_empty(server *s);
 
-/* ---- what the APIs share (answer_parts.c) */
+/* ---- shared helpers (answer_parts.c) ---- */
 
-void reply_send_event(exchange *x, const char *name, json_t *data); /* takes data; name NULL: data alone */
+/* Sends a server-sent event and releases `data`. name may be NULL. */
+void reply_send_event(exchange *x, const char *name, json_t *data);
 
-/* Keeps a piece with the parts of its answer; the part, or NULL: there are too many. */
+/* Appends bytes to the last part of the answer, or starts a new part. Returns the part, or NULL if there are too many parts. */
 answer_part *reply_keep(answer_out *a, part_kind kind, const char *bytes, size_t n);
 json_t *reply_part_text(const answer_part *part);
 json_t *reply_call_id(const exchange *x, uint32_t answer, uint32_t call);
 
-/* ---- the APIs (reply_writer.c) */
-void reply_begin(exchange *x);                                                              /* of a stream */
-void reply_part(exchange *x, uint32_t answer, part_kind kind, const char *bytes, size_t n); /* a piece of an answer */
-void reply_answered(exchange *x, uint32_t answer);                                          /* of a stream */
-void reply_end(exchange *x);                                                                /* stream or not */
-json_t *reply_answer(exchange *x);                   /* the whole of an answer that was not streamed */
-void reply_failed(exchange *x, const char *message); /* of a stream that began */
+/* ---- replies of all APIs (reply_writer.c) ---- */
+void reply_begin(exchange *x);                                                              /* starts a stream */
+void reply_part(exchange *x, uint32_t answer, part_kind kind, const char *bytes, size_t n); /* adds a fragment to an answer */
+void reply_answered(exchange *x, uint32_t answer);                                          /* ends an answer of a stream */
+void reply_end(exchange *x);                         /* ends a stream or sends the complete reply */
+json_t *reply_answer(exchange *x);                   /* returns the complete, non-streamed reply */
+void reply_failed(exchange *x, const char *message); /* ends a stream with an error */
 
-/* ---- responses (responses_reply.c); the same steps */
+/* ---- Responses API (responses_reply.c) ---- */
 void responses_begin(exchange *x);
 void responses_part(exchange *x, part_kind kind, const char *bytes, size_t n);
 void responses_end(exchange *x);

@@ -1,10 +1,11 @@
-/* Which tokens an answer may be made of, where a grammar decides: masks over the vocabulary of a model, by llguidance.
+/* Constrained decoding with llguidance: computes token masks from a grammar.
  *
- * Optional: the build lists grammar_llguidance.c (FKV_LLGUIDANCE=ON) or grammar_none.c. A grammar is made on the loop's thread
- * and asked on the engine's, never on both at once: it is closed after the last event of its request.
+ * This feature is optional. The build compiles grammar_llguidance.c if FKV_LLGUIDANCE is ON, otherwise grammar_none.c. A grammar
+ * is created on a worker thread and used on the engine thread, never on both at once. It is closed after the last event of its
+ * request.
  *
- * Bounds: bytes of a grammar, its rules and the work of compiling it; the work for each mask; states that it may come to have.
- * What goes beyond is an error of the grammar, in words, and never more than that.
+ * There are limits on the size of a grammar, its number of rules and states, the time to compile it, and the work per mask.
+ * Exceeding a limit is reported as a grammar error.
  */
 #ifndef FKV_SERVE_GRAMMAR_H
 #define FKV_SERVE_GRAMMAR_H
@@ -13,29 +14,31 @@
 
 enum { GRAMMAR_MAX_BYTES = 64 << 10, GRAMMAR_MAX_REFS = 256, GRAMMAR_ERROR_BYTES = 400 };
 
-typedef struct grammar_maker grammar_maker; /* the vocabulary of a model as the library wants it */
-typedef struct grammar grammar;             /* of one request */
+typedef struct grammar_maker grammar_maker; /* vocabulary of a model in llguidance format */
+typedef struct grammar grammar;             /* grammar state of one request */
 
-/* NULL: this build has no grammars, or there was no memory. */
+/* Creates the vocabulary of a model for grammars. Returns NULL if the build has no grammar support or if memory runs out. */
 grammar_maker *grammar_maker_open(const fkv_model *model);
-void grammar_maker_close(grammar_maker *maker); /* after its grammars; NULL is allowed */
+void grammar_maker_close(grammar_maker *maker); /* all grammars of the maker must be closed; maker may be NULL */
 
-/* What the answer may say before the grammar begins: anything but an end, between these two tokens. */
+/* Tokens that enclose the reasoning before the constrained text. Between these two tokens, every token except an end token is
+ * allowed. */
 typedef struct grammar_thinking {
-    uint32_t open;  /* FKV_NO_TOKEN: the grammar begins at once */
-    uint32_t close; /* a token as well */
-    bool opened;    /* by the prompt */
+    uint32_t open; /* opening token; FKV_NO_TOKEN means that there is no reasoning and the grammar applies from the start */
+    uint32_t close;
+    bool opened; /* the prompt already contains the opening token */
 } grammar_thinking;
 
-/* rules: in llguidance's Lark, with a rule `start`. NULL: error[GRAMMAR_ERROR_BYTES] says what is wrong with it. */
+/* Compiles a grammar. rules: llguidance's Lark dialect with a rule `start`. Returns NULL with a message in
+ * error[GRAMMAR_ERROR_BYTES] if the grammar is invalid. */
 grammar *grammar_open(const grammar_maker *maker, const char *rules, grammar_thinking thinking, uint32_t n_answers, char *error);
-void grammar_close(grammar *g); /* NULL is allowed */
+void grammar_close(grammar *g); /* g may be NULL */
 
-/* A fkv_mask_fn; user is the grammar. */
+/* Implements fkv_mask_fn; user is the grammar. */
 const char *grammar_mask(void *user, uint32_t answer, const uint32_t *tokens, uint32_t n_tokens, uint32_t *bits,
                          uint32_t n_vocab);
 
-/* A mask failed: the grammar asks for too much. */
+/* Returns true if computing a mask exceeded a limit. */
 bool grammar_failed(const grammar *g);
 
 #endif

@@ -1,21 +1,29 @@
-/* Grammars by llguidance, through its C header. See grammar.h. */
+/* Constrained decoding through the C API of llguidance. See grammar.h. */
 #include "grammar.h"
 
 #include <llguidance.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
-/* The library's defaults are for hosts that trust their callers. Rates are its own figures. */
+/* These limits are stricter than the defaults of llguidance, because grammars come from untrusted clients. The times in the
+ * following comments are estimates from the documentation of llguidance.
+ */
 static const LlgParserLimits LIMITS = {.max_items_in_row = 2000,
                                        .initial_lexer_fuel = 500000, /* 10 ms */
-                                       .step_lexer_fuel = 200000,    /* 14 ms for a mask, at the very most */
+                                       .step_lexer_fuel = 200000,    /* at most 14 ms per mask */
                                        .step_max_items = 50000,      /* 3 ms */
-                                       .max_lexer_states = 10000,    /* 2 KB each */
+                                       .max_lexer_states = 10000,    /* about 2 KB per state */
                                        .max_grammar_size = 30000};
 
-enum { STACK_BYTES = 128 << 20 };
+enum {
+    STACK_BYTES = 128 << 20,
+    MAX_COMPILE_SECONDS = 5,
+    MAX_ABANDONED = 2 /* new compilations are rejected while this many abandoned compilations are running */
+};
 
 struct grammar_maker {
     LlgTokenizer *tokenizer;
@@ -26,7 +34,7 @@ struct grammar_maker {
 
 typedef struct answer_state {
     LlgMatcher *matcher;
-    uint32_t n_seen; /* tokens */
+    uint32_t n_consumed; /* number of tokens consumed */
     bool thinks;
 } answer_state;
 
@@ -38,20 +46,20 @@ struct grammar {
     answer_state answers[];
 };
 
-/* ---- the vocabulary ---- */
+/* ---- vocabulary ---- */
 
-static bool is_end(const grammar_maker *m, uint32_t token) {
+static bool is_end_of_text(const grammar_maker *m, uint32_t token) {
     for (uint32_t i = 0; i < m->n_end; i++)
         if (m->end[i] == token) return true;
     return false;
 }
 
-/* The bytes of a token as llguidance takes them: behind a byte that no text has where it is a special one. Into out unless NULL.
- */
-static size_t token_bytes(const grammar_maker *m, const fkv_model *model, uint32_t token, uint8_t *out) {
+/* Writes the bytes of a token in llguidance format, where the byte 0xff precedes special tokens, and returns their number. `out`
+ * may be NULL. */
+static size_t llg_token_bytes(const grammar_maker *m, const fkv_model *model, uint32_t token, uint8_t *out) {
     size_t n = 0;
     const char *text = fkv_token_text(model, token, false, &n);
-    bool special = n == 0 || is_end(m, token);
+    bool special = n == 0 || is_end_of_text(m, token);
     if (special) text = fkv_token_text(model, token, true, &n);
     if (n == 0) return 0;
     if (out != NULL) {
@@ -65,7 +73,7 @@ static LlgTokenizer *make_tokenizer(const grammar_maker *m, const fkv_model *mod
     uint32_t *lengths = malloc((size_t)m->n_vocab * sizeof *lengths);
     size_t total = 0;
     for (uint32_t i = 0; i < m->n_vocab && lengths != NULL; i++) {
-        lengths[i] = (uint32_t)token_bytes(m, model, i, NULL);
+        lengths[i] = (uint32_t)llg_token_bytes(m, model, i, NULL);
         total += lengths[i];
     }
     uint8_t *bytes = malloc(total + 1);
@@ -73,13 +81,13 @@ static LlgTokenizer *make_tokenizer(const grammar_maker *m, const fkv_model *mod
     if (lengths != NULL && bytes != NULL && total <= UINT32_MAX) {
         char error[256];
         uint8_t *to = bytes;
-        for (uint32_t i = 0; i < m->n_vocab; i++) to += token_bytes(m, model, i, to);
+        for (uint32_t i = 0; i < m->n_vocab; i++) to += llg_token_bytes(m, model, i, to);
         LlgTokenizerInitV2 init = {.struct_size = sizeof init,
                                    .vocab_size = m->n_vocab,
                                    .tok_eos = m->n_end > 0 ? m->end[0] : (uint32_t)FKV_NO_TOKEN,
                                    .token_lens = lengths,
                                    .token_bytes = bytes,
-                                   .use_approximate_greedy_tokenize_fn = true, /* for what is not asked of it here */
+                                   .use_approximate_greedy_tokenize_fn = true, /* affects only features that are not used here */
                                    .tok_eos_extra = m->end + 1,
                                    .tok_eos_extra_count = m->n_end > 1 ? m->n_end - 1 : 0};
         made = llg_new_tokenizer_v2(&init, error, sizeof error);
@@ -110,7 +118,8 @@ void grammar_maker_close(grammar_maker *m) {
 
 /* ---- grammars ---- */
 
-/* Where the library begins to show the rules, which the client did not write: "\n   1 | start: ...". Else the end. */
+/* Returns the length of the error text without the grammar listing ("\n   1 | start: ...") at its end, because the client did not
+ * write this grammar. */
 static size_t before_rules(const char *text) {
     for (size_t i = 0; text[i] != 0; i++) {
         if (text[i] != '\n') continue;
@@ -121,13 +130,13 @@ static size_t before_rules(const char *text) {
     return strlen(text);
 }
 
-/* In one line. */
-static void take_error(LlgMatcher *matcher, char *error) {
+/* Copies the error message of the matcher as a single line. */
+static void copy_error(LlgMatcher *matcher, char *error) {
     static const char before[] = "failed to compile JSON schema: ";
     const char *why = llg_matcher_get_error(matcher);
     const char *of_schema = why != NULL ? strstr(why, before) : NULL;
     if (of_schema != NULL) why = of_schema + sizeof before - 1;
-    if (why == NULL || strncmp(why, "NoExtension", 11) == 0) why = "no answer can satisfy it";
+    if (why == NULL || strncmp(why, "NoExtension", 11) == 0) why = "no text matches it";
     (void)snprintf(error, GRAMMAR_ERROR_BYTES, "%.*s", (int)before_rules(why), why);
     for (char *c = error; *c != 0; c++)
         if (*c == '\n') *c = ' ';
@@ -137,52 +146,138 @@ static bool within_bounds(const char *rules, char *error) {
     int n_refs = 0;
     for (const char *at = rules; (at = strstr(at, "\"$ref\"")) != NULL; at++) n_refs++;
     if (strlen(rules) > GRAMMAR_MAX_BYTES)
-        (void)snprintf(error, GRAMMAR_ERROR_BYTES, "%zu bytes of schemas: at most %d", strlen(rules), GRAMMAR_MAX_BYTES);
+        (void)snprintf(error, GRAMMAR_ERROR_BYTES, "the schemas have %zu bytes: at most %d are allowed", strlen(rules),
+                       GRAMMAR_MAX_BYTES);
     else if (n_refs > GRAMMAR_MAX_REFS)
-        (void)snprintf(error, GRAMMAR_ERROR_BYTES, "%d references in schemas: at most %d", n_refs, GRAMMAR_MAX_REFS);
+        (void)snprintf(error, GRAMMAR_ERROR_BYTES, "the schemas have %d references: at most %d are allowed", n_refs,
+                       GRAMMAR_MAX_REFS);
     else
         return true;
     return false;
 }
 
+/* Compilation on a separate thread. The thread and the waiting caller share the job, and whichever finishes last frees it. */
 typedef struct compile_job {
-    const grammar_maker *maker;
-    const char *rules;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool finished;
+    bool abandoned; /* the caller has stopped waiting */
+    LlgTokenizer *tokenizer;
+    char *rules;
     LlgMatcher *matcher;
 } compile_job;
 
-static void *compile(void *user) {
-    compile_job *job = user;
-    LlgConstraintInit init;
-    llg_constraint_init_set_defaults(&init, job->maker->tokenizer);
-    init.log_stderr_level = 0; /* nothing that a client sent reaches a log */
-    init.limits = LIMITS;
-    job->matcher = llg_new_matcher(&init, "lark", job->rules);
-    if (!llg_matcher_is_error(job->matcher)) (void)!llg_matcher_compute_mask(job->matcher); /* the first may fail too */
+static _Atomic uint32_t n_abandoned; /* number of threads that are still compiling an abandoned grammar */
+
+static void free_compile_job(compile_job *job) {
+    if (job == NULL) return;
+    if (job->matcher != NULL) llg_free_matcher(job->matcher);
+    if (job->tokenizer != NULL) llg_free_tokenizer(job->tokenizer);
+    (void)pthread_cond_destroy(&job->changed);
+    (void)pthread_mutex_destroy(&job->lock);
+    free(job->rules);
+    free(job);
+}
+
+static compile_job *make_compile_job(const grammar_maker *maker, const char *rules) {
+    compile_job *job = calloc(1, sizeof *job);
+    if (job == NULL) return NULL;
+    pthread_condattr_t monotonic;
+    (void)pthread_condattr_init(&monotonic);
+    (void)pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    (void)pthread_cond_init(&job->changed, &monotonic);
+    (void)pthread_condattr_destroy(&monotonic);
+    (void)pthread_mutex_init(&job->lock, NULL);
+    job->tokenizer = llg_clone_tokenizer(maker->tokenizer); /* the compilation may outlive the maker */
+    job->rules = strdup(rules);
+    if (job->tokenizer != NULL && job->rules != NULL) return job;
+    free_compile_job(job);
     return NULL;
 }
 
-/* The library follows references by recursion and counts no levels: on a stack that holds as many as fit into the bounds. */
-static LlgMatcher *compile_on_a_large_stack(const grammar_maker *maker, const char *rules) {
-    compile_job job = {.maker = maker, .rules = rules};
+static void *compile_grammar(void *user) {
+    compile_job *job = user;
+    LlgConstraintInit init;
+    llg_constraint_init_set_defaults(&init, job->tokenizer);
+    init.log_stderr_level = 0; /* client input must not reach a log */
+    init.limits = LIMITS;
+    job->matcher = llg_new_matcher(&init, "lark", job->rules);
+    if (!llg_matcher_is_error(job->matcher)) (void)!llg_matcher_compute_mask(job->matcher); /* this call may also set the error */
+    (void)pthread_mutex_lock(&job->lock);
+    job->finished = true;
+    const bool abandoned = job->abandoned;
+    (void)pthread_cond_signal(&job->changed);
+    (void)pthread_mutex_unlock(&job->lock);
+    if (abandoned) {
+        free_compile_job(job);
+        atomic_fetch_sub(&n_abandoned, 1);
+    }
+    return NULL;
+}
+
+/* Waits for the compilation. Returns false if the compilation takes longer than MAX_COMPILE_SECONDS; the compiling thread then
+ * frees the job.
+ */
+static bool wait_for_compilation(compile_job *job, pthread_t thread) {
+    struct timespec end;
+    (void)clock_gettime(CLOCK_MONOTONIC, &end);
+    end.tv_sec += MAX_COMPILE_SECONDS;
+    (void)pthread_mutex_lock(&job->lock);
+    while (!job->finished && pthread_cond_timedwait(&job->changed, &job->lock, &end) == 0) {
+    }
+    const bool finished = job->finished;
+    job->abandoned = !finished;
+    if (!finished) atomic_fetch_add(&n_abandoned, 1);
+    (void)pthread_mutex_unlock(&job->lock);
+    if (finished)
+        (void)pthread_join(thread, NULL);
+    else
+        (void)pthread_detach(thread);
+    return finished;
+}
+
+/* Compiles on a thread with a large stack, because the library resolves references recursively without a depth limit. The stack
+ * is large enough for the deepest recursion within the size limits. The library cannot be interrupted, so a compilation that
+ * takes too long continues on its thread and its result is discarded. Returns NULL with a message in error[GRAMMAR_ERROR_BYTES].
+ */
+static LlgMatcher *compile_on_large_stack(const grammar_maker *maker, const char *rules, char *error) {
     pthread_attr_t attributes;
     pthread_t thread;
-    if (pthread_attr_init(&attributes) != 0) return NULL;
-    bool started =
-        pthread_attr_setstacksize(&attributes, STACK_BYTES) == 0 && pthread_create(&thread, &attributes, compile, &job) == 0;
-    if (started) (void)pthread_join(thread, NULL);
+    LlgMatcher *matcher = NULL;
+    if (atomic_load(&n_abandoned) >= MAX_ABANDONED) {
+        (void)snprintf(error, GRAMMAR_ERROR_BYTES, "the server is still compiling earlier schemas: retry later");
+        return NULL;
+    }
+    (void)snprintf(error, GRAMMAR_ERROR_BYTES, "out of memory compiling the grammar");
+    compile_job *job = make_compile_job(maker, rules);
+    if (job == NULL || pthread_attr_init(&attributes) != 0) {
+        free_compile_job(job);
+        return NULL;
+    }
+    const bool started = pthread_attr_setstacksize(&attributes, STACK_BYTES) == 0 &&
+                         pthread_create(&thread, &attributes, compile_grammar, job) == 0;
     (void)pthread_attr_destroy(&attributes);
-    return job.matcher;
+    if (started && !wait_for_compilation(job, thread)) {
+        (void)snprintf(error, GRAMMAR_ERROR_BYTES, "compiling the schema takes longer than %d s: simplify it",
+                       MAX_COMPILE_SECONDS);
+        return NULL;
+    }
+    if (started) {
+        matcher = job->matcher;
+        job->matcher = NULL;
+    }
+    free_compile_job(job);
+    return matcher;
 }
 
 grammar *grammar_open(const grammar_maker *maker, const char *rules, grammar_thinking thinking, uint32_t n_answers, char *error) {
     if (!within_bounds(rules, error)) return NULL;
     grammar *g = calloc(1, sizeof *g + n_answers * sizeof *g->answers);
-    LlgMatcher *first = g != NULL ? compile_on_a_large_stack(maker, rules) : NULL;
+    (void)snprintf(error, GRAMMAR_ERROR_BYTES, "out of memory compiling the grammar");
+    LlgMatcher *first = g != NULL ? compile_on_large_stack(maker, rules, error) : NULL;
     if (first == NULL || llg_matcher_is_error(first)) {
-        (void)snprintf(error, GRAMMAR_ERROR_BYTES, "there is no memory for its grammar");
-        if (first != NULL) take_error(first, error);
-        llg_free_matcher(first);
+        if (first != NULL) copy_error(first, error);
+        if (first != NULL) llg_free_matcher(first);
         free(g);
         return NULL;
     }
@@ -202,9 +297,9 @@ bool grammar_failed(const grammar *g) { return g != NULL && g->failed; }
 
 /* ---- masks ---- */
 
-/* A token that was written. */
-static bool take_token(const grammar *g, answer_state *a, uint32_t token) {
-    bool first = a->n_seen++ == 0;
+/* Advances the state of an answer by a generated token. */
+static bool consume_token(const grammar *g, answer_state *a, uint32_t token) {
+    bool first = a->n_consumed++ == 0;
     if (a->thinks) {
         a->thinks = token != g->thinking.close;
         return true;
@@ -216,7 +311,7 @@ static bool take_token(const grammar *g, answer_state *a, uint32_t token) {
     return llg_matcher_consume_token(a->matcher, token) == 0;
 }
 
-static void allow(uint32_t *bits, uint32_t token) { bits[token / 32] |= UINT32_C(1) << token % 32; }
+static void allow_token(uint32_t *bits, uint32_t token) { bits[token / 32] |= UINT32_C(1) << token % 32; }
 
 const char *grammar_mask(void *user, uint32_t answer, const uint32_t *tokens, uint32_t n_tokens, uint32_t *bits,
                          uint32_t n_vocab) {
@@ -224,16 +319,16 @@ const char *grammar_mask(void *user, uint32_t answer, const uint32_t *tokens, ui
     answer_state *a = &g->answers[answer];
     size_t n_bytes = ((size_t)n_vocab + 31) / 32 * sizeof *bits;
     bool good = true;
-    while (good && a->n_seen < n_tokens) good = take_token(g, a, tokens[a->n_seen]);
+    while (good && a->n_consumed < n_tokens) good = consume_token(g, a, tokens[a->n_consumed]);
     if (good && a->thinks) {
         memset(bits, 0xff, n_bytes);
         for (uint32_t i = 0; i < g->maker->n_end; i++) bits[g->maker->end[i] / 32] &= ~(UINT32_C(1) << g->maker->end[i] % 32);
         return NULL;
     }
-    if (good && g->maker->n_end == 0 && llg_matcher_is_stopped(a->matcher)) return NULL; /* nothing may come */
+    if (good && g->maker->n_end == 0 && llg_matcher_is_stopped(a->matcher)) return NULL; /* the text is complete */
     good = good && llg_matcher_compute_mask_into(a->matcher, bits, n_bytes) == 0;
-    if (good && n_tokens == 0 && g->thinking.open != FKV_NO_TOKEN) allow(bits, g->thinking.open);
+    if (good && n_tokens == 0 && g->thinking.open != FKV_NO_TOKEN) allow_token(bits, g->thinking.open);
     if (good) return NULL;
     g->failed = true;
-    return "the grammar of the answer asks for more work than a step has room for";
+    return "computing the next token mask exceeded the work limit: simplify the schema";
 }

@@ -1,4 +1,4 @@
-/* A build without grammars. See grammar.h. */
+/* Stubs for builds without grammar support. See grammar.h. */
 #include "grammar.h"
 
 #include <stddef.h>
@@ -21,7 +21,7 @@ void grammar_close(grammar *g) { (void)g; }
 const char *grammar_mask(void *user, uint32_t answer, const uint32_t *tokens, uint32_t n_tokens, uint32_t *bits,
                          uint32_t n_vocab) {
     (void)user, (void)answer, (void)tokens, (void)n_tokens, (void)bits, (void)n_vocab;
-    return "this build has no grammars";
+    return "this build has no grammar support";
 }
 
 bool grammar_failed(const grammar *g) { return g != NULL; }

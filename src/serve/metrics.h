@@ -1,4 +1,4 @@
-/* Figures of a server: histograms of what clients waited for, and the text that Prometheus reads. */
+/* Server metrics: latency histograms and the Prometheus text format. */
 #ifndef FKV_SERVE_METRICS_H
 #define FKV_SERVE_METRICS_H
 
@@ -8,26 +8,27 @@
 enum { METRIC_BUCKETS = 16 };
 
 typedef struct metric_histogram {
-    uint64_t counts[METRIC_BUCKETS + 1]; /* the last: above all bounds */
+    uint64_t counts[METRIC_BUCKETS + 1]; /* number of values in each bucket; the last bucket counts the values above all bounds */
     double sum;
     uint64_t n;
 } metric_histogram;
 
 typedef struct metrics {
-    metric_histogram first_token; /* seconds from arrival */
+    metric_histogram first_token; /* time to first token, in seconds */
     metric_histogram between_tokens;
-    metric_histogram whole;
+    metric_histogram whole; /* end-to-end latency, in seconds */
     metric_histogram queue;
     uint64_t disconnects;
-    uint64_t slow_readers; /* dropped because they did not read */
-    uint32_t connections;  /* open */
+    uint64_t slow_readers; /* number of clients disconnected because they did not read their stream */
+    uint32_t connections;  /* number of open connections */
+    uint32_t preparing;    /* number of requests being parsed and tokenized */
     uint64_t refused_connections;
-    uint64_t http[6]; /* answers by hundreds of their status */
+    uint64_t http[6]; /* number of replies for each status class (status / 100) */
 } metrics;
 
 void metric_add(metric_histogram *h, double seconds);
 
-/* resident_bytes: anonymous memory of the process. */
+/* Writes all metrics in the Prometheus text format. resident_bytes: anonymous memory of the process. */
 void metrics_write(const metrics *m, const fkv_engine_stats *stats, const char *model, uint64_t resident_bytes,
                    struct evbuffer *out);
 

@@ -39,12 +39,12 @@ static json_t *groups_json(const fkv_stats *stats) {
     return out;
 }
 
-/* One character for each page: its state as a digit, its tenant as a letter of 26. */
+/* Encodes each page as two characters: its state as a digit and its tenant as a letter (modulo 26). */
 static json_t *map_json(server *s) {
-    static fkv_page_info pages[FKV_MAX_PAGES_SHOWN];
-    char states[FKV_MAX_PAGES_SHOWN + 1] = {0};
-    char tenants[FKV_MAX_PAGES_SHOWN + 1] = {0};
-    uint32_t n = fkv_engine_pages(s->engine, pages, FKV_MAX_PAGES_SHOWN);
+    static fkv_page_info pages[FKV_MAX_LISTED_PAGES];
+    char states[FKV_MAX_LISTED_PAGES + 1] = {0};
+    char tenants[FKV_MAX_LISTED_PAGES + 1] = {0};
+    uint32_t n = fkv_engine_pages(s->engine, pages, FKV_MAX_LISTED_PAGES);
     for (uint32_t i = 0; i < n; i++) {
         states[i] = (char)('0' + (int)pages[i].state);
         tenants[i] = (char)('a' + (int)(pages[i].tenant % 26));
@@ -59,13 +59,13 @@ json_t *page_state(server *s, uint64_t resident_bytes) {
     const struct {
         const char *name;
         double value;
-    } figures[] = {
+    } values[] = {
         {"now", exchange_now()},
         {"resident_bytes", (double)resident_bytes},
-        {"planned_bytes", (double)(e.plan.total_bytes + e.store.buffer_bytes + e.store.figures.memory)},
-        {"store_bytes", (double)e.store.figures.bytes},
-        {"store_max_bytes", (double)e.store.figures.max_bytes},
-        {"store_pages", (double)e.store.figures.pages},
+        {"planned_bytes", (double)(e.plan.total_bytes + e.store.buffer_bytes + e.store.usage.memory)},
+        {"store_bytes", (double)e.store.usage.bytes},
+        {"store_max_bytes", (double)e.store.usage.max_bytes},
+        {"store_pages", (double)e.store.usage.pages},
         {"store_read_pages", (double)e.store.read_pages},
         {"store_written_pages", (double)e.store.written_pages},
         {"base_bytes", (double)s->base_bytes},
@@ -90,7 +90,7 @@ json_t *page_state(server *s, uint64_t resident_bytes) {
     json_t *out = json_pack("{s:s, s:s, s:s, s:o, s:o, s:o}", "model", s->model_name, "architecture", about->architecture, "isa",
                             e.cache.isa != NULL ? e.cache.isa : "", "groups", groups_json(&e.cache), "requests", requests_json(s),
                             "map", map_json(s));
-    for (size_t i = 0; out != NULL && i < sizeof figures / sizeof figures[0]; i++)
-        (void)json_object_set_new(out, figures[i].name, json_real(figures[i].value));
+    for (size_t i = 0; out != NULL && i < sizeof values / sizeof values[0]; i++)
+        (void)json_object_set_new(out, values[i].name, json_real(values[i].value));
     return out;
 }

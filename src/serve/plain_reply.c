@@ -1,4 +1,4 @@
-/* Answers that are one JSON object, errors among them. See exchange.h. */
+/* Replies that consist of one JSON object, including errors. See exchange.h. */
 #include "exchange.h"
 
 #include "../kit/utf8.h"
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-json_t *reply_sound_text(const char *bytes, size_t n) {
+json_t *reply_utf8_text(const char *bytes, size_t n) {
     json_t *text = json_stringn(bytes, n);
     if (text != NULL) return text;
     struct evbuffer *sound = evbuffer_new();
@@ -51,13 +51,10 @@ static const char *error_type(int status, bool anthropic) {
         int status;
         const char *openai;
         const char *anthropic;
-    } types[] = {{400, "invalid_request_error", "invalid_request_error"},
-                 {401, "authentication_error", "authentication_error"},
-                 {404, "invalid_request_error", "not_found_error"},
-                 {405, "invalid_request_error", "invalid_request_error"},
-                 {413, "invalid_request_error", "request_too_large"},
-                 {429, "rate_limit_error", "rate_limit_error"},
-                 {503, "server_error", "overloaded_error"}};
+    } types[] = {{400, "invalid_request_error", "invalid_request_error"}, {401, "authentication_error", "authentication_error"},
+                 {403, "permission_error", "permission_error"},           {404, "invalid_request_error", "not_found_error"},
+                 {405, "invalid_request_error", "invalid_request_error"}, {413, "invalid_request_error", "request_too_large"},
+                 {429, "rate_limit_error", "rate_limit_error"},           {503, "server_error", "overloaded_error"}};
     for (size_t i = 0; i < sizeof types / sizeof types[0]; i++)
         if (types[i].status == status) return anthropic ? types[i].anthropic : types[i].openai;
     return anthropic ? "api_error" : "server_error";
@@ -71,7 +68,7 @@ void exchange_send_error(server *s, struct evhttp_request *req, int status, cons
     va_end(args);
     const char *path = evhttp_uri_get_path(evhttp_request_get_evhttp_uri(req));
     bool anthropic = path != NULL && (strncmp(path, "/v1/messages", 12) == 0 || strncmp(path, "/messages", 9) == 0);
-    json_t *message = reply_sound_text(text, strlen(text));
+    json_t *message = reply_utf8_text(text, strlen(text));
     json_t *error;
     if (anthropic)
         error = json_pack("{s:s, s:{s:s, s:o}}", "type", "error", "error", "type", error_type(status, true), "message", message);

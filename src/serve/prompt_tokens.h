@@ -1,4 +1,4 @@
-/* The tokens of what a client sent: conversations by the model's template, texts as they are. */
+/* Converts client input to tokens. Conversations are rendered with the chat template; plain text is tokenized unchanged. */
 #ifndef FKV_SERVE_PROMPT_TOKENS_H
 #define FKV_SERVE_PROMPT_TOKENS_H
 
@@ -7,15 +7,18 @@
 typedef struct prompt_tokens {
     uint32_t *tokens;
     size_t n;
+    size_t n_bytes; /* length of the prompt text; set by prompt_tokens_of() */
 } prompt_tokens;
 
-/* fkv_message() says what was wrong. prompt_tokens_free() is right in both cases. */
-fkv_status prompt_tokens_of(const fkv_model *model, const api_request *request, prompt_tokens *out);
+/* Tokenizes the prompt of a request, or plain text. fkv_message() describes every failure except FKV_NO_MEMORY and FKV_POOL_FULL.
+ * prompt_tokens_free() must be called in both cases. max_bytes: maximum size of the prompt text. If the text is longer, returns
+ * FKV_POOL_FULL without tokenizing it. */
+fkv_status prompt_tokens_of(const fkv_model *model, const api_request *request, size_t max_bytes, prompt_tokens *out);
 fkv_status prompt_tokens_of_text(const fkv_model *model, const char *text, size_t n, unsigned flags, prompt_tokens *out);
 void prompt_tokens_free(prompt_tokens *tokens);
 
-/* The conversation as text, the caller's; NULL with fkv_message(). A model without a template gets the contents, one behind the
- * other, as paragraphs. */
+/* Renders a conversation as text, which the caller frees. Returns NULL and sets fkv_message() on failure. For a model without a
+ * chat template the message contents are joined with newlines. */
 char *prompt_text_of(const fkv_model *model, const json_t *conversation, size_t *n);
 
 #endif

@@ -1,4 +1,4 @@
-/* Answers in the words of the two APIs, whole or as server-sent events. See exchange.h. */
+/* Writes replies of the OpenAI and Anthropic APIs, complete or as server-sent events. See exchange.h. */
 #include "exchange.h"
 
 #include <event2/bufferevent.h>
@@ -15,7 +15,7 @@ static const char *reason_of(const exchange *x, const answer_out *a) {
 }
 
 static json_t *usage_of(const exchange *x) {
-    if (x->api.kind == API_MESSAGES) /* what was cached is no part of input_tokens there */
+    if (x->api.kind == API_MESSAGES) /* in this API, input_tokens does not include cached tokens */
         return json_pack("{s:I, s:I, s:I, s:I}", "input_tokens", (json_int_t)(x->n_prompt - x->n_cached),
                          "cache_read_input_tokens", (json_int_t)x->n_cached, "cache_creation_input_tokens", (json_int_t)0,
                          "output_tokens", (json_int_t)x->n_new);
@@ -26,8 +26,8 @@ static json_t *usage_of(const exchange *x) {
 
 /* ---- streams ---- */
 
-/* An object of an OpenAI stream around one choice. */
-static json_t *chunk_of(const exchange *x, json_t *choices) {
+/* Returns a chunk of an OpenAI stream. */
+static json_t *stream_chunk(const exchange *x, json_t *choices) {
     return json_pack("{s:s, s:s, s:I, s:s, s:o}", "id", x->id, "object",
                      x->api.kind == API_CHAT ? "chat.completion.chunk" : "text_completion", "created", (json_int_t)x->created,
                      "model", x->s->model_name, "choices", choices);
@@ -39,7 +39,8 @@ static json_t *take_logprobs(answer_out *a) {
     return list;
 }
 
-/* Lists of the older API: tokens, their log probabilities, maps of the most likely. */
+/* Converts log probabilities to the format of the API. The completions API uses parallel lists of tokens, log probabilities and
+ * maps of the most likely tokens. */
 static json_t *logprobs_of(const exchange *x, json_t *list) {
     if (list == NULL) return json_null();
     if (x->api.kind == API_CHAT) return json_pack("{s:o}", "content", list);
@@ -63,18 +64,18 @@ static json_t *logprobs_of(const exchange *x, json_t *list) {
 static void send_delta(exchange *x, uint32_t answer, json_t *delta, const char *reason) {
     json_t *choice = json_pack("{s:i, s:o, s:o, s:s?}", "index", (int)answer, "delta", delta, "logprobs",
                                logprobs_of(x, take_logprobs(&x->answers[answer])), "finish_reason", reason);
-    reply_send_event(x, NULL, chunk_of(x, json_pack("[o]", choice)));
+    reply_send_event(x, NULL, stream_chunk(x, json_pack("[o]", choice)));
 }
 
 static void send_text(exchange *x, uint32_t answer, json_t *text, const char *reason) {
     json_t *choice = json_pack("{s:i, s:o, s:o, s:s?}", "index", (int)answer, "text", text, "logprobs",
                                logprobs_of(x, take_logprobs(&x->answers[answer])), "finish_reason", reason);
-    reply_send_event(x, NULL, chunk_of(x, json_pack("[o]", choice)));
+    reply_send_event(x, NULL, stream_chunk(x, json_pack("[o]", choice)));
 }
 
 static void stream_openai(exchange *x, uint32_t answer, part_kind kind, const char *bytes, size_t n) {
     answer_out *a = &x->answers[answer];
-    json_t *text = reply_sound_text(bytes, n);
+    json_t *text = reply_utf8_text(bytes, n);
     json_t *call = NULL;
     if (kind == PART_TEXT || kind == PART_REASONING) {
         send_delta(x, answer, json_pack("{s:o}", kind == PART_TEXT ? "content" : "reasoning_content", text), NULL);
@@ -90,22 +91,22 @@ static void stream_openai(exchange *x, uint32_t answer, part_kind kind, const ch
     if (call != NULL) send_delta(x, answer, json_pack("{s:[o]}", "tool_calls", call), NULL);
 }
 
-static void close_block(exchange *x) {
+static void close_content_block(exchange *x) {
     if (x->block < 0) return;
     reply_send_event(x, "content_block_stop",
                      json_pack("{s:s, s:i}", "type", "content_block_stop", "index", (int)x->n_blocks - 1));
     x->block = -1;
 }
 
-static void open_block(exchange *x, part_kind kind, const char *bytes, size_t n) {
+static void open_content_block(exchange *x, part_kind kind, const char *bytes, size_t n) {
     json_t *block = NULL;
-    close_block(x);
+    close_content_block(x);
     x->block = (int)kind;
     if (kind == PART_TEXT) block = json_pack("{s:s, s:s}", "type", "text", "text", "");
     if (kind == PART_REASONING) block = json_pack("{s:s, s:s, s:s}", "type", "thinking", "thinking", "", "signature", "");
     if (kind == PART_CALL)
         block = json_pack("{s:s, s:o, s:o, s:{}}", "type", "tool_use", "id", reply_call_id(x, 0, x->answers[0].n_calls - 1),
-                          "name", reply_sound_text(bytes, n), "input");
+                          "name", reply_utf8_text(bytes, n), "input");
     reply_send_event(
         x, "content_block_start",
         json_pack("{s:s, s:i, s:o}", "type", "content_block_start", "index", (int)x->n_blocks++, "content_block", block));
@@ -115,14 +116,14 @@ static void stream_anthropic(exchange *x, part_kind kind, const char *bytes, siz
     static const char *const types[] = {"text_delta", "thinking_delta", "", "input_json_delta", ""};
     static const char *const fields[] = {"text", "thinking", "", "partial_json", ""};
     if (kind == PART_CALL_END) {
-        close_block(x);
+        close_content_block(x);
         return;
     }
-    if (kind == PART_CALL || (kind != PART_ARGUMENTS && x->block != (int)kind)) open_block(x, kind, bytes, n);
+    if (kind == PART_CALL || (kind != PART_ARGUMENTS && x->block != (int)kind)) open_content_block(x, kind, bytes, n);
     if (kind == PART_CALL) return;
     reply_send_event(x, "content_block_delta",
                      json_pack("{s:s, s:i, s:{s:s, s:o}}", "type", "content_block_delta", "index", (int)x->n_blocks - 1, "delta",
-                               "type", types[kind], fields[kind], reply_sound_text(bytes, n)));
+                               "type", types[kind], fields[kind], reply_utf8_text(bytes, n)));
 }
 
 void reply_begin(exchange *x) {
@@ -140,7 +141,7 @@ void reply_begin(exchange *x) {
             send_delta(x, i, json_pack("{s:s, s:s}", "role", "assistant", "content", ""), NULL);
 }
 
-/* ---- pieces ---- */
+/* ---- answer parts ---- */
 
 void reply_part(exchange *x, uint32_t answer, part_kind kind, const char *bytes, size_t n) {
     answer_out *a = &x->answers[answer];
@@ -153,7 +154,7 @@ void reply_part(exchange *x, uint32_t answer, part_kind kind, const char *bytes,
         else if (x->api.kind == API_CHAT)
             stream_openai(x, answer, kind, bytes, n);
         else
-            send_text(x, answer, reply_sound_text(bytes, n), NULL);
+            send_text(x, answer, reply_utf8_text(bytes, n), NULL);
     } else if (kind != PART_CALL_END) {
         (void)reply_keep(a, kind, bytes, n);
     }
@@ -166,10 +167,10 @@ void reply_answered(exchange *x, uint32_t answer) {
     if (x->api.kind == API_COMPLETIONS) send_text(x, answer, json_string(""), reason_of(x, a));
 }
 
-/* ---- whole answers ---- */
+/* ---- complete replies ---- */
 
-/* All parts of a kind, as one text; NULL: there is none. */
-static json_t *joined(const answer_out *a, part_kind kind) {
+/* Concatenates all answer parts of one kind. Returns NULL if there are none. */
+static json_t *join_parts(const answer_out *a, part_kind kind) {
     json_t *text = NULL;
     for (uint32_t i = 0; i < a->n_parts; i++) {
         if (a->parts[i].kind != kind) continue;
@@ -184,8 +185,8 @@ static json_t *joined(const answer_out *a, part_kind kind) {
 
 static json_t *message_of(const exchange *x, uint32_t answer) {
     const answer_out *a = &x->answers[answer];
-    json_t *text = joined(a, PART_TEXT);
-    json_t *reasoning = joined(a, PART_REASONING);
+    json_t *text = join_parts(a, PART_TEXT);
+    json_t *reasoning = join_parts(a, PART_REASONING);
     json_t *calls = json_array();
     if (text == NULL && a->n_calls == 0) text = json_string("");
     json_t *message = json_pack("{s:s, s:o?}", "role", "assistant", "content", text);
@@ -195,7 +196,7 @@ static json_t *message_of(const exchange *x, uint32_t answer) {
         (void)json_array_append_new(
             calls, json_pack("{s:o, s:s, s:{s:o, s:o}}", "id", reply_call_id(x, answer, (uint32_t)json_array_size(calls)), "type",
                              "function", "function", "name",
-                             reply_sound_text(part->name != NULL ? part->name : "", part->name != NULL ? strlen(part->name) : 0),
+                             reply_utf8_text(part->name != NULL ? part->name : "", part->name != NULL ? strlen(part->name) : 0),
                              "arguments", reply_part_text(part)));
     }
     if (reasoning != NULL) (void)json_object_set_new(message, "reasoning_content", reasoning);
@@ -210,7 +211,7 @@ static json_t *openai_answer(exchange *x) {
     json_t *choices = json_array();
     for (uint32_t i = 0; i < x->api.n; i++) {
         answer_out *a = &x->answers[i];
-        json_t *text = x->api.kind == API_COMPLETIONS ? joined(a, PART_TEXT) : NULL;
+        json_t *text = x->api.kind == API_COMPLETIONS ? join_parts(a, PART_TEXT) : NULL;
         if (x->api.kind == API_COMPLETIONS && text == NULL) text = json_string("");
         json_t *what = text != NULL ? text : message_of(x, i);
         (void)json_array_append_new(choices,
@@ -222,8 +223,8 @@ static json_t *openai_answer(exchange *x) {
                      x->s->model_name, "choices", choices, "usage", usage_of(x));
 }
 
-/* What a call was given, as an object: {} where the model wrote no JSON. */
-static json_t *input_of(const answer_part *part) {
+/* Returns the arguments of a call as an object, or {} if the model did not write valid JSON. */
+static json_t *call_input(const answer_part *part) {
     json_t *text = reply_part_text(part);
     json_t *object = json_loads(json_string_value(text), 0, NULL);
     json_decref(text);
@@ -244,7 +245,7 @@ static json_t *anthropic_answer(const exchange *x) {
             block = json_pack("{s:s, s:o, s:s}", "type", "thinking", "thinking", reply_part_text(part), "signature", "");
         if (part->kind == PART_CALL)
             block = json_pack("{s:s, s:o, s:s, s:o}", "type", "tool_use", "id", reply_call_id(x, 0, n_calls++), "name",
-                              part->name != NULL ? part->name : "", "input", input_of(part));
+                              part->name != NULL ? part->name : "", "input", call_input(part));
         (void)json_array_append_new(content, block);
     }
     return json_pack("{s:s, s:s, s:s, s:s, s:o, s:s, s:s?, s:o}", "id", x->id, "type", "message", "role", "assistant", "model",
@@ -257,13 +258,13 @@ static void end_stream(exchange *x) {
     if (x->api.kind == API_RESPONSES) {
         responses_end(x);
     } else if (x->api.kind == API_MESSAGES) {
-        close_block(x);
+        close_content_block(x);
         json_t *delta = json_pack("{s:s, s:s?}", "stop_reason", reason_of(x, a), "stop_sequence", a->stop);
         reply_send_event(x, "message_delta",
                          json_pack("{s:s, s:o, s:o}", "type", "message_delta", "delta", delta, "usage", usage_of(x)));
         reply_send_event(x, "message_stop", json_pack("{s:s}", "type", "message_stop"));
     } else if (x->api.include_usage) {
-        json_t *chunk = chunk_of(x, json_array());
+        json_t *chunk = stream_chunk(x, json_array());
         (void)json_object_set_new(chunk, "usage", usage_of(x));
         reply_send_event(x, NULL, chunk);
     }

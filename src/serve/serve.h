@@ -1,7 +1,9 @@
-/* The HTTP server over an engine: one libevent loop for all connections, and the engine's thread.
+/* HTTP server for an engine: one libevent loop for all connections.
  *
- * Who owns what: the loop's thread owns every connection, exchange and figure; the engine's thread only appends records to an
- * exchange's mail, under the server's lock, and wakes the loop through a pipe. Nothing a client sends reaches a log.
+ * The event-loop thread owns all connections, exchanges and metrics. Worker threads parse request bodies, render chat templates
+ * and tokenize prompts, so that no request delays the others. The engine thread only appends event records to exchanges while
+ * holding the server's lock. The worker threads and the engine thread wake the event loop through a pipe. Client input is never
+ * logged.
  */
 #ifndef FKV_SERVE_H
 #define FKV_SERVE_H
@@ -12,36 +14,37 @@ enum { SERVE_MAX_KEYS = 64 };
 
 typedef struct serve_config {
     const char *host;
-    uint16_t port;                    /* 0: any; the one taken is printed */
-    const char *keys[SERVE_MAX_KEYS]; /* each is a tenant of its own; none: everybody may ask */
+    uint16_t port;                    /* port number; 0 selects a free port, which is printed */
+    const char *keys[SERVE_MAX_KEYS]; /* API keys, one tenant per key; without keys, clients are not authenticated */
     uint32_t n_keys;
-    bool any_host;            /* answers to any name in Host without a key */
-    size_t max_body;          /* bytes of a request */
-    size_t max_unread;        /* bytes that wait for a client that does not read; then it is dropped */
-    uint32_t max_connections; /* open at once */
-    double request_s;         /* for a whole request, and between two of a connection */
-    double ping_s;            /* between comments in a stream that has nothing to say */
-    double shutdown_s;        /* what runs may take to end after SIGTERM */
+    bool has_admin_key;       /* the last key is the admin key, the only key that gives access to /metrics and /flatkv/state */
+    bool any_host;            /* accept any Host header when there are no keys */
+    size_t max_body;          /* maximum size of a request body, in bytes */
+    size_t max_unread;        /* number of unsent bytes at which a slow client is disconnected */
+    uint32_t max_connections; /* maximum number of open connections */
+    double request_s;         /* seconds within which a client must send a complete request; also the keep-alive timeout */
+    double ping_s;            /* seconds between keep-alive comments in a stream */
+    double shutdown_s;        /* grace period for running requests after SIGTERM, in seconds */
 } serve_config;
 
 serve_config serve_config_default(void);
 
 typedef struct server server;
 
-/* Listens, and answers 503 by a thread of its own until serve_run(): the model may be loaded meanwhile. NULL: the address could
- * not be had; errno says why, EINVAL that no such name is known. */
+/* Starts listening. Until serve_run() is called, a separate thread answers all requests with 503, so the caller can load the
+ * model meanwhile. Returns NULL and sets errno if the address cannot be bound; EINVAL means that the host name is unknown. */
 server *serve_open(const serve_config *config);
 
 typedef struct serve_subject {
     const fkv_model *model;
     fkv_engine *engine;
-    const char *model_name; /* what /v1/models calls it */
-    uint64_t base_bytes;    /* memory of the process before the engine was opened: program, weights, vocabulary */
+    const char *model_name; /* model name in /v1/models and in replies */
+    uint64_t base_bytes;    /* anonymous process memory before the engine was opened: program, weights, vocabulary */
 } serve_subject;
 
-/* Serves until SIGINT or SIGTERM. Once; false: there was no memory for it. */
+/* Serves until SIGINT or SIGTERM. May be called once. Returns false if out of memory. */
 bool serve_run(server *s, const serve_subject *subject);
 
-void serve_close(server *s); /* before the engine; NULL is allowed */
+void serve_close(server *s); /* call before closing the engine; s may be NULL */
 
 #endif

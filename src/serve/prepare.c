@@ -1,0 +1,183 @@
+/* See prepare.h. */
+#include "prepare.h"
+
+#include "answer_rules.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void fail(exchange *x, int status, const char *param, const char *format, ...) __attribute__((format(printf, 4, 5)));
+
+static void fail(exchange *x, int status, const char *param, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    x->error.status = status;
+    (void)snprintf(x->error.param, sizeof x->error.param, "%s", param != NULL ? param : "");
+    (void)vsnprintf(x->error.message, sizeof x->error.message, format, args);
+    va_end(args);
+}
+
+/* Serializes the reply and releases the reference to it. */
+static void succeed(exchange *x, json_t *reply) {
+    x->text = reply != NULL ? json_dumps(reply, JSON_COMPACT) : NULL;
+    json_decref(reply);
+    if (x->text == NULL) fail(x, 503, NULL, "out of memory");
+}
+
+static const char *body_bytes(exchange *x, size_t *n) {
+    *n = evbuffer_get_length(x->body);
+    const char *bytes = *n > 0 ? (const char *)evbuffer_pullup(x->body, -1) : "";
+    if (bytes == NULL) *n = 0;
+    return bytes != NULL ? bytes : "";
+}
+
+static bool was_abandoned(exchange *x) { return atomic_load_explicit(&x->abandoned, memory_order_relaxed); }
+
+/* ---- generation ---- */
+
+/* Limits max_tokens to the remaining context. The Messages API requires max_tokens, and clients often send a value that is meant
+ * for models with a larger context.
+ */
+static void fit_answer(exchange *x) {
+    const uint32_t most = x->s->max_request_tokens;
+    if (x->prompt.n < most && x->api.max_new > most - x->prompt.n) x->api.max_new = (uint32_t)(most - x->prompt.n);
+}
+
+/* Compiles the grammar of a constrained request. */
+static bool make_rules(exchange *x) {
+    const char *param = NULL;
+    char why[GRAMMAR_ERROR_BYTES] = "this build does not support constrained output; build flatkv with -DFKV_LLGUIDANCE=ON";
+    if (!answer_rules_wanted(&x->api, &param)) return true;
+    if (x->s->grammars != NULL)
+        x->rules = answer_rules_open(x->s->grammars, x->s->model, &x->api, x->prompt.tokens, x->prompt.n, why);
+    if (x->rules == NULL) fail(x, 400, param, "%s: %s", param, why);
+    return x->rules != NULL;
+}
+
+static bool tokenize_prompt(exchange *x) {
+    const char *param = x->api.kind == API_COMPLETIONS ? "prompt" : "messages";
+    fkv_status status = prompt_tokens_of(x->s->model, &x->api, x->s->max_prompt_bytes, &x->prompt);
+    if (status == FKV_POOL_FULL)
+        fail(x, 400, param, "the prompt has %zu bytes, but a request is limited to %u tokens, which are at most %zu bytes",
+             x->prompt.n_bytes, x->s->max_request_tokens, x->s->max_prompt_bytes);
+    else if (status != FKV_OK)
+        fail(x, status == FKV_NO_MEMORY ? 503 : 400, param, "%s", status == FKV_NO_MEMORY ? "out of memory" : fkv_message());
+    else if (x->prompt.n == 0)
+        fail(x, 400, "prompt", "the prompt is empty");
+    else if (x->prompt.n > UINT32_MAX)
+        fail(x, 400, param, "the prompt has %zu tokens", x->prompt.n);
+    return x->error.status == 0;
+}
+
+static void prepare_generation(exchange *x, api_kind kind) {
+    size_t n = 0;
+    const char *bytes = body_bytes(x, &n);
+    fkv_sampler_config defaults = fkv_model_sampling(x->s->model, NULL);
+    defaults.seed = x->seed;
+    const bool parsed = api_request_parse(kind, bytes, n, &defaults, &x->api);
+    (void)evbuffer_drain(x->body, n);
+    if (!parsed) {
+        fail(x, 400, x->api.param, "%s", x->api.error);
+    } else if (!was_abandoned(x) && tokenize_prompt(x) && !was_abandoned(x) && make_rules(x)) {
+        if (kind == API_MESSAGES) fit_answer(x);
+        if (!exchange_open_parsers(x)) fail(x, 503, NULL, "out of memory");
+    }
+    if (!api_request_detach(&x->api) && x->error.status == 0) fail(x, 503, NULL, "out of memory");
+}
+
+void prepare_chat(exchange *x) { prepare_generation(x, API_CHAT); }
+void prepare_completions(exchange *x) { prepare_generation(x, API_COMPLETIONS); }
+void prepare_messages(exchange *x) { prepare_generation(x, API_MESSAGES); }
+void prepare_responses(exchange *x) { prepare_generation(x, API_RESPONSES); }
+
+/* ---- other endpoints ---- */
+
+void prepare_token_count(exchange *x) {
+    api_request api;
+    fkv_sampler_config any = fkv_sampler_config_default();
+    prompt_tokens prompt = {0};
+    size_t n = 0;
+    const char *bytes = body_bytes(x, &n);
+    bool good = api_request_parse(API_MESSAGES, bytes, n, &any, &api);
+    if (good && prompt_tokens_of(x->s->model, &api, SIZE_MAX, &prompt) == FKV_OK)
+        succeed(x, json_pack("{s:I}", "input_tokens", (json_int_t)prompt.n));
+    else
+        fail(x, 400, NULL, "%s", good ? fkv_message() : api.error);
+    prompt_tokens_free(&prompt);
+    api_request_free(&api);
+}
+
+void prepare_template_text(exchange *x) {
+    api_request api;
+    fkv_sampler_config any = fkv_sampler_config_default();
+    size_t n = 0;
+    const char *bytes = body_bytes(x, &n);
+    bool good = api_request_parse(API_CHAT, bytes, n, &any, &api);
+    char *text = good ? prompt_text_of(x->s->model, api.conversation, &n) : NULL;
+    if (text != NULL)
+        succeed(x, json_pack("{s:o}", "prompt", reply_utf8_text(text, n)));
+    else
+        fail(x, 400, NULL, "%s", good ? fkv_message() : api.error);
+    free(text);
+    api_request_free(&api);
+}
+
+static json_t *token_piece_json(const fkv_model *model, uint32_t token, bool with_text) {
+    size_t n = 0;
+    if (!with_text) return json_integer(token);
+    const char *text = fkv_token_text(model, token, true, &n);
+    return json_pack("{s:I, s:o}", "id", (json_int_t)token, "piece", reply_utf8_text(text, n));
+}
+
+void prepare_tokens(exchange *x) {
+    char error[240];
+    size_t n = 0;
+    const char *bytes = body_bytes(x, &n);
+    json_t *root = api_json(bytes, n, error, sizeof error);
+    json_t *text = json_object_get(root, "content") != NULL ? json_object_get(root, "content") : json_object_get(root, "prompt");
+    prompt_tokens t = {0};
+    unsigned flags = json_is_true(json_object_get(root, "add_special")) ? FKV_TOKENIZE_BOS : FKV_TOKENIZE_PLAIN;
+    if (!json_is_false(json_object_get(root, "parse_special"))) flags |= FKV_TOKENIZE_SPECIAL;
+    if (root == NULL) {
+        fail(x, 400, NULL, "%s", error);
+    } else if (!json_is_string(text)) {
+        fail(x, 400, "content", "content: expected a string");
+    } else if (prompt_tokens_of_text(x->s->model, json_string_value(text), json_string_length(text), flags, &t) != FKV_OK) {
+        fail(x, 400, "content", "%s", fkv_message());
+    } else {
+        json_t *list = json_array();
+        bool pieces = json_is_true(json_object_get(root, "with_pieces"));
+        for (size_t i = 0; i < t.n; i++) (void)json_array_append_new(list, token_piece_json(x->s->model, t.tokens[i], pieces));
+        succeed(x, json_pack("{s:o, s:I}", "tokens", list, "count", (json_int_t)t.n));
+    }
+    prompt_tokens_free(&t);
+    json_decref(root);
+}
+
+void prepare_token_text(exchange *x) {
+    char error[240];
+    size_t n = 0;
+    const char *body = body_bytes(x, &n);
+    json_t *root = api_json(body, n, error, sizeof error);
+    const json_t *tokens = json_object_get(root, "tokens");
+    struct evbuffer *text = evbuffer_new();
+    size_t i;
+    const json_t *token;
+    bool good = json_is_array(tokens);
+    json_array_foreach(tokens, i, token) {
+        json_int_t number = json_integer_value(token);
+        good = good && json_is_integer(token) && number >= 0 && number < (json_int_t)fkv_model_about(x->s->model)->n_vocab;
+        if (!good) break;
+        const char *bytes = fkv_token_text(x->s->model, (uint32_t)number, true, &n);
+        (void)evbuffer_add(text, bytes, n);
+    }
+    n = evbuffer_get_length(text);
+    if (good)
+        succeed(x, json_pack("{s:o}", "content", reply_utf8_text(n > 0 ? (const char *)evbuffer_pullup(text, -1) : "", n)));
+    else
+        fail(x, 400, "tokens", "%s", root == NULL ? error : "tokens: expected an array of token numbers of this model");
+    evbuffer_free(text);
+    json_decref(root);
+}

@@ -1,0 +1,20 @@
+/* Prepares API requests on worker threads: parses the body, renders the chat template, tokenizes the prompt and compiles the
+ * grammar. Each function reads x->body and writes a complete reply (x->text), an error (x->error), or the fields that exchange.c
+ * submits to the engine. Between parsing, rendering, tokenizing and compiling, a function returns early if the client has
+ * disconnected.
+ */
+#ifndef FKV_SERVE_PREPARE_H
+#define FKV_SERVE_PREPARE_H
+
+#include "exchange.h"
+
+void prepare_chat(exchange *x);
+void prepare_completions(exchange *x);
+void prepare_messages(exchange *x);
+void prepare_responses(exchange *x);
+void prepare_token_count(exchange *x);
+void prepare_tokens(exchange *x);
+void prepare_token_text(exchange *x);
+void prepare_template_text(exchange *x);
+
+#endif
