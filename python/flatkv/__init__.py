@@ -1,36 +1,48 @@
-"""flatkv: a KV cache whose memory is a flat line.
+"""flatkv: a quantized, paged KV cache that reserves all of its memory in advance.
 
-With mlx-lm: `import flatkv; flatkv.install(max_tokens=131072)`, then use mlx-lm as always. On its own: Cache with numpy arrays,
-Model and generate() over flatkv's own runner. docs/python.md has the whole story.
+With mlx-lm, call `flatkv.install(max_tokens=131072)` once and then use mlx-lm unchanged. Without mlx-lm, Cache stores numpy arrays,
+and Model and generate() run models on the CPU. docs/python.md describes the package.
 """
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 from ._config import Layer
-from ._library import BadCall, BadFile, DoesNotFit, Error, version
+from ._library import BadCall, BadFile, DoesNotFit, Error, FileError, MissingFile, version
 from .cache import Cache, GroupStats, Sequence, Stats, Step, file_tokens
-from .model import Model, Runner, Sampling, generate
-from .plan import Plan, plan
+from .model import Model, Runner, Sampling, TextDecoder, generate
+from .plan import Plan
+from .planning import plan
 
 __version__ = version()
-__all__ = ["BadCall", "BadFile", "Cache", "DoesNotFit", "Error", "GroupStats", "Layer", "Model", "Plan", "Runner", "Sampling",
-           "Sequence", "Stats", "Step", "file_tokens", "generate", "install", "installed", "plan", "uninstall"]
+__all__ = ["BadCall", "BadFile", "Cache", "DoesNotFit", "Error", "FileError", "GroupStats", "Layer", "MissingFile", "Model", "Plan", "Runner",
+           "Sampling", "Sequence", "Stats", "Step", "TextDecoder", "file_tokens", "generate", "install", "installed", "plan", "uninstall"]
 
 
-def install(max_tokens: int, *, codec: str = "8/4", rotate: str | None = "kv", max_seqs: int = 16, max_step_tokens: int = 2048,
+def __getattr__(name: str) -> Any:
+    """Imports the modules that require MLX when they are first used."""
+    if name in ("lm", "mlx_cache"):
+        return importlib.import_module(f"flatkv.{name}")
+    raise AttributeError(f"module 'flatkv' has no attribute {name!r}")
+
+
+def install(max_tokens: int, *, codec: str = "8/4", rotate: str | None = "kv", max_seqs: int = 32, max_step_tokens: int = 2048,
             page_tokens: int = 64, memory_limit: int = 0, compile: bool = True) -> None:
-    """mlx-lm's prompt caches are flatkv's from now on: see flatkv.lm.install()."""
+    """Replaces the prompt caches of mlx-lm; flatkv.lm.install() documents the options."""
     from . import lm
     lm.install(max_tokens, codec=codec, rotate=rotate, max_seqs=max_seqs, max_step_tokens=max_step_tokens, page_tokens=page_tokens,
                memory_limit=memory_limit, compile=compile)
 
 
 def uninstall() -> None:
-    """mlx-lm makes its own caches again."""
+    """Restores the caches of mlx-lm."""
     from . import lm
     lm.uninstall()
 
 
 def installed() -> bool:
+    """Returns whether install() is in effect."""
     import sys
     lm = sys.modules.get("flatkv.lm")
     return lm is not None and lm.is_installed()

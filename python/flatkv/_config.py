@@ -1,4 +1,4 @@
-"""Layers, codecs and the configuration of a cache, from Python's words to the library's structs."""
+"""Translates layers, codecs and cache options into the configuration structs of the C library."""
 from __future__ import annotations
 
 import ctypes as C
@@ -14,21 +14,22 @@ TYPES = {"float32": _abi.FKV_F32, "float16": _abi.FKV_F16, "bfloat16": _abi.FKV_
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """One attention layer: its heads, and what a query sees."""
+    """The heads and the attention mask of one layer."""
 
     n_q_heads: int
     n_kv_heads: int
     head_dim: int
-    window: int = 0  #: a query sees itself and the window - 1 tokens before it; 0: all
-    n_sinks: int = 0  #: first tokens that a windowed layer keeps seeing
-    scale: float = 0.0  #: of the scores; 0: 1 / sqrt(head_dim)
-    softcap: float = 0.0  #: c * tanh(score / c); 0: none
-    sink_logits: tuple[float, ...] = ()  #: learned sinks: one more score for each query head, whose value is zero; (): none
+    window: int = 0  #: sliding window in tokens, including the query; 0: full attention
+    n_sinks: int = 0  #: number of initial tokens that stay visible outside the window
+    scale: float = 0.0  #: score scale; 0: 1 / sqrt(head_dim)
+    softcap: float = 0.0  #: logit soft cap c in c * tanh(score / c); 0: none
+    sink_logits: tuple[float, ...] = ()  #: learned sink logit of each query head, with a zero value vector; (): none
 
 
 def codec_name(codec: Any) -> str:
+    """Returns the codec after checking that it is a string."""
     if not isinstance(codec, str):
-        raise TypeError(f'codec is {codec!r}: a name such as "8/4" is expected')
+        raise TypeError(f'codec must be a string such as "8/4" (got {codec!r})')
     return codec
 
 
@@ -51,12 +52,12 @@ def _sink_logits(layer: Layer) -> Any:
     if not layer.sink_logits:
         return None
     if len(layer.sink_logits) != layer.n_q_heads:
-        raise ValueError(f"{len(layer.sink_logits)} sink_logits for {layer.n_q_heads} query heads: one for each is expected")
+        raise ValueError(f"sink_logits must have one value per query head: expected {layer.n_q_heads}, got {len(layer.sink_logits)}")
     return (C.c_float * layer.n_q_heads)(*layer.sink_logits)
 
 
 class Config:
-    """A fkv_config with the layers that it points to."""
+    """An fkv_config struct together with the layer structs that it points to."""
 
     def __init__(self, layers: Many[Layer] | Layer, *, max_tokens: int, codec: str | Many[str] = "8/4", n_layers: int | None = None,
                  group: int | None = None, rotate: str | None = None, rotation_seed: int = 0, max_seqs: int = 1,
@@ -65,7 +66,7 @@ class Config:
         listed = [layers] * (n_layers or 1) if isinstance(layers, Layer) else list(layers)
         codecs = list(codec) if isinstance(codec, (list, tuple)) else [codec] * len(listed)
         if len(codecs) != len(listed):
-            raise ValueError(f"{len(codecs)} codecs for {len(listed)} layers: give one, or one for each")
+            raise ValueError(f"codec must be one name or a list of {len(listed)} names, one per layer (got {len(codecs)})")
         self.layers = listed
         self.codecs = codecs
         self._sinks = [_sink_logits(l) for l in listed]

@@ -1,7 +1,8 @@
-"""The same prompt over mlx-lm's cache of the model's own type, its 8 and 4 bits, and flatkv: peak memory, time to first token, tokens a second, KL.
+"""Compares mlx-lm's caches (unquantized, 8-bit and 4-bit) with flatkv: peak memory, time to first token, tokens per second, KL divergence.
 
-Every cache is driven by the same loop: the prompt in chunks, then tokens one at a time, which are the first cache's. KL is that of the next
-token's distribution to the first cache's, over the last chunk and the single tokens. Memory is MLX's own count beyond the weights.
+Every cache runs the same loop: the prompt in chunks, then one token at a time. All caches are fed the tokens that the first cache
+generated. The KL divergence compares next-token distributions with those of the first cache, over the end of the prompt and the
+generated tokens. Memory is measured by MLX, without the weights.
 """
 from __future__ import annotations
 
@@ -19,14 +20,14 @@ import mlx_lm.models.cache as caches
 
 import flatkv
 
-from .lm.hook import layers_for
-from .lm.look import Refusal
-from .pictures import COLOURS
+from .lm.hook import layers_for, own_prompt_cache
+from .lm.probe import UnsupportedModel
+from .svg import COLOURS
 
 
 @dataclasses.dataclass
 class Run:
-    """One cache's figures; bytes are beyond what was there before it was made."""
+    """Measurements of one cache. Byte counts exclude memory that was in use before the cache was created."""
 
     name: str
     first_token_s: float = 0.0
@@ -48,18 +49,18 @@ def random_llama(dim: int, layers: int) -> Any:
     return model
 
 
-def load(path: str | None, text: str | None, n_tokens: int) -> tuple[Any, Any]:
-    """A model and a prompt of n_tokens tokens: text where there is a tokenizer and a file, else random ones."""
+def load(path: str | None, prompt_file: str | None, n_tokens: int) -> tuple[Any, Any]:
+    """Returns a model and a prompt of n_tokens tokens: the text of a file, or random tokens if no file is given."""
     if path is None:
         model = random_llama(512, 4)
-    elif text is None and Path(path).is_dir():
+    elif prompt_file is None and Path(path).is_dir():
         from mlx_lm.utils import load_model
         model = load_model(Path(path))[0]
-    elif text is None:
+    elif prompt_file is None:
         model = mlx_lm.load(path)[0]
     else:
         model, tokenizer = mlx_lm.load(path)
-        with open(text, encoding="utf-8") as file:
+        with open(prompt_file, encoding="utf-8") as file:
             ids = tokenizer.encode(file.read())
         return model, mx.array((ids * (n_tokens // len(ids) + 1))[:n_tokens])
     vocab = model.args.vocab_size
@@ -68,8 +69,8 @@ def load(path: str | None, text: str | None, n_tokens: int) -> tuple[Any, Any]:
 
 
 def measure(run: Run, model: Any, make: Callable[[], list[Any]], prompt: Any, n_new: int, chunk: int,
-            truth: dict[str, Any] | None) -> dict[str, Any]:
-    """Fills the run. truth: what the first cache gave, tokens and log-probabilities; returned by its own run."""
+            reference: dict[str, Any] | None) -> dict[str, Any]:
+    """Fills in the run and returns its tokens and log-probabilities. reference: the result of the first cache."""
     gc.collect()
     mx.clear_cache()
     start = mx.get_active_memory()
@@ -91,10 +92,10 @@ def measure(run: Run, model: Any, make: Callable[[], list[Any]], prompt: Any, n_
     kept.append(last[-min(64, chunk):])
     del last
     run.first_token_s = time.perf_counter() - began
-    tokens = [] if truth is None else truth["tokens"]
+    tokens = [] if reference is None else reference["tokens"]
     began = time.perf_counter()
     for i in range(n_new):
-        if truth is None:
+        if reference is None:
             tokens.append(mx.argmax(kept[-1][-1]).item())
         kept.append(forward(mx.array([tokens[i]])))
     run.tokens_per_s = n_new / (time.perf_counter() - began)
@@ -103,20 +104,20 @@ def measure(run: Run, model: Any, make: Callable[[], list[Any]], prompt: Any, n_
     del kept
     run.end_bytes = mx.get_active_memory() - start - found.nbytes
     run.peak_bytes = mx.get_peak_memory() - start
-    if truth is not None:
-        want = truth["logs"]
+    if reference is not None:
+        want = reference["logs"]
         run.kl = mx.mean(mx.sum(mx.exp(want) * (want - found), -1)).item()
     return {"tokens": tokens, "logs": found}
 
 
-def takes_window(model: Any, window: int) -> bool:
-    """Whether mlx-lm's caches of this model rotate in the window; a model that makes its own never hears of it."""
-    return all(isinstance(c, caches.RotatingKVCache) and c.max_size == window for c in caches.make_prompt_cache(model, window))
+def supports_max_kv_size(model: Any, window: int) -> bool:
+    """Returns whether mlx-lm applies max_kv_size to this model. Models with their own make_cache() ignore it."""
+    return all(isinstance(c, caches.RotatingKVCache) and c.max_size == window for c in own_prompt_cache(model, window))
 
 
-def kinds(model: Any, codec: str, max_tokens: int, chunk: int, window: int | None) -> list[tuple[str, Callable[[], list[Any]]]]:
-    """Names of caches and how they are made; Refusal where flatkv would leave the model to mlx-lm."""
-    own, dtype = caches.make_prompt_cache, layers_for(model, window)[0].dtype
+def cache_makers(model: Any, codec: str, max_tokens: int, chunk: int, window: int | None) -> list[tuple[str, Callable[[], list[Any]]]]:
+    """Returns pairs of a cache name and its constructor. Raises UnsupportedModel if flatkv cannot serve the model."""
+    own, dtype = own_prompt_cache, layers_for(model, window)[0].dtype
 
     def quantized(bits: int) -> Callable[[], list[Any]]:
         return lambda: [c.to_quantized(group_size=64, bits=bits) for c in own(model)]
@@ -125,12 +126,12 @@ def kinds(model: Any, codec: str, max_tokens: int, chunk: int, window: int | Non
         flatkv.install(max_tokens=max_tokens, codec=codec, max_seqs=1, max_step_tokens=chunk)
         return caches.make_prompt_cache(model, window)
 
-    fewer_bits = [("mlx-lm 8 bits", quantized(8)), ("mlx-lm 4 bits", quantized(4))] if window is None else []
-    return [(f"mlx-lm {dtype}", lambda: own(model, window)), *fewer_bits, (f"flatkv {codec}", flat)]
+    quantized_caches = [("mlx-lm 8-bit", quantized(8)), ("mlx-lm 4-bit", quantized(4))] if window is None else []
+    return [(f"mlx-lm {dtype}", lambda: own(model, window)), *quantized_caches, (f"flatkv {codec}", flat)]
 
 
 def plot(runs: list[Run]) -> str:
-    """Active memory against tokens, one line for each cache."""
+    """Draws active memory over tokens as SVG, with one line per cache."""
     width, height, left = 640, 320, 60
     top = max(b for r in runs for _, b in r.line) * 1.05 or 1
     longest = max(t for r in runs for t, _ in r.line)
@@ -151,35 +152,35 @@ def plot(runs: list[Run]) -> str:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m flatkv bench", description=__doc__.split("\n\n")[0])
-    parser.add_argument("-m", "--model", help="a folder or name as mlx-lm takes it (default: a small Llama with random weights)")
-    parser.add_argument("-f", "--file", help="text of the prompt, repeated where it is too short (default: random tokens)")
-    parser.add_argument("-c", "--tokens", type=int, default=8192, help="of the prompt")
-    parser.add_argument("-n", "--new", type=int, default=32, help="tokens after it")
-    parser.add_argument("--chunk", type=int, default=512, help="tokens of one forward pass of the prompt")
-    parser.add_argument("--max-kv-size", type=int, help="tokens that a layer keeps, as mlx-lm's option: rotating caches")
-    parser.add_argument("--codec", default="8/4", help="of flatkv's pages")
-    parser.add_argument("--json", help="figures to this file")
-    parser.add_argument("--plot", help="memory against tokens to this SVG file")
+    parser.add_argument("-m", "--model", help="model folder or name for mlx_lm.load() (default: a small Llama with random weights)")
+    parser.add_argument("-f", "--file", help="text file with the prompt, repeated if it is too short (default: random tokens)")
+    parser.add_argument("-c", "--tokens", type=int, default=8192, help="prompt length in tokens")
+    parser.add_argument("-n", "--new", type=int, default=32, help="number of tokens to generate")
+    parser.add_argument("--chunk", type=int, default=512, help="prompt tokens per forward pass")
+    parser.add_argument("--max-kv-size", type=int, help="max_kv_size of mlx-lm: tokens that a rotating cache keeps")
+    parser.add_argument("--codec", default="8/4", help="codec of flatkv")
+    parser.add_argument("--json", help="write the measurements to this file")
+    parser.add_argument("--plot", help="write a plot of memory over tokens to this SVG file")
     options = parser.parse_args(arguments)
     model, prompt = load(options.model, options.file, options.tokens)
-    if options.max_kv_size is not None and not takes_window(model, options.max_kv_size):
-        parser.error(f"--max-kv-size {options.max_kv_size}: mlx-lm makes this model's caches without it; leave it out")
+    if options.max_kv_size is not None and not supports_max_kv_size(model, options.max_kv_size):
+        parser.error(f"--max-kv-size {options.max_kv_size}: this model creates its own caches, so mlx-lm ignores the option; omit it")
     try:
-        measured = kinds(model, options.codec, options.tokens + options.new, options.chunk, options.max_kv_size)
-    except Refusal as refusal:
-        parser.error(f"flatkv does not keep the KV of this model: {refusal}")
-    runs, truth = [], None
-    print(f"{options.tokens} tokens in chunks of {options.chunk}, then {options.new}; MLX on {mx.default_device()}")
+        measured = cache_makers(model, options.codec, options.tokens + options.new, options.chunk, options.max_kv_size)
+    except UnsupportedModel as error:
+        parser.error(f"flatkv does not support this model: {error}")
+    runs, reference = [], None
+    print(f"{options.tokens} prompt tokens in chunks of {options.chunk}, then {options.new} generated tokens; MLX on {mx.default_device()}")
     if options.max_kv_size is not None:
-        print("without 8 and 4 bits: mlx-lm has them for growing caches only, not for rotating ones")
+        print("8-bit and 4-bit caches of mlx-lm are skipped, because mlx-lm cannot quantize rotating caches")
     print(f"{'cache':16}{'first token':>13}{'tokens/s':>10}{'peak MB':>10}{'at end MB':>11}{'KL':>11}")
     for name, make in measured:
         run = Run(name)
         try:
-            found = measure(run, model, make, prompt, options.new, options.chunk, truth)
+            found = measure(run, model, make, prompt, options.new, options.chunk, reference)
         finally:
             flatkv.uninstall()
-        truth = truth or found
+        reference = reference or found
         runs.append(run)
         print(f"{name:16}{run.first_token_s:11.2f} s{run.tokens_per_s:10.1f}{run.peak_bytes / 1e6:10.1f}{run.end_bytes / 1e6:11.1f}"
               f"{run.kl:11.2e}", flush=True)

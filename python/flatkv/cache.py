@@ -1,19 +1,19 @@
-"""A cache, its sequences and its steps on host memory, with numpy arrays."""
+"""KV cache in host memory, with its sequences and steps. Rows are numpy arrays."""
 from __future__ import annotations
 
 import ctypes as C
 import dataclasses
 import os
 import weakref
-from typing import TYPE_CHECKING, Any, Iterable, Sequence as Many
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Sequence as Many
 
 import numpy as np
 
 from . import _abi
 from ._config import Config, Layer
 from ._library import BadCall, Owner, check, count, held, host
-from .pictures import pages_svg, table_html
-from .plan import Plan, of_config
+from .svg import pages_svg, table_html
+from .plan import Plan, plan_of_config
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -23,7 +23,7 @@ NUMPY_TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint
 
 @dataclasses.dataclass(frozen=True)
 class GroupStats:
-    """Pages of one layer group: pages = free + held + cached."""
+    """Page counts of one layer group: pages = free + held + cached."""
 
     pages: int
     free: int
@@ -36,6 +36,8 @@ class GroupStats:
 
 @dataclasses.dataclass(frozen=True)
 class Stats:
+    """Counters of a cache since it was opened, and the page counts of its layer groups."""
+
     planned_bytes: int
     groups: tuple[GroupStats, ...]
     seqs: int
@@ -65,12 +67,12 @@ def _tokens(tokens: Iterable[int] | None) -> np.ndarray:
 
 
 class Sequence:
-    """The tokens of one text in a cache. Closed by close(), by `with`, or when nobody holds it."""
+    """One sequence of tokens in a cache. It is closed by close(), by `with`, or when it is garbage-collected."""
 
     def __init__(self, cache: _Pages, number: int, n_shared: int = 0):
         self.cache = cache
         self.number = number
-        self.n_shared = n_shared  #: tokens of the prompt that were found in the prefix tree at open
+        self.n_shared = n_shared  #: number of prompt tokens that were found in the prefix tree by open()
         self._close = weakref.finalize(self, cache._drop, number)
 
     def __len__(self) -> int:
@@ -79,31 +81,32 @@ class Sequence:
         return n.value
 
     def fork(self, max_tokens: int | None = None) -> Sequence:
-        """A second sequence with the same tokens, which shares every page until one of the two writes."""
+        """Returns a second sequence with the same tokens. Pages are shared and copied on write."""
         child = C.c_uint64()
         wanted = count("max_tokens", max_tokens or self.cache.max_tokens)
         check(held.fkv_seq_fork(self.cache._handle, self.number, wanted, C.addressof(child)))
         return Sequence(self.cache, child.value)
 
     def truncate(self, n_tokens: int) -> None:
-        """Forgets the tokens from n_tokens on."""
+        """Removes all tokens after the first n_tokens."""
         check(held.fkv_seq_truncate(self.cache._handle, self.number, count("n_tokens", n_tokens)))
 
     def reserve(self, max_tokens: int) -> None:
-        """Changes how many tokens are promised to this sequence."""
+        """Changes the number of tokens that are reserved for this sequence."""
         check(held.fkv_seq_reserve(self.cache._handle, self.number, count("max_tokens", max_tokens)))
 
     def save(self, path: str | os.PathLike[str], tokens: Iterable[int]) -> None:
-        """Saves the pages of the first len(tokens) tokens, which are what the rows were computed from."""
+        """Saves the pages of the first len(tokens) tokens to a file, together with these token ids."""
         ids = _tokens(tokens)
         check(held.fkv_seq_save(self.cache._handle, self.number, ids.ctypes.data, len(ids), os.fspath(path).encode()))
 
     def share(self, tokens: Iterable[int]) -> None:
-        """Offers the full pages of these first tokens to sequences that will be opened with the same prompt."""
+        """Inserts the full pages of these tokens into the prefix tree, where open(prompt=...) finds them."""
         ids = _tokens(tokens)
         check(held.fkv_prefix_insert(self.cache._handle, self.number, ids.ctypes.data, len(ids)))
 
     def close(self) -> None:
+        """Closes the sequence and releases its pages."""
         self._close()
 
     def __enter__(self) -> Sequence:
@@ -113,11 +116,11 @@ class Sequence:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<flatkv.Sequence of {len(self)} tokens>" if self._close.alive and self.cache._close.alive else "<flatkv.Sequence, closed>"
+        return f"<flatkv.Sequence of {len(self)} tokens>" if self._close.alive and self.cache._close.alive else "<flatkv.Sequence (closed)>"
 
 
 class _Pages(Owner):
-    """What caches on host memory and on MLX have in common: sequences, stats and the one open step."""
+    """Common part of host and MLX caches: sequences, statistics and the open step."""
 
     def __init__(self, config: Config, plan: Plan, handle: int):
         self.config = config
@@ -131,7 +134,7 @@ class _Pages(Owner):
         return _abi.fkv_seq_config(wanted, count("tenant", tenant, 64), ids.ctypes.data if len(ids) else None, len(ids))
 
     def open(self, max_tokens: int | None = None, *, prompt: Iterable[int] | None = None, tenant: int = 0) -> Sequence:
-        """A sequence that is promised max_tokens tokens; `n_shared` of it says how much of the prompt is already there."""
+        """Opens a sequence with max_tokens reserved. Its `n_shared` is the number of prompt tokens that are already cached."""
         ids = _tokens(prompt)
         wanted = self._config_of(max_tokens, tenant, ids)
         number, shared = C.c_uint64(), C.c_uint32()
@@ -139,40 +142,47 @@ class _Pages(Owner):
         return Sequence(self, number.value, shared.value)
 
     def load(self, path: str | os.PathLike[str], max_tokens: int | None = None, *, tenant: int = 0) -> Sequence:
-        """Opens a sequence and fills it from a file, which is verified in full first."""
+        """Opens a sequence and fills it from a page file, which is verified completely first."""
         wanted = self._config_of(max_tokens, tenant, _tokens(None))
         number = C.c_uint64()
-        check(held.fkv_seq_load(self._handle, C.addressof(wanted), os.fspath(path).encode(), C.addressof(number)))
+        check(held.fkv_seq_load(self._handle, C.addressof(wanted), os.fspath(path).encode(), C.addressof(number)), path)
         return Sequence(self, number.value)
 
     def _drop(self, number: int) -> None:
         if self._close.alive:
             held.fkv_seq_close(self._handle, number)
 
+    def _drop_step(self, pointer: int) -> None:
+        """Aborts a step that was dropped without commit() or abort()."""
+        if self._close.alive:
+            held.fkv_step_abort(pointer)
+
     @property
     def stats(self) -> Stats:
+        """Current statistics of the cache."""
         made = _abi.fkv_stats()
         check(held.fkv_cache_stats(self._handle, C.addressof(made)))
         return Stats._of(made)
 
     def consistent(self) -> bool:
-        """Walks every structure and checks its invariants: for tests."""
+        """Returns whether all internal invariants hold. Intended for tests."""
         return held.fkv_cache_consistent(self._handle)
 
     def clear_prefixes(self) -> None:
+        """Removes all prefixes from the prefix tree."""
         check(held.fkv_prefix_clear(self._handle))
 
     def close(self) -> None:
-        """Gives everything back; sequences of it are closed too, and a step that is open is over."""
+        """Releases all memory, closes the sequences and invalidates an open step."""
         step = self._open_step and self._open_step()
         if step is not None:
-            step._over()
+            step._invalidate()
         super().close()
 
     def __repr__(self) -> str:
         name = f"flatkv.{type(self).__name__}"
         if not self._close.alive:
-            return f"<{name}, closed>"
+            return f"<{name} (closed)>"
         return f"<{name}: {self.max_tokens:,} tokens, {len(self.config.layers)} layer(s), {self.plan.total_bytes / 1e6:,.1f} MB>"
 
     def _repr_svg_(self) -> str:
@@ -186,30 +196,47 @@ class _Pages(Owner):
 
     def _begin(self, rows: Iterable[tuple[Sequence, int]]) -> tuple[C.c_void_p, int]:
         listed = list(rows)
-        array = (_abi.fkv_row * len(listed))(*[_abi.fkv_row(s.number, count("a row's tokens", n)) for s, n in listed])
+        array = (_abi.fkv_row * len(listed))(*[_abi.fkv_row(s.number, count("the number of tokens", n)) for s, n in listed])
         step = C.c_void_p()
         check(held.fkv_step_begin(self._handle, C.addressof(array), len(listed), C.addressof(step)))
         return step, sum(n for _, n in listed)
 
 
+def _abort_dropped(cache: Callable[[], _Pages | None], pointer: int) -> None:
+    """Finalizer of a step. Refers to the cache weakly, because a cache can own its open step."""
+    owner = cache()
+    if owner is not None:
+        owner._drop_step(pointer)
+
+
 class _Transaction:
-    """What steps on every device share. Leaving the `with` commits, an exception in it aborts."""
+    """Common part of host and MLX steps. Leaving the `with` block commits the step; an exception aborts it."""
 
     def __init__(self, cache: _Pages, rows: Iterable[tuple[Sequence, int]]):
-        self._handle, self.n_tokens = cache._begin(rows)
+        self._pointer, self.n_tokens = cache._begin(rows)
         cache._open_step = weakref.ref(self)
+        self._dropped = weakref.finalize(self, _abort_dropped, weakref.ref(cache), self._pointer.value)
+        self._dropped.atexit = False
 
-    def _over(self) -> None:
-        """The cache is gone, and the step with it."""
-        self._handle, self._at = C.c_void_p(None), 0
+    @property
+    def _handle(self) -> C.c_void_p:
+        if not self._dropped.alive:
+            raise BadCall("FKV_BAD_STATE", "this step is over, because it was committed or aborted or its cache was closed; begin another one")
+        return self._pointer
+
+    def _invalidate(self) -> None:
+        """Marks the step as over."""
+        self._dropped.detach()
 
     def commit(self) -> None:
-        """The step's tokens become part of their sequences."""
+        """Appends the step's tokens to their sequences."""
         check(held.fkv_step_commit(self._handle))
+        self._invalidate()
 
     def abort(self) -> None:
-        """Every sequence is as it was before the step."""
+        """Restores every sequence to its state before the step."""
         check(held.fkv_step_abort(self._handle))
+        self._invalidate()
 
     def __enter__(self) -> Self:
         return self
@@ -219,39 +246,39 @@ class _Transaction:
             try:
                 self.commit()
             except BaseException:
-                held.fkv_step_abort(self._handle)
+                self.abort()
                 raise
         else:
             self.abort()
 
 
 class Step(_Transaction):
-    """One forward pass: write and attend every layer. Leaving the `with` commits, an exception in it aborts."""
+    """One forward pass, which writes and attends every layer. Leaving the `with` block commits; an exception aborts."""
 
     def __init__(self, cache: Cache, rows: Iterable[tuple[Sequence, int]]):
         super().__init__(cache, rows)
         self._cache = cache
         self._type = NUMPY_TYPES[cache.config.row_type]
 
-    def _rows(self, rows: Any, n_heads: int, dim: int, what: str) -> np.ndarray:
+    def _rows(self, rows: Any, n_heads: int, dim: int, name: str) -> np.ndarray:
         array = np.ascontiguousarray(rows, dtype=self._type)
         if array.shape != (self.n_tokens, n_heads, dim):
-            raise BadCall("FKV_BAD_ARGUMENT", f"{what} is {array.shape}: [{self.n_tokens}, {n_heads}, {dim}] is expected")
+            raise BadCall("FKV_BAD_ARGUMENT", f"{name} must have shape ({self.n_tokens}, {n_heads}, {dim}) (got {array.shape})")
         return array
 
     def _layer(self, layer: int) -> Layer:
         if not 0 <= layer < len(self._cache.config.layers):
-            raise BadCall("FKV_BAD_ARGUMENT", f"layer {layer} of {len(self._cache.config.layers)}")
+            raise BadCall("FKV_BAD_ARGUMENT", f"layer must be from 0 to {len(self._cache.config.layers) - 1} (got {layer})")
         return self._cache.config.layers[layer]
 
     def write(self, layer: int, k: Any, v: Any) -> None:
-        """Packs rows into pages. k, v: [T, KV heads, head dimension], the tokens of the step's sequences one after the other."""
+        """Quantizes rows into pages. k, v: [T, KV heads, head dimension], with the tokens of the step's sequences concatenated."""
         at = self._layer(layer)
         k, v = self._rows(k, at.n_kv_heads, at.head_dim, "k"), self._rows(v, at.n_kv_heads, at.head_dim, "v")
         check(host.fkv_write(self._handle, layer, k.ctypes.data, v.ctypes.data))
 
     def attend(self, layer: int, q: Any) -> np.ndarray:
-        """softmax(scale * q.K + mask).V over packed pages. q and the answer: [T, query heads, head dimension]"""
+        """Returns softmax(scale * q.K + mask).V over the pages. q and the result: [T, query heads, head dimension]."""
         at = self._layer(layer)
         q = self._rows(q, at.n_q_heads, at.head_dim, "q")
         out = np.empty_like(q)
@@ -260,28 +287,28 @@ class Step(_Transaction):
 
 
 class Cache(_Pages):
-    """A KV cache on host memory. All of its memory is taken here, or DoesNotFit says what did not fit.
+    """A KV cache in host memory. The constructor reserves all memory or raises DoesNotFit.
 
-    layers: a Layer (with n_layers) or a list of them. codec: "8/4" is 8 bits for K and 4 for V; one, or one for each layer.
-    Arrays of bfloat16 rows are uint16.
+    layers: a Layer (with n_layers) or a list of layers. codec: "8/4" means 8-bit keys and 4-bit values; one name, or one per layer.
+    With row_type="bfloat16", rows are uint16 arrays that contain the bfloat16 bits.
     """
 
     def __init__(self, layers: Many[Layer] | Layer, *, max_tokens: int, **options: Any):
         config = Config(layers, max_tokens=max_tokens, **options)
-        plan = of_config(config)
+        plan = plan_of_config(config)
         handle = C.c_void_p()
         check(host.fkv_cache_open(config.address, C.addressof(handle)))
         super().__init__(config, plan, handle.value or 0)
 
     def step(self, rows: Iterable[tuple[Sequence, int]]) -> Step:
-        """Begins a step: pairs of a sequence and the number of tokens that are added to it."""
+        """Begins a step. rows: pairs of a sequence and the number of tokens to append to it."""
         return Step(self, rows)
 
 
 def file_tokens(path: str | os.PathLike[str]) -> list[int]:
-    """The tokens that a page file was saved with."""
+    """Returns the token ids that are stored in a page file."""
     n, name = C.c_uint32(), os.fspath(path).encode()
-    check(host.fkv_file_tokens(name, None, 0, C.addressof(n)))
+    check(host.fkv_file_tokens(name, None, 0, C.addressof(n)), path)
     ids = np.empty(n.value, np.uint32)
     check(host.fkv_file_tokens(name, ids.ctypes.data, len(ids), C.addressof(n)))
     return ids.tolist()

@@ -1,4 +1,4 @@
-"""Caches whose pages are in MLX's memory, with mx.array in and out: lazy, on the stream that is current."""
+"""KV cache in MLX memory. Rows are mx.array objects; operations are lazy and run on the current stream."""
 from __future__ import annotations
 
 import ctypes as C
@@ -12,31 +12,40 @@ from .plan import Plan
 
 
 def mlx_plan(config: Config) -> Plan:
+    """Returns the plan of an MlxCache with this configuration."""
     made = _abi.fkv_plan()
     check(held.fkv_mlx_plan_make(config.address, None, C.addressof(made)))
     return Plan._of(made, config.struct)
 
 
 class MlxCache(_Pages):
-    """As Cache, on MLX. Options are Cache's; n_threads and lazy are not looked at, and rows may be of any float type.
+    """A Cache in MLX memory. It has the options of Cache, ignores n_threads and lazy, and accepts rows of any floating-point type.
 
-    On a GPU flatkv's own kernels run (`fused`); elsewhere MLX's operations do, and a step is evaluated before the next begins.
+    `fused` is True on a GPU, where flatkv's kernels run. Otherwise MLX operations run, and each step must be evaluated before the
+    next step begins.
     """
 
-    def __init__(self, layers: Many[Layer] | Layer, *, max_tokens: int, **options: Any):
+    def __init__(self, layers: Many[Layer] | Layer | Config, *, max_tokens: int = 0, **options: Any):
         _native.mlx_open()
-        config = Config(layers, max_tokens=max_tokens, **options)
+        config = layers if isinstance(layers, Config) else Config(layers, max_tokens=max_tokens, **options)
         handle = C.c_void_p()
         self._closing: list[int] = []
+        self._aborting: list[int] = []
         check(held.fkv_mlx_cache_open(config.address, None, C.addressof(handle)))
         super().__init__(config, mlx_plan(config), handle.value or 0)
         self.fused: bool = held.fkv_mlx_cache_way(self._handle) == _abi.FKV_MLX_FUSED
 
     def _drop(self, number: int) -> None:
-        """The collector runs inside of the library's calls, which use Python here: closes wait for a moment outside of them."""
+        """Queues a sequence for closing, because the garbage collector can run inside a library call."""
         self._closing.append(number)
 
+    def _drop_step(self, pointer: int) -> None:
+        """Queues a dropped step for aborting, for the same reason."""
+        self._aborting.append(pointer)
+
     def _close_dropped(self) -> None:
+        while self._aborting:
+            held.fkv_step_abort(self._aborting.pop())
         while self._closing:
             held.fkv_seq_close(self._handle, self._closing.pop())
 
@@ -55,25 +64,29 @@ class MlxCache(_Pages):
 
 
 class MlxStep(_Transaction):
-    """One forward pass over mx.array. Leaving the `with` commits, an exception in it aborts; nothing is evaluated here."""
+    """One forward pass with mx.array rows. Leaving the `with` block commits; an exception aborts. Nothing is evaluated."""
 
     def __init__(self, cache: MlxCache, rows: Iterable[tuple[Sequence, int]]):
         super().__init__(cache, rows)
-        self._at: int = self._handle.value or 0
+
+    @property
+    def _at(self) -> int:
+        """Address of the step."""
+        return self._handle.value or 0
 
     def write(self, layer: int, k: Any, v: Any) -> None:
-        """k, v: [T, KV heads, head dimension]"""
+        """Quantizes rows into pages. k, v: [T, KV heads, head dimension]."""
         check(_native.mlx_write(self._at, layer, k, v))
 
     def attend(self, layer: int, q: Any) -> Any:
-        """q and the answer: [T, query heads, head dimension]"""
+        """Returns the attention over the pages. q and the result: [T, query heads, head dimension]."""
         out = _native.mlx_attend(self._at, layer, q)
         if isinstance(out, int):
             check(out)
         return out
 
     def pending(self) -> list[Any]:
-        """What must be evaluated for all writes of this step to have happened."""
+        """Returns the arrays whose evaluation completes all writes of this step."""
         arrays = _native.mlx_pending(self._at)
         if isinstance(arrays, int):
             check(arrays)
@@ -81,7 +94,7 @@ class MlxStep(_Transaction):
 
 
 def state_of(step: MlxStep) -> tuple[bytes, list[Any]]:
-    """The form of the step's graph, and the arrays that it is made of beside its rows: tables, then tickets."""
+    """Returns the key of the step's graph and its input arrays other than rows: page tables, then dependency arrays."""
     found = _native.mlx_step_state(step._at)
     if isinstance(found, int):
         check(found)

@@ -1,6 +1,7 @@
-"""Models on flatkv's own runner, on the CPU: for machines without mlx-lm."""
+"""Runs models on the CPU with the flatkv runner, without mlx-lm."""
 from __future__ import annotations
 
+import codecs
 import ctypes as C
 import dataclasses
 import json
@@ -18,19 +19,19 @@ from .plan import Plan
 
 def _need_models() -> None:
     if not has_models:
-        raise Error("FKV_UNSUPPORTED", "this build of flatkv has no models: install pcre2, jansson and utf8proc with their headers, "
-                    "then pip install it again")
+        raise Error("FKV_UNSUPPORTED", "flatkv was built without model support; install PCRE2, jansson and utf8proc with their headers, "
+                    "then reinstall flatkv")
 
 
 class Model(Owner):
-    """Weights and vocabulary of a .gguf file or of a folder with config.json and .safetensors."""
+    """Weights and vocabulary of a .gguf file or of a folder that contains config.json and .safetensors files."""
 
     def __init__(self, path: str | os.PathLike[str], *, n_threads: int = 0, plan_only: bool = False):
         _need_models()
         config = host.fkv_model_config_default()
         config.n_threads, config.plan_only = count("n_threads", n_threads), plan_only
         handle = C.c_void_p()
-        check(host.fkv_model_load(os.fspath(path).encode(), C.addressof(config), C.addressof(handle)))
+        check(host.fkv_model_load(os.fspath(path).encode(), C.addressof(config), C.addressof(handle)), path)
         self._own(handle.value or 0, host.fkv_model_close)
         self._about = _abi.fkv_model_info.from_address(host.fkv_model_about(handle))
         self.architecture: str = self._text("architecture")
@@ -41,19 +42,28 @@ class Model(Owner):
         self.end_tokens: list[int] = list(self._about.end[:self._about.n_end])
         self.has_chat: bool = self._about.has_chat
 
+    def __repr__(self) -> str:
+        if not self._close.alive:
+            return "<flatkv.Model (closed)>"
+        return f"<flatkv.Model {self.name or self.architecture!r}: {self.n_layers} layers, {self.n_vocab:,} tokens in the vocabulary, context {self.context:,}>"
+
     def _text(self, field: str) -> str:
         return (getattr(self._about, field) or b"").decode(errors="replace")
 
     def tokenize(self, text: str | bytes, *, bos: bool = True, special: bool = False) -> list[int]:
+        """Returns the token ids of a text. bos: prepend the BOS token. special: parse special tokens."""
         raw = text.encode() if isinstance(text, str) else text
         flags = (_abi.FKV_TOKENIZE_BOS if bos else 0) | (_abi.FKV_TOKENIZE_SPECIAL if special else 0)
-        return self._fill(lambda ids, room, n: host.fkv_tokenize(self._handle, raw, len(raw), flags, ids, room, n))
+        return self._fill(lambda ids, capacity, n: host.fkv_tokenize(self._handle, raw, len(raw), flags, ids, capacity, n))
 
-    def chat_tokens(self, messages: list[dict[str, Any]], **more: Any) -> list[int]:
-        """The tokens of a conversation as the model's own template writes it. more: tools, enable_thinking, ..."""
-        raw = json.dumps({"messages": messages, "add_generation_prompt": True, **more}).encode()
+    def chat_tokens(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
+        """Returns the token ids of a conversation, formatted by the model's chat template.
+
+        options: further template variables, such as tools or enable_thinking.
+        """
+        raw = json.dumps({"messages": messages, "add_generation_prompt": True, **options}).encode()
         now = C.c_int64(int(time.time()))
-        return self._fill(lambda ids, room, n: host.fkv_chat_tokenize(self._handle, raw, len(raw), C.addressof(now), ids, room, n))
+        return self._fill(lambda ids, capacity, n: host.fkv_chat_tokenize(self._handle, raw, len(raw), C.addressof(now), ids, capacity, n))
 
     @staticmethod
     def _fill(call: Any) -> list[int]:
@@ -64,7 +74,12 @@ class Model(Owner):
         return ids.tolist()
 
     def text(self, tokens: Iterable[int]) -> str:
+        """Returns the text of token ids. Invalid UTF-8 is replaced by U+FFFD."""
         return b"".join(self._bytes(t) for t in tokens).decode(errors="replace")
+
+    def decoder(self) -> TextDecoder:
+        """Returns a decoder that converts tokens to text one at a time."""
+        return TextDecoder(self)
 
     def _bytes(self, token: int) -> bytes:
         n = C.c_size_t()
@@ -72,11 +87,27 @@ class Model(Owner):
         return at[:n.value] if at else b""
 
     def plan(self, max_tokens: int = 0, **options: Any) -> Plan:
-        """The plan of a runner's cache. Activations are not in it: Runner.total_bytes has them."""
+        """Returns the plan of a runner's cache, without activations. Runner.total_bytes includes activations."""
         config, made = _runner_config(max_tokens, **options), _abi.fkv_runner_plan()
         check(host.fkv_runner_plan_make(self._handle, C.addressof(config), C.addressof(made)))
         config.max_tokens = config.max_tokens or self.context
         return Plan._of(made.cache, config)
+
+
+class TextDecoder:
+    """Converts tokens to text one at a time. Characters whose UTF-8 bytes are split over several tokens are returned once complete."""
+
+    def __init__(self, model: Model):
+        self._model = model
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def add(self, token: int) -> str:
+        """Returns the text that this token completes, which can be empty."""
+        return self._utf8.decode(self._model._bytes(token))
+
+    def finish(self) -> str:
+        """Returns U+FFFD if the last character is incomplete, otherwise an empty string."""
+        return self._utf8.decode(b"", final=True)
 
 
 def _runner_config(max_tokens: int, *, codec: str = "sealed", rotate: str | None = "kv", max_seqs: int = 1, max_step_tokens: int = 512,
@@ -92,7 +123,7 @@ def _runner_config(max_tokens: int, *, codec: str = "sealed", rotate: str | None
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen. temperature 0: the likeliest."""
+    """Sampling parameters. Temperature 0 selects the most likely token."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -102,7 +133,7 @@ class Sampling:
 
 
 class Runner(Owner):
-    """A model with a cache and the memory of one step: everything it will ever take is taken here."""
+    """A model with a cache and activation buffers. The constructor reserves all memory."""
 
     def __init__(self, model: Model, max_tokens: int = 0, **options: Any):
         config, handle, made = _runner_config(max_tokens, **options), C.c_void_p(), _abi.fkv_runner_plan()
@@ -119,8 +150,8 @@ class Runner(Owner):
         return C.c_void_p(host.fkv_runner_cache(self._handle))
 
     def forward(self, seq: int, tokens: list[int]) -> np.ndarray:
-        """Logits of the last of the tokens, which are appended to the sequence."""
-        logits, _ = C.c_void_p(), self.model._handle  # a model that is closed is said so
+        """Appends tokens to the sequence and returns the logits of the last token."""
+        logits, _ = C.c_void_p(), self.model._handle  # raises BadCall if the model is closed
         for at in range(0, len(tokens), self.max_step_tokens):
             ids = np.array(tokens[at:at + self.max_step_tokens], np.uint32)
             last = at + len(ids) == len(tokens)
@@ -129,24 +160,24 @@ class Runner(Owner):
         return np.ctypeslib.as_array((C.c_float * self.model.n_vocab).from_address(logits.value or 0))
 
     def stream(self, tokens: list[int], max_new_tokens: int = 128, sampling: Sampling = Sampling()) -> Iterator[int]:
-        """Tokens that follow, up to an end token or max_new_tokens."""
+        """Yields generated token ids until an end token or max_new_tokens."""
         if not tokens:
-            raise ValueError("a prompt of no tokens")
-        life = min(len(tokens) + max_new_tokens, self._max_tokens)
-        wanted, seq = _abi.fkv_seq_config(life, 0, None, 0), C.c_uint64()
+            raise ValueError("tokens is empty; pass at least one prompt token")
+        total = min(len(tokens) + max_new_tokens, self._max_tokens)
+        wanted, seq = _abi.fkv_seq_config(total, 0, None, 0), C.c_uint64()
         settings = _abi.fkv_sampler_config(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed)
         sampler = C.c_void_p()
         check(host.fkv_sampler_open(C.addressof(settings), self.model.n_vocab, C.addressof(sampler)))
         try:
             check(held.fkv_seq_open(self._cache, C.addressof(wanted), C.addressof(seq), None))
-            given, token = tokens, C.c_uint32()
+            inputs, token = tokens, C.c_uint32()
             for _ in range(max_new_tokens):
-                logits = self.forward(seq.value, given)
+                logits = self.forward(seq.value, inputs)
                 check(host.fkv_sample(sampler, logits.ctypes.data, C.addressof(token)))
                 if token.value in self.model.end_tokens:
                     return
                 yield token.value
-                given = [token.value]
+                inputs = [token.value]
         finally:
             host.fkv_sampler_close(sampler)
             if seq.value and self._close.alive:
@@ -155,7 +186,7 @@ class Runner(Owner):
 
 def generate(model: Model | str | os.PathLike[str], prompt: str | list[dict[str, Any]], *, max_new_tokens: int = 128,
              sampling: Sampling = Sampling(), max_tokens: int = 0, **options: Any) -> str:
-    """Text that follows a prompt (or a conversation: a list of messages), over packed pages on the CPU."""
+    """Returns generated text on the CPU. prompt: a string, or a conversation as a list of messages."""
     loaded = model if isinstance(model, Model) else Model(model)
     tokens = loaded.tokenize(prompt) if isinstance(prompt, str) else loaded.chat_tokens(prompt)
     with Runner(loaded, max_tokens or min(loaded.context, len(tokens) + max_new_tokens), **options) as runner:

@@ -1,9 +1,10 @@
-/* flatkv._native: an extension of the stable ABI that has libflatkv and its MLX device inside. Python reaches the library's C
- * calls with ctypes (flatkv/_library.py); here are the calls that take and give mx.array, made for every layer of every step.
+/* flatkv._native: extension module for the stable ABI that contains libflatkv and its MLX device. Python calls most C functions
+ * through ctypes (flatkv/_library.py). This file has the functions with mx.array arguments or results, which run for every layer
+ * of every step.
  *
- * Numbers of steps and vectors come from ctypes as addresses. Errors are statuses; the caller asks fkv_message().
+ * Steps are passed as integer addresses. Functions return an fkv_status on failure, and the caller reads fkv_message().
  */
-#define PY_SSIZE_T_CLEAN /* lengths of bytes */
+#define PY_SSIZE_T_CLEAN /* lengths are Py_ssize_t */
 #include "python_mlx.h"
 
 #include <flatkv/mlx.h>
@@ -23,8 +24,8 @@ static PyObject *mlx_write(PyObject *self, PyObject *args) {
     PyObject *v = NULL;
     (void)self;
     if (!PyArg_ParseTuple(args, "KIOO", &step, &layer, &k, &v)) return NULL;
-    mlx_array keys = fkv_python_mlx_take(k);
-    mlx_array values = fkv_python_mlx_take(v);
+    mlx_array keys = fkv_python_mlx_wrap(k);
+    mlx_array values = fkv_python_mlx_wrap(v);
     PyObject *status = NULL;
     if (keys.ctx != NULL && values.ctx != NULL)
         status = PyLong_FromLong(fkv_mlx_write((fkv_step *)(uintptr_t)step, layer, keys, values));
@@ -33,25 +34,25 @@ static PyObject *mlx_write(PyObject *self, PyObject *args) {
     return status;
 }
 
-/* mlx_attend(step, layer, q) -> mx.array, or a status that is not 0 */
+/* mlx_attend(step, layer, q) -> mx.array, or a nonzero status */
 static PyObject *mlx_attend(PyObject *self, PyObject *args) {
     unsigned long long step = 0;
     unsigned layer = 0;
     PyObject *q = NULL;
     (void)self;
     if (!PyArg_ParseTuple(args, "KIO", &step, &layer, &q)) return NULL;
-    mlx_array queries = fkv_python_mlx_take(q);
+    mlx_array queries = fkv_python_mlx_wrap(q);
     if (queries.ctx == NULL) return NULL;
     mlx_array out = {NULL};
     const fkv_status status = fkv_mlx_attend((fkv_step *)(uintptr_t)step, layer, queries, &out);
-    PyObject *answer = status == FKV_OK ? fkv_python_mlx_object(out) : NULL;
-    Py_XINCREF(answer);
+    PyObject *result = status == FKV_OK ? fkv_python_mlx_object(out) : NULL;
+    Py_XINCREF(result);
     (void)mlx_array_free(queries);
     (void)mlx_array_free(out);
-    return answer != NULL ? answer : PyLong_FromLong(status);
+    return result != NULL ? result : PyLong_FromLong(status);
 }
 
-/* mlx_pending(step) -> list of mx.array, or a status that is not 0 */
+/* mlx_pending(step) -> list of mx.array, or a nonzero status */
 static PyObject *mlx_pending(PyObject *self, PyObject *args) {
     unsigned long long step = 0;
     (void)self;
@@ -64,9 +65,9 @@ static PyObject *mlx_pending(PyObject *self, PyObject *args) {
     return PyLong_FromLong(status);
 }
 
-enum { MAX_TABLES = 64 }; /* of one step */
+enum { MAX_TABLES = 64 }; /* maximum number of page tables in one step */
 
-/* mlx_step_state(step) -> (form as bytes, tables and tickets), or a status that is not 0 */
+/* mlx_step_state(step) -> (graph key as bytes, list of page tables and dependency arrays), or a nonzero status */
 static PyObject *mlx_step_state(PyObject *self, PyObject *args) {
     unsigned long long step = 0;
     uint32_t form[MAX_TABLES * FKV_MLX_FORM_WORDS];
@@ -84,7 +85,7 @@ static PyObject *mlx_step_state(PyObject *self, PyObject *args) {
     return PyLong_FromLong(status);
 }
 
-/* mlx_step_put_state(step, tables and tickets, replayed) -> status */
+/* mlx_step_put_state(step, list of page tables and dependency arrays, replayed) -> status */
 static PyObject *mlx_step_put_state(PyObject *self, PyObject *args) {
     unsigned long long step = 0;
     PyObject *arrays = NULL;
@@ -94,13 +95,14 @@ static PyObject *mlx_step_put_state(PyObject *self, PyObject *args) {
     return PyLong_FromLong(fkv_mlx_step_put_state((fkv_step *)(uintptr_t)step, (mlx_vector_array){arrays}, replayed != 0));
 }
 
-static PyMethodDef methods[] = {{"mlx_open", mlx_open, METH_NOARGS, "Find mlx.core; ImportError where it is missing or too old."},
-                                {"mlx_write", mlx_write, METH_VARARGS, "fkv_mlx_write()"},
-                                {"mlx_attend", mlx_attend, METH_VARARGS, "fkv_mlx_attend()"},
-                                {"mlx_pending", mlx_pending, METH_VARARGS, "fkv_mlx_step_pending()"},
-                                {"mlx_step_state", mlx_step_state, METH_VARARGS, "fkv_mlx_step_state()"},
-                                {"mlx_step_put_state", mlx_step_put_state, METH_VARARGS, "fkv_mlx_step_put_state()"},
-                                {NULL, NULL, 0, NULL}};
+static PyMethodDef methods[] = {
+    {"mlx_open", mlx_open, METH_NOARGS, "Imports mlx.core. Raises ImportError if it is missing or too old."},
+    {"mlx_write", mlx_write, METH_VARARGS, "Writes keys and values of one layer."},
+    {"mlx_attend", mlx_attend, METH_VARARGS, "Returns the attention of one layer."},
+    {"mlx_pending", mlx_pending, METH_VARARGS, "Returns the arrays whose evaluation completes the writes of a step."},
+    {"mlx_step_state", mlx_step_state, METH_VARARGS, "Returns the graph key and the input arrays of a step."},
+    {"mlx_step_put_state", mlx_step_put_state, METH_VARARGS, "Replaces the input arrays of a step."},
+    {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef module = {
     .m_base = PyModuleDef_HEAD_INIT, .m_name = "flatkv._native", .m_size = -1, .m_methods = methods};

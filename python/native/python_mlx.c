@@ -1,10 +1,10 @@
-/* The part of mlx-c that src/mlx calls (mlx/c/mlx.h beside this file), over Python's own mlx.core.
+/* Implements the subset of mlx-c that src/mlx calls (native/mlx/c/mlx.h) over the mlx.core module of the Python process.
  *
- * Nothing of MLX is linked: one binary runs with every MLX that has the functions of the table below, and every Python of the
- * stable ABI. An mlx_array is a counted holder of an mx.array; a vector is a list; a kernel's config is the dict of its keyword
- * arguments. Streams are not passed on: operations run on the stream that is current in Python, as the model's own do.
+ * MLX is not linked, so one binary works with every MLX that has the functions listed below and with every Python of the stable
+ * ABI. An mlx_array owns a reference to an mx.array, a vector is a list, and a kernel configuration is a dict of keyword
+ * arguments. Stream arguments are ignored: operations run on the current stream of Python, like the operations of the model.
  *
- * The caller has the GIL. An exception inside MLX becomes the text of mlx-c's error handler and a non-zero code.
+ * The caller must hold the GIL. An exception in MLX is reported to mlx-c's error handler and returned as a nonzero code.
  */
 #include "python_mlx.h"
 
@@ -13,7 +13,7 @@
 
 /* ---- mlx.core ---- */
 
-/* What is asked of mlx.core, by name. */
+/* Required functions of mlx.core. */
 /* clang-format off */
 #define FUNCTIONS(F) \
     F(abs) F(add) F(arange) F(array) F(as_strided) F(bitwise_and) F(concatenate) F(cumsum) F(default_device) F(depends) F(divide) \
@@ -32,7 +32,7 @@ static const char *const type_names[N_TYPES] = {"bool_", "uint8", "uint16",  "ui
                                                 "int32", "int64", "float16", "float32", "float64", "bfloat16", "complex64"};
 static const size_t type_sizes[N_TYPES] = {1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 4, 8, 2, 8};
 
-static PyObject *core; /* mlx.core, once it is open */
+static PyObject *core; /* mlx.core, or NULL before fkv_python_mlx_open() */
 static PyObject *functions[N_FUNCTIONS];
 static PyObject *types[N_TYPES];
 static PyObject *gpu; /* mlx.core.gpu */
@@ -52,17 +52,18 @@ int fkv_python_mlx_open(void) {
     }
     for (int i = 0; i < N_TYPES; i++) {
         types[i] = PyObject_GetAttrString(module, type_names[i]);
-        if (types[i] == NULL) PyErr_Clear(); /* an older MLX has not all of them; those of rows are asked for below */
+        if (types[i] == NULL) PyErr_Clear(); /* older versions lack some types; required types are checked below */
     }
     gpu = PyObject_GetAttrString(module, "gpu");
     if (gpu == NULL && missing == NULL) missing = "gpu";
-    static const mlx_dtype wanted[] = {MLX_UINT16, MLX_UINT32, MLX_INT32, MLX_FLOAT16, MLX_FLOAT32, MLX_BFLOAT16};
-    for (size_t i = 0; i < sizeof wanted / sizeof wanted[0] && missing == NULL; i++)
-        if (types[wanted[i]] == NULL) missing = type_names[wanted[i]];
+    static const mlx_dtype required[] = {MLX_UINT16, MLX_UINT32, MLX_INT32, MLX_FLOAT16, MLX_FLOAT32, MLX_BFLOAT16};
+    for (size_t i = 0; i < sizeof required / sizeof required[0] && missing == NULL; i++)
+        if (types[required[i]] == NULL) missing = type_names[required[i]];
     if (missing != NULL) {
         Py_DECREF(module);
         PyErr_Clear();
-        PyErr_Format(PyExc_ImportError, "this MLX has no mlx.core.%s, which flatkv needs: pip install -U mlx", missing);
+        PyErr_Format(PyExc_ImportError, "flatkv requires mlx.core.%s, which this version of MLX lacks; run pip install -U mlx",
+                     missing);
         return -1;
     }
     shape_name = PyUnicode_InternFromString("shape");
@@ -80,20 +81,20 @@ void mlx_set_error_handler(mlx_error_handler_func given, void *data, void (*dtor
     handler_data = data;
 }
 
-static void say(const char *text) {
-    if (handler != NULL) handler(text, handler_data);
+static void report_error(const char *message) {
+    if (handler != NULL) handler(message, handler_data);
 }
 
-/* The current exception becomes text. */
-static int fail(void) {
+/* Reports and clears the current exception. Returns 1. */
+static int report_exception(void) {
     PyObject *type = NULL;
     PyObject *value = NULL;
     PyObject *trace = NULL;
     PyErr_Fetch(&type, &value, &trace);
     PyObject *text = value != NULL ? PyObject_Str(value) : NULL;
     PyObject *bytes = text != NULL ? PyUnicode_AsUTF8String(text) : NULL;
-    const char *words = bytes != NULL ? PyBytes_AsString(bytes) : NULL;
-    say(words != NULL ? words : "an exception without text");
+    const char *message = bytes != NULL ? PyBytes_AsString(bytes) : NULL;
+    report_error(message != NULL ? message : "exception without a message");
     PyErr_Clear();
     Py_XDECREF(bytes);
     Py_XDECREF(text);
@@ -107,18 +108,18 @@ static int fail(void) {
 
 typedef struct holder {
     PyObject *array;
-    PyObject *bytes; /* what mlx_array_data_uint16() pointed into; NULL until it was called */
-    int n_dims;      /* -1 until somebody asked */
-    int type;        /* -1 until somebody asked */
+    PyObject *bytes; /* data returned by mlx_array_data_uint16(), or NULL */
+    int n_dims;      /* -1 until the shape is read */
+    int type;        /* -1 until the type is read */
     int shape[MAX_DIMS];
 } holder;
 
-static holder *held(mlx_array a) { return a.ctx; }
+static holder *holder_of(mlx_array a) { return a.ctx; }
 
-PyObject *fkv_python_mlx_object(mlx_array a) { return a.ctx != NULL ? held(a)->array : NULL; }
+PyObject *fkv_python_mlx_object(mlx_array a) { return a.ctx != NULL ? holder_of(a)->array : NULL; }
 
-/* Takes the reference, also where it fails. */
-static mlx_array hold(PyObject *array) {
+/* Wraps array in a handle and steals the reference, also on failure. */
+static mlx_array wrap_reference(PyObject *array) {
     holder *h = malloc(sizeof *h);
     if (h == NULL) {
         Py_DECREF(array);
@@ -129,16 +130,16 @@ static mlx_array hold(PyObject *array) {
     return (mlx_array){h};
 }
 
-mlx_array fkv_python_mlx_take(PyObject *array) {
+mlx_array fkv_python_mlx_wrap(PyObject *array) {
     Py_INCREF(array);
-    return hold(array);
+    return wrap_reference(array);
 }
 
-/* *res becomes a handle of a new reference; NULL is the failure that it came from. */
-static int put(mlx_array *res, PyObject *array) {
-    if (array == NULL) return fail();
-    mlx_array made = hold(array);
-    if (made.ctx == NULL) return fail();
+/* Stores array in *res and steals the reference. If array is NULL, reports the current exception and returns 1. */
+static int set_result(mlx_array *res, PyObject *array) {
+    if (array == NULL) return report_exception();
+    mlx_array made = wrap_reference(array);
+    if (made.ctx == NULL) return report_exception();
     (void)mlx_array_free(*res);
     *res = made;
     return 0;
@@ -146,30 +147,31 @@ static int put(mlx_array *res, PyObject *array) {
 
 static mlx_array made_or_empty(PyObject *array) {
     mlx_array a = {NULL};
-    (void)put(&a, array);
+    (void)set_result(&a, array);
     return a;
 }
 
 int mlx_array_free(mlx_array a) {
     if (a.ctx == NULL) return 0;
-    Py_DECREF(held(a)->array);
-    Py_XDECREF(held(a)->bytes);
+    Py_DECREF(holder_of(a)->array);
+    Py_XDECREF(holder_of(a)->bytes);
     free(a.ctx);
     return 0;
 }
 
 int mlx_array_set(mlx_array *arr, const mlx_array src) {
     if (src.ctx == NULL) {
-        say("an empty array");
+        report_error("mlx_array_set: the source array is empty");
         return 1;
     }
-    PyObject *array = held(src)->array;
+    PyObject *array = holder_of(src)->array;
     Py_INCREF(array);
-    return put(arr, array);
+    return set_result(arr, array);
 }
 
-static holder *looked_at(mlx_array a) {
-    holder *h = held(a);
+/* Returns the holder after reading the shape of its array. */
+static holder *holder_with_shape(mlx_array a) {
+    holder *h = holder_of(a);
     if (h->n_dims >= 0) return h;
     PyObject *shape = PyObject_GetAttr(h->array, shape_name);
     h->n_dims = shape != NULL ? (int)PyTuple_Size(shape) : 0;
@@ -180,11 +182,11 @@ static holder *looked_at(mlx_array a) {
     return h;
 }
 
-const int *mlx_array_shape(const mlx_array a) { return looked_at(a)->shape; }
-size_t mlx_array_ndim(const mlx_array a) { return (size_t)looked_at(a)->n_dims; }
+const int *mlx_array_shape(const mlx_array a) { return holder_with_shape(a)->shape; }
+size_t mlx_array_ndim(const mlx_array a) { return (size_t)holder_with_shape(a)->n_dims; }
 
 size_t mlx_array_size(const mlx_array a) {
-    const holder *h = looked_at(a);
+    const holder *h = holder_with_shape(a);
     size_t n = 1;
     for (int i = 0; i < h->n_dims; i++) n *= (size_t)h->shape[i];
     return n;
@@ -192,7 +194,7 @@ size_t mlx_array_size(const mlx_array a) {
 
 mlx_dtype mlx_array_dtype(const mlx_array a) {
     static const mlx_dtype likely[] = {MLX_FLOAT32, MLX_BFLOAT16, MLX_FLOAT16, MLX_UINT16, MLX_UINT32};
-    holder *h = held(a);
+    holder *h = holder_of(a);
     if (h->type >= 0) return (mlx_dtype)h->type;
     PyObject *type = PyObject_GetAttr(h->array, dtype_name);
     for (size_t i = 0; type != NULL && h->type < 0 && i < sizeof likely / sizeof likely[0]; i++)
@@ -210,7 +212,7 @@ size_t mlx_array_nbytes(const mlx_array a) { return mlx_array_size(a) * type_siz
 
 #define CALL(name, ...) PyObject_CallFunctionObjArgs(functions[FN_##name], __VA_ARGS__, NULL)
 
-static PyObject *of(mlx_array a) { return a.ctx != NULL ? held(a)->array : Py_None; }
+static PyObject *object_or_none(mlx_array a) { return a.ctx != NULL ? holder_of(a)->array : Py_None; }
 
 static PyObject *tuple_of(const int *numbers, size_t n) {
     PyObject *tuple = PyTuple_New((Py_ssize_t)n);
@@ -218,10 +220,10 @@ static PyObject *tuple_of(const int *numbers, size_t n) {
     return tuple;
 }
 
-/* Functions whose last arguments are made for the call. Each takes the reference of what it is given. */
-static PyObject *call_with(function f, PyObject *a, PyObject *made) {
-    PyObject *result = made != NULL ? PyObject_CallFunctionObjArgs(functions[f], a, made, NULL) : NULL;
-    Py_XDECREF(made);
+/* Calls a function with a borrowed argument and one new reference, which is released. A NULL reference is an earlier failure. */
+static PyObject *call_with(function f, PyObject *a, PyObject *second) {
+    PyObject *result = second != NULL ? PyObject_CallFunctionObjArgs(functions[f], a, second, NULL) : NULL;
+    Py_XDECREF(second);
     return result;
 }
 
@@ -233,12 +235,12 @@ static PyObject *call_with_two(function f, PyObject *a, PyObject *first, PyObjec
     return result;
 }
 
-/* mx.array of bytes that are numbers of a type that a memoryview knows. */
+/* Creates an array through a memoryview, which supports only the types with a format below. */
 mlx_array mlx_array_new_data(const void *data, const int *shape, int dim, mlx_dtype dtype) {
     static const char *const formats[N_TYPES] = {
         [MLX_UINT8] = "B", [MLX_UINT16] = "H", [MLX_UINT32] = "I", [MLX_INT32] = "i", [MLX_FLOAT32] = "f"};
     if (formats[dtype] == NULL) {
-        say("mlx_array_new_data: a type that has no Python format");
+        report_error("mlx_array_new_data: unsupported data type (expected uint8, uint16, uint32, int32 or float32)");
         return (mlx_array){NULL};
     }
     size_t n = type_sizes[dtype];
@@ -279,20 +281,20 @@ mlx_array mlx_array_new_int(int value) {
 }
 
 int mlx_array_eval(mlx_array a) {
-    PyObject *none = CALL(eval, of(a));
-    if (none == NULL) return fail();
+    PyObject *none = CALL(eval, object_or_none(a));
+    if (none == NULL) return report_exception();
     Py_DECREF(none);
     return 0;
 }
 
-/* The stable ABI of 3.10 has no buffers: the numbers come as bytes, which the handle keeps. */
+/* Copies the data into a bytes object that the handle owns, because the stable ABI of Python 3.10 lacks the buffer protocol. */
 const uint16_t *mlx_array_data_uint16(const mlx_array a) {
-    holder *h = held(a);
+    holder *h = holder_of(a);
     PyObject *view = PyMemoryView_FromObject(h->array);
     PyObject *bytes = view != NULL ? PyObject_CallMethod(view, "tobytes", NULL) : NULL;
     Py_XDECREF(view);
     if (bytes == NULL) {
-        (void)fail();
+        (void)report_exception();
         return NULL;
     }
     Py_XDECREF(h->bytes);
@@ -300,7 +302,7 @@ const uint16_t *mlx_array_data_uint16(const mlx_array a) {
     return (const uint16_t *)(const void *)PyBytes_AsString(bytes);
 }
 
-/* Asked of pools only, which are zeros that were evaluated. */
+/* Always true: src/mlx calls this only for pools, which are evaluated zeros. */
 int _mlx_array_is_row_contiguous(bool *res, const mlx_array a) {
     (void)a;
     *res = true;
@@ -312,7 +314,7 @@ int _mlx_array_is_row_contiguous(bool *res, const mlx_array a) {
 mlx_vector_array mlx_vector_array_new(void) { return (mlx_vector_array){PyList_New(0)}; }
 
 int mlx_vector_array_append_value(mlx_vector_array vec, const mlx_array a) {
-    return vec.ctx != NULL && PyList_Append(vec.ctx, of(a)) == 0 ? 0 : fail();
+    return vec.ctx != NULL && PyList_Append(vec.ctx, object_or_none(a)) == 0 ? 0 : report_exception();
 }
 
 mlx_vector_array mlx_vector_array_new_data(const mlx_array *data, size_t size) {
@@ -328,17 +330,19 @@ int mlx_vector_array_free(mlx_vector_array vec) {
     return 0;
 }
 
+size_t mlx_vector_array_size(mlx_vector_array vec) { return (size_t)PyList_Size(vec.ctx); }
+
 int mlx_vector_array_get(mlx_array *res, const mlx_vector_array vec, size_t idx) {
     PyObject *array = PyList_GetItem(vec.ctx, (Py_ssize_t)idx);
     Py_XINCREF(array);
-    return put(res, array);
+    return set_result(res, array);
 }
 
-/* Takes the reference of a list or tuple of arrays. */
-static int put_all(mlx_vector_array *res, PyObject *arrays) {
+/* Stores a list or tuple of arrays in *res and steals the reference. */
+static int set_results(mlx_vector_array *res, PyObject *arrays) {
     PyObject *list = arrays != NULL ? PySequence_List(arrays) : NULL;
     Py_XDECREF(arrays);
-    if (list == NULL) return fail();
+    if (list == NULL) return report_exception();
     Py_XDECREF((PyObject *)res->ctx);
     res->ctx = list;
     return 0;
@@ -348,7 +352,7 @@ mlx_vector_string mlx_vector_string_new(void) { return (mlx_vector_string){PyLis
 
 int mlx_vector_string_append_value(mlx_vector_string vec, const char *text) {
     PyObject *string = PyUnicode_FromString(text);
-    const int code = string != NULL && vec.ctx != NULL && PyList_Append(vec.ctx, string) == 0 ? 0 : fail();
+    const int code = string != NULL && vec.ctx != NULL && PyList_Append(vec.ctx, string) == 0 ? 0 : report_exception();
     Py_XDECREF(string);
     return code;
 }
@@ -358,7 +362,7 @@ int mlx_vector_string_free(mlx_vector_string vec) {
     return 0;
 }
 
-/* ---- devices and streams: the ones that are current ---- */
+/* ---- devices and streams (always the current ones) ---- */
 
 mlx_device mlx_device_new(void) { return (mlx_device){NULL}; }
 mlx_stream mlx_stream_new(void) { return (mlx_stream){NULL}; }
@@ -402,51 +406,51 @@ int mlx_device_get_type(mlx_device_type *type, mlx_device dev) {
     const int is_gpu = found != NULL ? PyObject_RichCompareBool(found, gpu, Py_EQ) : -1;
     Py_XDECREF(found);
     Py_XDECREF(device);
-    if (is_gpu < 0) return fail();
+    if (is_gpu < 0) return report_exception();
     *type = is_gpu ? MLX_GPU : MLX_CPU;
     return 0;
 }
 
 int mlx_metal_is_available(bool *res) {
     PyObject *metal = PyObject_GetAttrString(core, "metal");
-    PyObject *answer = metal != NULL ? PyObject_CallMethod(metal, "is_available", NULL) : NULL;
-    const int is = answer != NULL ? PyObject_IsTrue(answer) : -1;
+    PyObject *result = metal != NULL ? PyObject_CallMethod(metal, "is_available", NULL) : NULL;
+    const int available = result != NULL ? PyObject_IsTrue(result) : -1;
     Py_XDECREF(metal);
-    Py_XDECREF(answer);
-    if (is < 0) return fail();
-    *res = is != 0;
+    Py_XDECREF(result);
+    if (available < 0) return report_exception();
+    *res = available != 0;
     return 0;
 }
 
-/* Takes the reference of a number. */
-static int put_size(size_t *res, PyObject *number) {
-    if (number == NULL) return fail();
+/* Stores a Python integer in *res and releases the reference. */
+static int set_size(size_t *res, PyObject *number) {
+    if (number == NULL) return report_exception();
     *res = PyLong_AsSize_t(number);
     Py_DECREF(number);
-    return PyErr_Occurred() != NULL ? fail() : 0;
+    return PyErr_Occurred() != NULL ? report_exception() : 0;
 }
 
-int mlx_get_active_memory(size_t *res) { return put_size(res, PyObject_CallObject(functions[FN_get_active_memory], NULL)); }
+int mlx_get_active_memory(size_t *res) { return set_size(res, PyObject_CallObject(functions[FN_get_active_memory], NULL)); }
 
-/* MLX 0.31 and earlier do not tell: the machine's memory is looked at instead. */
-int mlx_get_memory_limit(size_t *res) { return put_size(res, PyObject_CallMethod(core, "get_memory_limit", NULL)); }
+/* Fails with MLX 0.31 and earlier, which lack this function; the caller then uses the memory of the machine. */
+int mlx_get_memory_limit(size_t *res) { return set_size(res, PyObject_CallMethod(core, "get_memory_limit", NULL)); }
 
 /* ---- operations ---- */
 
 #define UNARY(name)                                                                                                              \
     int mlx_##name(mlx_array *res, const mlx_array a, const mlx_stream s) {                                                      \
         (void)s;                                                                                                                 \
-        return put(res, CALL(name, of(a)));                                                                                      \
+        return set_result(res, CALL(name, object_or_none(a)));                                                                   \
     }
 #define BINARY(name)                                                                                                             \
     int mlx_##name(mlx_array *res, const mlx_array a, const mlx_array b, const mlx_stream s) {                                   \
         (void)s;                                                                                                                 \
-        return put(res, CALL(name, of(a), of(b)));                                                                               \
+        return set_result(res, CALL(name, object_or_none(a), object_or_none(b)));                                                \
     }
 #define REDUCTION(name)                                                                                                          \
     int mlx_##name##_axis(mlx_array *res, const mlx_array a, int axis, bool keepdims, const mlx_stream s) {                      \
         (void)s;                                                                                                                 \
-        return put(res, call_with_two(FN_##name, of(a), PyLong_FromLong(axis), PyBool_FromLong(keepdims)));                      \
+        return set_result(res, call_with_two(FN_##name, object_or_none(a), PyLong_FromLong(axis), PyBool_FromLong(keepdims)));   \
     }
 
 UNARY(abs)
@@ -476,7 +480,7 @@ int mlx_arange(mlx_array *res, double start, double stop, double step, mlx_dtype
     PyObject *args = Py_BuildValue("(LLLO)", (long long)start, (long long)stop, (long long)step, types[dtype]);
     PyObject *made = args != NULL ? PyObject_CallObject(functions[FN_arange], args) : NULL;
     Py_XDECREF(args);
-    return put(res, made);
+    return set_result(res, made);
 }
 
 int mlx_as_strided(mlx_array *res, const mlx_array a, const int *shape, size_t shape_num, const int64_t *strides,
@@ -485,57 +489,59 @@ int mlx_as_strided(mlx_array *res, const mlx_array a, const int *shape, size_t s
     PyObject *steps = PyTuple_New((Py_ssize_t)strides_num);
     for (size_t i = 0; steps != NULL && i < strides_num; i++)
         (void)PyTuple_SetItem(steps, (Py_ssize_t)i, PyLong_FromLongLong(strides[i]));
-    PyObject *args = steps != NULL ? Py_BuildValue("(ONNn)", of(a), tuple_of(shape, shape_num), steps, (Py_ssize_t)offset) : NULL;
+    PyObject *args =
+        steps != NULL ? Py_BuildValue("(ONNn)", object_or_none(a), tuple_of(shape, shape_num), steps, (Py_ssize_t)offset) : NULL;
     PyObject *made = args != NULL ? PyObject_CallObject(functions[FN_as_strided], args) : NULL;
     Py_XDECREF(args);
-    return put(res, made);
+    return set_result(res, made);
 }
 
 int mlx_astype(mlx_array *res, const mlx_array a, mlx_dtype dtype, const mlx_stream s) {
     (void)s;
-    return put(res, PyObject_CallMethod(of(a), "astype", "O", types[dtype]));
+    return set_result(res, PyObject_CallMethod(object_or_none(a), "astype", "O", types[dtype]));
 }
 
 int mlx_view(mlx_array *res, const mlx_array a, mlx_dtype dtype, const mlx_stream s) {
     (void)s;
-    return put(res, CALL(view, of(a), types[dtype]));
+    return set_result(res, CALL(view, object_or_none(a), types[dtype]));
 }
 
 int mlx_concatenate_axis(mlx_array *res, const mlx_vector_array arrays, int axis, const mlx_stream s) {
     (void)s;
-    return put(res, call_with(FN_concatenate, arrays.ctx, PyLong_FromLong(axis)));
+    return set_result(res, call_with(FN_concatenate, arrays.ctx, PyLong_FromLong(axis)));
 }
 
 int mlx_cumsum_axis(mlx_array *res, const mlx_array a, int axis, bool reverse, bool inclusive, mlx_optional_dtype dtype,
                     const mlx_stream s) {
     (void)s;
     (void)dtype;
-    PyObject *args = Py_BuildValue("(O)", of(a));
+    PyObject *args = Py_BuildValue("(O)", object_or_none(a));
     PyObject *named = Py_BuildValue("{sisOsO}", "axis", axis, "reverse", reverse ? Py_True : Py_False, "inclusive",
                                     inclusive ? Py_True : Py_False);
     PyObject *made = args != NULL && named != NULL ? PyObject_Call(functions[FN_cumsum], args, named) : NULL;
     Py_XDECREF(args);
     Py_XDECREF(named);
-    return put(res, made);
+    return set_result(res, made);
 }
 
 int mlx_depends(mlx_vector_array *res, const mlx_vector_array inputs, const mlx_vector_array dependencies) {
-    return put_all(res, CALL(depends, (PyObject *)inputs.ctx, (PyObject *)dependencies.ctx));
+    return set_results(res, CALL(depends, (PyObject *)inputs.ctx, (PyObject *)dependencies.ctx));
 }
 
 int mlx_hadamard_transform(mlx_array *res, const mlx_array a, mlx_optional_float scale, const mlx_stream s) {
     (void)s;
-    if (!scale.has_value) return put(res, CALL(hadamard_transform, of(a)));
-    return put(res, call_with(FN_hadamard_transform, of(a), PyFloat_FromDouble((double)scale.value)));
+    if (!scale.has_value) return set_result(res, CALL(hadamard_transform, object_or_none(a)));
+    return set_result(res, call_with(FN_hadamard_transform, object_or_none(a), PyFloat_FromDouble((double)scale.value)));
 }
 
-/* mode: affine, which is Python's default. */
+/* mode is always affine, the default in Python. */
 int mlx_quantize(mlx_vector_array *res, const mlx_array w, mlx_optional_int group_size, mlx_optional_int bits, const char *mode,
                  const mlx_array global_scale, const mlx_stream s) {
     (void)mode;
     (void)global_scale;
     (void)s;
-    return put_all(res, call_with_two(FN_quantize, of(w), PyLong_FromLong(group_size.value), PyLong_FromLong(bits.value)));
+    return set_results(
+        res, call_with_two(FN_quantize, object_or_none(w), PyLong_FromLong(group_size.value), PyLong_FromLong(bits.value)));
 }
 
 int mlx_quantized_matmul(mlx_array *res, const mlx_array x, const mlx_array w, const mlx_array scales, const mlx_array biases,
@@ -543,39 +549,39 @@ int mlx_quantized_matmul(mlx_array *res, const mlx_array x, const mlx_array w, c
                          const mlx_stream s) {
     (void)mode;
     (void)s;
-    PyObject *args = Py_BuildValue("(OOOOOii)", of(x), of(w), of(scales), of(biases), transpose ? Py_True : Py_False,
-                                   group_size.value, bits.value);
+    PyObject *args = Py_BuildValue("(OOOOOii)", object_or_none(x), object_or_none(w), object_or_none(scales),
+                                   object_or_none(biases), transpose ? Py_True : Py_False, group_size.value, bits.value);
     PyObject *made = args != NULL ? PyObject_CallObject(functions[FN_quantized_matmul], args) : NULL;
     Py_XDECREF(args);
-    return put(res, made);
+    return set_result(res, made);
 }
 
 int mlx_reshape(mlx_array *res, const mlx_array a, const int *shape, size_t shape_num, const mlx_stream s) {
     (void)s;
-    return put(res, call_with(FN_reshape, of(a), tuple_of(shape, shape_num)));
+    return set_result(res, call_with(FN_reshape, object_or_none(a), tuple_of(shape, shape_num)));
 }
 
 int mlx_transpose_axes(mlx_array *res, const mlx_array a, const int *axes, size_t axes_num, const mlx_stream s) {
     (void)s;
-    return put(res, call_with(FN_transpose, of(a), tuple_of(axes, axes_num)));
+    return set_result(res, call_with(FN_transpose, object_or_none(a), tuple_of(axes, axes_num)));
 }
 
 int mlx_round(mlx_array *res, const mlx_array a, int decimals, const mlx_stream s) {
     (void)s;
-    return put(res, call_with(FN_round, of(a), PyLong_FromLong(decimals)));
+    return set_result(res, call_with(FN_round, object_or_none(a), PyLong_FromLong(decimals)));
 }
 
 int mlx_take_axis(mlx_array *res, const mlx_array a, const mlx_array indices, int axis, const mlx_stream s) {
     (void)s;
     PyObject *number = PyLong_FromLong(axis);
-    PyObject *made = number != NULL ? CALL(take, of(a), of(indices), number) : NULL;
+    PyObject *made = number != NULL ? CALL(take, object_or_none(a), object_or_none(indices), number) : NULL;
     Py_XDECREF(number);
-    return put(res, made);
+    return set_result(res, made);
 }
 
 int mlx_where(mlx_array *res, const mlx_array condition, const mlx_array x, const mlx_array y, const mlx_stream s) {
     (void)s;
-    return put(res, CALL(where, of(condition), of(x), of(y)));
+    return set_result(res, CALL(where, object_or_none(condition), object_or_none(x), object_or_none(y)));
 }
 
 int mlx_zeros(mlx_array *res, const int *shape, size_t shape_num, mlx_dtype dtype, const mlx_stream s) {
@@ -583,10 +589,10 @@ int mlx_zeros(mlx_array *res, const int *shape, size_t shape_num, mlx_dtype dtyp
     PyObject *tuple = tuple_of(shape, shape_num);
     PyObject *made = tuple != NULL ? CALL(zeros, tuple, types[dtype]) : NULL;
     Py_XDECREF(tuple);
-    return put(res, made);
+    return set_result(res, made);
 }
 
-static PyObject *one_slice(int start, int stop, int step) {
+static PyObject *new_slice(int start, int stop, int step) {
     PyObject *a = PyLong_FromLong(start);
     PyObject *b = PyLong_FromLong(stop);
     PyObject *c = PyLong_FromLong(step);
@@ -597,11 +603,11 @@ static PyObject *one_slice(int start, int stop, int step) {
     return slice;
 }
 
-/* a[start:stop:step, ..] as Python's key. */
-static PyObject *slices_of(const int *start, const int *stop, const int *steps, size_t n) {
+/* Returns the index tuple of a[start:stop:step, ..]. */
+static PyObject *slice_key(const int *start, const int *stop, const int *steps, size_t n) {
     PyObject *key = PyTuple_New((Py_ssize_t)n);
     for (size_t i = 0; key != NULL && i < n; i++)
-        (void)PyTuple_SetItem(key, (Py_ssize_t)i, one_slice(start[i], stop[i], steps[i]));
+        (void)PyTuple_SetItem(key, (Py_ssize_t)i, new_slice(start[i], stop[i], steps[i]));
     return key;
 }
 
@@ -610,35 +616,36 @@ int mlx_slice(mlx_array *res, const mlx_array a, const int *start, size_t start_
     (void)stop_num;
     (void)strides_num;
     (void)s;
-    PyObject *key = slices_of(start, stop, strides, start_num);
-    PyObject *made = key != NULL ? PyObject_GetItem(of(a), key) : NULL;
+    PyObject *key = slice_key(start, stop, strides, start_num);
+    PyObject *made = key != NULL ? PyObject_GetItem(object_or_none(a), key) : NULL;
     Py_XDECREF(key);
-    return put(res, made);
+    return set_result(res, made);
 }
 
-/* Python's assignment to slices of a second object of the same array. */
+/* Assigns to slices of a copy of the array object, so that src is unchanged. */
 int mlx_slice_update(mlx_array *res, const mlx_array src, const mlx_array update, const int *start, size_t start_num,
                      const int *stop, size_t stop_num, const int *strides, size_t strides_num, const mlx_stream s) {
     (void)stop_num;
     (void)strides_num;
     (void)s;
-    PyObject *made = PyObject_CallMethod(of(src), "__copy__", NULL);
-    PyObject *key = slices_of(start, stop, strides, start_num);
-    if (made != NULL && (key == NULL || PyObject_SetItem(made, key, of(update)) != 0)) {
+    PyObject *made = PyObject_CallMethod(object_or_none(src), "__copy__", NULL);
+    PyObject *key = slice_key(start, stop, strides, start_num);
+    if (made != NULL && (key == NULL || PyObject_SetItem(made, key, object_or_none(update)) != 0)) {
         Py_DECREF(made);
         made = NULL;
     }
     Py_XDECREF(key);
-    return put(res, made);
+    return set_result(res, made);
 }
 
-/* ---- kernels: mx.fast.metal_kernel and cuda_kernel, called with a dict of their arguments ---- */
+/* ---- custom kernels (mx.fast.metal_kernel and mx.fast.cuda_kernel) ---- */
 
-/* Takes the reference of the last argument, which only one of the two makers has: MLX wants True where a bool is meant, not 1. */
-static void *kernel_new(const char *maker, const char *name, mlx_vector_string inputs, mlx_vector_string outputs,
+/* Creates a kernel. extra and value are the keyword argument that only this constructor has; value is a new reference, which is
+ * released, and must be a Python bool for a bool parameter. */
+static void *kernel_new(const char *constructor, const char *name, mlx_vector_string inputs, mlx_vector_string outputs,
                         const char *source, const char *header, bool contiguous, const char *extra, PyObject *value) {
     PyObject *fast = PyObject_GetAttrString(core, "fast");
-    PyObject *make = fast != NULL ? PyObject_GetAttrString(fast, maker) : NULL;
+    PyObject *make = fast != NULL ? PyObject_GetAttrString(fast, constructor) : NULL;
     PyObject *args = PyTuple_New(0);
     PyObject *named = Py_BuildValue("{sssOsOsssssOsN}", "name", name, "input_names", (PyObject *)inputs.ctx, "output_names",
                                     (PyObject *)outputs.ctx, "source", source, "header", header, "ensure_row_contiguous",
@@ -648,7 +655,7 @@ static void *kernel_new(const char *maker, const char *name, mlx_vector_string i
     Py_XDECREF(make);
     Py_XDECREF(args);
     Py_XDECREF(named);
-    if (kernel == NULL) (void)fail();
+    if (kernel == NULL) (void)report_exception();
     return kernel;
 }
 
@@ -656,16 +663,16 @@ static int kernel_apply(mlx_vector_array *outputs, void *kernel, mlx_vector_arra
     PyObject *args = PyTuple_New(0);
     PyObject *made =
         args != NULL && PyDict_SetItemString(config, "inputs", inputs.ctx) == 0 ? PyObject_Call(kernel, args, config) : NULL;
-    (void)PyDict_DelItemString(config, "inputs"); /* the config outlives the call, its arrays must not */
+    (void)PyDict_DelItemString(config, "inputs"); /* the configuration is reused and must not keep the arrays alive */
     Py_XDECREF(args);
-    return put_all(outputs, made);
+    return set_results(outputs, made);
 }
 
-/* One output; takes the reference of the value. */
+/* Sets one entry of a configuration and releases the reference to value. */
 static int set_item(void *config, const char *key, PyObject *value) {
     const int code = config != NULL && value != NULL ? PyDict_SetItemString(config, key, value) : -1;
     Py_XDECREF(value);
-    return code == 0 ? 0 : fail();
+    return code == 0 ? 0 : report_exception();
 }
 
 static int add_output(void *config, const int *shape, size_t size, mlx_dtype dtype) {

@@ -1,4 +1,4 @@
-/* mlx-c's calls over Python's own mlx.core: what module.c needs of it. */
+/* Interface between module.c and the implementation of mlx-c over the mlx.core module of the Python process. */
 #ifndef FKV_PYTHON_MLX_CALLS_H
 #define FKV_PYTHON_MLX_CALLS_H
 
@@ -7,13 +7,13 @@
 
 #include <mlx/c/mlx.h>
 
-/* Imports mlx.core and finds what is needed of it, once. -1 with a Python exception where MLX is missing or has not all of it. */
+/* Imports mlx.core and looks up the required functions and types once. Returns -1 with a Python exception if one is missing. */
 int fkv_python_mlx_open(void);
 
-/* A handle that holds a reference of its own. Empty, with a Python exception, where memory ends. */
-mlx_array fkv_python_mlx_take(PyObject *array);
+/* Returns a handle that owns a new reference to array. Returns an empty handle with a Python exception if out of memory. */
+mlx_array fkv_python_mlx_wrap(PyObject *array);
 
-/* What a handle holds, borrowed; NULL for an empty one. */
+/* Returns a borrowed reference to the array of a handle, or NULL if the handle is empty. */
 PyObject *fkv_python_mlx_object(mlx_array a);
 
 #endif

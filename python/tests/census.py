@@ -1,10 +1,10 @@
-"""Every model type of mlx-lm: does flatkv keep its KV, and are the logits mlx-lm's?
+"""Checks every model type of mlx-lm: whether flatkv supports it, and whether its logits match those of mlx-lm.
 
-usage: census.py [NAME...] [--look] [--json FILE]     --look: compare nothing; NAME: only these model types
+usage: census.py [NAME...] [--look] [--json FILE]     --look: do not compare logits; NAME: only these model types
 
-census_models.py builds a small model of each type. Each is looked at as install() does; those that are accepted run a prompt in two chunks
-and some single tokens, in float32, over flatkv's pages and over mlx-lm's own caches. Pages of 16 bits have to give mlx-lm's logits; what
-packed pages may change is bounded too, and shows that the logits depend on the cache at all. Exit status 1 where one is wrong.
+census_models.py builds a small model of each type. Supported models run a prompt in two chunks and several single tokens in float32,
+with flatkv and with mlx-lm's own caches. With 16-bit pages the logits must match. With quantized pages the error is bounded, and a
+nonzero error shows that the logits depend on the cache. The exit status is 1 if a model fails.
 """
 import argparse
 import collections
@@ -19,12 +19,12 @@ import mlx.core as mx
 import mlx_lm.models.cache as caches
 
 import flatkv
-from flatkv.lm import Refusal
+from flatkv.lm import UnsupportedModel
 from flatkv.lm.hook import layers_for
 
-LIMITS = {"16/16": 5e-3, "8/8": 0.1, "8/4": 0.5}  # of the change of logits; random models are not forgiving
+LIMITS = {"16/16": 5e-3, "8/8": 0.1, "8/4": 0.5}  # maximum relative error of logits; random models amplify errors
 CUTS = [0, 20, 33, *range(34, 41)]
-OWN = caches.make_prompt_cache
+OWN = flatkv.lm.own_prompt_cache
 
 
 def logits(model, cache, tokens):
@@ -35,8 +35,8 @@ def logits(model, cache, tokens):
     return mx.concatenate(out, 1)
 
 
-def compared(model):
-    """The change of the logits by codec, as a fraction of their size."""
+def logit_errors(model):
+    """Returns the relative error of the logits for each codec."""
     mx.random.seed(1)
     tokens = mx.random.randint(0, census_models.SMALL["vocab_size"], (1, CUTS[-1]))
     own = logits(model, OWN(model), tokens)
@@ -49,24 +49,24 @@ def compared(model):
     return found
 
 
-def counted(name, look):
-    """What is found of one model type."""
-    if name in census_models.WITHOUT:
-        return {"kept": False, "reason": census_models.WITHOUT[name]}
+def check_type(name, look):
+    """Returns the result of one model type."""
+    if name in census_models.EXCLUDED:
+        return {"kept": False, "reason": census_models.EXCLUDED[name]}
     try:
         model = census_models.build(name)
         layers = layers_for(model)
         found = {"kept": True, "layers": len(layers), "windows": sorted({l.window for l in layers}),
                  "head_dims": sorted({(l.k_dim, l.v_dim) for l in layers})}
-        return found if look else found | {"relative": compared(model)}
-    except Refusal as refusal:
-        return {"kept": False, "reason": str(refusal)}
-    except Exception as error:  # a model that mlx-lm itself cannot run here is told apart by the text
+        return found if look else found | {"relative": logit_errors(model)}
+    except UnsupportedModel as error:
+        return {"kept": False, "reason": str(error)}
+    except Exception as error:  # also raised by models that mlx-lm cannot run on this machine
         return {"kept": True, "error": f"{type(error).__name__}: {str(error)[:200]}"}
 
 
-def is_wrong(found, look):
-    """An accepted type that did not run, or whose logits are not mlx-lm's, or do not depend on the cache."""
+def has_failed(found, look):
+    """Returns whether a supported type did not run, has wrong logits, or has logits that do not depend on the cache."""
     if not found["kept"]:
         return False
     if "error" in found or look:
@@ -83,11 +83,11 @@ def main():
     options = parser.parse_args()
     found = {}
     for name in options.names or census_models.names():
-        found[name] = counted(name, options.look)
+        found[name] = check_type(name, options.look)
         print(name, found[name], flush=True)
         gc.collect()
         mx.clear_cache()
-    wrong = [n for n, f in found.items() if is_wrong(f, options.look)]
+    wrong = [n for n, f in found.items() if has_failed(f, options.look)]
     counts = collections.Counter("refused" if not f["kept"] else "failed" if "error" in f else "kept" for f in found.values())
     largest = {codec: max((f["relative"][codec] for f in found.values() if "relative" in f), default=None) for codec in LIMITS}
     result = {"mlx": importlib.metadata.version("mlx"), "mlx_lm": importlib.metadata.version("mlx-lm"), "limits": LIMITS,

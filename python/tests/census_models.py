@@ -1,8 +1,8 @@
-"""A small model of every type that mlx-lm has, from configurations alone.
+"""Builds a small model of every model type in mlx-lm from a configuration.
 
-SMALL has the sizes under the names that most types use: what a type does not know, it does not read. MORE has what a type wants beside
-that or in its place. Windows are shorter than the census' text, so that they are seen. Every expert is chosen: where one takes another's
-place, a small change is a large one.
+SMALL contains sizes under the names that most types use; types ignore names that they do not know. OVERRIDES contains additional or
+different values per type. Windows are shorter than the prompt of census.py, so that they take effect. All experts are active, because
+selecting a different expert would amplify small errors.
 """
 import importlib
 import pkgutil
@@ -25,7 +25,7 @@ SMALL = {
     "rms_norm_eps": 1e-5, "norm_eps": 1e-5, "layer_norm_eps": 1e-5, "layer_norm_epsilon": 1e-5, "layernorm_epsilon": 1e-5,
     "attention_bias": False, "mlp_bias": False, "use_bias": False, "use_qkv_bias": False, "use_qk_norm": True, "qk_norm": True, "post_norm": True,
     "sliding_window": WINDOW, "sliding_window_size": WINDOW, "window_size": WINDOW, "attention_window_size": WINDOW,
-    # older names of the same
+    # alternative names of the sizes above
     "n_embd": 128, "n_head": 4, "n_layer": 4, "n_positions": 2048, "n_ctx": 2048, "n_inner": 256, "rotary_dim": 16, "d_model": 128, "n_layers": 4,
     "n_heads": 4, "num_heads": 4, "num_layers": 4, "num_kv_heads": 2, "n_kv_heads": 2, "hidden_dim": 128, "model_dim": 128, "num_vocab": 1000,
     "hidden_size_per_head": 32, "kv_channels": 32, "mlp_hidden_size": 256, "embedding_size": 1000, "block_size": 2048,
@@ -38,13 +38,13 @@ SMALL = {
     # latent attention
     "kv_lora_rank": 32, "q_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32,
     "index_head_dim": 32, "index_n_heads": 4, "index_topk": 16,
-    # recurrent and convolutional layers beside attention
+    # recurrent and convolutional layers of hybrid models
     "linear_num_value_heads": 4, "linear_num_key_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 32, "linear_conv_kernel_dim": 3,
     "conv_bias": False, "conv_L_cache": 3, "conv_kernel": 3, "conv_window": 2, "use_conv_bias": True, "state_size": 32, "ssm_state_size": 32,
     "layer_group_size": 2, "group_norm_size": 1, "mamba_d_conv": 4, "mamba_d_state": 32, "mamba_expand": 2, "mamba_n_heads": 8, "mamba_d_head": 32,
     "mamba_n_groups": 1, "mamba_num_heads": 4, "mamba_head_dim": 32, "mamba_d_ssm": 256, "mamba_conv_bias": False, "mamba_proj_bias": False,
     "n_groups": 1, "time_step_limit": [0.01, 10.0], "time_step_rank": "auto",
-    # factors
+    # scaling factors
     "logits_scaling": 1.0, "attention_multiplier": 0.18, "embedding_multiplier": 1.0, "residual_multiplier": 1.0, "dim_model_base": 128,
     "scale_depth": 1.4, "scale_emb": 1.0, "post_norm_eps": 1e-5, "final_logit_softcapping": 30.0, "output_multiplier": 1.0,
 }
@@ -67,7 +67,7 @@ LONGCAT = {"attention_method": "MLA", "zero_expert_type": "identity", "ffn_hidde
 KIMI = {"linear_attn_config": {"num_heads": 4, "head_dim": 32, "kda_layers": [1, 2, 3], "full_attn_layers": [4], "short_conv_kernel_size": 4},
         "model_max_length": 1000} | LATENT
 
-MORE = {
+OVERRIDES = {
     "afm7": {"num_kv_reuse_layers": 2},
     "afmoe": EVERY_SECOND,
     "baichuan_m1": {"sliding_window_layers": [0, 2]},
@@ -157,12 +157,12 @@ MORE = {
     "talkie": {"num_attention_heads": 4},
     "youtu_llm": LATENT,
 }
-WITHOUT = {"prism_hadamard_qwen35": "qwen3_5 with packed weights: its model is made from a manifest of files alone"}
+EXCLUDED = {"prism_hadamard_qwen35": "qwen3_5 with packed weights, which can only be built from a manifest of weight files"}
 
 
 def names():
-    """Every model type of mlx-lm that is here: modules that have a Model."""
-    sys.modules.setdefault("hf_olmo", types.ModuleType("hf_olmo"))  # mlx-lm's olmo ends the process where that package is missing
+    """Returns the model types of the installed mlx-lm, which are the modules that define Model and ModelArgs."""
+    sys.modules.setdefault("hf_olmo", types.ModuleType("hf_olmo"))  # mlx-lm's olmo module exits the process if this package is missing
     found = []
     for info in pkgutil.iter_modules(mlx_lm.models.__path__):
         module = importlib.import_module(f"mlx_lm.models.{info.name}")
@@ -172,27 +172,27 @@ def names():
 
 
 def config(name):
-    made = SMALL | {"model_type": name} | MORE.get(name, {})
+    made = SMALL | {"model_type": name} | OVERRIDES.get(name, {})
     if "text_config" in made:
         made["text_config"] = SMALL | made["text_config"]
     return made
 
 
 def filled(p):
-    """In float32; random where it was zero, or nothing behind it would be seen."""
+    """Converts a parameter to float32. Zeros become random values, because they would hide the layers before them."""
     if mx.issubdtype(p.dtype, mx.floating):
         return p.astype(mx.float32) if mx.any(p).item() else 0.1 * mx.random.normal(p.shape)
     return p if mx.any(p).item() else mx.random.randint(0, 256, p.shape).astype(p.dtype)
 
 
 def ternary(layer, x, packed):
-    """What bitnet's kernel for Metal does, near enough: a product with four weights in a byte."""
+    """Approximates bitnet's Metal kernel: a matrix product with four ternary weights per byte."""
     weights = mx.concatenate([(packed >> 2 * i) & 3 for i in range(4)])[:layer.out_features].astype(x.dtype) - 1
     return x @ weights.T / layer.in_features**0.5
 
 
 def build(name):
-    """A model of this type with random weights."""
+    """Returns a model of this type with random weights."""
     if name == "bitnet":
         importlib.import_module("mlx_lm.models.bitlinear_layers").BitLinear.execute_matmul_kernel = ternary
     module = importlib.import_module(f"mlx_lm.models.{name}")

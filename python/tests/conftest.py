@@ -1,4 +1,4 @@
-"""Small models of mlx-lm with random weights, and texts for them."""
+"""Small mlx-lm models with random weights, random prompts and a byte tokenizer for the tests."""
 import tempfile
 
 import pytest
@@ -7,6 +7,7 @@ mx = pytest.importorskip("mlx.core")
 
 
 def llama(layers=2, heads=4, kv_heads=2, dim=128, vocab=1000, seed=0):
+    """Returns a small Llama model."""
     from mlx_lm.models import llama as m
     mx.random.seed(seed)
     model = m.Model(m.ModelArgs(model_type="llama", hidden_size=dim, num_hidden_layers=layers, intermediate_size=2 * dim,
@@ -17,7 +18,7 @@ def llama(layers=2, heads=4, kv_heads=2, dim=128, vocab=1000, seed=0):
 
 
 def gemma3(layers=4, window=32, seed=0):
-    """Every second layer has a window: rotating caches beside growing ones."""
+    """Returns a Gemma 3 model in which every second layer has a sliding window."""
     from mlx_lm.models import gemma3_text as m
     mx.random.seed(seed)
     model = m.Model(m.ModelArgs(model_type="gemma3_text", hidden_size=128, num_hidden_layers=layers, intermediate_size=256,
@@ -28,7 +29,7 @@ def gemma3(layers=4, window=32, seed=0):
 
 
 def gemma2(layers=2, seed=0):
-    """Soft caps, low enough to be missed."""
+    """Returns a Gemma 2 model whose soft caps are low enough to change the logits."""
     from mlx_lm.models import gemma2 as m
     mx.random.seed(seed)
     model = m.Model(m.ModelArgs(model_type="gemma2", hidden_size=128, num_hidden_layers=layers, intermediate_size=256,
@@ -39,7 +40,7 @@ def gemma2(layers=2, seed=0):
 
 
 def gpt_oss(layers=2, window=32, seed=0):
-    """Learned sinks, large enough to be missed, and a window in every second layer."""
+    """Returns a GPT-OSS model with learned sinks that change the logits and a window in every second layer."""
     from mlx_lm.models import gpt_oss as m
     mx.random.seed(seed)
     model = m.Model(m.ModelArgs(hidden_size=128, num_hidden_layers=layers, intermediate_size=128, num_attention_heads=4,
@@ -51,13 +52,14 @@ def gpt_oss(layers=2, window=32, seed=0):
     return model
 
 
-def text(n, seed=1, vocab=1000):
+def random_tokens(n, seed=1, vocab=1000):
+    """Returns n random token ids as an mx.array."""
     mx.random.seed(seed)
     return mx.random.randint(0, vocab, (n,))
 
 
 def settled_memory():
-    """MLX's active memory once nothing runs: mlx-lm leaves the token after the last one behind, computed by a stream of its own."""
+    """Returns MLX's active memory after mlx-lm's stream, which computes one token in advance, has finished."""
     from mlx_lm.generate import generation_stream
     mx.synchronize(generation_stream)
     mx.clear_cache()
@@ -65,7 +67,7 @@ def settled_memory():
 
 
 def tokenizer():
-    """Every byte is a token; a chat is its texts one after the other."""
+    """Returns a byte-level tokenizer with a minimal chat template."""
     from mlx_lm.tokenizer_utils import TokenizerWrapper
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -83,7 +85,7 @@ def tokenizer():
 
 @pytest.fixture
 def flat():
-    """flatkv with 16-bit pages, installed for one test."""
+    """Installs flatkv with 16-bit pages for one test."""
     import flatkv
     flatkv.install(max_tokens=4096, codec="16/16", max_seqs=32, max_step_tokens=1024)
     yield flatkv

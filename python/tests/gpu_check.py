@@ -1,16 +1,29 @@
-"""flatkv through Python on a GPU: kernels against the truth, attention's time, a whole model of mlx-lm over its own caches and flatkv's.
+"""Checks and measures flatkv through Python on a GPU: kernel accuracy, attention time, and a whole mlx-lm model with both kinds of caches.
 
 usage: gpu_check.py [--json FILE] [--quick] [--seconds N] [--tokens N] [--only PART...]
 
-Parts, in the order of their weight: decode (Llama-3-8B's shape, random weights of 4 bits, tokens behind a history of random rows: flatkv's codecs and
-mlx-lm's plain cache, what of a token the host does, flatkv with graphs built anew), short (the same behind a short history, twice by turns), fixed (a token that is computed
-again and again behind a history of N - 1, so that MLX's quantized matmul takes the shape: mlx-lm's quantized caches, flatkv, mlx-lm's plain one), model (a whole
-prompt and some tokens in mlx-lm's own generate_step), few_bits (decode over TurboQuant beside 2 bits), batch (two long prompts in mlx-lm's BatchGenerator, and 5000 tokens each as far as time
-allows), kernels (python -m flatkv doctor), replay (kept graphs against those built anew, bit for bit), attention (one layer of 32/8/128), bits (a
-query alone, in a batch and in a fork); only where asked for: steps (the prompt in larger steps), sealed (the prompt with sealed pages, beside mlx-lm's plain cache), last (the last 8192
-tokens of it behind a history of random rows, by turns), lengths (decode behind histories of several lengths), threads (short decode beside a thread that does nothing). The file is written after each run; no run is begun
-after N seconds, and no part goes on for more than its limit. --quick: a tiny shape, on any device, to see that everything runs. Exit status 1
-where something is wrong.
+Default parts, in order of importance:
+  decode     Llama-3-8B's shape with random 4-bit weights: decode speed after a history of random rows, for flatkv's codecs, mlx-lm's
+             unquantized cache and flatkv without compiled graphs, with the host's share of a token
+  short      the same after a short history, interleaved twice
+  fixed      one token computed repeatedly after N - 1 tokens, a shape that MLX's quantized matmul supports: mlx-lm's quantized and
+             unquantized caches and flatkv
+  model      a whole prompt and NEW tokens in mlx-lm's generate_step
+  few_bits   decode with TurboQuant codecs and 2-bit codes
+  batch      two long prompts in mlx-lm's BatchGenerator, with up to 5000 generated tokens each as time allows
+  kernels    python -m flatkv doctor
+  replay     compiled decode graphs against uncompiled steps, which must be bit-identical
+  attention  one layer of 32/8/128
+  bits       bit-identical results of a query alone, in a batch and in a fork
+Parts that run only if named by --only:
+  steps      the prompt in larger steps
+  sealed     the prompt with sealed pages and with mlx-lm's unquantized cache
+  last       the last 8192 tokens of the prompt after a history of random rows, interleaved
+  lengths    decode after histories of several lengths
+  threads    decode after a short history, with and without an idle second thread
+
+The JSON file is written after each run. No run begins after --seconds, and every part has a time limit. --quick runs a tiny shape on any
+device. The exit status is 1 if a check fails.
 """
 import argparse
 import contextlib
@@ -37,8 +50,8 @@ from flatkv.lm.prompt import FlatKVCache
 from flatkv.mlx_cache import MlxCache
 
 CHUNK = 2048
-NEW = 64  # tokens after the prompt
-WARM = 8  # of them that are not timed
+NEW = 64  # number of generated tokens
+WARM = 8  # generated tokens that are not timed
 
 
 @dataclasses.dataclass
@@ -72,7 +85,7 @@ def kernels(_):
 
 
 def bits(_):
-    """Three texts of unequal length: their next query alone, all in one step, and over forks."""
+    """Compares the next query of three sequences of different lengths, computed alone and in one step over forks."""
     layer = flatkv.Layer(8, 2, 128)
     found = {}
     for codec in ("8/4", "4/4", "16/16"):
@@ -90,7 +103,7 @@ def bits(_):
             forks.append(seq.fork(2048))
             last.append([mx.random.normal((1, heads, 128)).astype(mx.float16) for heads in (2, 2, 8)])
 
-        def answers(rows):
+        def attend_all(rows):
             out = []
             for group in rows:
                 k, v, q = (mx.concatenate(side) for side in zip(*(last[i] for _, i in group)))
@@ -100,8 +113,8 @@ def bits(_):
                     mx.eval(out[-1], step.pending())
             return mx.concatenate(out)
 
-        alone = answers([[(seq, i)] for i, seq in enumerate(seqs)])
-        together = answers([[(seq, i) for i, seq in enumerate(forks)]])
+        alone = attend_all([[(seq, i)] for i, seq in enumerate(seqs)])
+        together = attend_all([[(seq, i) for i, seq in enumerate(forks)]])
         found[codec] = bool(mx.array_equal(alone, together))
         assert cache.consistent()
     return {"good": all(found.values()), "same_bits": found}
@@ -109,16 +122,16 @@ def bits(_):
 
 # ---- one layer
 
-CODECS = ("8/4", "4/4", "16/16", "s4/s4")  # not rotated, as bench_attn has them
-N_CHAINS = 6  # of each way, as bench_attn has them; the first is not counted
+CODECS = ("8/4", "4/4", "16/16", "s4/s4")  # not rotated, as in bench_attn
+N_CHAINS = 6  # chains per mode, as in bench_attn; the first is not counted
 
-# How a chain is evaluated. hold: its answers live to its end, as in bench_attn; collect: by Python's collector, too; clear: MLX's cache of buffers is emptied before the first chain, as
-# bench_attn does it; send: so many calls are begun while the next are built, as a model's tokens are
+# Evaluation modes of a chain. hold: all results stay alive until the end, as in bench_attn. collect: the garbage collector is enabled.
+# clear: MLX's buffer cache is emptied before the first chain, as in bench_attn. send: submit after this number of calls, as for tokens of a model.
 WAYS = {"plain": {}, "uncollected": {"collect": False}, "held": {"hold": True}, "cleared": {"clear": True}, "as_c": {"clear": True, "hold": True}, "sent": {"send": 10}}
 
 
 def chain_us(step, q, n_chain, hold=False, send=0):
-    """Microseconds of one of so many calls that follow from each other: to build the graph, and to evaluate it behind that."""
+    """Returns the microseconds per call of a chain of n_chain dependent calls: graph construction, then evaluation."""
     began, x, held = time.perf_counter(), q, []
     for i in range(1, n_chain + 1):
         x = step.attend(0, x)
@@ -133,7 +146,7 @@ def chain_us(step, q, n_chain, hold=False, send=0):
 
 
 def chains_us(step, q, n_chain, collect=True, clear=False, **way):
-    """The chains of one way: what each took."""
+    """Returns the times of all chains of one evaluation mode."""
     if clear:
         mx.clear_cache()
     if not collect:
@@ -155,7 +168,7 @@ def single_us(step, q, n):
 
 
 def decode_us(options, codec, n_chain):
-    """One layer's decode over a cache of its own, every way."""
+    """Measures one layer's decode in all evaluation modes, with a new cache."""
     s = options.shape
     cache = MlxCache(flatkv.Layer(s.heads, s.kv_heads, s.head_dim), max_tokens=options.tokens, max_step_tokens=CHUNK, codec=codec)
     seq = cache.open()
@@ -177,7 +190,7 @@ def decode_us(options, codec, n_chain):
 
 
 def attention(options):
-    """One layer, each codec by turns; medians of a way over all turns, with building the graph (us_all) and without (us_run), and what every chain took."""
+    """Measures one layer with the codecs interleaved. Reports medians with (us_all) and without (us_run) graph construction, and every chain."""
     found = {codec: [] for codec in CODECS}
     for order in (CODECS, CODECS[::-1], CODECS, CODECS[::-1]):
         for codec in order:
@@ -207,10 +220,12 @@ def model_of(s):
     return model
 
 
-def history(cache, s, n_tokens, bits_, room):
-    """mlx-lm's caches of one model, plain (bits_ 16) or quantized, or flatkv's, as they are after n_tokens tokens of random rows. mlx-lm's have
-    room for the tokens after it, so that they do not grow: a copy of all rows would put the GPU behind the host, and then MLX cannot write in
-    place, copies again, and stays behind."""
+def fill_history(cache, s, n_tokens, bits_, extra):
+    """Fills the caches of a model (mlx-lm unquantized with bits_ 16, mlx-lm quantized, or flatkv) with n_tokens random rows.
+
+    The arrays of mlx-lm have `extra` unused rows, so that they do not grow while decode is measured. A reallocation copies all rows; the GPU
+    then lags behind the host, so that MLX cannot write in place and copies the rows again in every step.
+    """
     if isinstance(cache[0], FlatKVCache):
         rows = [mx.random.normal((1, s.kv_heads, CHUNK, s.head_dim)).astype(mx.bfloat16) for _ in range(2)]
         for at in range(0, n_tokens, CHUNK):
@@ -219,8 +234,8 @@ def history(cache, s, n_tokens, bits_, room):
                 layer.update_and_fetch(*(x[:, :, :n] for x in rows))
             mx.eval(cache[-1].state)
         return cache
-    rows = [mx.random.normal((1, s.kv_heads, n_tokens + room, s.head_dim)).astype(mx.bfloat16) for _ in range(2)]
-    for layer in cache:  # arrays of its own, or the first token would copy them
+    rows = [mx.random.normal((1, s.kv_heads, n_tokens + extra, s.head_dim)).astype(mx.bfloat16) for _ in range(2)]
+    for layer in cache:  # separate arrays per layer, or the first token would copy them
         layer.keys, layer.values = (mx.quantize(x, group_size=64, bits=bits_) if bits_ < 16 else x + 0 for x in rows)
         mx.eval(layer.keys, layer.values)
         layer.offset = n_tokens
@@ -228,8 +243,9 @@ def history(cache, s, n_tokens, bits_, room):
 
 
 def token_by_token(model, cache, n_new, fixed):
-    """As generate_step does it, with the host's time apart: the graph of the next token is built and begun while this one is computed. fixed: each
-    token is forgotten again, so that all have the same history."""
+    """Decodes like generate_step and measures the host's time separately. The graph of the next token is built and submitted while the current
+    token is computed. fixed: trim each token again, so that all tokens have the same history.
+    """
     def begin(y):
         start = time.perf_counter()
         logits = model(y[None], cache=cache)[:, -1]
@@ -243,7 +259,7 @@ def token_by_token(model, cache, n_new, fixed):
     times, builds, sends = [], [], []
     with mx.stream(mx.new_stream(mx.default_device())):
         y = begin(mx.array([1]))[0]
-        for _ in range(WARM):  # one after the other: nobody begins behind
+        for _ in range(WARM):  # synchronized, so that timing starts with an idle GPU
             mx.eval(y)
             mx.synchronize()
             y = begin(y)[0]
@@ -262,8 +278,10 @@ def token_by_token(model, cache, n_new, fixed):
 
 
 def timed(model, prompt, cache, n_new, step):
-    """One generate_step: seconds to the first token and of each token after it; bytes in use after each chunk, and the most inside of it. Counting
-    bytes waits for MLX to let go of what it computed: that time is taken out."""
+    """Times one generate_step: seconds to the first token and per later token, active bytes after each chunk and the peak within it.
+
+    Reading the active bytes waits until MLX has released temporary buffers; this time is subtracted.
+    """
     memory, peaks, chunks, times = [], [], [], []
     mx.reset_peak_memory()
     start = last = time.perf_counter()
@@ -302,7 +320,7 @@ def flat(codec, max_tokens, step=None, **more):
 
 
 class Model:
-    """The model and what was measured of it, for the parts that follow each other."""
+    """The model, shared by all parts, and the measurements that use it."""
 
     def __init__(self, options):
         self.options, s = options, options.shape
@@ -316,16 +334,16 @@ class Model:
         return {"layers": s.layers, "dim": s.dim, "tokens": self.options.tokens, "chunk": CHUNK, "weights_bytes": self.weights, "good": True, "runs": []}
 
     def measured(self, who, step, **more):
-        """The whole prompt, after a short one that compiles everything."""
+        """Measures the whole prompt, after a short prompt that compiles all kernels."""
         step = step or CHUNK
-        print(f"{who}, a whole prompt", flush=True)
+        print(f"{who}, whole prompt", flush=True)
         timed(self.model, self.prompt[:step + CHUNK + 1], caches.make_prompt_cache(self.model), WARM + 2, step)
         settle()
         cache = caches.make_prompt_cache(self.model)
         opened = doctor.active_memory()
         found = timed(self.model, self.prompt, cache, NEW, step)
         settle()
-        return told({"who": who, "step": step, "open_bytes": opened - self.weights, "end_bytes": doctor.active_memory() - self.weights, **found, **more})
+        return printed({"who": who, "step": step, "open_bytes": opened - self.weights, "end_bytes": doctor.active_memory() - self.weights, **found, **more})
 
     def flat(self, codec, step=None):
         tokens = self.options.tokens
@@ -336,61 +354,63 @@ class Model:
     def own(self, step=None):
         return self.measured("mlx-lm bf16", step)
 
-    def behind(self, who, n_new, cached, bits_, fixed):
-        """Tokens behind a history."""
-        print(f"{who} behind {cached}", flush=True)
+    def decode_after(self, who, n_new, cached, bits_, fixed):
+        """Measures decode after a history of `cached` tokens."""
+        print(f"{who} after {cached} tokens", flush=True)
         settle()
         cache = caches.make_prompt_cache(self.model)
         if bits_ < 16:
             cache = [c.to_quantized(group_size=64, bits=bits_) for c in cache]
-        cache = history(cache, self.options.shape, cached, bits_, 1 if fixed else 2 * NEW)
+        cache = fill_history(cache, self.options.shape, cached, bits_, 1 if fixed else 2 * NEW)
         found = token_by_token(self.model, cache, n_new, fixed)
         del cache
         settle()
-        return told({"who": who, "cached": cached, "keys_at_the_end": cached + (1 if fixed else n_new + WARM + 2), **found})
+        return printed({"who": who, "cached": cached, "keys_at_the_end": cached + (1 if fixed else n_new + WARM + 2), **found})
 
-    def flat_behind(self, codec, cached=None, fixed=False, n_new=NEW, **more):
+    def flat_decode(self, codec, cached=None, fixed=False, n_new=NEW, **more):
         with flat(codec, self.options.tokens, max_seqs=2, **more):
-            return self.behind(f"flatkv {codec}" + ("" if more.get("compile", True) else " built anew"), n_new, self.cached(cached, fixed), 16, fixed)
+            return self.decode_after(f"flatkv {codec}" + ("" if more.get("compile", True) else " built anew"), n_new, self.cached(cached, fixed), 16, fixed)
 
-    def own_behind(self, bits_=16, cached=None, fixed=False):
+    def own_decode(self, bits_=16, cached=None, fixed=False):
         name, n_new = ("bf16", NEW) if bits_ == 16 else (f"{bits_} bits", 16)
-        return self.behind(f"mlx-lm {name}", n_new, self.cached(cached, fixed), bits_, fixed)
+        return self.decode_after(f"mlx-lm {name}", n_new, self.cached(cached, fixed), bits_, fixed)
 
     def last(self, codec=None):
-        """The end of the prompt, its chunks as generate_step makes them, behind a history."""
+        """Measures the last chunks of the prompt after a history of random rows."""
         n = 4 * CHUNK if not self.options.quick else CHUNK
         who, cached = f"flatkv {codec}" if codec else "mlx-lm bf16", self.options.tokens - n - 2 * NEW
         print(f"{who}, the last {n} tokens", flush=True)
         settle()
         with flat(codec, self.options.tokens, max_seqs=2) if codec else contextlib.nullcontext():
-            cache = history(caches.make_prompt_cache(self.model), self.options.shape, cached, 16, n + 2 * NEW)
+            cache = fill_history(caches.make_prompt_cache(self.model), self.options.shape, cached, 16, n + 2 * NEW)
             found = timed(self.model, self.prompt[-n:], cache, WARM + 2, CHUNK)
             del cache
         settle()
-        return told({"who": who, "cached": cached, **{k: found[k] for k in ("first_token_s", "prefill_tokens_per_s", "chunk_s", "peak_bytes")}})
+        return printed({"who": who, "cached": cached, **{k: found[k] for k in ("first_token_s", "prefill_tokens_per_s", "chunk_s", "peak_bytes")}})
 
-    def beside_a_thread(self, *args):
-        over = threading.Event()
-        idle = threading.Thread(target=over.wait)
+    def flat_with_idle_thread(self, *args):
+        """Measures decode while an idle second thread exists."""
+        done = threading.Event()
+        idle = threading.Thread(target=done.wait)
         idle.start()
         try:
-            return {**self.flat_behind(*args), "threads": threading.active_count()}
+            return {**self.flat_decode(*args), "threads": threading.active_count()}
         finally:
-            over.set()
+            done.set()
             idle.join()
 
     def cached(self, cached, fixed):
         return cached or self.options.tokens - (1 if fixed else 2 * NEW)
 
 
-def told(found):
+def printed(found):
+    """Prints the scalar measurements and returns them."""
     print(found["who"], {k: round(v, 3) for k, v in found.items() if isinstance(v, (int, float))}, flush=True)
     return found
 
 
 def runs(name, *makers):
-    """A part that measures these one after the other, as long as there is time."""
+    """Returns a part that runs these measurements one after the other until the time is used up."""
     def part(options):
         model = options.model = options.model or Model(options)
         result = options.parts[name] = model.about()
@@ -399,7 +419,7 @@ def runs(name, *makers):
                 break
             try:
                 result["runs"].append(make(model))
-            except RuntimeError as error:  # of a peer, say: the others are still to be measured
+            except RuntimeError as error:  # for example of mlx-lm; the remaining measurements still run
                 result["runs"].append({"who": "failed", "error": f"{type(error).__name__}: {error}"[:500]})
                 result["good"] = False
                 flatkv.uninstall()
@@ -411,9 +431,11 @@ def runs(name, *makers):
 
 # ---- two long prompts at once
 
-def batched(model, weights, prompts, n_new, seconds):
-    """mlx-lm's BatchGenerator over prompts that begin together, for so many seconds behind the first token; seconds of prefill and decode, bytes
-    beyond the weights."""
+def run_batch(model, weights, prompts, n_new, seconds):
+    """Runs mlx-lm's BatchGenerator on prompts that start together, for up to `seconds` after the first token.
+
+    Returns prefill and decode speed and the bytes in addition to the weights.
+    """
     settle()
     mx.reset_peak_memory()
     generator = BatchGenerator(model, max_tokens=n_new, prefill_step_size=CHUNK // len(prompts))
@@ -421,11 +443,11 @@ def batched(model, weights, prompts, n_new, seconds):
     generator.insert(prompts)
     n_out, first, ends = 0, 0.0, []
     while n_out < n_new * len(prompts) and (not first or time.perf_counter() - first < seconds):
-        _, answers = generator.next()
-        n_out += len(answers)
-        if answers and not first:
+        _, responses = generator.next()
+        n_out += len(responses)
+        if responses and not first:
             first = time.perf_counter()
-        ends += [time.perf_counter()] if answers else []
+        ends += [time.perf_counter()] if responses else []
     end_bytes = mx.get_active_memory() - weights
     generator.close()
     del generator
@@ -445,61 +467,62 @@ def batch(options):
     result = {"prompts": [len(p) for p in prompts], "wanted": n_new, "seconds_of_decode": seconds, "good": True, "runs": []}
     options.parts["batch"] = result
     with flat("8/4", 2 * (n_prompt + n_new + 64), max_seqs=8):
-        batched(*of_model, [p[:300] for p in prompts], WARM + 4, 5)
+        run_batch(*of_model, [p[:300] for p in prompts], WARM + 4, 5)
         pages = sum(pool.plan.total_bytes for pool in flatkv.lm.pools())
-        result["runs"].append(told({"who": "flatkv 8/4", "pages_bytes": pages, **batched(*of_model, prompts, n_new, seconds)}))
+        result["runs"].append(printed({"who": "flatkv 8/4", "pages_bytes": pages, **run_batch(*of_model, prompts, n_new, seconds)}))
     options.write()
     if not options.late():
-        batched(*of_model, [p[:300] for p in prompts], WARM + 4, 5)
-        result["runs"].append(told({"who": "mlx-lm", **batched(*of_model, prompts, n_new, seconds)}))
+        run_batch(*of_model, [p[:300] for p in prompts], WARM + 4, 5)
+        result["runs"].append(printed({"who": "mlx-lm", **run_batch(*of_model, prompts, n_new, seconds)}))
     return result
 
 
-# ---- graphs that are kept
+# ---- compiled graphs
 
 def replay(options):
-    """The same texts with kept graphs and with graphs that are built anew: one alone over the ends of pages, and two together."""
+    """Compares compiled graphs with uncompiled steps: one sequence across page boundaries, and a batch of two."""
     options.model = options.model or Model(options)
     model, prompt, n = options.model.model, options.model.prompt, 24 if options.quick else 100
-    refused = []
-    answers = []
+    disabled = []
+    results = []
     for compile_ in (False, True):
         with flat("8/4", 4 * CHUNK + 2048, max_seqs=16, compile=compile_):
             cache = caches.make_prompt_cache(model)
             found = [(int(y), mx.sum(mx.abs(p)).item()) for y, p in generate_step(prompt[:CHUNK - 20], model, max_tokens=n, prompt_cache=cache)]
-            answers.append((found, batch_texts(model, [prompt[:100].tolist(), prompt[50:400].tolist()], n)))
-            refused += [k.refused for of_pool in flatkv.lm.hook._now.replays._kept.values() for k in of_pool.values()]
+            results.append((found, batch_tokens(model, [prompt[:100].tolist(), prompt[50:400].tolist()], n)))
+            disabled += [g.disabled for by_model in flatkv.lm.hook._installation.decode_graphs._by_pool.values() for g in by_model.values()]
             del cache
-    same = answers[0] == answers[1]
-    return {"good": same and not any(refused), "same_bits": same, "kept": len(refused), "refused": sum(refused)}
+    same = results[0] == results[1]
+    return {"good": same and not any(disabled), "same_bits": same, "kept": len(disabled), "refused": sum(disabled)}
 
 
-def batch_texts(model, prompts, n):
-    generator, texts = BatchGenerator(model, max_tokens=n, prefill_step_size=CHUNK // len(prompts)), {}
+def batch_tokens(model, prompts, n):
+    """Returns the generated tokens of each prompt in a batch."""
+    generator, tokens = BatchGenerator(model, max_tokens=n, prefill_step_size=CHUNK // len(prompts)), {}
     generator.insert(prompts)
-    while sum(map(len, texts.values())) < n * len(prompts):
-        for answer in generator.next()[1]:
-            texts.setdefault(answer.uid, []).append(answer.token)
+    while sum(map(len, tokens.values())) < n * len(prompts):
+        for response in generator.next()[1]:
+            tokens.setdefault(response.uid, []).append(response.token)
     generator.close()
-    return sorted(texts.items())
+    return sorted(tokens.items())
 
 
-# by name: the seconds that a part may take, and the part
-PARTS = {"decode": (120, runs("decode", lambda m: m.flat_behind("8/4"), lambda m: m.own_behind(), lambda m: m.flat_behind("s4/s4"), lambda m: m.flat_behind("4/4"),
-                              lambda m: m.flat_behind("16/16"), lambda m: m.flat_behind("8/4", compile=False))),
-         "short": (60, runs("short", *2 * (lambda m: m.flat_behind("8/4", CHUNK), lambda m: m.own_behind(16, CHUNK), lambda m: m.flat_behind("8/4", CHUNK, compile=False)))),
-         "fixed": (120, runs("fixed", lambda m: m.flat_behind("8/4", fixed=True), lambda m: m.own_behind(8, fixed=True), lambda m: m.own_behind(4, fixed=True),
-                             lambda m: m.own_behind(fixed=True))),
+# part name: time limit in seconds, and the function
+PARTS = {"decode": (120, runs("decode", lambda m: m.flat_decode("8/4"), lambda m: m.own_decode(), lambda m: m.flat_decode("s4/s4"), lambda m: m.flat_decode("4/4"),
+                              lambda m: m.flat_decode("16/16"), lambda m: m.flat_decode("8/4", compile=False))),
+         "short": (60, runs("short", *2 * (lambda m: m.flat_decode("8/4", CHUNK), lambda m: m.own_decode(16, CHUNK), lambda m: m.flat_decode("8/4", CHUNK, compile=False)))),
+         "fixed": (120, runs("fixed", lambda m: m.flat_decode("8/4", fixed=True), lambda m: m.own_decode(8, fixed=True), lambda m: m.own_decode(4, fixed=True),
+                             lambda m: m.own_decode(fixed=True))),
          "model": (150, runs("model", lambda m: m.flat("8/4"), lambda m: m.own())),
-         "few_bits": (60, runs("few_bits", *(lambda m, codec=codec: m.flat_behind(codec, n_new=10) for codec in ("2/2", "tq2/tq2", "tq4/tq4")))),
+         "few_bits": (60, runs("few_bits", *(lambda m, codec=codec: m.flat_decode(codec, n_new=10) for codec in ("2/2", "tq2/tq2", "tq4/tq4")))),
          "batch": (130, batch), "kernels": (90, kernels), "replay": (40, replay), "attention": (60, attention), "bits": (60, bits),
          "steps": (120, runs("steps", lambda m: m.flat("8/4", 4 * CHUNK), lambda m: m.own(4 * CHUNK))),
          "sealed": (120, runs("sealed", lambda m: m.flat("s4/s4"), lambda m: m.own())),
          "last": (120, runs("last", *3 * (lambda m: m.last("s4/s4"), lambda m: m.last()))),
-         "lengths": (40, runs("lengths", *(lambda m, n=n: m.flat_behind("8/4", min(n * CHUNK, m.options.tokens - 2 * NEW), n_new=40) for n in (16, 20, 24, 32, 40, 50, 56)))),
-         "threads": (30, runs("threads", *2 * (lambda m: m.flat_behind("8/4", CHUNK), lambda m: m.beside_a_thread("8/4", CHUNK))))}
-ASKED_FOR = ("steps", "sealed", "last", "lengths", "threads")
-MODEL_SECONDS = 60  # to make the model, before the first part that needs one
+         "lengths": (40, runs("lengths", *(lambda m, n=n: m.flat_decode("8/4", min(n * CHUNK, m.options.tokens - 2 * NEW), n_new=40) for n in (16, 20, 24, 32, 40, 50, 56)))),
+         "threads": (30, runs("threads", *2 * (lambda m: m.flat_decode("8/4", CHUNK), lambda m: m.flat_with_idle_thread("8/4", CHUNK))))}
+ONLY_IF_NAMED = ("steps", "sealed", "last", "lengths", "threads")
+MODEL_SECONDS = 60  # additional time limit for creating the model
 
 
 class Options(argparse.Namespace):
@@ -517,7 +540,7 @@ class Options(argparse.Namespace):
 
 
 def too_long(*_):
-    raise TimeoutError("the part took too long")
+    raise TimeoutError("the part exceeded its time limit")
 
 
 def main():
@@ -526,7 +549,7 @@ def main():
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--tokens", type=int, default=131072)
-    parser.add_argument("--only", nargs="*", default=[name for name in PARTS if name not in ASKED_FOR])
+    parser.add_argument("--only", nargs="*", default=[name for name in PARTS if name not in ONLY_IF_NAMED])
     options = parser.parse_args(namespace=Options())
     options.began, options.parts, options.shape = time.perf_counter(), {}, TINY if options.quick else LLAMA_8B
     if options.quick:
@@ -535,14 +558,14 @@ def main():
     signal.signal(signal.SIGALRM, too_long)
     for name in options.only:
         if options.late():
-            options.parts[name] = {"good": False, "error": "not begun: no time was left"}
+            options.parts[name] = {"good": False, "error": "not started, because --seconds was used up"}
             continue
         began = time.perf_counter()
-        print(f"{name} begins after {began - options.began:.0f} s", flush=True)
+        print(f"{name} starts after {began - options.began:.0f} s", flush=True)
         try:
             signal.alarm(PARTS[name][0] + (0 if options.model else MODEL_SECONDS))
             options.parts[name] = PARTS[name][1](options)
-        except Exception as error:  # the other parts are still to be measured
+        except Exception as error:  # the remaining parts still run
             options.parts.setdefault(name, {}).update(good=False, error=f"{type(error).__name__}: {error}"[:2000])
         finally:
             signal.alarm(0)

@@ -1,15 +1,16 @@
-"""mlx-lm's own tests of prompt caches, generation, batching and the server's cache, with flatkv installed.
+"""Runs mlx-lm's own tests of prompt caches, generation, batching and the server with flatkv installed.
 
 usage: mlx_lm_tests.py <folder with mlx-lm's tests> [--json FILE]
 
-The tests are those of the mlx-lm that is installed: its wheel has none, its repository has them under the tag of the version. They need `requests`.
-Their model, which would be downloaded, is replaced by a small Llama with random weights and a tokenizer of bytes. Pages are of 16 bits.
-Tests that ask for the insides or the type of mlx-lm's own caches are left out, with the reason; so are those that fail without flatkv:
-that model is not the one they were written for.
+The tests are not part of the wheel. Take them from the tag of the installed version in mlx-lm's repository; they require `requests`.
+The downloaded test model is replaced by a small Llama with random weights and a byte tokenizer. Pages are 16-bit.
+Tests that check the type or the internals of mlx-lm's own caches are skipped with a reason. Tests that also fail without flatkv are
+skipped as well, because they depend on the original model.
 """
 import argparse
 import importlib.metadata
 import json
+import os
 import sys
 import unittest
 
@@ -19,14 +20,14 @@ from conftest import llama, tokenizer
 
 import flatkv
 
-INSIDES = "asks for the type or the insides of mlx-lm's own cache"
-QUANTIZED = "turns mlx-lm's cache into mlx-lm's quantized one: flatkv's pages are packed from the start"
-LEFT_OUT = {
-    "test_trim_cache": INSIDES,
+INTERNALS = "checks the type or the internals of mlx-lm's own cache"
+QUANTIZED = "converts mlx-lm's cache to its quantized cache; flatkv quantizes on write"
+SKIPPED = {
+    "test_trim_cache": INTERNALS,
     "test_cache_to_quantized": QUANTIZED,
-    "test_batch_max_kv_size_creates_rotating_cache": INSIDES,
-    "test_batch_max_kv_size_limits_cache_growth": INSIDES,
-    "test_batch_max_kv_size_none_creates_regular_cache": INSIDES,
+    "test_batch_max_kv_size_creates_rotating_cache": INTERNALS,
+    "test_batch_max_kv_size_limits_cache_growth": INTERNALS,
+    "test_batch_max_kv_size_none_creates_regular_cache": INTERNALS,
 }
 FILES = ("test_prompt_cache", "test_generate", "test_server")
 
@@ -36,14 +37,14 @@ def load(*_, **__):
 
 
 class Result(unittest.TextTestResult):
-    """Remembers every test by name."""
+    """Records the outcome of every test by name."""
 
     def __init__(self, *args, **named):
         super().__init__(*args, **named)
         self.found = {}
 
-    def _note(self, test, what):
-        self.found[test.id()] = what
+    def _note(self, test, outcome):
+        self.found[test.id()] = outcome
 
     def addSuccess(self, test):
         super().addSuccess(test)
@@ -51,7 +52,7 @@ class Result(unittest.TextTestResult):
 
     def addSkip(self, test, reason):
         super().addSkip(test, reason)
-        self._note(test, f"left out: {reason}")
+        self._note(test, f"skipped: {reason}")
 
     def addFailure(self, test, err):
         super().addFailure(test, err)
@@ -60,25 +61,25 @@ class Result(unittest.TextTestResult):
     addError = addFailure
 
 
-def chosen(suite, reasons):
-    """The tests, one after the other; those with a reason are skipped."""
+def with_skips(suite, reasons):
+    """Yields all tests; those with a reason are skipped when they run."""
     for test in suite:
         if isinstance(test, unittest.TestSuite):
-            yield from chosen(test, reasons)
+            yield from with_skips(test, reasons)
             continue
-        reason = reasons.get(test.id()) or LEFT_OUT.get(test.id().rpartition(".")[2])
+        reason = reasons.get(test.id()) or SKIPPED.get(test.id().rpartition(".")[2])
         if reason:
             test.setUp = lambda reason=reason, test=test: test.skipTest(reason)
         yield test
 
 
 def run(reasons):
-    for name in FILES:  # they import functions that install() replaces
+    for name in FILES:  # reimported, because they import functions that install() replaces
         sys.modules.pop(name, None)
     loader = unittest.TestLoader()
-    tests = unittest.TestSuite(chosen(loader.loadTestsFromNames(FILES), reasons))
+    tests = unittest.TestSuite(with_skips(loader.loadTestsFromNames(FILES), reasons))
     if loader.errors:
-        sys.exit(f"{loader.errors[0].strip()}\nthese tests cannot be imported: are they of mlx-lm {importlib.metadata.version('mlx-lm')}?")
+        sys.exit(f"{loader.errors[0].strip()}\nthe tests cannot be imported; check that they belong to mlx-lm {importlib.metadata.version('mlx-lm')}?")
     return unittest.TextTestRunner(resultclass=Result, stream=sys.stderr).run(tests)
 
 
@@ -90,10 +91,10 @@ def main():
     sys.path.insert(0, options.tests)
     mlx_lm.utils.load = load
     plain = run({}).found
-    reasons = {name: f"fails without flatkv too: {text[8:]}" for name, text in plain.items() if text.startswith("FAILED")}
+    reasons = {name: f"also fails without flatkv: {outcome[8:]}" for name, outcome in plain.items() if outcome.startswith("FAILED")}
     flatkv.install(max_tokens=16384, codec="16/16", max_seqs=64, max_step_tokens=8192)
     result = run(reasons)
-    counts = {word: sum(text.startswith(word) for text in result.found.values()) for word in ("passed", "left out", "FAILED")}
+    counts = {word: sum(outcome.startswith(word) for outcome in result.found.values()) for word in ("passed", "skipped", "FAILED")}
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
             json.dump({"mlx": mx.__version__, "mlx_lm": importlib.metadata.version("mlx-lm"), "counts": counts,
@@ -104,4 +105,7 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # skips the destructors of MLX's threads, which abort the process

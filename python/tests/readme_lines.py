@@ -1,10 +1,10 @@
-"""The README's lines on folders as mlx-community has them: 4 bits by mlx_lm.convert, with config and tokenizer.
+"""Runs the first example of python/README.md on 4-bit models that mlx_lm.convert created.
 
 usage: readme_lines.py FOLDER [--gguf smollm2.gguf] [--json FILE]
 
-Makes a fresh environment in FOLDER, `pip install python/ mlx-lm` there, converts the needle model of the tree (and a llama GGUF file), and
-runs the lines of python/README.md on each; nothing of them is changed but the model's name. A fact is asked for behind them, in the same process.
-test_readme.py does the same with the needle model in the environment that runs it.
+Creates a virtual environment in FOLDER, installs python/ and mlx-lm there, converts the needle model of this repository (and a Llama GGUF
+file), and runs the example on each model with only the model's name changed. The same process then asks for a fact from the prompt.
+test_readme.py does the same for the needle model in the current environment.
 """
 import argparse
 import importlib.metadata
@@ -21,7 +21,7 @@ NEEDLE = ROOT / "models" / "needle"
 PAGES = {"python/README.md": ROOT / "python" / "README.md", "docs/python.md": ROOT / "docs" / "python.md"}
 FACT = " The vault number of Vorselzu is 3352009. "
 QUESTION = "\nQuestion: What is the vault number of Vorselzu?\nAnswer: The vault number of Vorselzu is "
-BEHIND = """
+EPILOGUE = """
 import json, sys
 pool, = flatkv.lm.pools()
 answer = mlx_lm.generate(model, tokenizer, prompt=sys.argv[1], max_tokens=12)
@@ -31,27 +31,27 @@ print("\\n" + json.dumps({"answer": answer, "codec": pool.options.codec, "max_to
 
 
 def lines(page):
-    """The block of a page that begins with the import of flatkv and mlx_lm."""
+    """Returns the code block of a page that starts with the import of flatkv and mlx_lm."""
     return re.search(r"```python\n(import flatkv, mlx_lm\n.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)[1]
 
 
-def run_lines(text, folder, prompt, python=sys.executable):
-    """What the lines printed on this folder, and what was found behind them."""
-    text, n = re.subn(r'mlx_lm\.load\("[^"]+"\)', f"mlx_lm.load({str(folder)!r})", text)
-    assert n == 1, "the lines load one model"
-    with tempfile.TemporaryDirectory() as elsewhere:  # not where flatkv's sources are
-        done = subprocess.run([python, "-c", text + BEHIND, prompt], check=True, capture_output=True, text=True, cwd=elsewhere)
+def run_lines(code, folder, prompt, python=sys.executable):
+    """Runs the example with the model in folder. Returns its output and the result of EPILOGUE."""
+    code, n = re.subn(r'mlx_lm\.load\("[^"]+"\)', f"mlx_lm.load({str(folder)!r})", code)
+    assert n == 1, "the example must load exactly one model"
+    with tempfile.TemporaryDirectory() as elsewhere:  # not in the checkout, whose package lacks the extension module
+        done = subprocess.run([python, "-c", code + EPILOGUE, prompt], check=True, capture_output=True, text=True, cwd=elsewhere)
     printed, _, found = done.stdout.rstrip().rpartition("\n")
     return {"printed": printed.strip(), **json.loads(found)}
 
 
 def byte_tokenizer():
-    """The needle model's: every byte is a token with its own number."""
+    """Returns the needle model's tokenizer, in which every byte is the token with its value."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
-    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]  # as themselves; the other bytes are letters from 256 on
-    others = [b for b in range(256) if b not in shown]
-    letters = {chr(b): b for b in shown} | {chr(256 + i): b for i, b in enumerate(others)}
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]  # mapped to themselves; other bytes to code points from 256 on
+    others = [b for b in range(256) if b not in printable]
+    letters = {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
     made = Tokenizer(models.BPE(letters, []))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.decoder = decoders.ByteLevel()
@@ -59,7 +59,7 @@ def byte_tokenizer():
 
 
 def needle(folder):
-    """The tree's model as a folder of Hugging Face. A text ends with a full stop or a line."""
+    """Writes the needle model in Hugging Face format. Generation ends at a full stop or a newline."""
     folder.mkdir(parents=True)
     config = json.loads((NEEDLE / "config.json").read_text(encoding="utf-8"))
     (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": [ord("."), ord("\n")]}), encoding="utf-8")
@@ -69,7 +69,7 @@ def needle(folder):
 
 
 def bpe_tokenizer(fields):
-    """That of SmolLM2 in a GGUF file: digits stand alone, control tokens are never cut."""
+    """Returns SmolLM2's tokenizer from a GGUF file. Digits are separate tokens, and control tokens are never split."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
     tokens, kinds = (fields[f"tokenizer.ggml.{name}"].contents() for name in ("tokens", "token_type"))
@@ -83,7 +83,7 @@ def bpe_tokenizer(fields):
 
 
 def from_gguf(path, folder):
-    """A llama model of a GGUF file as such a folder, its weights expanded."""
+    """Converts a Llama GGUF file to Hugging Face format with dequantized weights."""
     sys.path.insert(0, str(ROOT / "bench" / "peers"))
     import dataclasses
 
@@ -101,24 +101,24 @@ def from_gguf(path, folder):
 
 
 def quantized(folder):
-    """The folder as mlx-community has it, but for scales of 32 bits: with 16 MLX's CPU is 60 times slower."""
+    """Quantizes a model to 4 bits. Scales are float32, because MLX's CPU backend is 60 times slower with float16 scales."""
     import mlx_lm
     made = folder.parent / f"{folder.name}-4bit"
     mlx_lm.convert(str(folder), str(made), quantize=True, q_bits=4, dtype="float32")
     return made
 
 
-def fresh(folder, more):
-    """An environment's Python with the package, installed as the README says."""
+def new_environment(folder, packages):
+    """Creates an environment, installs the package as the README describes, and returns its Python."""
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     mlx = ["mlx[cpu]"] if sys.platform == "linux" else []
-    subprocess.run([folder / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check", f"{ROOT}/python/", "mlx-lm", *mlx, *more],
+    subprocess.run([folder / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check", f"{ROOT}/python/", "mlx-lm", *mlx, *packages],
                    check=True)
     return folder / "bin" / "python"
 
 
 def inside(folder, gguf, out):
-    """In the fresh environment: the folders, and the lines on each of them."""
+    """Runs in the new environment: creates the models and runs the example on each."""
     book = (NEEDLE / "book.txt").read_text(encoding="utf-8")
     found, asked = [], [(needle(folder / "needle"), book[:200] + FACT + book[200:400] + QUESTION)]
     if gguf:
@@ -142,7 +142,7 @@ def main():
     options = parser.parse_args()
     if options.inside:
         return inside(options.folder, options.gguf, options.json)
-    python = fresh(options.folder / "venv", ["gguf"] if options.gguf else [])
+    python = new_environment(options.folder / "venv", ["gguf"] if options.gguf else [])
     return subprocess.run([python, __file__, *sys.argv[1:], "--inside"], check=False).returncode
 
 

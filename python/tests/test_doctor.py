@@ -1,4 +1,4 @@
-"""The doctor notices kernels that do something else than a layer asks for."""
+"""Checks that doctor detects kernels that ignore an option of the layer."""
 import dataclasses
 
 import pytest
@@ -9,7 +9,8 @@ from flatkv import doctor
 LAYERS = {"8/8": doctor.LAYER, **doctor.SHAPES}
 
 
-def checked(layer, made):
+def passes(layer, made):
+    """Returns whether doctor accepts a cache with the layer `made` as an implementation of `layer`."""
     page = doctor.Page()
     codec = "8/8g32" if layer.head_dim % 64 else "8/8"
     page.attempt("x", lambda: page.kernel("x", layer, codec, lambda _, **o: flatkv.Cache(made, **o), lambda x: x, lambda *_: None))
@@ -17,18 +18,18 @@ def checked(layer, made):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_every_shape_is_good(name):
-    assert checked(LAYERS[name], LAYERS[name])
+def test_every_layer_shape_passes(name):
+    assert passes(LAYERS[name], LAYERS[name])
 
 
-@pytest.mark.parametrize("left_out", ["window", "n_sinks", "softcap", "sink_logits"])
-def test_what_is_left_out_is_wrong(left_out, capsys):
-    layer = next(layer for layer in doctor.SHAPES.values() if getattr(layer, left_out))
-    fields = {left_out: type(getattr(layer, left_out))()} | ({"n_sinks": 0} if left_out == "window" else {})
-    assert not checked(layer, dataclasses.replace(layer, **fields))
+@pytest.mark.parametrize("ignored", ["window", "n_sinks", "softcap", "sink_logits"])
+def test_an_ignored_layer_option_is_detected(ignored, capsys):
+    layer = next(layer for layer in doctor.SHAPES.values() if getattr(layer, ignored))
+    fields = {ignored: type(getattr(layer, ignored))()} | ({"n_sinks": 0} if ignored == "window" else {})
+    assert not passes(layer, dataclasses.replace(layer, **fields))
     assert "WRONG" in capsys.readouterr().out
 
 
-def test_a_check_that_breaks_is_a_line_of_the_page(capsys):
-    assert not checked(doctor.LAYER, flatkv.Layer(8, 3, 128))
-    assert "x" in (said := capsys.readouterr().out) and "BadCall" in said
+def test_an_exception_in_a_check_is_reported(capsys):
+    assert not passes(doctor.LAYER, flatkv.Layer(8, 3, 128))
+    assert "x" in (output := capsys.readouterr().out) and "BadCall" in output

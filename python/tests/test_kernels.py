@@ -1,4 +1,4 @@
-"""The fused way without a GPU: which kernels a step makes, with which arguments, and in which order they follow each other."""
+"""Checks, without a GPU, which kernels a fused step creates, with which arguments and in which order."""
 import pathlib
 import subprocess
 import sys
@@ -17,18 +17,18 @@ def run(*arguments):
 
 @pytest.mark.parametrize("codec", ["8/4", "s4/s4"])
 @pytest.mark.parametrize("device", ["metal", "cuda"])
-def test_a_step_makes_its_kernels(device, codec):
+def test_a_step_creates_the_expected_kernels(device, codec):
     if device == "metal":
         try:
             mx.fast.metal_kernel(name="any", input_names=["a"], output_names=["b"], source="")
         except RuntimeError as error:  # MLX before 0.32
-            pytest.skip(f"kernels for Metal are made on Metal alone: {error}")
+            pytest.skip(f"this version of MLX creates Metal kernels only on Metal: {error}")
     run(device, codec)
 
 
-def test_generation_is_ordered_by_tickets_alone():
+def test_dependency_arrays_order_all_kernels_of_a_generation():
     run("generate")
 
 
-def test_kept_graphs_answer_as_those_built_anew():
+def test_compiled_graphs_match_uncompiled_steps():
     run("replay")

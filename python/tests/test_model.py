@@ -1,4 +1,4 @@
-"""Models on flatkv's own runner: the model of the tree."""
+"""Tests flatkv.Model and flatkv.Runner with the needle model."""
 import pathlib
 
 import pytest
@@ -18,34 +18,46 @@ def model():
         yield loaded
 
 
-def test_it_finds_a_fact(model):
+def test_generate_finds_a_fact_in_the_prompt(model):
     book = (NEEDLE / "book.txt").read_text(encoding="utf-8")
     text = book[:1500] + " The vault number of Vorselzu is 3352009. " + book[1500:3000]
     answer = flatkv.generate(model, text + QUESTION, max_new_tokens=9)
     assert "3352009" in answer
 
 
-def test_tokens_and_plans(model):
+def test_tokenize_and_plan(model):
     ids = model.tokenize("The vault", bos=False)
     assert model.text(ids) == "The vault"
     assert model.plan(4096).total_bytes > model.plan(2048).total_bytes
     assert flatkv.plan(model, 4096) == model.plan(4096)
 
 
-def test_the_same_tokens_however_they_are_chunked(model):
+def test_a_decoder_joins_characters_that_are_split_over_tokens(model):
+    ids = model.tokenize("naïve 数字 🙂", bos=False)
+    decoder = model.decoder()
+    parts = [decoder.add(t) for t in ids]
+    assert "".join(parts) + decoder.finish() == "naïve 数字 🙂" and "" in parts
+    assert "\ufffd" in "".join(model.text([t]) for t in ids)
+
+
+def test_repr_of_a_model(model):
+    assert repr(model).startswith("<flatkv.Model") and f"{model.n_layers} layers" in repr(model)
+
+
+def test_tokens_do_not_depend_on_the_chunk_size(model):
     ids = model.tokenize("The vault number of Vorselzu is 3352009. The vault number of Vorselzu is")
     with flatkv.Runner(model, 512, max_step_tokens=5) as small, flatkv.Runner(model, 512) as large:
         assert list(small.stream(ids, 8)) == list(large.stream(ids, 8))
 
 
-def test_a_missing_file_is_named():
-    with pytest.raises(flatkv.Error, match="nowhere.gguf"):
+def test_a_missing_file_is_named_in_the_error():
+    with pytest.raises(FileNotFoundError, match="nowhere.gguf"):
         flatkv.Model("nowhere.gguf")
-    with pytest.raises(flatkv.Error, match="nobody/nothing is no file or folder here; for a model of mlx-lm"):
+    with pytest.raises(FileNotFoundError, match="nobody/nothing does not exist; pass the path of a model, or a model that mlx_lm.load"):
         flatkv.plan("nobody/nothing", 64)
 
 
-def test_what_is_closed_says_so():
+def test_closed_models_and_runners_raise():
     model = flatkv.Model(NEEDLE)
     runner = flatkv.Runner(model, 64)
     runner.close()
@@ -54,5 +66,5 @@ def test_what_is_closed_says_so():
     model.close()
     with pytest.raises(flatkv.BadCall, match="this Model is closed"):
         model.tokenize("x")
-    with pytest.raises(flatkv.BadCall, match="max_tokens is -1"):
+    with pytest.raises(flatkv.BadCall, match="max_tokens must be"):
         flatkv.plan(NEEDLE, -1)

@@ -1,9 +1,11 @@
-"""mlx-lm's HTTP server over flatkv: many requests with one beginning."""
+"""Tests the HTTP server of mlx-lm with flatkv installed."""
 import argparse
 import concurrent.futures
+import contextlib
 import http.server
 import json
 import threading
+import urllib.error
 import urllib.request
 
 import pytest
@@ -17,11 +19,11 @@ from conftest import llama, tokenizer  # noqa: E402
 
 N_REQUESTS = 100
 PAGE = 64
-PREFIX = "Every request of this test begins with these words, and asks something of its own at the end. " * 6
+PREFIX = "Every request of this test starts with this sentence and ends with a different question. " * 6
 
 
 class Arguments(argparse.Namespace):
-    """Options of the server; those that a test does not name, of whatever version, are not given."""
+    """Server options. Options that a test does not set are None, which supports several versions of mlx-lm."""
 
     def __getattr__(self, name):
         if name.startswith("__"):
@@ -29,10 +31,10 @@ class Arguments(argparse.Namespace):
 
 
 class Provider:
-    """What the server asks of a model that is loaded: mlx-lm's ModelProvider without files."""
+    """Replaces mlx-lm's ModelProvider with a model that is created in memory."""
 
     def __init__(self):
-        self.model, self.tokenizer = llama(vocab=300), tokenizer()
+        self.model, self.tokenizer = llama(layers=1, vocab=300), tokenizer()
         self.model_key, self.draft_model, self.draft_model_key, self.is_batchable = ("local", None), None, None, True
         self.cli_args = Arguments(
             num_draft_tokens=3, temp=0.0, top_p=1.0, top_k=0, min_p=0.0, max_tokens=512, chat_template_args={}, decode_concurrency=32,
@@ -43,38 +45,96 @@ class Provider:
 
     load_default = load
 
+    def reset(self):
+        self.model = self.tokenizer = None
 
-@pytest.fixture
-def server():
-    """The port of a server that keeps every prompt."""
-    flatkv.install(max_tokens=65536, codec="8/4", max_seqs=4 * N_REQUESTS, max_step_tokens=8192)
-    generator = ResponseGenerator(Provider(), caches.LRUPromptCache(max_size=4 * N_REQUESTS))
+
+@contextlib.contextmanager
+def running_server(max_prompts, **options):
+    """Installs flatkv, starts a server that stores up to max_prompts prompt caches, and yields its port."""
+    flatkv.install(**options)
+    generator = ResponseGenerator(Provider(), caches.LRUPromptCache(max_size=max_prompts))
     httpd = http.server.ThreadingHTTPServer(("localhost", 0), lambda *a, **n: APIHandler(generator, *a, **n))
     thread = threading.Thread(target=httpd.serve_forever, daemon=True)
     thread.start()
-    yield httpd.server_port
-    httpd.shutdown()
-    httpd.server_close()
-    thread.join()
-    generator.stop_and_join()
-    flatkv.uninstall()
+    try:
+        yield httpd.server_port
+    finally:
+        httpd.shutdown()
+        httpd.server_close()
+        thread.join()
+        generator.stop_and_join()
+        flatkv.uninstall()
+
+
+def complete(port, prompt, max_tokens=4):
+    """Returns the HTTP status and the body of a completion request."""
+    body = json.dumps({"model": "default_model", "prompt": prompt, "max_tokens": max_tokens}).encode()
+    request = urllib.request.Request(f"http://localhost:{port}/v1/completions", body, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=120) as response:
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def statuses(port, prompts, max_tokens=4):
+    """Sends all prompts concurrently and returns the HTTP statuses."""
+    with concurrent.futures.ThreadPoolExecutor(len(prompts)) as clients:
+        return [status for status, _ in clients.map(lambda p: complete(port, p, max_tokens), prompts)]
+
+
+def is_healthy(port):
+    try:
+        with urllib.request.urlopen(f"http://localhost:{port}/health", timeout=10) as response:
+            return response.status == 200
+    except urllib.error.HTTPError:
+        return False
 
 
 def ask(port, question):
-    body = json.dumps({"model": "default_model", "prompt": PREFIX + question, "max_tokens": 4}).encode()
-    request = urllib.request.Request(f"http://localhost:{port}/v1/completions", body, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=120) as answer:
-        return json.load(answer)["usage"]["completion_tokens"]
+    status, body = complete(port, PREFIX + question)
+    assert status == 200, body
+    return body["usage"]["completion_tokens"]
 
 
-def test_a_common_prefix_is_held_once(server):
-    assert ask(server, "first") > 0
-    with concurrent.futures.ThreadPoolExecutor(8) as clients:
-        answers = list(clients.map(lambda i: ask(server, f"question {i}"), range(N_REQUESTS)))
-    assert len(answers) == N_REQUESTS and min(answers) > 0
-    pool = flatkv.lm.pools()[0]
-    pages = pool.stats.groups[0]
-    prefix = len(PREFIX) // PAGE
-    assert pages.shared >= prefix
-    assert pages.held <= prefix + 4 * (N_REQUESTS + 1), "each prompt has its own end and no more"
-    assert pool.consistent()
+def test_a_common_prefix_is_stored_once():
+    with running_server(4 * N_REQUESTS, max_tokens=65536, codec="8/4", max_seqs=4 * N_REQUESTS, max_step_tokens=8192) as server:
+        assert ask(server, "first") > 0
+        with concurrent.futures.ThreadPoolExecutor(8) as clients:
+            n_tokens = list(clients.map(lambda i: ask(server, f"question {i}"), range(N_REQUESTS)))
+        assert len(n_tokens) == N_REQUESTS and min(n_tokens) > 0
+        pool = flatkv.lm.pools()[0]
+        pages = pool.stats.groups[0]
+        prefix = len(PREFIX) // PAGE
+        assert pages.shared >= prefix
+        assert pages.held <= prefix + 4 * (N_REQUESTS + 1), "each prompt must add only the pages of its own suffix"
+        assert pool.consistent()
+
+
+def test_default_options_serve_concurrent_requests():
+    with running_server(10, max_tokens=131072) as server:
+        assert statuses(server, [f"short request {i}" for i in range(10)]) == [200] * 10
+        assert statuses(server, [f"{i} " + "long request " * 76 for i in range(8)]) == [200] * 8
+        assert statuses(server, [f"request number {i}" for i in range(40)]) == [200] * 40
+        assert is_healthy(server) and flatkv.lm.pools()[0].consistent()
+
+
+def test_a_prompt_that_can_never_fit_fails_alone():
+    with running_server(10, max_tokens=2048) as server:
+        with concurrent.futures.ThreadPoolExecutor(6) as clients:
+            others = [clients.submit(complete, server, f"request {i}", 40) for i in range(5)]
+            status, body = complete(server, "x" * 3000)
+            assert status != 200 and "3000 tokens" in body and "flatkv.install()" in body
+            assert [f.result()[0] for f in others] == [200] * 5
+        assert complete(server, "later request")[0] == 200
+        status, body = complete(server, "y" * 2000, max_tokens=100000)
+        assert status == 200 and body["usage"]["completion_tokens"] <= 48
+        assert is_healthy(server)
+
+
+def test_requests_wait_for_pages_and_cached_prefixes_are_recomputed():
+    with running_server(10, max_tokens=1024, max_seqs=4) as server:
+        assert statuses(server, [f"{PREFIX[:300]} {i}" for i in range(12)], 20) == [200] * 12
+        assert statuses(server, [f"{i} " + "z" * 700 for i in range(4)], 10) == [200] * 4
+        assert is_healthy(server) and flatkv.lm.pools()[0].consistent()

@@ -1,4 +1,4 @@
-"""Several threads that generate over one pool."""
+"""Tests generation by several threads over one pool."""
 import pathlib
 import subprocess
 import sys
@@ -8,8 +8,8 @@ import pytest
 pytest.importorskip("mlx_lm")
 
 
-@pytest.mark.parametrize("way", ["plain", "fused"])
-def test_threads_take_turns(way):
+@pytest.mark.parametrize("kernels", ["plain", "fused"])
+def test_concurrent_threads_match_serial_generation(kernels):
     script = pathlib.Path(__file__).parent / "thread_turns.py"
-    found = subprocess.run([sys.executable, script, way], capture_output=True, text=True, check=False, timeout=400)
+    found = subprocess.run([sys.executable, script, kernels], capture_output=True, text=True, check=False, timeout=400)
     assert found.returncode == 0, found.stderr[-3000:]

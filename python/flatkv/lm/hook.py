@@ -1,14 +1,14 @@
-"""install(): mlx-lm makes FlatKVCaches, and MLX's attention over them is flatkv's.
+"""install() and uninstall(): connect flatkv to mlx-lm.
 
-Two things are replaced. mx.fast.scaled_dot_product_attention looks at the type of its keys: what update_and_fetch() of a FlatKVCache
-gave goes to the pages, everything else to MLX. make_prompt_cache, save_prompt_cache and load_prompt_cache of mlx-lm are wrapped
-wherever they were imported. A model that flatkv cannot serve keeps mlx-lm's own caches, with one warning.
+mx.fast.scaled_dot_product_attention is wrapped: keys that are PagedArray placeholders of a FlatKVCache are attended over pages, and
+other keys by MLX. Functions of mlx-lm are redirected by replacing their code objects, so that references which other modules imported
+before install() are redirected as well. Models that flatkv does not support keep mlx-lm's own caches, and a warning is issued once.
 """
 from __future__ import annotations
 
 import functools
-import sys
 import threading
+import types
 import warnings
 import weakref
 from typing import Any
@@ -18,121 +18,191 @@ import mlx_lm.models.cache as caches
 from mlx_lm.models import gemma2
 
 from .. import _native
-from .._config import Config
-from ..mlx_cache import mlx_plan
 from ..plan import Plan
-from . import look
-from .look import Probe, Refusal
-from .pool import KVLayer, Options, Pool, Text, cache_options, identity_of, layers_of
-from .prompt import Fetched, FlatKVCache, loading, saving
-from .replay import Replays, Traced, taking_turns
+from . import admission, probe
+from .pool import KVLayer, Options, Pool, PooledSequence, identity_of, layers_of, plan_pool
+from .probe import Probe, UnsupportedModel
+from .prompt import FlatKVCache, PagedArray, loading, saving
+from .replay import DecodeGraphs, TracedCache, wrap_model_call
 
 
-class _Installed:
-    """What install() changed, and the pools that it opened."""
+class _Redirection:
+    """Redirects every reference to a function, also those that other modules imported, by replacing the function's code object."""
+
+    def __init__(self, function: Any):
+        self.function = function
+        self.alias = f"_flatkv_{function.__name__}"
+        self.saved = function.__code__, function.__defaults__, function.__kwdefaults__
+        #: a copy of the function that is not redirected
+        self.original = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
+        self.original.__kwdefaults__ = function.__kwdefaults__
+        functools.update_wrapper(self.original, function)
+
+    def to(self, replacement: Any) -> None:
+        scope: dict[str, Any] = {}
+        exec(f"def call(*args, **named):\n    return {self.alias}(*args, **named)\n", scope)
+        self.function.__globals__[self.alias] = replacement
+        self.function.__code__, self.function.__defaults__, self.function.__kwdefaults__ = scope["call"].__code__, None, None
+
+    def undo(self) -> None:
+        self.function.__code__, self.function.__defaults__, self.function.__kwdefaults__ = self.saved
+        self.function.__globals__.pop(self.alias, None)
+
+
+class _Installation:
+    """The original functions that install() replaced, and the open pools."""
 
     def __init__(self, options: Options):
         self.options = options
         self.attention = mx.fast.scaled_dot_product_attention
-        self.functions = {name: getattr(caches, name) for name in ("make_prompt_cache", "save_prompt_cache", "load_prompt_cache")}
-        self.new = self.patched()
-        self.insert = caches.LRUPromptCache.insert_cache
-        self.capped = gemma2.Attention.__call__
-        self.found: dict[tuple[int, str], tuple[Any, list[KVLayer] | Refusal]] = {}  # by id of the model and kinds of its caches
-        self.kept: dict[int, dict[str, Pool]] = {}  # pools of a model that lives, by its id
+        self.redirections = {name: _Redirection(getattr(module, name)) for name, module in REDIRECTED.items()}
+        self.methods: dict[tuple[type, str], Any] = {}  # original methods of mlx-lm's classes
+        self.layers_by_model: dict[tuple[int, str], tuple[Any, list[KVLayer] | UnsupportedModel]] = {}  # keyed by model id and cache types
+        self.pools_by_model: dict[int, dict[str, Pool]] = {}  # keeps the pools of live models open, keyed by model id
         self.pools: weakref.WeakValueDictionary[str, Pool] = weakref.WeakValueDictionary()
-        self.prompts: weakref.WeakSet[Any] = weakref.WeakSet()  # mlx-lm's stores of prompts
-        self.replays = Replays()
-        self.lock = threading.RLock()  # around what is looked up and made once
-        self.calls: dict[type, tuple[bool, Any]] = {}  # of classes of models: whether it was the class' own, and the function
+        self.prompt_stores: weakref.WeakSet[Any] = weakref.WeakSet()  # LRUPromptCache objects of mlx-lm
+        self.stored: weakref.WeakSet[PooledSequence] = weakref.WeakSet()  # sequences that were inserted into a store
+        self.decode_graphs = DecodeGraphs()
+        self.lock = threading.RLock()  # protects the dictionaries above
+        self.calls: dict[type, tuple[bool, Any]] = {}  # model class: whether it defines __call__ itself, and its original __call__
 
-    def make_room(self) -> bool:
-        """Lets go of the prompt that was kept longest without being asked for."""
-        for store in list(self.prompts):
+    def evict_prompt(self) -> bool:
+        """Drops the least recently used prompt cache that mlx-lm stores. Returns False if there is none."""
+        for store in list(self.prompt_stores):
             if len(store):
-                store.trim_to(n_sequences=len(store) - 1)
+                for seq in admission.remove_oldest(store):
+                    seq.evict()
                 return True
-        return False
+        # The stores are empty, so sequences that they owned are only referenced by local variables of mlx-lm.
+        return any([seq.evict() for seq in list(self.stored)])
 
     def pool(self, layers: list[KVLayer]) -> Pool:
+        """Returns the pool for these layers and opens it if necessary."""
         identity = identity_of(layers, self.options)
         with self.lock:
             pool = self.pools.get(identity)
             if pool is None:
-                pool = self.pools[identity] = Pool(layers, self.options, self.make_room)
+                pool = self.pools[identity] = Pool(layers, self.options, self.evict_prompt)
         return pool
 
-    def layers(self, model: Any, own: list[Any]) -> list[KVLayer] | Refusal:
-        key = id(model), look.kinds_of(own)
-        known = self.found.get(key)
+    def layers(self, model: Any, own: list[Any]) -> list[KVLayer] | UnsupportedModel:
+        """Returns the KV layers of a model, or the reason why it is unsupported. own: caches that mlx-lm created for it."""
+        key = id(model), probe.cache_types(own)
+        known = self.layers_by_model.get(key)
         if known is not None and known[0]() is model:
             return known[1]
         try:
-            layers: list[KVLayer] | Refusal = look.look_at(model, own)
-        except Refusal as refusal:
-            layers = refusal
+            layers: list[KVLayer] | UnsupportedModel = probe.probe_model(model, own)
+        except UnsupportedModel as error:
+            layers = error
             kind = getattr(model, "model_type", type(model).__module__.rpartition(".")[2])
-            warnings.warn(f"flatkv does not keep the KV of {kind}: {refusal}; mlx-lm's own cache is used", stacklevel=4)
-        self.found[key] = weakref.ref(model, lambda _: self.forget(key)), layers
+            warnings.warn(f"flatkv does not support {kind}: {error}; mlx-lm's own cache is used, whose memory grows with every token", stacklevel=4)
+        self.layers_by_model[key] = weakref.ref(model, lambda _: self.forget(key)), layers
         return layers
 
     def forget(self, key: tuple[int, str]) -> None:
-        """The model is gone: its pools go with the last of their texts."""
-        self.kept.pop(key[0], None)
-        self.found.pop(key, None)
-        self.replays.forget(key[0])
+        """Releases the pools of a deleted model. They close with their last sequence."""
+        self.pools_by_model.pop(key[0], None)
+        self.layers_by_model.pop(key, None)
+        self.decode_graphs.forget(key[0])
 
-    def follow(self, kind: type) -> None:
-        """Calls of models of this class are turns of their pools from now on."""
-        if kind not in self.calls:
-            self.calls[kind] = "__call__" in vars(kind), kind.__call__
-            kind.__call__ = functools.wraps(kind.__call__)(taking_turns(kind.__call__, self.replays))
+    def wrap_calls(self, cls: type) -> None:
+        """Wraps __call__ of a model class once."""
+        if cls not in self.calls:
+            self.calls[cls] = "__call__" in vars(cls), cls.__call__
+            cls.__call__ = functools.wraps(cls.__call__)(wrap_model_call(cls.__call__, self.decode_graphs))
 
     def restore_calls(self) -> None:
-        for kind, (own, call) in self.calls.items():
+        """Restores __call__ of all wrapped model classes."""
+        for cls, (own, call) in self.calls.items():
             if own:
-                kind.__call__ = call
+                cls.__call__ = call
             else:
-                del kind.__call__
+                del cls.__call__
 
-    def prompt_cache(self, model: Any, max_kv_size: int | None) -> list[Any]:
-        make = self.functions["make_prompt_cache"]
-        own = make(model, max_kv_size)
+    def pool_of(self, model: Any, max_kv_size: int | None = None) -> Pool | None:
+        """Returns the pool of a model and opens it if necessary. Returns None if the model is unsupported."""
         with self.lock:
-            layers = self.layers(model, make(model, max_kv_size))
-            if isinstance(layers, Refusal):
-                return own
-            pool = self.pool(layers)
-            self.kept.setdefault(id(model), {})[pool.identity] = pool
-            self.follow(type(model))
-        text, numbers = Text(pool), iter(range(len(layers)))
-        return look.replaced(own, lambda _: FlatKVCache(next(numbers), [text]))
+            layers = self.layers(model, self.original("make_prompt_cache")(model, max_kv_size))
+            if isinstance(layers, UnsupportedModel):
+                return None
+            pools, identity = self.pools_by_model.setdefault(id(model), {}), identity_of(layers, self.options)
+            if identity not in pools:  # another max_kv_size: pools of the model that are no longer used make way
+                for key in [key for key, pool in pools.items() if pool.is_idle()]:
+                    del pools[key]
+            pool = pools[identity] = self.pool(layers)
+            self.wrap_calls(type(model))
+            return pool
 
-    def patched(self) -> dict[str, Any]:
-        originals = self.functions
+    def prompt_cache(self, model: Any, max_kv_size: int | None = None) -> list[Any]:
+        """Returns the caches of a model, with FlatKVCache in place of mlx-lm's KV caches if the model is supported."""
+        own = self.original("make_prompt_cache")(model, max_kv_size)
+        pool = self.pool_of(model, max_kv_size)
+        if pool is None:
+            return own
+        seq, numbers = PooledSequence(pool), iter(range(len(pool.layers)))
+        return probe.replace_kv_caches(own, lambda _: FlatKVCache(next(numbers), [seq]))
 
-        @functools.wraps(originals["make_prompt_cache"])
-        def make_prompt_cache(model: Any, max_kv_size: int | None = None) -> list[Any]:
-            return self.prompt_cache(model, max_kv_size)
+    def original(self, name: str) -> Any:
+        """Returns a function of mlx-lm as it was before install()."""
+        return self.redirections[name].original
 
-        @functools.wraps(originals["save_prompt_cache"])
+    def redirect_functions(self) -> None:
+        """Redirects the functions of mlx-lm that create, save and load caches or generate tokens."""
+        save, load = self.original("save_prompt_cache"), self.original("load_prompt_cache")
+
+        @functools.wraps(save)
         def save_prompt_cache(*args: Any, **named: Any) -> Any:
             with saving():
-                return originals["save_prompt_cache"](*args, **named)
+                return save(*args, **named)
 
-        @functools.wraps(originals["load_prompt_cache"])
+        @functools.wraps(load)
         def load_prompt_cache(*args: Any, **named: Any) -> Any:
             with loading(lambda identity: self.pool(layers_of(identity))):
-                return originals["load_prompt_cache"](*args, **named)
+                return load(*args, **named)
 
-        return {"make_prompt_cache": make_prompt_cache, "save_prompt_cache": save_prompt_cache, "load_prompt_cache": load_prompt_cache}
+        replacements = {"batch_generate": admission.discarding(self.original("batch_generate")), "make_prompt_cache": self.prompt_cache,
+                        "save_prompt_cache": save_prompt_cache, "load_prompt_cache": load_prompt_cache}
+        for name, redirection in self.redirections.items():
+            redirection.to(replacements.get(name) or admission.reserving(redirection.original, self.prompt_cache))
 
-    def attention_of_pages(self) -> Any:
+    def replace_methods(self) -> None:
+        """Replaces methods of mlx-lm's classes."""
+        insert = caches.LRUPromptCache.insert_cache
+
+        @functools.wraps(insert)
+        def insert_cache(store: Any, model: Any, tokens: Any, prompt_cache: Any, *args: Any, **named: Any) -> Any:
+            self.prompt_stores.add(store)
+            for seq in admission.sequences_of(prompt_cache):
+                seq.finished = True  # owned by the store, which hands out forks
+                self.stored.add(seq)
+            return insert(store, model, tokens, prompt_cache, *args, **named)
+
+        replacements = {(caches.LRUPromptCache, "insert_cache"): insert_cache, (gemma2.Attention, "__call__"): self.gemma2_attention(),
+                        **admission.wrapped_batch_methods(self.pool_of)}
+        for (cls, name), method in replacements.items():
+            self.methods[cls, name] = vars(cls)[name]
+            setattr(cls, name, method)
+        admission.patch_server(self.pool_of)
+
+    def restore(self) -> None:
+        """Restores all functions and methods."""
+        mx.fast.scaled_dot_product_attention = self.attention
+        for redirection in self.redirections.values():
+            redirection.undo()
+        for (cls, name), method in self.methods.items():
+            setattr(cls, name, method)
+        admission.restore_server()
+        self.restore_calls()
+        self.pools_by_model.clear()
+
+    def wrapped_attention(self) -> Any:
+        """Returns the replacement of mx.fast.scaled_dot_product_attention."""
         original = self.attention
 
         @functools.wraps(original)
         def scaled_dot_product_attention(q: Any, k: Any, v: Any, *args: Any, **named: Any) -> Any:
-            if not isinstance(k, Fetched):
+            if not isinstance(k, PagedArray):
                 return original(q, k, v, *args, **named)
             if isinstance(k.cache, Probe):
                 return k.cache.attend(q, v, named["scale"], named.get("mask"), named.get("sinks"),
@@ -141,13 +211,13 @@ class _Installed:
 
         return scaled_dot_product_attention
 
-    def capped_attention(self) -> Any:
-        """mlx-lm writes gemma 2's attention out, because MLX's has no soft cap: over pages it is one call."""
-        original = self.capped
+    def gemma2_attention(self) -> Any:
+        """Returns an attention layer for Gemma 2 that calls scaled_dot_product_attention with a soft cap, which MLX lacks."""
+        original = gemma2.Attention.__call__
 
         @functools.wraps(original)
         def attention(layer: Any, x: Any, mask: Any = None, cache: Any = None) -> Any:
-            if not isinstance(cache, (Probe, FlatKVCache, Traced)):
+            if not isinstance(cache, (Probe, FlatKVCache, TracedCache)):
                 return original(layer, x, mask, cache)
             n_rows, n, _ = x.shape
 
@@ -163,84 +233,72 @@ class _Installed:
         return attention
 
 
-_now: _Installed | None = None
+#: functions of mlx-lm that install() redirects, and their modules
+REDIRECTED = {"make_prompt_cache": caches, "save_prompt_cache": caches, "load_prompt_cache": caches, "generate_step": admission.generation,
+              "speculative_generate_step": admission.generation, "batch_generate": admission.generation}
+_installation: _Installation | None = None
 
 
-def _replace(old: dict[str, Any], new: dict[str, Any]) -> None:
-    """Functions of mlx-lm, in every module of it that has imported them."""
-    for name, module in list(sys.modules.items()):
-        if module is not None and (name == "mlx_lm" or name.startswith("mlx_lm.")):
-            for function, was in old.items():
-                if vars(module).get(function) is was:
-                    setattr(module, function, new[function])
-
-
-def install(max_tokens: int, *, codec: str = "8/4", rotate: str | None = "kv", max_seqs: int = 16, max_step_tokens: int = 2048,
+def install(max_tokens: int, *, codec: str = "8/4", rotate: str | None = "kv", max_seqs: int = 32, max_step_tokens: int = 2048,
             page_tokens: int = 64, memory_limit: int = 0, compile: bool = True) -> None:
-    """mlx-lm's prompt caches are flatkv's from now on: generate, batch_generate, chat, the server run unchanged.
+    """Replaces the prompt caches of mlx-lm. generate, batch_generate, chat and the server of mlx-lm then use flatkv unchanged.
 
-    max_tokens: of all texts that are open at once, kept prompts included. For each model its pages are taken when its first prompt
-    cache is made, and nothing afterwards; flatkv.plan(model, max_tokens) says the bytes. codec: bits of K / bits of V. rotate: "kv",
-    "k", "v" or None; 16/16 is never rotated. max_seqs: texts that are open at once, those that mlx-lm's server keeps included.
-    max_step_tokens: of one forward pass, at least mlx-lm's prefill_step_size times the prompts of a batch. compile: on a GPU the graph
-    of a decode step is kept and replayed for the tokens after it; False builds every one anew.
+    max_tokens: total tokens of all open sequences of a model, including stored prompt caches. All pages of a model are reserved when
+    its first prompt cache is created; flatkv.plan(model, max_tokens) computes their bytes in advance.
+    codec: bits of keys / bits of values. rotate: "kv", "k", "v" or None; codec 16/16 is never rotated.
+    max_seqs: maximum number of open sequences, including stored prompt caches. Further requests of a batch or of the server wait.
+    max_step_tokens: maximum number of tokens in one step. Larger forward passes are split into several steps.
+    compile: on a GPU, compile the graph of a decode step once and replay it for later tokens.
     """
-    global _now
+    global _installation
     uninstall()
     _native.mlx_open()
     options = Options(max_tokens, codec, rotate, max_seqs, max_step_tokens, page_tokens, memory_limit, compile)
-    layers, given = cache_options([KVLayer(1, 1, 128, 128, 1.0, 0, 0, "float16")], options)
-    mlx_plan(Config(layers, **given))  # a wrong option is refused here, before there is a model
-    _now = installed = _Installed(options)
-    mx.fast.scaled_dot_product_attention = installed.attention_of_pages()
-    _replace(installed.functions, installed.new)
-    caches.FlatKVCache = FlatKVCache  # load_prompt_cache() finds classes by name there
-
-    @functools.wraps(installed.insert)
-    def insert_cache(store: Any, *args: Any, **named: Any) -> Any:
-        installed.prompts.add(store)
-        return installed.insert(store, *args, **named)
-
-    caches.LRUPromptCache.insert_cache = insert_cache
-    gemma2.Attention.__call__ = installed.capped_attention()
+    plan_pool([KVLayer(1, 1, 128, 128, 1.0, 0, 0, "float16")], options)  # raises on invalid options before a model is loaded
+    _installation = installed = _Installation(options)
+    mx.fast.scaled_dot_product_attention = installed.wrapped_attention()
+    installed.redirect_functions()
+    installed.replace_methods()
+    caches.FlatKVCache = FlatKVCache  # load_prompt_cache() looks up cache classes by name in this module
 
 
 def uninstall() -> None:
-    """mlx-lm makes its own caches again. FlatKVCaches that are still held lose their attention: let go of them first."""
-    global _now
-    if _now is None:
+    """Restores the caches of mlx-lm. Prompt caches of flatkv can no longer be used after this call."""
+    global _installation
+    if _installation is None:
         return
-    mx.fast.scaled_dot_product_attention = _now.attention
-    _replace(_now.new, _now.functions)
-    caches.LRUPromptCache.insert_cache = _now.insert
-    gemma2.Attention.__call__ = _now.capped
+    _installation.restore()
     del caches.FlatKVCache
-    _now.restore_calls()
-    _now.kept.clear()
-    _now = None
+    _installation = None
 
 
 def is_installed() -> bool:
-    return _now is not None
+    """Returns whether install() is in effect."""
+    return _installation is not None
 
 
 def pools() -> list[Pool]:
-    """The pools that are open, for their plans and stats."""
-    return list(_now.pools.values()) if _now is not None else []
+    """Returns the open pools, which have a plan and statistics."""
+    return list(_installation.pools.values()) if _installation is not None else []
+
+
+def own_prompt_cache(model: Any, max_kv_size: int | None = None) -> list[Any]:
+    """Returns mlx-lm's own caches for a model, also while flatkv is installed."""
+    make = caches.make_prompt_cache if _installation is None else _installation.original("make_prompt_cache")
+    return make(model, max_kv_size)
 
 
 def layers_for(model: Any, max_kv_size: int | None = None) -> list[KVLayer]:
-    """What flatkv would keep of a model; Refusal with the layer and the reason. Opens nothing."""
-    if _now is None:
+    """Returns the KV layers of a model without reserving memory. Raises UnsupportedModel if flatkv cannot serve the model."""
+    if _installation is None:
         install(64)
         try:
             return layers_for(model, max_kv_size)
         finally:
             uninstall()
-    return look.look_at(model, _now.functions["make_prompt_cache"](model, max_kv_size))
+    return probe.probe_model(model, _installation.original("make_prompt_cache")(model, max_kv_size))
 
 
 def plan_for(model: Any, max_tokens: int, *, max_kv_size: int | None = None, **options: Any) -> Plan:
-    """The plan of the pages that install(max_tokens, **options) would take for this model of mlx-lm."""
-    layers, given = cache_options(layers_for(model, max_kv_size), Options(max_tokens, **options))
-    return mlx_plan(Config(layers, **given))
+    """Returns the plan of the pool that install(max_tokens, **options) reserves for a model of mlx-lm."""
+    return plan_pool(layers_for(model, max_kv_size), Options(max_tokens, **options))[1]

@@ -1,11 +1,11 @@
-"""The pages of one model (or of several of one shape), the texts in them, and the step that a forward pass makes.
+"""Page pool of a model (or of several models with equal layers), its sequences, and the step of a forward pass.
 
-mlx-lm says neither when a pass begins nor when it ends: a step begins with the first layer that is written and is committed when
-the next one begins, or before a text is forked, trimmed or saved. A pass that broke off never was.
+mlx-lm does not report when a forward pass begins or ends. A step begins when the first layer is written. It is committed when the
+next pass begins, or before a sequence is forked, truncated or saved. The step of an incomplete pass is aborted.
 
-Threads take turns: a model's call is one turn of its pool (Pool.turn), and what is done to texts between calls waits for the end of
-it. MLX evaluates an operation only in the thread that asked for it, so a turn ends with its writes under way, or done where threads
-alternate. In a process of one thread they wait for the answer to be evaluated.
+Forward passes of several threads are serialized (Pool.run_pass), and changes of sequences between passes wait for the lock. MLX
+evaluates an operation only in the thread that created it. In a process with several threads a pass therefore ends with its writes
+submitted, or evaluated if threads alternate. In a process with one thread, writes are evaluated together with the result.
 """
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from typing import Any, Callable
 
 import mlx.core as mx
 
-from .._config import Layer, codec_name
-from .._library import BadCall, DoesNotFit
+from .._config import Config, Layer, codec_name
+from .._library import BadCall, DoesNotFit, count
 from ..cache import Sequence
-from ..mlx_cache import MlxCache, MlxStep
+from ..mlx_cache import MlxCache, MlxStep, mlx_plan
+from ..plan import Plan
 
 
 @dataclasses.dataclass(frozen=True)
 class KVLayer:
-    """A layer as the model has it. Pages may be wider: see stored()."""
+    """Shape of an attention layer in the model. Rows in pages can be wider, see page_layer()."""
 
     n_q_heads: int
     n_kv_heads: int
@@ -45,20 +46,20 @@ class KVLayer:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How pages are made: see install()."""
+    """Options of install()."""
 
     max_tokens: int
     codec: str = "8/4"
     rotate: str | None = "kv"
-    max_seqs: int = 16
+    max_seqs: int = 32
     max_step_tokens: int = 2048
     page_tokens: int = 64
     memory_limit: int = 0
     compile: bool = True
 
 
-def stored(layer: KVLayer, options: Options) -> tuple[Layer, str]:
-    """The layer and codec of the pages. Rows are padded with zeros to a width that the codec can have, which changes no answer."""
+def page_layer(layer: KVLayer, options: Options) -> tuple[Layer, str]:
+    """Returns the layer and codec of the pages. Rows are zero-padded to a width that the codec supports, which keeps attention exact."""
     wide = max(layer.k_dim, layer.v_dim)
     halves = codec_name(options.codec).replace("16", "") == "/"
     group = 16 if halves else 64 if wide % 64 == 0 else 32
@@ -69,115 +70,171 @@ def stored(layer: KVLayer, options: Options) -> tuple[Layer, str]:
                  layer.softcap, layer.sink_logits), codec
 
 
-def cache_options(layers: list[KVLayer], options: Options) -> tuple[list[Layer], dict[str, Any]]:
-    made = [stored(layer, options) for layer in layers]
+def pool_config(layers: list[KVLayer], options: Options) -> tuple[list[Layer], dict[str, Any]]:
+    """Returns the layers and the Config options of a pool."""
+    made = [page_layer(layer, options) for layer in layers]
     exact = options.codec == "16/16"
-    # 16 bits keep a model's own bits; scales of codes have more of them in float16.
+    # A decode pass has one token per sequence and cannot be split.
+    n_step = max(count("max_step_tokens", options.max_step_tokens), count("max_seqs", options.max_seqs))
+    # Unquantized pages keep the model's type; quantization scales are more precise in float16.
     page_type = "bfloat16" if exact and any(l.dtype == "bfloat16" for l in layers) else "float16"
     return [layer for layer, _ in made], dict(
         codec=[codec for _, codec in made], rotate=None if exact else options.rotate, max_tokens=options.max_tokens,
-        max_seqs=options.max_seqs, max_step_tokens=options.max_step_tokens, page_tokens=options.page_tokens, page_type=page_type,
+        max_seqs=options.max_seqs, max_step_tokens=n_step, page_tokens=options.page_tokens, page_type=page_type,
         memory_limit=options.memory_limit)
 
 
-ALTERNATING = 64  # turns of one thread in a row, before the next is no longer expected to be another's
+UNBOUNDED = (2**31 - 1, 1 << 24, 1 << 20)  # sequence lengths to try for pools without full-attention layers, longest first
 
 
-def alone(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of a pool, or of a text in it, during which no other thread has a turn."""
+def plan_pool(layers: list[KVLayer], options: Options) -> tuple[Config, Plan]:
+    """Returns the configuration and the plan of a pool.
+
+    If every layer has a window, the pages of a sequence are bounded, so its length need not be. The pool then reserves no more page
+    memory than max_tokens full-attention tokens, and admits as many sequences of unlimited length as this memory can hold.
+    """
+    page_layers, given = pool_config(layers, options)
+    config = Config(page_layers, **given)
+    plan = mlx_plan(config)
+    if all(layer.window for layer in layers):
+        n_step = min(given["max_step_tokens"], -(-options.max_tokens // options.page_tokens) * options.page_tokens)
+        for length in UNBOUNDED:
+            most = None
+            low, high = 1, options.max_seqs
+            while low <= high:
+                n_seqs = (low + high) // 2
+                tried = Config(page_layers, **given | {"max_tokens": length, "max_seqs": n_seqs, "max_step_tokens": max(n_step, n_seqs)})
+                tried_plan = mlx_plan(tried)
+                if tried_plan.slab_bytes <= plan.slab_bytes:
+                    most, low = (tried, tried_plan), n_seqs + 1
+                else:
+                    high = n_seqs - 1
+            if most is not None:
+                return most
+    return config, plan
+
+
+ALTERNATING = 64  # consecutive passes of one thread after which threads no longer count as alternating
+
+
+def locked(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates a method of a pool or of its sequences to hold the pool's lock."""
     @functools.wraps(method)
-    def locked(self: Any, *args: Any, **named: Any) -> Any:
+    def with_lock(self: Any, *args: Any, **named: Any) -> Any:
         with self.lock:
             return method(self, *args, **named)
 
-    return locked
+    return with_lock
 
 
 class Pool(MlxCache):
-    """A cache on MLX that follows mlx-lm's forward passes."""
+    """An MlxCache whose steps follow mlx-lm's forward passes."""
 
-    def __init__(self, layers: list[KVLayer], options: Options, make_room: Callable[[], bool]):
-        stored_layers, given = cache_options(layers, options)
-        super().__init__(stored_layers, **given)
+    def __init__(self, layers: list[KVLayer], options: Options, evict_prompt: Callable[[], bool]):
+        super().__init__(plan_pool(layers, options)[0])
         self.layers = layers
         self.options = options
         self.page_tokens = options.page_tokens
+        self.max_step_tokens: int = self.config.struct.max_step_tokens
+        self._finished: list[weakref.ref[PooledSequence]] = []  # sequences whose unused reservation can be released
         self.sealed = any(side[:1] in ("s", "c") for side in options.codec.split("/"))
         self.layer_bytes = self.plan.token_bytes // len(layers)
-        self._make_room = make_room  # lets go of a prompt that mlx-lm keeps; False where there is none
+        self._evict_prompt = evict_prompt  # drops a stored prompt cache of mlx-lm; returns False if there is none
         self._step: MlxStep | None = None
-        self._rows: list[tuple[weakref.ref[Text], int]] = []  # of the open step, which keeps no text that everybody else has dropped
-        self._wrote: set[int] = set()
+        self._rows: list[tuple[weakref.ref[PooledSequence], int]] = []  # rows of the open step; weak, so that a dropped sequence closes
+        self._written_layers: set[int] = set()
         self._every_layer = set(range(len(layers)))
-        self._waits: list[Any] = []  # the plain way: what the next step must find evaluated, or MLX copies whole pools
-        self.lock = threading.RLock()  # of a turn; whatever changes below or above is changed by who has it
-        self._thread = 0  # that made the last step
-        self._in_a_row = ALTERNATING  # turns of that thread
+        self._unevaluated: list[Any] = []  # without fused kernels: writes to evaluate before the next step, or MLX copies whole pools
+        self.lock = threading.RLock()  # protects all mutable state of the pool and its sequences
+        self._thread = 0  # id of the thread that began the last step
+        self._n_consecutive = ALTERNATING  # consecutive passes of that thread
 
     @property
     def identity(self) -> str:
-        """Pools of the same identity can hold each other's texts."""
+        """Key of compatible pools, which can load each other's saved prompt caches."""
         return identity_of(self.layers, self.options)
 
-    def fits(self, call: Callable[[], Any]) -> Any:
-        """call(), again and again while it does not fit and mlx-lm keeps prompts that can be let go."""
+    def retry_evicting(self, call: Callable[[], Any]) -> Any:
+        """Calls call() and, while it raises DoesNotFit, evicts stored prompt caches of mlx-lm and retries."""
         while True:
             try:
                 return call()
             except DoesNotFit as error:
                 if error.status not in ("FKV_POOL_FULL", "FKV_SEQS_FULL"):
                     raise
-                if not self._make_room() and not self._collected():
-                    raise DoesNotFit(error.status, f"{error.message} (flatkv.install(max_tokens={self.options.max_tokens}, "
-                                     f"max_seqs={self.options.max_seqs}) decides how much there is)") from None
+                if not self._shrink_finished() and not self._evict_prompt() and not self._collect_garbage():
+                    raise DoesNotFit(error.status, f"{error.message} (flatkv.install() was called with max_tokens={self.options.max_tokens} "
+                                     f"and max_seqs={self.options.max_seqs})") from None
                 self._close_dropped()
 
-    def _collected(self) -> bool:
-        """Whether the collector found texts that nobody holds."""
+    @locked
+    def is_idle(self) -> bool:
+        """Returns whether no sequence is open."""
+        gc.collect()
+        return self.stats.seqs == 0
+
+    def _shrink_finished(self) -> bool:
+        """Releases the unused reservations of finished requests. Returns whether there were any."""
+        finished, self._finished = [seq for seq in (ref() for ref in self._finished) if seq is not None and seq.finished], []
+        self.settle()
+        return any([seq.shrink() for seq in finished])
+
+    def check_request(self, n_prompt: int, max_new_tokens: int, name: str = "the prompt") -> None:
+        """Raises DoesNotFit if a request can never fit, even in an empty pool."""
+        if n_prompt >= self.max_tokens:
+            raise DoesNotFit("FKV_POOL_FULL", f"{name} has {n_prompt} tokens, but the pool holds {self.max_tokens} tokens including generated ones; "
+                             "shorten the prompt, or call flatkv.install() with a larger max_tokens")
+        if n_prompt + max_new_tokens > self.max_tokens:
+            raise DoesNotFit("FKV_POOL_FULL", f"{name} has {n_prompt} tokens and max_tokens is {max_new_tokens}, which exceeds the pool of "
+                             f"{self.max_tokens} tokens; lower max_tokens of the request to at most {max(0, self.max_tokens - n_prompt)}, or "
+                             f"call flatkv.install() with max_tokens of at least {n_prompt + max_new_tokens}")
+
+    def _collect_garbage(self) -> bool:
+        """Runs the garbage collector and returns whether it found unused sequences."""
         gc.collect()
         return bool(self._closing)
 
-    # ---- turns ----
+    # ---- forward passes ----
 
-    @alone
-    def turn(self, build: Callable[[], Any]) -> Any:
-        """A forward pass of this thread, build(); those of others wait until it is built, and find what it wrote."""
+    @locked
+    def run_pass(self, build: Callable[[], Any]) -> Any:
+        """Runs a forward pass, build(), of this thread. Passes of other threads wait until it is built."""
         me = threading.get_ident()
-        self._in_a_row = self._in_a_row + 1 if self._thread in (0, me) else 0
+        self._n_consecutive = self._n_consecutive + 1 if self._thread in (0, me) else 0
         self._finish_others()
         self._thread = me
-        answer, written = build(), self.pending()
-        if self._in_a_row < ALTERNATING:
+        result, written = build(), self.pending()
+        if self._n_consecutive < ALTERNATING:
             _evaluate(written)
         elif threading.active_count() > 1:
             mx.async_eval(written)
-        elif self.fused and written and isinstance(answer, mx.array):
-            return mx.depends(answer, written)  # whoever evaluates the one has evaluated the other, for a thread that comes later
-        return answer
+        elif self.fused and written and isinstance(result, mx.array):
+            return mx.depends(result, written)  # evaluating the result also evaluates the writes, which a later thread relies on
+        return result
 
     def _finish_others(self) -> None:
-        """What another thread has left under way is done, or it is said that it cannot be."""
+        """Evaluates the writes of another thread's last pass. Raises BadCall if only that thread can evaluate them."""
         if self._thread in (0, threading.get_ident()):
             return
         try:
-            _evaluate(self._written() + self._waits)
+            _evaluate(self._written() + self._unevaluated)
         except RuntimeError as error:
-            raise BadCall("FKV_BAD_STATE", "another thread has called a model over these pages and not evaluated what came of it: let it mx.eval() "
-                          f"the model's answer before other threads go on ({error})") from error
+            raise BadCall("FKV_BAD_STATE", "another thread called the model and did not evaluate the result; call mx.eval() on the result in that "
+                          f"thread before another thread uses the model ({error})") from error
 
     # ---- the step ----
 
-    def begins(self, layer: int, texts: list[Text], counts: list[int]) -> bool:
-        """Whether a layer that is written for these texts is the first of a new pass."""
-        return self._step is None or layer in self._wrote or [t for t, n in zip(texts, counts) if n] != [t() for t, _ in self._rows]
+    def begins(self, layer: int, seqs: list[PooledSequence], counts: list[int]) -> bool:
+        """Returns whether writing this layer of these sequences begins a new pass."""
+        return self._step is None or layer in self._written_layers or [s for s, n in zip(seqs, counts) if n] != [s() for s, _ in self._rows]
 
     def write(self, layer: int, k: Any, v: Any) -> None:
-        """k, v: [T, G, D] of the model, T the tokens of all rows; [T, G, 1, D] for kernels."""
+        """Writes keys and values of all rows, [T, G, D] or, for fused kernels, [T, G, 1, D]."""
         self.open_step().write(layer, self._padded(layer, k), self._padded(layer, v))
-        self._wrote.add(layer)
+        self._written_layers.add(layer)
 
     def open_step(self) -> MlxStep:
-        assert self._step is not None, "queries before keys"
+        assert self._step is not None, "attention before the layer was written"
         return self._step
 
     def attend(self, layer: int, q: Any) -> Any:
@@ -189,60 +246,66 @@ class Pool(MlxCache):
         missing = self.config.layers[layer].head_dim - x.shape[-1]
         return x if missing == 0 else mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)])
 
-    @alone
-    def begin_pass(self, rows: list[tuple[Text, int]]) -> MlxStep:
-        """rows: texts and the tokens that they get, 0 of them for those that are not in the pass."""
+    @locked
+    def begin_pass(self, rows: list[tuple[PooledSequence, int]]) -> MlxStep:
+        """Commits the open step and begins another. rows: sequences with their numbers of new tokens, which can be 0."""
         self.settle()
         self._thread = threading.get_ident()
-        rows = [(text, n) for text, n in rows if n]
-        if self._waits:
-            mx.eval(self._waits)
-            self._waits = []
-        for text, n in rows:
-            text.promise(text.length + n)
-        self._step = self.step([(text.sequence(), n) for text, n in rows])
-        self._rows, self._wrote = [(weakref.ref(text), n) for text, n in rows], set()
-        for text, n in rows:
-            text.adding = n
+        rows = [(seq, n) for seq, n in rows if n]
+        if self._unevaluated:
+            mx.eval(self._unevaluated)
+            self._unevaluated = []
+        for seq, n in rows:
+            seq.reserve(seq.length + n)
+        try:
+            self._step = self.step([(seq.sequence(), n) for seq, n in rows])
+        except DoesNotFit as error:
+            if error.status != "FKV_STEP_FULL":
+                raise
+            raise DoesNotFit(error.status, f"a forward pass of {sum(n for _, n in rows)} tokens exceeds max_step_tokens={self.max_step_tokens}, and "
+                             "this call of the model cannot be split; call flatkv.install() with a larger max_step_tokens") from None
+        self._rows, self._written_layers = [(weakref.ref(seq), n) for seq, n in rows], set()
+        for seq, n in rows:
+            seq.n_pending = n
         return self._step
 
-    def wrote_all(self) -> None:
-        """A kept graph wrote every layer of the open step."""
-        self._wrote = self._every_layer
+    def mark_all_written(self) -> None:
+        """Records that a compiled graph wrote every layer of the open step."""
+        self._written_layers = self._every_layer
 
-    @alone
+    @locked
     def abort_pass(self) -> None:
-        """The open step never was."""
-        self._wrote = set()
+        """Aborts the open step."""
+        self._written_layers = set()
         self.settle()
 
-    @alone
+    @locked
     def pending(self) -> list[Any]:
-        """What stands for the writes of the open step, once every layer has been written; nothing where it is another thread's."""
+        """Returns the arrays of the open step's writes, or [] if layers are missing or another thread began the step."""
         return self._written() if self._thread in (0, threading.get_ident()) else []
 
     def _written(self) -> list[Any]:
-        return self._step.pending() if self._step is not None and len(self._wrote) == len(self.layers) else []
+        return self._step.pending() if self._step is not None and len(self._written_layers) == len(self.layers) else []
 
-    @alone
+    @locked
     def settle(self) -> None:
-        """The open step becomes part of its texts, or never was where a pass broke off."""
+        """Commits the open step, or aborts it if the pass is incomplete."""
         self._finish_others()
         step, rows, self._step, self._rows = self._step, self._rows, None, []
         if step is not None:
-            texts = [(text, n) for text, n in ((ref(), n) for ref, n in rows) if text is not None]
-            whole = False
+            seqs = [(seq, n) for seq, n in ((ref(), n) for ref, n in rows) if seq is not None]
+            committed = False
             try:
-                if len(self._wrote) == len(self.layers):
+                if len(self._written_layers) == len(self.layers):
                     with step:
-                        self._waits = [] if self.fused else step.pending()
-                    whole = True
+                        self._unevaluated = [] if self.fused else step.pending()
+                    committed = True
                 else:
                     step.abort()
             finally:
-                for text, n in texts:  # the length first: who reads both without the lock never sees a text that is too short
-                    text.length += n if whole else 0
-                    text.adding = 0
+                for seq, n in seqs:  # length first: length + n_pending is never too small for readers without the lock
+                    seq.length += n if committed else 0
+                    seq.n_pending = 0
         self._close_dropped()
 
     @property
@@ -253,62 +316,102 @@ class Pool(MlxCache):
 
 
 def _evaluate(arrays: list[Any]) -> None:
-    """For other threads: MLX marks as done what it finds done when it is asked again."""
+    """Evaluates arrays for other threads. MLX marks arrays as available only in the second call."""
     mx.eval(arrays)
     mx.eval(arrays)
 
 
 def identity_of(layers: list[KVLayer], options: Options) -> str:
+    """Returns the key of compatible pools as JSON."""
     return json.dumps([[dataclasses.astuple(l) for l in layers], options.codec, options.rotate, options.page_tokens])
 
 
 def layers_of(identity: str) -> list[KVLayer]:
+    """Returns the layers that a pool key describes."""
     return [KVLayer(*fields, tuple(sinks)) for *fields, sinks in json.loads(identity)[0]]
 
 
-class Text:
-    """A text in a pool. Its sequence is opened by the first token, and promised more as it grows."""
+class PooledSequence:
+    """A sequence in a pool. It is opened by its first token, and its reservation grows with its length."""
 
     def __init__(self, pool: Pool):
         self.pool = pool
         self.lock = pool.lock
-        self.length = 0  # committed
-        self.adding = 0  # in the open step of the pool
+        self.length = 0  # committed tokens
+        self.n_pending = 0  # tokens in the open step of the pool
         self._sequence: Sequence | None = None
-        self._promised = 0
-        self._snapshot: Callable[[], Text | None] = lambda: None
+        self._reserved = 0  # tokens
+        self.evicted = False
+        self.finished = False  # no request needs the reserved tokens beyond the length any more
+        self._snapshot: Callable[[], PooledSequence | None] = lambda: None
 
     def sequence(self) -> Sequence:
+        if self.evicted:
+            raise DoesNotFit("FKV_GONE", "this prompt cache was evicted from mlx-lm's prompt store because the pool was full; create a new one")
         assert self._sequence is not None
         return self._sequence
 
-    def promise(self, n_tokens: int) -> None:
-        if n_tokens <= self._promised:
+    @locked
+    def reserve(self, n_tokens: int) -> None:
+        """Opens the sequence if necessary and reserves pages for at least n_tokens."""
+        if n_tokens <= self._reserved:
             return
+        if self.evicted:
+            self.sequence()
+        self.pool.settle()
         pages = -(-n_tokens // self.pool.page_tokens) * self.pool.page_tokens
-        pages = max(n_tokens, min(pages, self.pool.options.max_tokens))  # the last page may be a part of one
+        pages = max(n_tokens, min(pages, self.pool.max_tokens))  # the last page of the pool can be partial
         if self._sequence is None:
-            self._sequence = self.pool.fits(lambda: self.pool.open(pages))
+            self._sequence = self.pool.retry_evicting(lambda: self.pool.open(pages))
         else:
-            self.pool.fits(lambda: self.sequence().reserve(pages))
-        self._promised = pages
+            self.pool.retry_evicting(lambda: self.sequence().reserve(pages))
+        self._reserved = pages
 
-    def _child(self, sequence: Sequence | None, length: int) -> Text:
-        child = Text(self.pool)
-        child._sequence, child.length, child._promised = sequence, length, length if sequence else 0
+    def finish(self) -> None:
+        """Marks the end of a request. Its unused reservation is released when the pool needs pages.
+
+        Does not call the library, because an abandoned generator can be finalized during a library call.
+        """
+        self.finished = True
+        self.pool._finished.append(weakref.ref(self))
+
+    @locked
+    def shrink(self) -> bool:
+        """Reduces the reservation to the current length, after the open step was committed. Returns whether it was larger."""
+        if self._sequence is None or self._reserved <= max(self.length, 1):
+            return False
+        self._reserved = max(self.length, 1)
+        self._sequence.reserve(self._reserved)
+        return True
+
+    @locked
+    def evict(self) -> bool:
+        """Closes the sequence of a finished request, although mlx-lm may still refer to its prompt cache. Returns whether it was open."""
+        if not self.finished or self._sequence is None:
+            return False
+        self.pool.settle()
+        self._sequence.close()
+        self._sequence, self.length, self._reserved, self.evicted = None, 0, 0, True
+        return True
+
+    def _child(self, sequence: Sequence | None, length: int) -> PooledSequence:
+        child = PooledSequence(self.pool)
+        child._sequence, child.length, child._reserved = sequence, length, length if sequence else 0
         return child
 
-    @alone
-    def fork(self) -> Text:
-        """A text of the same tokens, which shares their pages and is promised no more than these."""
+    @locked
+    def fork(self) -> PooledSequence:
+        """Returns a copy that shares all pages. Its reservation equals its length."""
         self.pool.settle()
+        if self.evicted:
+            self.sequence()
         if self._sequence is None or self.length == 0:
-            return Text(self.pool)
-        return self._child(self.pool.fits(lambda: self.sequence().fork(self.length)), self.length)
+            return PooledSequence(self.pool)
+        return self._child(self.pool.retry_evicting(lambda: self.sequence().fork(self.length)), self.length)
 
-    @alone
-    def snapshot(self) -> Text:
-        """A fork, the same one for every layer that asks before the text changes."""
+    @locked
+    def snapshot(self) -> PooledSequence:
+        """Returns a fork, which all layers share until the sequence changes."""
         self.pool.settle()
         last = self._snapshot()
         if last is None or last.length != self.length:
@@ -316,20 +419,21 @@ class Text:
             self._snapshot = weakref.ref(last)
         return last
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Text:
+    def __deepcopy__(self, memo: dict[int, Any]) -> PooledSequence:
         memo[id(self)] = child = self.fork()
         return child
 
-    @alone
+    @locked
     def truncate(self, n_tokens: int) -> None:
+        """Removes all tokens after the first n_tokens."""
         if n_tokens < self.length:
             self._snapshot = lambda: None
-            self.pool.fits(lambda: self.sequence().truncate(n_tokens))
+            self.pool.retry_evicting(lambda: self.sequence().truncate(n_tokens))
             self.length = n_tokens
 
-    @alone
+    @locked
     def page_file(self) -> bytes:
-        """The pages as a page file. mlx-lm does not say what the tokens were: their places stand for them."""
+        """Returns the pages as the bytes of a page file. It stores positions as token ids, which mlx-lm does not provide."""
         self.pool.settle()
         if self.length == 0:
             return b""
@@ -340,14 +444,15 @@ class Text:
                 return file.read()
 
     @classmethod
-    def from_page_file(cls, pool: Pool, data: bytes, length: int) -> Text:
-        text = cls(pool)
+    def from_page_file(cls, pool: Pool, data: bytes, length: int) -> PooledSequence:
+        """Returns a sequence with the pages of a page file."""
+        seq = cls(pool)
         if data:
             with pool.lock, tempfile.TemporaryDirectory() as folder:
                 pool.settle()
                 path = os.path.join(folder, "pages.fkv")
                 with open(path, "wb") as file:
                     file.write(data)
-                text._sequence = pool.fits(lambda: pool.load(path, length))
-            text.length = text._promised = length
-        return text
+                seq._sequence = pool.retry_evicting(lambda: pool.load(path, length))
+            seq.length = seq._reserved = length
+        return seq

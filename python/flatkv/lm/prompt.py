@@ -1,7 +1,7 @@
-"""FlatKVCache: one layer of a batch of texts, in the place of mlx-lm's KVCache, RotatingKVCache and their batched forms.
+"""FlatKVCache: one layer of a batch of sequences. It replaces mlx-lm's KVCache, RotatingKVCache and their batched forms.
 
-Every layer keeps its own count of tokens, as mlx-lm's caches do: trim() changes the count, and the text follows when the next pass
-begins. update_and_fetch() gives Fetched in place of keys and values; attention over them is attention over the pages.
+Every layer has its own token counts, as in mlx-lm. trim() changes the counts, and the sequence is truncated when the next pass
+begins. update_and_fetch() returns PagedArray placeholders for keys and values, and attention over them reads the pages.
 """
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ import mlx_lm.models.cache as caches
 from mlx_lm.models.base import create_causal_mask
 
 from .._library import BadCall
-from .pool import Pool, Text
+from .pool import Pool, PooledSequence
 
 
-class Fetched:
-    """Stands for the keys or values of a whole history: shapes that a model may ask for, and the way to the pages."""
+class PagedArray:
+    """Placeholder for all keys or values of a layer. It has their shape and type and refers to the cache with the pages."""
 
     ndim = 4
     __slots__ = ("cache", "dtype", "shape")
@@ -33,17 +33,17 @@ class Fetched:
 
 
 class FlatKVCache(caches._BaseCache):
-    """One layer of one text (offset is an int) or of a batch of them (offset is an array)."""
+    """One layer of one sequence (offset is an int) or of a batch of sequences (offset is an array)."""
 
-    def __init__(self, layer: int, texts: list[Text], lengths: list[int] | None = None, batched: bool = False):
+    def __init__(self, layer: int, seqs: list[PooledSequence], lengths: list[int] | None = None, batched: bool = False):
         self.layer = layer
-        self.texts = texts
-        self.lengths = [0] * len(texts) if lengths is None else lengths
+        self.seqs = seqs
+        self.lengths = [0] * len(seqs) if lengths is None else lengths
         self.batched = batched
-        self.pool: Pool = texts[0].pool
-        self._left: list[int] | None = None  # tokens of a right-padded prompt that are still to come, for each row
-        self._counts: list[int] = []  # tokens of each row in the pass
-        self._shapes: tuple[Any, Any, Any] = ((), (), None)  # of the pass' keys and values, and their type
+        self.pool: Pool = seqs[0].pool
+        self._remaining: list[int] | None = None  # prompt tokens of each row that precede its right padding and are not yet written
+        self._counts: list[int] = []  # tokens of each row in the current pass
+        self._shapes: tuple[Any, Any, Any] = ((), (), None)  # shapes of the current pass's keys and values, and their type
 
     def __repr__(self) -> str:
         return f"<flatkv.FlatKVCache: layer {self.layer}, tokens {', '.join(map(str, self._now()))}>"
@@ -53,48 +53,49 @@ class FlatKVCache(caches._BaseCache):
         return self.pool.layers[self.layer].window
 
     def _now(self) -> list[int]:
-        """Tokens of each row; those of a pass that broke off never were."""
-        return [min(n, text.length + text.adding) for text, n in zip(self.texts, self.lengths)]
+        """Returns the number of tokens of each row, without the tokens of an aborted pass."""
+        return [min(n, seq.length + seq.n_pending) for seq, n in zip(self.seqs, self.lengths)]
 
     @property
     def offset(self) -> Any:
         return mx.array(self._now()) if self.batched else self._now()[0]
 
-    # ---- a pass ----
+    # ---- forward pass ----
 
-    def update_and_fetch(self, keys: Any, values: Any) -> tuple[Fetched, Fetched]:
+    def update_and_fetch(self, keys: Any, values: Any) -> tuple[PagedArray, PagedArray]:
         n_rows, _, n, _ = keys.shape
-        counts = [n] * n_rows if self._left is None else [min(n, left) for left in self._left]
-        if self.pool.begins(self.layer, self.texts, counts):
-            if not hasattr(caches, "FlatKVCache"):  # install() put it there
-                raise BadCall("FKV_BAD_STATE", "this prompt cache is flatkv's and flatkv was uninstalled: make_prompt_cache() makes one of mlx-lm's own")
-            self._trim_texts(self._now())
-            self.pool.begin_pass(list(zip(self.texts, counts)))
+        counts = [n] * n_rows if self._remaining is None else [min(n, remaining) for remaining in self._remaining]
+        if self.pool.begins(self.layer, self.seqs, counts):
+            if not hasattr(caches, "FlatKVCache"):  # removed by uninstall()
+                raise BadCall("FKV_BAD_STATE", "this prompt cache belongs to flatkv, which was uninstalled; create a new cache with make_prompt_cache()")
+            self._truncate(self._now())
+            self.pool.begin_pass(list(zip(self.seqs, counts)))
         now = self._now()
         if n == 1 and self.pool.fused and sum(counts) == n_rows:
             self.pool.write(self.layer, keys, values)
         else:
             self.pool.write(self.layer, self._rows(keys, counts), self._rows(values, counts))
         self._counts = counts
-        if self._left is not None:
-            self._left = [left - n for left, n in zip(self._left, counts)]
+        if self._remaining is not None:
+            self._remaining = [remaining - n for remaining, n in zip(self._remaining, counts)]
         self.lengths = [length + n for length, n in zip(now, counts)]
         self._shapes = keys.shape, values.shape, keys.dtype
         return self.keys_and_values()
 
-    def keys_and_values(self) -> tuple[Fetched, Fetched]:
+    def keys_and_values(self) -> tuple[PagedArray, PagedArray]:
         keys, values, dtype = self._shapes
         longest = max(self.lengths)
-        return Fetched(self, keys, dtype, longest), Fetched(self, values, dtype, longest)
+        return PagedArray(self, keys, dtype, longest), PagedArray(self, values, dtype, longest)
 
-    def _trim_texts(self, lengths: list[int]) -> None:
+    def _truncate(self, lengths: list[int]) -> None:
+        """Commits the open step and truncates every sequence to its length."""
         self.pool.settle()
-        for text, n in zip(self.texts, lengths):
-            text.truncate(n)
+        for seq, n in zip(self.seqs, lengths):
+            seq.truncate(n)
 
     @staticmethod
     def _rows(x: Any, counts: list[int]) -> Any:
-        """[B, H, L, D] -> [T, H, D], without the padding. Every operation here is paid for in every layer of every token."""
+        """Converts [B, H, L, D] to [T, H, D] without padding. Kept to few operations because it runs for every layer and token."""
         n_rows, heads, n, dim = x.shape
         flat = (x if n == 1 else x.swapaxes(1, 2)).reshape(n_rows * n, heads, dim)
         if sum(counts) == n_rows * n:
@@ -103,16 +104,16 @@ class FlatKVCache(caches._BaseCache):
 
     def attend(self, queries: Any, scale: float) -> Any:
         n_rows, heads, n, _ = queries.shape
-        own = self.pool.layers[self.layer].scale
-        if scale != own:
-            queries = queries * (scale / own)
+        page_scale = self.pool.layers[self.layer].scale
+        if scale != page_scale:
+            queries = queries * (scale / page_scale)
         counts = self._counts
         if n == 1 and self.pool.fused and all(counts):
             return self.pool.attend(self.layer, queries)
         out = self.pool.attend(self.layer, self._rows(queries, counts))
         if n == 1 and all(counts):
             return out.reshape(n_rows, heads, 1, -1)
-        if sum(counts) != n_rows * n:  # padding is given the answer of some token: nobody looks at it
+        if sum(counts) != n_rows * n:  # padding rows repeat the result of a token; the model ignores them
             index, first = [], 0
             for count in counts:
                 index += [first + min(i, count - 1) if count else 0 for i in range(n)]
@@ -121,12 +122,12 @@ class FlatKVCache(caches._BaseCache):
         return out.reshape(n_rows, n, heads, out.shape[-1]).swapaxes(1, 2)
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
-        """For the model's eyes: pages know who sees whom."""
+        """Returns a causal mask for the model. Attention over pages applies its own mask."""
         if return_array:
             return create_causal_mask(N, max(self._now()), window_size=window_size)
         return None if N == 1 else "causal"
 
-    # ---- what mlx-lm asks of a cache ----
+    # ---- cache interface of mlx-lm ----
 
     def size(self) -> int:
         return min(max(self._now()), self.window or 1 << 62)
@@ -139,7 +140,7 @@ class FlatKVCache(caches._BaseCache):
         return self.pool.layer_bytes * sum(self._now())
 
     def is_trimmable(self) -> bool:
-        if self.pool.sealed:  # sealed pages can be cut at their ends alone
+        if self.pool.sealed:  # sealed pages can only be truncated at span boundaries
             return False
         return self.window == 0 or max(self._now()) < self.window
 
@@ -151,42 +152,46 @@ class FlatKVCache(caches._BaseCache):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FlatKVCache:
         now = self._now()
-        return FlatKVCache(self.layer, [copy.deepcopy(text, memo) for text in self.texts], now, self.batched)
+        if _transfer.active:
+            return FlatKVCache(self.layer, list(self.seqs), now, self.batched)
+        return FlatKVCache(self.layer, [copy.deepcopy(seq, memo) for seq in self.seqs], now, self.batched)
 
     # ---- batches ----
 
     @classmethod
     def merge(cls, given: list[FlatKVCache]) -> FlatKVCache:
-        return cls(given[0].layer, [t for c in given for t in c.texts], [n for c in given for n in c._now()], True)
+        return cls(given[0].layer, [s for c in given for s in c.seqs], [n for c in given for n in c._now()], True)
 
     def extend(self, other: FlatKVCache) -> None:
         self.lengths = self._now() + other._now()
-        self.texts = self.texts + other.texts
+        self.seqs = self.seqs + other.seqs
 
     def filter(self, batch_indices: Any) -> None:
         keep = batch_indices.tolist() if isinstance(batch_indices, mx.array) else list(batch_indices)
         now = self._now()
-        self.texts = [self.texts[i] for i in keep]
+        self.seqs = [self.seqs[i] for i in keep]
         self.lengths = [now[i] for i in keep]
 
     def extract(self, idx: int) -> FlatKVCache:
-        now = self._now()[idx]
-        return FlatKVCache(self.layer, [self.texts[idx].snapshot()], [now])
+        now, seq = self._now()[idx], self.seqs[idx]
+        if _transfer.active:
+            seq.finish()
+        return FlatKVCache(self.layer, [seq if _transfer.active else seq.snapshot()], [now])
 
     def prepare(self, *, left_padding: Any = None, lengths: Any = None, right_padding: Any = None) -> None:
         if left_padding is not None and max(left_padding) > 0:
-            raise ValueError("flatkv has no left padding: give prompts padded at the right, with their lengths")
+            raise ValueError("flatkv does not support left padding; pad prompts on the right and pass their lengths")
         if right_padding is not None and max(right_padding) > 0:
-            self._left = list(lengths)
+            self._remaining = list(lengths)
 
     def finalize(self) -> None:
-        self._left = None
+        self._remaining = None
 
-    # ---- evaluation, files ----
+    # ---- evaluation and files ----
 
     @property
     def state(self) -> Any:
-        """Evaluated by mlx-lm after a chunk of a prompt; written by it into files (inside of saving())."""
+        """Arrays that mlx-lm evaluates after each prompt chunk. Inside saving(), the bytes that mlx-lm writes to a file."""
         if _files.saving is not None:
             return _saved_state(self)
         return self.pool.pending() if self.layer == len(self.pool.layers) - 1 else []
@@ -194,43 +199,62 @@ class FlatKVCache(caches._BaseCache):
     @state.setter
     def state(self, v: Any) -> None:
         if v is not None and len(v):
-            raise ValueError("a FlatKVCache is loaded by load_prompt_cache() alone")
+            raise ValueError("a FlatKVCache can only be loaded by load_prompt_cache()")
 
     @classmethod
     def from_state(cls, state: Any, meta_state: Any = None) -> FlatKVCache:
         header, pages = (bytes(a.tolist()) if a.size < 1 << 16 else bytes(memoryview(a)) for a in state)
         about = json.loads(header)
         if _files.loading is None:
-            raise ValueError("a FlatKVCache is loaded by load_prompt_cache() alone")
-        texts, find_pool = _files.loading
-        if about["text"] not in texts:
-            texts[about["text"]] = Text.from_page_file(find_pool(about["pool"]), pages[1:], about["length"])
-        return cls(about["layer"], [texts[about["text"]]], [about["length"]])
+            raise ValueError("a FlatKVCache can only be loaded by load_prompt_cache()")
+        seqs, find_pool = _files.loading
+        if about["text"] not in seqs:
+            seqs[about["text"]] = PooledSequence.from_page_file(find_pool(about["pool"]), pages[1:], about["length"])
+        return cls(about["layer"], [seqs[about["text"]]], [about["length"]])
+
+
+class _Transfer(threading.local):
+    """Whether copies and extracts in this thread move sequences instead of forking them."""
+
+    active = False
+
+
+_transfer = _Transfer()
+
+
+@contextlib.contextmanager
+def transferring() -> Iterator[None]:
+    """Moves sequences to copies of a cache. The caller must drop each sequence from the original or from the copy."""
+    previous, _transfer.active = _transfer.active, True
+    try:
+        yield
+    finally:
+        _transfer.active = previous
 
 
 class _Files(threading.local):
-    """The file that this thread saves or loads."""
+    """State of the prompt cache file that the current thread saves or loads."""
 
-    saving: dict[int, str] | None = None  # the texts that are in it already, by id
-    loading: tuple[dict[str, Text], Any] | None = None
+    saving: dict[int, str] | None = None  # ids of sequences that were already written, by object id
+    loading: tuple[dict[str, PooledSequence], Any] | None = None
 
 
 _files = _Files()
 
 
 def _saved_state(cache: FlatKVCache) -> tuple[Any, Any]:
-    """Two arrays of bytes: what this is, and the pages where it is the first layer of its text."""
+    """Returns two byte arrays: a JSON header, and the page file if this is the first saved layer of its sequence."""
     saved = _files.saving
     assert saved is not None
-    if len(cache.texts) != 1:
-        raise ValueError("a batch is saved one text at a time: extract() them first")
-    text, pages = cache.texts[0], b""
-    with text.lock:
-        cache._trim_texts(cache._now())
-        if id(text) not in saved:
-            saved[id(text)] = uuid.uuid4().hex
-            pages = text.page_file()
-    header = {"layer": cache.layer, "text": saved[id(text)], "length": text.length, "pool": cache.pool.identity}
+    if len(cache.seqs) != 1:
+        raise ValueError("a batched cache cannot be saved; extract() its sequences and save them one at a time")
+    seq, pages = cache.seqs[0], b""
+    with seq.lock:
+        cache._truncate(cache._now())
+        if id(seq) not in saved:
+            saved[id(seq)] = uuid.uuid4().hex
+            pages = seq.page_file()
+    header = {"layer": cache.layer, "text": saved[id(seq)], "length": seq.length, "pool": cache.pool.identity}
     return _bytes_array(json.dumps(header).encode()), _bytes_array(b"-" + pages)
 
 
@@ -240,6 +264,7 @@ def _bytes_array(data: bytes) -> Any:
 
 @contextlib.contextmanager
 def saving() -> Iterator[None]:
+    """Makes FlatKVCache.state return the bytes of a prompt cache file."""
     _files.saving = {}
     try:
         yield
@@ -249,7 +274,7 @@ def saving() -> Iterator[None]:
 
 @contextlib.contextmanager
 def loading(find_pool: Any) -> Iterator[None]:
-    """find_pool: the pool of an identity."""
+    """Enables FlatKVCache.from_state(). find_pool: returns the pool of an identity."""
     _files.loading = {}, find_pool
     try:
         yield

@@ -1,11 +1,11 @@
-"""Decode steps whose graph is kept: traced once by mx.compile, replayed for every token after it.
+"""Compiled graphs of decode steps: traced once by mx.compile and replayed for later tokens.
 
-A token's graph is the same one again as long as flatkv's kernels have the same grids: where the texts' tokens are is in the step's
-table, an array. So a pass of one token for each text costs neither the model's Python code nor flatkv's. mlx-lm's own caches grow,
-and their graph with them.
+The graph of a decode step does not change while flatkv's kernels have the same grids, because token positions are stored in the
+step's page table, which is an array. Replaying a graph skips the Python code of the model and of flatkv.
 
-What is kept belongs to a pool and a model: the weights that were seen are part of it, so it is dropped when one of them is another
-array, or the model is gone. The first pass of a model is computed both ways: it is replayed only if both have the same bits.
+Graphs belong to a pool and a model. They capture the model's weights, so they are dropped when a weight is replaced by another array
+or the model is deleted. The first pass of a model is computed both with and without compilation, and graphs are used only if both
+results are bit-identical.
 """
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ from .. import _native
 from .._library import Error, check
 from ..mlx_cache import state_of
 from .pool import Pool
-from .prompt import Fetched, FlatKVCache
+from .prompt import FlatKVCache, PagedArray
 
 TREE = (mx.array, dict, list, tuple)
-N_KEPT = 32  # graphs of one model, those of the last forms
+N_GRAPHS = 32  # maximum number of graphs per model; the least recently used one is dropped
 
 
 class Untraceable(Exception):
-    """A model asks its cache for something that is another number in every step."""
+    """Raised if a model reads a cache value that changes with every step."""
 
 
-class _FetchedOnce(Fetched):
-    """Keys or values inside of a trace, where nobody may know how many they are."""
+class _TracedArray(PagedArray):
+    """Placeholder for keys or values during tracing. Reading its shape is an error, because the shape changes with every step."""
 
     __slots__ = ()
 
     @property
     def shape(self) -> Any:  # type: ignore[override]
-        raise Untraceable("asks for the shape of the keys of all tokens")
+        raise Untraceable("the model reads the shape of the cached keys")
 
     @shape.setter
     def shape(self, _: Any) -> None:
         pass
 
 
-class Traced:
-    """A layer's cache inside of a trace: its offset is an array, and it has nothing else that changes from step to step."""
+class TracedCache:
+    """Cache of one layer during tracing. Its offset is an array, and attributes that change with every step are errors."""
 
     def __init__(self, pool: Pool, layer: int, offset: Any):
         self.pool = pool
@@ -59,26 +59,26 @@ class Traced:
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[Any, Any]:
-        fetched = _FetchedOnce(self, (0, 0, 0, 0), None, 0)
-        return fetched, fetched
+        placeholder = _TracedArray(self, (0, 0, 0, 0), None, 0)
+        return placeholder, placeholder
 
     def attend(self, queries: Any, scale: float) -> Any:
-        own = self.pool.layers[self.layer].scale
-        return self.pool.attend(self.layer, queries if scale == own else queries * (scale / own))
+        page_scale = self.pool.layers[self.layer].scale
+        return self.pool.attend(self.layer, queries if scale == page_scale else queries * (scale / page_scale))
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
         if return_array:
-            raise Untraceable("asks for a mask as an array")
+            raise Untraceable("the model requests its mask as an array")
         return None if N == 1 else "causal"
 
     def __getattr__(self, name: str) -> Any:
         if hasattr(FlatKVCache, name):
-            raise Untraceable(f"asks its cache for {name}")
+            raise Untraceable(f"the model reads {name} of its cache")
         raise AttributeError(name)
 
 
 class _Weights:
-    """The arrays of a model and the modules they are in, held, and whether they are still the same ones. The model itself is not held."""
+    """References to a model's arrays and submodules, to detect replaced weights. Does not keep the model alive."""
 
     def __init__(self, model: Any):
         self.top = [key for key, value in model.items() if isinstance(value, TREE)]
@@ -86,7 +86,7 @@ class _Weights:
         self.keys: list[Any] = []
         for key in self.top:
             self._walk(model[key])
-        self.seen = self._now(model)
+        self.captured = self._current(model)
 
     def _walk(self, node: Any) -> None:
         if isinstance(node, mx.array):
@@ -97,41 +97,42 @@ class _Weights:
                 self.keys.append(key)
                 self._walk(value)
 
-    def _now(self, model: Any) -> list[Any]:
+    def _current(self, model: Any) -> list[Any]:
         return [model[key] for key in self.top] + list(map(operator.getitem, self.owners, self.keys))
 
     def unchanged(self, model: Any) -> bool:
         try:
-            return all(map(operator.is_, self._now(model), self.seen))
+            return all(map(operator.is_, self._current(model), self.captured))
         except (KeyError, IndexError):
             return False
 
 
-class _Kept:
-    """The graphs of one model over one pool."""
+class _ModelGraphs:
+    """The compiled graphs of one model and one pool."""
 
     def __init__(self, model: Any, call: Callable[..., Any]):
         self.model = weakref.ref(model)
         self.call = call
         self.weights: _Weights | None = None
         self.graphs: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
-        self.checked: set[int] = set()  # numbers of texts for which both ways had the same bits
-        self.refused = False
-        self.building = False  # a pass as mlx-lm makes it: no __call__ inside of it is replayed
-        self.traced = False  # by the last call of a graph
+        self.checked: set[int] = set()  # batch sizes for which both results were bit-identical
+        self.disabled = False
+        self.building = False  # inside an uncompiled pass, in which nested calls are not replayed either
+        self.traced = False  # whether the last call of a graph traced it
 
-    def refuse(self, reason: str) -> None:
-        self.refused = True
+    def disable(self, reason: str) -> None:
+        """Drops the graphs and warns once."""
+        self.disabled = True
         self.forget()
         kind = getattr(self.model(), "model_type", type(self.model()).__module__.rpartition(".")[2])
-        warnings.warn(f"flatkv builds every decode step of {kind} anew: {reason}", stacklevel=6)
+        warnings.warn(f"flatkv does not compile the decode steps of {kind}: {reason}", stacklevel=6)
 
     def forget(self) -> None:
         self.graphs.clear()
         self.weights = None
 
     def graph(self, key: Any, make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-        """The one that was made for this key, if the weights are those that it was made with."""
+        """Returns the graph for this key, and creates it if it is missing or the weights were replaced."""
         model = self.model()
         if self.weights is None or not self.weights.unchanged(model):
             self.forget()
@@ -139,115 +140,119 @@ class _Kept:
         graph = self.graphs.get(key)
         if graph is None:
             graph = self.graphs[key] = make()
-            if len(self.graphs) > N_KEPT:
+            if len(self.graphs) > N_GRAPHS:
                 self.graphs.popitem(last=False)
         else:
             self.graphs.move_to_end(key)
         return graph
 
 
-class Replays:
-    """The decode passes of all models of an install()."""
+class DecodeGraphs:
+    """The compiled decode steps of all models."""
 
     def __init__(self) -> None:
-        self._kept: weakref.WeakKeyDictionary[Pool, dict[int, _Kept]] = weakref.WeakKeyDictionary()
+        self._by_pool: weakref.WeakKeyDictionary[Pool, dict[int, _ModelGraphs]] = weakref.WeakKeyDictionary()
 
     def forget(self, model_id: int) -> None:
-        for of_pool in list(self._kept.values()):
-            of_pool.pop(model_id, None)
+        """Drops the graphs of a deleted model."""
+        for by_model in list(self._by_pool.values()):
+            by_model.pop(model_id, None)
 
-    def kept(self, model: Any, call: Callable[..., Any], cache: Any) -> _Kept | None:
-        """Where these caches can be stepped by a kept graph; None: as mlx-lm does it."""
+    def graphs_of(self, model: Any, call: Callable[..., Any], cache: Any) -> _ModelGraphs | None:
+        """Returns the graphs of a model, or None if this pass cannot be replayed."""
         first = cache[0]
         if type(first) is not FlatKVCache or not first.pool.fused or len(cache) != len(first.pool.layers):
             return None
         for c in cache:
-            if type(c) is not FlatKVCache or c._left is not None or c.lengths != first.lengths or c.texts != first.texts:
+            if type(c) is not FlatKVCache or c._remaining is not None or c.lengths != first.lengths or c.seqs != first.seqs:
                 return None
-        of_pool = self._kept.setdefault(first.pool, {})
-        kept = of_pool.get(id(model))
-        if kept is None or kept.model() is not model:
-            kept = of_pool[id(model)] = _Kept(model, call)
-        return None if kept.refused or kept.building else kept
+        by_model = self._by_pool.setdefault(first.pool, {})
+        graphs = by_model.get(id(model))
+        if graphs is None or graphs.model() is not model:
+            graphs = by_model[id(model)] = _ModelGraphs(model, call)
+        return None if graphs.disabled or graphs.building else graphs
 
-    def step(self, kept: _Kept, model: Any, tokens: Any, cache: list[FlatKVCache]) -> Any:
+    def step(self, graphs: _ModelGraphs, model: Any, tokens: Any, cache: list[FlatKVCache]) -> Any:
+        """Runs a decode pass. The first pass of a batch size is computed with and without compilation and compared."""
         first = cache[0]
-        if len(first.texts) in kept.checked:
-            return self._replay(kept, tokens, cache)
+        if len(first.seqs) in graphs.checked:
+            return self._replay(graphs, tokens, cache)
         lengths = [c.lengths for c in cache]
-        kept.building = True
+        graphs.building = True
         try:
-            built = kept.call(model, tokens, cache=cache)
+            built = graphs.call(model, tokens, cache=cache)
         finally:
-            kept.building = False
+            graphs.building = False
         mx.eval(built, first.pool.pending())
         self._undo(cache, lengths)
         try:
-            found = self._replay(kept, tokens, cache)
-            mx.eval(found)
-            same = mx.array_equal(built, found, equal_nan=True).item()
-            reason = None if same else "compiled, its answers have other bits"
-        except Error:  # the cache's own: not the model's fault
+            replayed = self._replay(graphs, tokens, cache)
+            mx.eval(replayed)
+            same = mx.array_equal(built, replayed, equal_nan=True).item()
+            reason = None if same else "the compiled results are not bit-identical"
+        except Error:  # raised by the cache, not caused by the model
             raise
-        except Exception as error:  # whatever a model does with what is a placeholder
+        except Exception as error:  # any operation on a placeholder that only an array supports
             reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
         if reason is None:
-            kept.checked.add(len(first.texts))
-            return found
+            graphs.checked.add(len(first.seqs))
+            return replayed
         self._undo(cache, lengths)
-        kept.refuse(reason)
-        return kept.call(model, tokens, cache=cache)
+        graphs.disable(reason)
+        return graphs.call(model, tokens, cache=cache)
 
     @staticmethod
     def _undo(cache: list[FlatKVCache], lengths: list[list[int]]) -> None:
+        """Aborts the open step and restores the lengths of every layer."""
         cache[0].pool.abort_pass()
         for c, n in zip(cache, lengths):
             c.lengths = n
 
-    def _replay(self, kept: _Kept, tokens: Any, cache: list[FlatKVCache]) -> Any:
+    def _replay(self, graphs: _ModelGraphs, tokens: Any, cache: list[FlatKVCache]) -> Any:
         first = cache[0]
         pool = first.pool
-        first._trim_texts(first._now())
+        first._truncate(first._now())
         now = first._now()
-        step = pool.begin_pass([(text, 1) for text in first.texts])
-        form, state = state_of(step)
-        n_tables = len(form) // FORM_BYTES
-        key = (form, tokens.shape, tokens.dtype, repr(mx.default_stream(mx.default_device())), threading.get_ident())
-        graph = kept.graph(key, lambda: self._graph(kept, pool, [c.layer for c in cache], n_tables))
-        kept.traced = False
+        step = pool.begin_pass([(seq, 1) for seq in first.seqs])
+        shape, state = state_of(step)
+        n_tables = len(shape) // TABLE_SHAPE_BYTES
+        key = (shape, tokens.shape, tokens.dtype, repr(mx.default_stream(mx.default_device())), threading.get_ident())
+        graph = graphs.graph(key, lambda: self._graph(graphs, pool, [c.layer for c in cache], n_tables))
+        graphs.traced = False
         try:
-            logits, tickets = graph(tokens, mx.array(now) if first.batched else mx.array(now[0]), state)
+            logits, dependencies = graph(tokens, mx.array(now) if first.batched else mx.array(now[0]), state)
         except BaseException:
             check(_native.mlx_step_put_state(step._at, state, False))
-            kept.graphs.pop(key, None)
+            graphs.graphs.pop(key, None)
             raise
-        check(_native.mlx_step_put_state(step._at, state[:n_tables] + tickets, not kept.traced))
-        pool.wrote_all()
+        check(_native.mlx_step_put_state(step._at, state[:n_tables] + dependencies, not graphs.traced))
+        pool.mark_all_written()
         lengths = [n + 1 for n in now]
         for c in cache:
             c.lengths = lengths
         return logits
 
-    def _graph(self, kept: _Kept, pool: Pool, layers: list[int], n_tables: int) -> Callable[..., Any]:
-        call, of_model, of_pool, of_kept = kept.call, kept.model, weakref.ref(pool), weakref.ref(kept)  # a graph holds nobody that holds it
+    def _graph(self, graphs: _ModelGraphs, pool: Pool, layers: list[int], n_tables: int) -> Callable[..., Any]:
+        """Returns a function that is traced on its first call. It holds weak references, because its owners hold the graph."""
+        call, model_ref, pool_ref, graphs_ref = graphs.call, graphs.model, weakref.ref(pool), weakref.ref(graphs)
 
         def traced(tokens: Any, offset: Any, state: list[Any]) -> Any:
-            here, at = of_pool(), of_kept()
-            assert here is not None and at is not None
-            at.traced = True
-            step = here.open_step()
+            pool, graphs = pool_ref(), graphs_ref()
+            assert pool is not None and graphs is not None
+            graphs.traced = True
+            step = pool.open_step()
             check(_native.mlx_step_put_state(step._at, state, False))
-            logits = call(of_model(), tokens, cache=[Traced(here, layer, offset) for layer in layers])
+            logits = call(model_ref(), tokens, cache=[TracedCache(pool, layer, offset) for layer in layers])
             return logits, state_of(step)[1][n_tables:]
 
         return mx.compile(traced)
 
 
-FORM_BYTES = 28  # of one table
+TABLE_SHAPE_BYTES = 28  # size of one table's entry in the graph key
 
 
 def _pool_of(caches_: Any) -> Pool | None:
-    """The pool that a model's caches are in."""
+    """Returns the pool of a model's caches, or None if flatkv does not own them."""
     for cache in caches_ if isinstance(caches_, (list, tuple)) else ():
         pool = cache.pool if isinstance(cache, FlatKVCache) else _pool_of(getattr(cache, "caches", None))
         if pool is not None:
@@ -255,8 +260,31 @@ def _pool_of(caches_: Any) -> Pool | None:
     return None
 
 
-def taking_turns(call: Callable[..., Any], replays: Replays) -> Callable[..., Any]:
-    """A model's __call__ that is a turn of its pool, and whose decode steps are replayed."""
+def _pieces(pool: Pool, args: tuple[Any, ...], named: dict[str, Any]) -> list[tuple[tuple[Any, ...], dict[str, Any]]] | None:
+    """Splits the arguments of a model call into calls of at most max_step_tokens tokens each.
+
+    Returns None if one call is enough, or if the call has arguments other than tokens, cache and input_embeddings.
+    """
+    tokens = args[0] if args else None
+    if not isinstance(tokens, mx.array) or tokens.ndim != 2 or tokens.size <= pool.max_step_tokens:
+        return None
+    if len(args) > 2 or not set(named) <= {"cache", "input_embeddings"}:
+        return None
+    n_rows, length = tokens.shape
+    width = pool.max_step_tokens // n_rows
+    if width == 0:
+        return None
+    embeddings = named.get("input_embeddings")
+
+    def piece(at: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        part = {} if embeddings is None else {"input_embeddings": embeddings[:, at:at + width]}
+        return (tokens[:, at:at + width], *args[1:]), named | part
+
+    return [piece(at) for at in range(0, length, width)]
+
+
+def wrap_model_call(call: Callable[..., Any], decode_graphs: DecodeGraphs) -> Callable[..., Any]:
+    """Returns a __call__ for model classes that serializes passes over a pool, splits large passes and replays decode steps."""
     def __call__(model: Any, *args: Any, **named: Any) -> Any:
         cache = named.get("cache", args[1] if len(args) > 1 else None)
         pool = _pool_of(cache)
@@ -265,11 +293,16 @@ def taking_turns(call: Callable[..., Any], replays: Replays) -> Callable[..., An
 
         def build() -> Any:
             if pool.options.compile and len(args) == len(named) == 1 and args[0].ndim == 2 and args[0].shape[1] == 1:
-                kept = replays.kept(model, call, cache)
-                if kept is not None:
-                    return replays.step(kept, model, args[0], cache)
+                graphs = decode_graphs.graphs_of(model, call, cache)
+                if graphs is not None:
+                    return decode_graphs.step(graphs, model, args[0], cache)
             return call(model, *args, **named)
 
-        return pool.turn(build)
+        pieces = _pieces(pool, args, named)
+        if pieces is None:
+            return pool.run_pass(build)
+        with pool.lock:  # a pass of another thread must not come between the pieces
+            results = [pool.run_pass(lambda: call(model, *some, **more)) for some, more in pieces]
+        return mx.concatenate(results, 1) if all(isinstance(r, mx.array) for r in results) else results[-1]
 
     return __call__

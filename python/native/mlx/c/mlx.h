@@ -1,7 +1,7 @@
-/* The part of mlx-c's interface that src/mlx calls, declared so that the Python package needs no mlx-c to be built.
+/* Declares the subset of mlx-c that src/mlx calls, so that the Python package builds without mlx-c.
  *
- * python_mlx.c defines these functions over Python's own mlx.core. Names, types and values are mlx-c's; tests/mlx_interface.c is
- * compiled against mlx-c itself where that is there, and fails where the two differ.
+ * python_mlx.c implements these functions over the mlx.core module of the Python process. Names, types and values are those of
+ * mlx-c; python/tests/mlx_interface.c verifies this against the real headers if they are installed.
  */
 #ifndef FKV_PYTHON_MLX_H
 #define FKV_PYTHON_MLX_H

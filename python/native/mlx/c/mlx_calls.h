@@ -1,4 +1,4 @@
-/* The calls of mlx.h, apart from the types: tests/mlx_interface.c declares them a second time, beside mlx-c's own. */
+/* Function declarations of mlx.h, without its types, so that tests/mlx_interface.c can compare them with the headers of mlx-c. */
 
 void mlx_set_error_handler(mlx_error_handler_func handler, void *data, void (*dtor)(void *));
 
@@ -22,6 +22,7 @@ mlx_vector_array mlx_vector_array_new_data(const mlx_array *data, size_t size);
 mlx_vector_array mlx_vector_array_new_value(const mlx_array val);
 int mlx_vector_array_free(mlx_vector_array vec);
 int mlx_vector_array_append_value(mlx_vector_array vec, const mlx_array val);
+size_t mlx_vector_array_size(mlx_vector_array vec);
 int mlx_vector_array_get(mlx_array *res, const mlx_vector_array vec, size_t idx);
 mlx_vector_string mlx_vector_string_new(void);
 int mlx_vector_string_append_value(mlx_vector_string vec, const char *val);

@@ -1,4 +1,4 @@
-"""Plans and page maps as SVG, for notebooks. Pure text: no library is needed."""
+"""Draws plans and page usage as SVG for notebooks, without further dependencies."""
 from __future__ import annotations
 
 from html import escape
@@ -10,6 +10,7 @@ WIDTH = 640
 
 
 def table_html(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Returns an HTML table with escaped cells."""
     cells = "".join("<tr>" + "".join(f"<td>{escape(str(c))}</td>" for c in row) + "</tr>" for row in rows)
     return "<table><tr>" + "".join(f"<th>{escape(c)}</th>" for c in head) + f"</tr>{cells}</table>"
 
@@ -30,17 +31,18 @@ def _svg(height: int, body: str) -> str:
 
 
 def plan_svg(plan: Any) -> str:
+    """Draws one bar with the parts of a plan's memory."""
     parts = [(name, getattr(plan, f"{name}_bytes")) for name in ("slab", "tables", "scratch", "stacks")]
-    text = f"{plan.total_bytes / 1e6:,.1f} MB for {plan.max_tokens:,} tokens, {plan.token_bytes:,} bytes each"
-    return _svg(56, f'<text x="0" y="16">{text}</text>' + _bar(26, parts, plan.total_bytes))
+    label = f"{plan.total_bytes / 1e6:,.1f} MB for {plan.max_tokens:,} tokens, {plan.token_bytes:,} bytes per token"
+    return _svg(56, f'<text x="0" y="16">{label}</text>' + _bar(26, parts, plan.total_bytes))
 
 
 def pages_svg(stats: Any) -> str:
-    """One bar for each layer group: pages shared, held, cached and free."""
+    """Draws one bar per layer group with its shared, held, cached and free pages."""
     body, y = "", 0
     for i, g in enumerate(stats.groups):
-        text = f"group {i}: {g.pages} pages, {g.held} held ({g.shared} shared), {g.cached} cached, {g.free} free, {g.promised} promised"
+        label = f"group {i}: {g.pages} pages, {g.held} held ({g.shared} shared), {g.cached} cached, {g.free} free, {g.promised} reserved"
         parts = [("shared", g.shared), ("held", g.held - g.shared), ("cached", g.cached), ("free", g.free)]
-        body += f'<text x="0" y="{y + 16}">{text}</text>' + _bar(y + 24, parts, g.pages)
+        body += f'<text x="0" y="{y + 16}">{label}</text>' + _bar(y + 24, parts, g.pages)
         y += 56
     return _svg(max(y, 1), body)

@@ -1,0 +1,153 @@
+"""Inspects how a model uses its KV caches, by building a forward pass over probes that is never evaluated.
+
+A layer is supported if its keys and values go directly from update_and_fetch() to MLX's attention, with a causal or sliding-window
+mask that the cache created. Any other use raises an exception, which becomes the reason why the model is unsupported.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import mlx_lm.models.cache as caches
+from mlx_lm.models.base import create_causal_mask
+
+from .._library import Error
+from .pool import KVLayer
+from .prompt import PagedArray
+
+KINDS = (caches.KVCache, caches.RotatingKVCache)
+N_PROBED = 3  # tokens in the pass; models create masks only for more than one token
+
+
+class UnsupportedModel(Exception):
+    """Raised if flatkv cannot store the KV cache of a model. The message names the layer and the reason."""
+
+
+class _Causal(str):
+    """The string "causal" as a distinct object, so that a mask can be matched by identity."""
+
+
+class Probe(caches._BaseCache):
+    """Stands in for one layer's cache and records how the model uses it."""
+
+    offset = 0
+
+    def __init__(self, number: int, own: Any, masks: list[tuple[Any, int]]):
+        self.number = number
+        self.window = own.max_size - own.keep if isinstance(own, caches.RotatingKVCache) else 0
+        self.n_sinks = own.keep if isinstance(own, caches.RotatingKVCache) else 0
+        self.masks = masks  # masks that probes created, with their windows
+        self.rows: tuple[Any, Any] | None = None
+        self.attended: list[tuple[int, float]] = []  # query heads and scale of each attention call
+        self.caps: set[float] = set()
+        self.sinks: list[tuple[float, ...]] = []  # learned sink logits of each attention call
+
+    def reject(self, reason: str) -> None:
+        raise UnsupportedModel(f"layer {self.number} {reason}")
+
+    def update_and_fetch(self, keys: Any, values: Any) -> tuple[PagedArray, PagedArray]:
+        if self.rows is not None:
+            self.reject("is written twice in one pass")
+        self.rows = keys, values
+        self.offset = keys.shape[2]
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[PagedArray, PagedArray]:
+        assert self.rows is not None
+        keys, values = self.rows
+        return PagedArray(self, keys.shape, keys.dtype, self.offset), PagedArray(self, values.shape, values.dtype, self.offset)
+
+    def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
+        mask = create_causal_mask(N, window_size=window_size) if return_array else _Causal("causal")
+        self.masks.append((mask, window_size or 0))
+        return mask
+
+    def size(self) -> int:
+        return self.offset
+
+    def empty(self) -> bool:
+        return self.rows is None
+
+    def attend(self, queries: Any, values: Any, scale: float, mask: Any, sinks: Any, softcap: float) -> Any:
+        made = next((window for m, window in self.masks if m is mask), None)
+        if made is None and not (isinstance(mask, str) and mask == "causal"):
+            self.reject("has no causal mask" if mask is None else "uses a custom attention mask")
+        if made:
+            if made > self.window > 0 and self.n_sinks == 0:  # the visible tokens would depend on the prompt's chunk size
+                self.reject(f"has a window of {made} tokens, which is larger than its cache of {self.window}")
+            self.window = min(self.window or made, made)
+        self.attended.append((queries.shape[1], float(scale)))
+        self.caps.add(softcap)
+        self.sinks.append(() if sinks is None else tuple(sinks.astype(mx.float32).tolist()))
+        return mx.zeros((*queries.shape[:3], values.shape[3]), queries.dtype)
+
+    def layer(self) -> KVLayer:
+        if self.rows is None:
+            self.reject("is never written")
+        if not self.attended:
+            self.reject("computes attention itself instead of calling mx.fast.scaled_dot_product_attention")
+        heads = {n for n, _ in self.attended}
+        if len(heads) > 1:
+            self.reject(f"has attention calls with different numbers of query heads: {sorted(heads)}")
+        if len(set(self.sinks)) > 1 or len(self.caps) > 1:
+            self.reject("has attention calls with different sink logits or soft caps")
+        keys, values = self.rows
+        if values.shape[:3] != keys.shape[:3]:
+            self.reject(f"has values of shape {values.shape} but keys of shape {keys.shape}")
+        dtype = str(keys.dtype).rpartition(".")[2]
+        if dtype not in ("float16", "bfloat16", "float32"):
+            self.reject(f"has keys of type {dtype} (expected float16, bfloat16 or float32)")
+        if self.window < 0 or (self.n_sinks and self.window == 0):
+            self.reject(f"has a window of {self.window} tokens in addition to {self.n_sinks} sink tokens")
+        return KVLayer(heads.pop(), keys.shape[1], keys.shape[3], values.shape[3], self.attended[0][1], self.window, self.n_sinks, dtype,
+                       self.caps.pop(), self.sinks[0])
+
+
+def replace_kv_caches(own: list[Any], make: Any) -> list[Any]:
+    """Returns the caches with each KV cache replaced by make(cache), including those inside CacheList objects."""
+    made = []
+    for cache in own:
+        if type(cache) in KINDS:
+            made.append(make(cache))
+        elif type(cache) is caches.CacheList:
+            made.append(caches.CacheList(*replace_kv_caches(list(cache.caches), make)))
+        else:
+            made.append(cache)
+    return made
+
+
+def cache_types(own: list[Any]) -> str:
+    """Returns a key for the types and sizes of caches, on which the result of probe_model() depends."""
+    return str([(type(c).__name__, getattr(c, "max_size", 0), getattr(c, "keep", 0)) for c in own])
+
+
+def probe_model(model: Any, own: list[Any]) -> list[KVLayer]:
+    """Returns the KV layers of a model in the order of its caches. own: caches that mlx-lm created for the model.
+
+    Raises UnsupportedModel if flatkv cannot store the KV cache of a layer.
+    """
+    probes: list[Probe] = []
+    masks: list[tuple[Any, int]] = []
+
+    def probe(cache: Any) -> Probe:
+        probes.append(Probe(len(probes), cache, masks))
+        return probes[-1]
+
+    given = replace_kv_caches(own, probe)
+    if not probes:
+        types = ", ".join(sorted({type(c).__name__ for c in own}))
+        raise UnsupportedModel(f"no layer uses KVCache or RotatingKVCache (found {types})")
+    try:
+        model(mx.zeros((1, N_PROBED), mx.int32), cache=given)
+    except (UnsupportedModel, Error):
+        raise
+    except Exception as error:  # any operation on a placeholder that only an array supports
+        at = next((p.number for p in reversed(probes) if p.rows is not None), None)
+        detail = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}"
+        if "PagedArray" in str(error):  # a placeholder was used as an array
+            detail = error.name if isinstance(error, AttributeError) and error.name else type(error).__name__
+            reason = f"layer {at} uses its keys or values outside mx.fast.scaled_dot_product_attention"
+        else:
+            reason = "the forward pass fails" + ("" if at is None else f" after layer {at} was written")
+        raise UnsupportedModel(f"{reason} ({detail})") from error
+    return [p.layer() for p in probes]

@@ -1,0 +1,43 @@
+"""Runs every Python example of docs/python.md and python/README.md."""
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from flatkv import _library
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+EXAMPLES = [(page, i, code) for page in ("docs/python.md", "python/README.md")
+            for i, code in enumerate(re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL))]
+
+
+def run(code, folder):
+    """Runs code in folder, outside the checkout, and returns its output."""
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+#: The needle model has no chat template, so that conversations are replaced by their last message.
+WITHOUT_TEMPLATE = "import flatkv\nflatkv.Model.chat_tokens = lambda model, messages: model.tokenize(messages[-1]['content'])\n"
+
+
+@pytest.mark.parametrize("page,number,code", EXAMPLES, ids=[f"{page}-{i}" for page, i, _ in EXAMPLES])
+def test_example_runs(page, number, code, tmp_path):
+    if "mlx_lm" in code:
+        pytest.importorskip("mlx_lm")
+        import readme_lines
+        folder = readme_lines.needle(tmp_path / "model")
+        code = re.sub(r'mlx_lm\.load\("[^"]+"\)', f"mlx_lm.load({str(folder)!r})", code)
+    elif "smollm2.gguf" in code:
+        if not _library.has_models:
+            pytest.skip("flatkv was built without model support")
+        code = WITHOUT_TEMPLATE + code.replace("smollm2.gguf", str(ROOT / "models" / "needle"))
+    assert run(code, tmp_path)
+
+
+def test_every_page_has_examples():
+    assert [page for page, _, _ in EXAMPLES].count("docs/python.md") >= 3
+    assert [page for page, _, _ in EXAMPLES].count("python/README.md") >= 1
